@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Run, Start
-from commanded_group import LivingGroup, wait_until
+from commanded_group import PATIENCE_S, LivingGroup, wait_until
 
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
@@ -171,7 +171,7 @@ def test_a_second_command_is_refused_or_waits_as_the_caller_asks(
     waiting = start_wsm("update", group.name, "--version", 2, "--wait", 20)
     group.resume(1)
     assert first.wait(20) == 0
-    out, err = waiting.communicate(timeout=20)
+    out, err = waiting.communicate(timeout=PATIENCE_S)
     assert (waiting.returncode, err) == (0, "")
     assert "serves version 2" in out
 
@@ -184,7 +184,7 @@ def test_a_deadline_takes_the_command_back_and_names_who_was_late(
     late = start_wsm("update", group.name, "--version", 2, "--deadline", 0.05)
     group.until(lambda now: now.operation == "ABORT")
     group.resume(1)
-    _, err = late.communicate(timeout=20)
+    _, err = late.communicate(timeout=PATIENCE_S)
     assert late.returncode == 1
     assert "rank 1" in err
     assert group.until(lambda now: now.over and now.serving).version == "1"
@@ -202,7 +202,7 @@ def test_an_interrupted_command_is_taken_back_before_the_process_ends(
     assert "taking the command back" in command.stderr.readline()
     group.until(lambda now: now.operation == "ABORT")
     group.resume(1)
-    _, err = command.communicate(timeout=20)
+    _, err = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 128 + number
     assert "the command was taken back: the group serves version 1" in err
     assert group.until(lambda now: now.over).serving
@@ -218,7 +218,7 @@ def test_a_second_signal_leaves_at_once_and_the_group_decides(
     command.send_signal(signal.SIGINT)
     assert "taking the command back" in command.stderr.readline()
     command.send_signal(signal.SIGINT)
-    _, err = command.communicate(timeout=20)
+    _, err = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 130
     assert "interrupted twice" in err
     group.resume(1)
@@ -235,7 +235,7 @@ def test_an_interrupted_wait_for_the_role_leaves_the_group_alone(
     second = start_wsm("update", group.name, "--version", 2, "--wait", 60)
     wait_until(lambda: has_open(second.pid, group.segment.path.with_name(f"{group.segment.path.name}.lock")))
     second.send_signal(signal.SIGINT)
-    _, err = second.communicate(timeout=20)
+    _, err = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 130
     assert err.splitlines()[-1].startswith("error: interrupted")
     group.resume(1)
@@ -270,7 +270,7 @@ def test_watching_shows_changes_until_the_group_is_gone(group: LivingGroup, star
     group.serve(1)
     assert any(json.loads(line)["serving"] for line in iter(watching.stdout.readline, ""))
     group.segment.unlink()
-    _, err = watching.communicate(timeout=20)
+    _, err = watching.communicate(timeout=PATIENCE_S)
     assert watching.returncode == 2
     assert f"no group '{group.name}'" in err
 
@@ -282,7 +282,7 @@ def test_a_signal_ends_a_watch_without_a_traceback(
     watching = start_wsm("status", group.name, "--watch", "--every", 0.02)
     assert group.name in watching.stdout.readline()
     watching.send_signal(number)
-    _, err = watching.communicate(timeout=20)
+    _, err = watching.communicate(timeout=PATIENCE_S)
     assert watching.returncode == 128 + number
     assert err.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in err

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command_line import Run, Start
+from commanded_group import PATIENCE_S
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
 
@@ -48,7 +49,7 @@ def test_a_rollout_is_driven_from_outside_until_ctrl_c(start_wsm: Start, wsm: Ru
     assert str(rollout.pid) in again.err
 
     rollout.send_signal(signal.SIGINT)
-    _, err = rollout.communicate(timeout=30)
+    _, err = rollout.communicate(timeout=PATIENCE_S)
     assert rollout.returncode == 130
     assert {"group.started", "group.stopped"} <= {json.loads(line)["event"] for line in err.splitlines()}
     assert not any(psutil.pid_exists(pid) for pid in ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import pytest
 from living_group import eventually, shard_of
@@ -11,6 +12,7 @@ from tests.raising import raising
 from wsm import InFlightPolicy, KVPolicy
 from wsm.clock import ManualClock
 from wsm.controller import errors
+from wsm.controller._transaction import Transaction
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, MixedGroupError, RankFailedError
 from wsm.strategies import publish_snapshot
 
@@ -254,6 +256,33 @@ def test_a_rank_that_fails_before_a_collective_action_frees_the_ones_that_voted_
         assert (caught.value.rank, caught.value.action) == (1, "release_kv_cache")
         assert all("will never enter it" in message for message in caught.value.others.values())
         assert_takes_a_good_update(group, controller)
+
+
+def test_a_rank_that_raises_in_a_collective_because_it_failed_on_another_is_not_the_one_that_is_named(
+    make_group, monkeypatch
+):
+    """Before the controller comes to look, as on a busy machine, both have failed."""
+    group = make_group(config={"shut_down_groups": True})
+    with group.boot() as controller:
+        controller.clear()
+        looks, write = threading.Event(), Transaction._write_what_follows
+        monkeypatch.setattr(
+            Transaction, "_write_what_follows", lambda self, view: looks.is_set() and write(self, view)
+        )
+        group.order(0, "restart", "hold and raise")
+        group.order(1, "restart", "raise once")
+        pending = controller.begin_update(1)
+        group.await_held(0, "restart")
+        eventually(lambda: group.codes()[1] == "FAILED")
+        group.revoke(0, "restart")
+        eventually(lambda: group.codes() == ["FAILED", "FAILED"])
+        looks.set()
+        with pytest.raises(RankFailedError, match="失败") as caught:
+            pending.result(60)
+        assert (caught.value.rank, caught.value.action) == (1, "restart_tp_group")
+        assert "after it had failed on rank 1" in caught.value.others[0]
+        assert "connection closed by peer" in caught.value.others[0]
+        assert controller.update(1).version == "1"
 
 
 def test_a_failed_clear_with_requests_kept_lets_the_group_go_on(group):

@@ -25,12 +25,13 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def held(group):
-    """A group whose update to version 2 is open: rank 1 holds before anything was accepted."""
+    """A group whose update to version 2 is open: rank 0 stands, and rank 1 holds before all accept."""
     group.publish(2)
     controller = group.boot()
     group.order(1, "stop_admitting", "hold")
     pending = controller.begin_update(2)
     group.await_held(1, "stop_admitting")
+    eventually(lambda: controller.status().ranks[0].step_kind == "parked")
     return group, controller, pending
 
 

@@ -55,7 +55,10 @@ class Orders:
         self._rank = rank
 
     def passes(self, point: str) -> None:
-        """Obey the order for this point, if there is one: `raise`, `raise once`, `exhaust`, or `hold`."""
+        """Obey the order for this point, if there is one.
+
+        It is `raise`, `raise once`, `exhaust`, `hold`, or `hold and raise`: that, once it may go on.
+        """
         path = self._directory / f"{self._rank}.{point}"
         if not path.exists():  # which takes no descriptor
             return
@@ -69,6 +72,8 @@ class Orders:
                 raise OSError(f"the test wants {point} to fail on rank {self._rank}: 失败")
             (self._directory / f"{self._rank}.{point}.reached").touch()
             until(lambda: not path.exists(), f"the test to let {point} go on")
+            if order == "hold and raise":
+                raise OSError(f"connection closed by peer, in {point}")
 
 
 def until(question: Callable[[], object], what: str) -> None:

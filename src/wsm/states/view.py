@@ -143,6 +143,21 @@ def never_ready(view: View, action: int) -> list[int]:
     ]
 
 
+def failed_inside(view: View, action: int) -> list[int]:
+    """Return the ranks that failed in the collective `action` after they had voted for it.
+
+    Such a rank says so before its connections close: one that finds its own closed finds that word, too.
+    """
+    return [
+        index
+        for index in range(len(view.steps))
+        if (status := view.of_command(index)) is not None
+        and StatusCode.FAILED <= status.code <= StatusCode.STOPPED_TOUCHED
+        and status.action == action
+        and status.ready > action
+    ]
+
+
 def all_stopped(view: View) -> bool:
     """Whether every participant has stopped for the aborted command."""
     return all(

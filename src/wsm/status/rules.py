@@ -38,7 +38,7 @@ from wsm.status.facts import (
 _ECHOES = frozenset(("peer-never-ready", "command-aborted"))
 
 #: Errors of a rank that waited for another one: told only where that one has nothing to tell.
-_WAITS = frozenset(("action-interrupted", "wait-expired"))
+_WAITS = frozenset(("action-interrupted", "peer-failed", "wait-expired"))
 
 _DOES = {
     StatusCode.NONE: "has not answered",

@@ -25,7 +25,7 @@ from wsm.states import rank as protocol
 from wsm.states.holding import event_to
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
-from wsm.states.view import View, never_ready
+from wsm.states.view import View, failed_inside, never_ready
 from wsm.states.vocabulary import Admission, KVPolicy
 from wsm.states.words import Operation, StatusCode, StepKind, StepWord, step_in_word
 from wsm.status.facts import named
@@ -42,6 +42,7 @@ from wsm.worker.errors import (
     WaitExpiredError,
     action_interrupted,
     command_aborted,
+    peer_failed,
     peer_never_ready,
 )
 from wsm.worker.recording import Recorder
@@ -595,6 +596,8 @@ class RankLoop:
             self._tell(Event.BROKE)
         elif isinstance(error, ActionDeadlineError):
             ended = None
+        elif ended is None and (peers := self._failed_in_it(error)):
+            ended = peer_failed(rank=rank, action=action, peers=peers, cause=str(error))
         elif ended is None and self.words.called_off(self.state.epoch):
             ended = command_aborted(rank=rank, action=action)
         if ended is not None:
@@ -602,6 +605,17 @@ class RankLoop:
                 ended.__cause__ = error
             error = ended
         self._fail(action, error)
+
+    def _failed_in_it(self, error: Exception) -> list[int]:
+        """Return the peers whose failure in the collective action at hand may be why it raised here, too.
+
+        What this process lacks itself is no consequence of that.
+        """
+        state, plan = self.state, self._at_work.plan
+        inside = state.phase is not Phase.STAGING and plan.actions[state.action].collective
+        if not inside or shortage_of(error) is not None:
+            return []
+        return [peer for peer in failed_inside(self.words.view(), state.action) if peer != state.rank]
 
     def _leave_vote(self, view: View) -> None:
         """Take in that a peer will never be ready for the collective action at hand."""

@@ -26,8 +26,7 @@ from wsm.signals.liveness import DeathWatch, Life, Liveness
 from wsm.signals.presence import Doing, PresenceWords
 from wsm.states.errors import WordFormatError
 from wsm.states.phases import Phase, RankState
-from wsm.states.view import View
-from wsm.states.words import StatusCode
+from wsm.states.view import failed_inside
 from wsm.worker._group_words import GroupWords
 from wsm.worker.errors import ActionDeadlineError
 from wsm.worker.recording import Recorder
@@ -337,7 +336,8 @@ class Watchdog:
             return f"epoch {view.command.epoch} has begun"
         if dead := self._dead():
             return f"the process of rank {', '.join(map(str, dead))} is gone"
-        failed = [peer for peer in self._peers if _failed_inside(view, peer, running)]
+        inside = [] if running.index is None else failed_inside(view, running.index)
+        failed = [peer for peer in inside if peer != state.rank]
         return f"rank {', '.join(map(str, failed))} failed in it" if failed else None
 
     def _dead(self) -> list[int]:
@@ -348,15 +348,3 @@ class Watchdog:
             return
         state = self._state()
         self._recorder.interrupted(state.epoch, state.sequence, why)
-
-
-def _failed_inside(view: View, peer: int, running: Running) -> bool:
-    """Whether a peer failed in the same action, after it had voted for it."""
-    status = view.of_command(peer)
-    return (
-        running.index is not None
-        and status is not None
-        and StatusCode.FAILED <= status.code <= StatusCode.STOPPED_TOUCHED
-        and status.action == running.index
-        and status.ready > running.index
-    )

@@ -157,6 +157,18 @@ def peer_never_ready(*, rank: int, action: str, peers: list[int]) -> GroupError:
     )
 
 
+def peer_failed(*, rank: int, action: str, peers: list[int], cause: str) -> GroupError:
+    """A collective action raised here after it had failed on a peer, whose connections close with it."""
+    return GroupError(
+        f"{action} raised on rank {rank} after it had failed on rank {', '.join(map(str, peers))}, whose "
+        f"report has the cause; here it was: {cause}",
+        rank=rank,
+        action=action,
+        peers=peers,
+        code="peer-failed",
+    )
+
+
 def command_aborted(*, rank: int, action: str) -> GroupError:
     """The group decided against the command while an action of it was running."""
     return GroupError(
