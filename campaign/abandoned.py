@@ -83,11 +83,11 @@ def _stands(group: GroupUnderFault, process: subprocess.Popen[str], result: Resu
         fix = f"kill -9 {process.pid}"
         advice = " ".join(status.advice)
         result.require(fix in advice, f"status does not name the controller: {status.headline}, {advice}")
-        said = _explained(group)
+        said = explained(group)
         result.require(fix in said, f"explain does not name the controller: {said}")
 
 
-def _explained(group: GroupUnderFault) -> str:
+def explained(group: GroupUnderFault) -> str:
     """Return what ``wsm explain`` says in a process of its own, as an operator asks."""
     asked = subprocess.run(  # noqa: S603 - our own program under our own interpreter
         [sys.executable, "-m", "wsm.cli.main", "explain", group.config.group.name, "--json"],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from campaign.operations import operation_of
-from wsm import Controller
+from campaign.operations import Operation, operation_of
+from wsm import Controller, Pending
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
 
@@ -21,11 +22,15 @@ class HangError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a caller was told, and when (monotonic clock, ns)."""
+    """What a caller was told, and when (monotonic clock, ns).
+
+    `may_commit`: whether it may have been committed; not where its caller was asked, and had not said so.
+    """
 
     receipt: Receipt | None
     error: BaseException | None
     at_ns: int
+    may_commit: bool = True
 
     @property
     def said(self) -> str:
@@ -33,8 +38,19 @@ class Answer:
         return self.receipt.sentence() if self.receipt is not None else str(self.error)
 
 
-def ask(controller: Controller, name: str, version: int | None = None, *, deadline_s: float = 20.0) -> Answer:
+def ask(
+    controller: Controller,
+    name: str,
+    version: int | None = None,
+    *,
+    deadline_s: float = 20.0,
+    lease_s: float = 20.0,
+    prepared: Callable[[], object] = bool,
+) -> Answer:
     """Ask a group for what the operation `name` asks for and wait; never longer than :data:`HANG_S`.
+
+    `prepared` is called once all have prepared what its caller decides, before it does; `lease_s` are the
+    seconds that it has for that.
 
     Raises
     ------
@@ -44,8 +60,14 @@ def ask(controller: Controller, name: str, version: int | None = None, *, deadli
     operation = operation_of(name)
     limits = {"deadline_s": deadline_s, "settle_s": deadline_s}
     options: dict[str, Any] = {**limits, **(operation.options or {})}
+    may_commit = not operation.decision
     try:
-        if operation.command == "clear":
+        if operation.decision:
+            decide = _prepare(controller, operation, version, {**options, "lease_s": lease_s})
+            prepared()
+            may_commit = operation.decision == "commit"
+            pending = decide()
+        elif operation.command == "clear":
             pending = controller.begin_clear(**options)
         elif operation.command == "hold":
             pending = controller.begin_hold(wait_s=0.0, **options)
@@ -57,5 +79,18 @@ def ask(controller: Controller, name: str, version: int | None = None, *, deadli
     except TimeoutError as error:
         raise HangError(f"{name} has no answer after {HANG_S:g} s") from error
     except WsmError as error:
-        return Answer(None, error, time.monotonic_ns())
-    return Answer(receipt, None, time.monotonic_ns())
+        return Answer(None, error, time.monotonic_ns(), may_commit)
+    return Answer(receipt, None, time.monotonic_ns(), may_commit)
+
+
+def _prepare(
+    controller: Controller, operation: Operation, version: int | None, options: dict[str, Any]
+) -> Callable[[], Pending]:
+    """Let all ranks prepare it; return what makes the caller's decision."""
+    hot, commits = operation.command == "hot", operation.decision == "commit"
+    if not operation.leased:
+        prepared = controller.begin_prepare(version, hot=hot, **options).wait(HANG_S)
+        return prepared.begin_commit if commits else prepared.begin_abort
+    request_id = controller.begin_lease(version, hot=hot, **options).result(HANG_S).request_id
+    decide = controller.begin_commit if commits else controller.begin_abort
+    return lambda: decide(request_id, settle_s=options["settle_s"], wait_s=1.0)

@@ -16,6 +16,7 @@ from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, operation_of
 from campaign.rank_faults import prepare
 from campaign.result import Result
+from wsm.status.facts import GroupStatus
 
 #: Which points a participant passes in an operation, by both names.
 Heard = dict[str, dict[str, list[str]]]
@@ -44,17 +45,19 @@ def hear_points(group: GroupUnderFault, names: Iterable[str] = COMMANDS) -> Hear
         if answer.receipt is None:
             raise RuntimeError(f"{name} without any fault failed: {answer.said}")
         # The answer is there before the last lines are written.
-        last = _last_line(name, serves=group.status().serving)
+        last = _last_line(name, group.status())
         group.until(partial(_all_heard, group, last), f"the end of {name}")
         heard[name] = {victim: group.orders.heard(victim) for victim in group.victims}
     return heard
 
 
-def _last_line(name: str, *, serves: bool) -> str:
+def _last_line(name: str, status: GroupStatus) -> str:
     """Name the last line of each rank's journal about an operation."""
+    if operation_of(name).decision == "abort":
+        return "word:DONE_KEPT" if status.serving else "word:DONE_CLEARED"
     if operation_of(name).command == "clear":
         return "word:DONE_CLEARED"
-    return "served_version" if serves else "word:DONE_COMMITTED"
+    return "served_version" if status.serving else "word:DONE_COMMITTED"
 
 
 def _all_heard(group: GroupUnderFault, point: str) -> bool:

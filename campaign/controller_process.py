@@ -1,4 +1,4 @@
-"""A controller that obeys orders: ``controller_process NAME DIRECTORY OPERATION VERSION [DEADLINE]``.
+"""A controller that obeys orders: ``controller_process NAME DIRECTORY OPERATION VERSION [DEADLINE [LEASE]]``.
 
 Prints one line, the receipt's or the error's, if it lives to see it.
 """
@@ -18,10 +18,11 @@ def main() -> None:
     """Give one command."""
     name, directory, command, version, *rest = sys.argv[1:]
     os.environ[DIRECTORY_VARIABLE] = directory
-    trap_controller()
+    trap = trap_controller()
     with Controller(name) as controller:
-        limits = {"deadline_s": float(rest[0])} if rest else {}
-        answer = ask(controller, command, int(version) if version else None, **limits)
+        limits = dict(zip(("deadline_s", "lease_s"), map(float, rest), strict=False))
+        number = int(version) if version else None
+        answer = ask(controller, command, number, prepared=lambda: trap.passes("prepared"), **limits)
     said = "" if answer.error is None else f"{type(answer.error).__name__}: "
     sys.stdout.write(f"{said}{answer.said}\n")
 

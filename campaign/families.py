@@ -14,6 +14,8 @@ from campaign import (
     floods,
     havoc,
     mooncake_floods,
+    prepares,
+    prepares_midway,
     random_faults,
     rank_faults,
     segment_damage,
@@ -24,7 +26,7 @@ from campaign import (
 from campaign.case import Case
 from campaign.catalogue import every_case, every_other_case, hear_points
 from campaign.group import GroupUnderFault
-from campaign.operations import COMMANDS, HALVES, HOLDS, POLICIES
+from campaign.operations import COMMANDS, HALVES, HOLDS, POLICIES, PREPARES
 from campaign.result import Result
 
 #: Who plays which operation; all others are faults of ranks.
@@ -37,15 +39,16 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "supervisor": supervisor_faults.play,
     "signals": signalled.play,
     "floods": floods.play,
+    prepares_midway.OPERATION: prepares_midway.play,
     "mooncake": mooncake_floods.play,
 }
 
 
 #: Which cases there are, by what they are about: everything at once; weights and KV cache one by one, and the
-#: policies for KV blocks; holds, releases and commands under a hold; several faults, or faults at any line;
-#: controllers that never come back; signals to the commands themselves; peers that flood or lie while
-#: versions are streamed, or read over Mooncake.
-FAMILIES = ("commands", "halves", "holds", "havoc", "abandoned", "signals", "floods")
+#: policies for KV blocks; holds, releases and commands under a hold; updates whose caller decides; several
+#: faults, or faults at any line; controllers that never come back; signals to the commands themselves; peers
+#: that flood or lie while versions are streamed, or read over Mooncake.
+FAMILIES = ("commands", "halves", "holds", "prepares", "havoc", "abandoned", "signals", "floods")
 
 
 #: Whose cases are named without a group that runs.
@@ -62,13 +65,19 @@ def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
     if family in _NAMED:
         return [case for name in _NAMED[family] for case in name(kind, ranks)]
     with GroupUnderFault(kind, ranks) as group:
-        played = {"halves": (*HALVES, *POLICIES), "holds": tuple(HOLDS)}.get(family, tuple(COMMANDS))
+        played = {
+            "halves": (*HALVES, *POLICIES),
+            "holds": tuple(HOLDS),
+            "prepares": tuple(PREPARES),
+        }.get(family, tuple(COMMANDS))
         heard = hear_points(group, played)
         of_ranks, others = group.victims[:ranks], group.victims[ranks:]
         cases = list(every_case(group, heard, others))
         # Beside a KV-cache process, and with halves, ranks do what they do elsewhere, too.
         every = every_case if family == "commands" and not others else every_other_case
         cases += every(group, heard, of_ranks)
+        if family == "prepares":
+            return cases + prepares.cases(kind, ranks) + prepares_midway.cases(kind, ranks)
         if family in ("halves", "holds"):
             return cases + controller_faults.cases(kind, ranks, played)
     cases += controller_faults.cases(kind, ranks, COMMANDS)
@@ -85,6 +94,8 @@ def play(case: Case, group: GroupUnderFault) -> Result:
     """Play one case."""
     if case.what.startswith(abandoned.WHAT):
         return abandoned.play(case, group)
+    if case.operation in PREPARES and case.what.startswith(("controller/", prepares.LATE)):
+        return prepares.play(case, group)
     if case.what.startswith("controller/"):
         return controller_faults.play(case, group)
     return _PLAYERS.get(case.operation, rank_faults.play)(case, group)

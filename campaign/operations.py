@@ -39,7 +39,7 @@ class Operation:
     Parameters
     ----------
     command : str
-        ``clear``, ``update``, ``hot``, ``hold`` or ``release``.
+        ``clear``, ``update``, ``hot``, ``hold`` or ``release``; of a prepared one ``update`` or ``hot``.
     begin : Begin
         What the group holds before.
     endings, recovered : tuple of str
@@ -48,6 +48,10 @@ class Operation:
         Whether a new version is published for it.
     options : mapping
         Keywords of the controller's call.
+    decision : str
+        What its caller says once all ranks are PREPARED, ``commit`` or ``abort``; empty: it is not asked.
+    leased : bool
+        Whether a lease holds that decision, and no process.
     """
 
     command: str
@@ -56,6 +60,8 @@ class Operation:
     recovered: tuple[str, ...] = _SERVING
     brings_weights: bool = True
     options: Mapping[str, Any] | None = None
+    decision: str = ""
+    leased: bool = False
 
     @property
     def kv_policy(self) -> KVPolicy:
@@ -144,7 +150,33 @@ HOLDS: dict[str, Operation] = {
     ),
 }
 
-OPERATIONS: dict[str, Operation] = {**COMMANDS, **HALVES, **POLICIES, **HOLDS}
+
+def _prepare(
+    command: str,
+    *endings: str,
+    begin: Begin = Begin.SERVING,
+    decision: str = "commit",
+    leased: bool = False,
+    **options: str,
+) -> Operation:
+    return Operation(command, begin, endings, endings, True, options, decision, leased)
+
+
+#: Updates whose decision their caller makes: a process that lives, or a lease.
+PREPARES: dict[str, Operation] = {
+    "prepare-commit": _prepare("hot", *_SERVING),
+    "prepare-abort": _prepare("hot", "old version", decision="abort"),
+    "prepare-in_place": _prepare("update", *_SERVING, "CLEARED"),
+    "prepare-in_place-abort": _prepare("update", "old version", "CLEARED", decision="abort"),
+    "prepare-hold": _prepare("hot", "old version", "held", after="held"),
+    "prepare-held": _prepare("hot", "held", begin=Begin.HELD),
+    "prepare-serve": _prepare("hot", "held", "new version", begin=Begin.HELD, after="serve"),
+    "lease-commit": _prepare("hot", *_SERVING, leased=True),
+    "lease-abort": _prepare("hot", "old version", decision="abort", leased=True),
+    "lease-in_place": _prepare("update", *_SERVING, "CLEARED", leased=True),
+}
+
+OPERATIONS: dict[str, Operation] = {**COMMANDS, **HALVES, **POLICIES, **HOLDS, **PREPARES}
 
 
 def operation_of(name: str) -> Operation:

@@ -79,7 +79,7 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
         result.problems.append(f"the point was never reached; the command said: {answer.said[:_MAX_MESSAGE]}")
         return
     aftermath(fault, group, mark, result)
-    judge_group(case.operation, group, result, before=before, version=version)
+    judge_group(case.operation, group, result, before=before, version=version, may_commit=answer.may_commit)
     if operation_of(case.operation).is_half:
         halves.repeat(case.operation, group, result)
     finish(group, result)
@@ -183,9 +183,15 @@ def feed(pid: int) -> None:
 
 
 def judge_group(
-    operation: str, group: GroupUnderFault, result: Result, *, before: int | None, version: int | None
+    operation: str,
+    group: GroupUnderFault,
+    result: Result,
+    *,
+    before: int | None,
+    version: int | None,
+    may_commit: bool = True,
 ) -> None:
-    """Name where the group has ended, and see that it does what it says."""
+    """Name where the group has ended, and see that it does what it says, and nothing that was not decided."""
     status, asked = group.status(), operation_of(operation)
     result.outcome = outcome_of(status, before, version)
     recovered = result.recovered_s is not None
@@ -194,6 +200,8 @@ def judge_group(
         allowed = (*allowed, "another version")
     told = [said for _, said in group.told[-4:]]
     result.require(result.outcome in allowed, f"no outcome of the tables: {status.sentence()}; told: {told}")
+    undecided = may_commit or version is None or status.version != str(version)
+    result.require(undecided, f"what its caller had not committed was committed: {status.sentence()}")
     if status.serving and status.version is not None:
         account(result, *group.await_service(int(status.version)))  # it says so: it must do so, too
 

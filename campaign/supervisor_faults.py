@@ -53,7 +53,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     group.publish()
     with contextlib.ExitStack() as ending:
         ending.callback(group.__exit__, None, None, None)
-        owner, pids = ending.enter_context(_owned(group))
+        owner, pids = ending.enter_context(owned_group(group))
         operation = chance.choice([name for name in COMMANDS if name != "update"])
         version = group.publish() if operation_of(operation).brings_weights else None
         with Controller(group.config.group.name) as controller:
@@ -64,16 +64,16 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
             striker.join()
             if what.startswith("stop"):
                 send([owner.pid], signal.SIGCONT)
-                result.outcome = "recovered" if _serves_again(controller, group) else "hang"
+                result.outcome = "recovered" if serves_again(controller, group) else "hang"
         if what.startswith("kill"):
             owner.wait()
-            _await_ends(pids)
+            await_ends(pids)
             account(result, *group.audit())
             group.begin_audit()  # the next owner numbers its epochs anew
-            owner, _ = ending.enter_context(_owned(group))
+            owner, _ = ending.enter_context(owned_group(group))
             result.outcome = "started again"
             with Controller(group.config.group.name) as controller:
-                result.require(_serves_again(controller, group), "the next owner's group takes no update")
+                result.require(serves_again(controller, group), "the next owner's group takes no update")
         _, said = owner.communicate()
         result.require(owner.returncode == 0, f"the owner ended with {owner.returncode}: {said[-500:]}")
         account(result, *group.audit())
@@ -91,7 +91,7 @@ def _strike(what: str, owner: int, rank: int) -> None:
     send([owner], signal.SIGKILL if what.startswith("kill") else signal.SIGSTOP)
 
 
-def _serves_again(controller: Controller, group: GroupUnderFault) -> bool:
+def serves_again(controller: Controller, group: GroupUnderFault) -> bool:
     """Ask for updates until one is done; a recovery refuses some of them before."""
     version, deadline = group.publish(), time.monotonic() + _START_S
     while time.monotonic() < deadline:
@@ -105,7 +105,7 @@ def _serves_again(controller: Controller, group: GroupUnderFault) -> bool:
 
 
 @contextlib.contextmanager
-def _owned(group: GroupUnderFault) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def owned_group(group: GroupUnderFault) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Start an owner in a process of its own; return it and the processes of its ranks."""
     process = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
         [sys.executable, "-m", "campaign.supervisor_process", json.dumps(group.config.as_mapping())],
@@ -134,7 +134,8 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _await_ends(pids: list[int]) -> None:
+def await_ends(pids: list[int]) -> None:
+    """Wait until processes that are not our own have ended, as their owner did."""
     deadline = time.monotonic() + _START_S
     while any(_runs(pid) for pid in pids):
         if time.monotonic() > deadline:

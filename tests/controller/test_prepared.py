@@ -10,7 +10,8 @@ import pytest
 from living_group import Program, eventually
 
 from tests.raising import raising
-from wsm import HotFallback, Outcome
+from wsm import Controller, HotFallback, Outcome
+from wsm.clock import ManualClock
 from wsm.command import CommandArguments
 from wsm.controller import errors
 from wsm.controller.errors import DecisionHeldError, RankFailedError
@@ -143,6 +144,17 @@ def test_a_lease_that_is_over_aborts_and_the_caller_is_told(serving):
         prepared.commit()
     assert "0.05 s" in str(caught.value)
     assert_serves(group, controller, 1)
+
+
+def test_a_commit_that_is_said_after_the_lease_is_over_comes_too_late(serving):
+    group, _ = serving
+    clock = ManualClock()
+    with Controller(group.name, directory=group.directory, clock=clock) as controller:
+        prepared = controller.prepare(2, lease_s=5)
+        clock.advance(6)  # as for a process that was stopped, and says it before another thread of it looks
+        with raising(errors.lease_over):
+            prepared.commit()
+        assert_serves(group, controller, 1)
 
 
 def test_what_is_served_already_needs_no_decision(serving):

@@ -370,6 +370,8 @@ class Transaction:
             late = self._left_s() < 0
             give_up = bool(self._watch.lost or self._watch.hangs) or self._gave_up or late
             self._lease_over = late and self._prepared_ns is not None
+            if self._lease_over and verdict:
+                verdict = None  # it comes too late, as from a process that was stopped meanwhile
         due = due_decision(self._group, view, give_up=give_up, verdict=verdict)
         self._unusable = due.unusable or self._unusable
         if due.word is None:

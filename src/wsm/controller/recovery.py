@@ -59,12 +59,12 @@ _GRACE_S = 5.0
 _LOOK_S = 0.05
 
 
-def decide_undecided(group: GroupView) -> View:
-    """Decide what is undecided, as any successor would, and return what is read then; for who has the role.
+def decide_undecided(group: GroupView, view: View) -> View:
+    """Decide what is undecided in `view`, as any successor would; return what is read then.
 
-    COMMIT if all are PREPARED and their reports agree, else ABORT.
+    For who has the role. COMMIT if all are PREPARED and their reports agree, else ABORT; what a caller
+    decides is aborted, and what is decided outside is left as it is once all are PREPARED.
     """
-    view = group.view()
     due = due_decision(group, view, give_up=True)
     return group.view() if write_decision(group, view, due) else view
 
@@ -231,11 +231,11 @@ class AbandonedCommands:
             return  # another process does it, or no rank hears it any more
         with hold:
             view = self._group.view()
-            if decide.is_held(view, leased=_is_leased(view, watched)):
-                return  # all are PREPARED since it was looked at
-            view = decide_undecided(self._group)
+            if view.command[:2] != watched.key or decide.is_held(view, leased=_is_leased(view, watched)):
+                return  # another command, or all are PREPARED since it was looked at
+            view = decide_undecided(self._group, view)
             arguments = watched.arguments or CommandArguments("its arguments are gone")
-            if decide.lacks_a_word(view) and view.command[:2] == watched.key:
+            if decide.lacks_a_word(view):
                 complete_commit(self._group, view, arguments)
         self._tell(
             watched,
@@ -466,7 +466,7 @@ class Recovery:
         for rank in gone:
             if self._group.life(rank) is Life.ALIVE:
                 raise errors.rank_alive(rank=rank, pid=self._group.pid(rank) or 0)
-        view = decide_undecided(self._group)
+        view = decide_undecided(self._group, self._group.view())
         if not epochs.may_end(view):
             self.release()  # for the process that brings what was decided
             raise decision_held(view, self._group.arguments(view.command))
