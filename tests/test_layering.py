@@ -90,7 +90,7 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "status",
     "receipt",
 }
-APPLICATIONS = ("rollout", "demo", "cli")
+APPLICATIONS = ("fastdeploy", "rollout", "demo", "cli")
 
 #: Parts whose modules may import paddle when they are imported. All others import it inside functions.
 MAY_NEED_PADDLE = ("actions.backends", "rollout", "demo")
@@ -248,7 +248,8 @@ def test_paddle_is_only_used_where_the_design_allows_it() -> None:
     users = {
         module for module, tree in modules() if any(own_part(name) == "paddle" for name in imported(tree))
     }
-    assert all(is_within(module, {*MAY_NEED_PADDLE, "strategies"}) for module in users), sorted(users)
+    allowed = {*MAY_NEED_PADDLE, "strategies", "fastdeploy"}
+    assert all(is_within(module, allowed) for module in users), sorted(users)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from wsm import log
 from wsm.config import WsmConfig
@@ -16,7 +18,7 @@ from wsm.signals.segment import Segment
 from wsm.states import journal as kinds
 from wsm.states.epochs import first_epoch
 
-#: Key of the owner's settings in their slot; they say the same for as long as the segment lives.
+#: Key of the owner's settings in their slot.
 _SETTINGS_KEY = (1, 0, 1)
 
 
@@ -80,9 +82,20 @@ def _begin_journal(segment: Segment, directory: str | None) -> None:
 
 def journal_directory_of(segment: Segment) -> Path | None:
     """Return where a group keeps its journals; None if it keeps none, or its owner said nothing."""
+    found = owner_said(segment).get("journal_directory")
+    return Path(found) if isinstance(found, str) and found else None
+
+
+def owner_said(segment: Segment) -> Mapping[str, Any]:
+    """Return what the segment's owner says of the whole group, by name; empty where it says nothing."""
     data = segment.settings.read(*_SETTINGS_KEY)
     try:
-        found = None if data is None else json.loads(data)["journal_directory"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return Path(found) if isinstance(found, str) and found else None
+        said = None if data is None else json.loads(data)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def owner_adds(segment: Segment, **said: Any) -> None:
+    """Say something of the whole group, beside what was said under other names. For the owner alone."""
+    segment.settings.write_over(*_SETTINGS_KEY, json.dumps({**owner_said(segment), **said}).encode())

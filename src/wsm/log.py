@@ -92,6 +92,8 @@ GROUP_GIVEN_UP: Final = "group.given_up"
 LOAD_ENDED: Final = "load.ended"
 DELTA_ROUTE: Final = "delta.route"
 CLIENT_GONE: Final = "client.gone"
+PARAMETER_FOUND: Final = "parameter.found"
+DEVICE_MEMORY: Final = "device.memory"
 
 #: The root of every logger of wsm; a host sets its level or handlers as for any library.
 ROOT: Final = "wsm"

@@ -193,6 +193,11 @@ class Worker:
         return self._loop.life.kv
 
     @property
+    def finished(self) -> int:
+        """The number of the last command that is over on this rank, in this epoch."""
+        return self._loop.state.done
+
+    @property
     def journal(self) -> Journal:
         """The bounded, replayable record of what this rank did."""
         return self._loop.recorder.journal
@@ -263,6 +268,10 @@ class Worker:
             self._words.pause(min(timeout_s, IDLE_WAIT_S))
             return False
         return self._words.wait(read, timeout_s)
+
+    def beat(self) -> None:
+        """Show that this rank is here, where :meth:`poll` is on its quiet path."""
+        self._words.beat()
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when a command arrives, for selectors, asyncio and ZMQ.

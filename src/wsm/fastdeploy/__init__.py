@@ -1,0 +1,21 @@
+"""wsm inside FastDeploy: its ``DynamicWeightManager`` by another import; FastDeploy's words and loop stay.
+
+================  ======================================================================================
+module            responsible for
+================  ======================================================================================
+_dynamic_weights  :class:`DynamicWeightManager`: FastDeploy's constructor, attributes and methods
+_calls            the small parts of it that runners and tests call by name
+_entries          a rank inside FastDeploy's loop: it polls until rank 0 says that all leave
+_loop_contract    what an entry does, what the words say, when ranks leave: tables and pure functions
+_runner_surfaces  FastDeploy's objects as wsm's surfaces, bound when its loop hands them in
+_membership       which ranks are one group, and what its first rank tells the others
+_configuration    what ``fd_config`` and the environment say
+errors            what is refused
+================  ======================================================================================
+
+docs/fastdeploy.md tells how it is used.
+"""
+
+from wsm.fastdeploy._dynamic_weights import DynamicWeightManager
+
+__all__ = ["DynamicWeightManager"]

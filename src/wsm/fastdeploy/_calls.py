@@ -1,0 +1,195 @@
+"""Small parts of FastDeploy's weight manager that its runners and tests call by name, and its arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wsm import log
+from wsm.actions.surfaces import GroupKind, MemorySurface, ProcessGroupSurface
+from wsm.errors import WsmError
+from wsm.fastdeploy import errors
+from wsm.fastdeploy._configuration import WorkerFacts
+from wsm.strategies.files.version_file import read_version
+
+_log = log.logger("fastdeploy")
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class LoopCall:
+    """How FastDeploy's loop calls ``check_model_weights_status``.
+
+    Parameters
+    ----------
+    model_runner : object
+        FastDeploy's.
+    kv_cache_status : object or None
+        The signal of a process that holds KV cache.
+    block : bool
+        Whether the call stays inside while the weights are away.
+    """
+
+    model_runner: Any
+    kv_cache_status: Any
+    block: bool
+
+    @classmethod
+    def of(cls, rest: Sequence[Any], *, block: bool | None) -> LoopCall:
+        """Read what stands behind the weights word, in the order of 2025 or of 2026.
+
+        Raises
+        ------
+        BadInputError (``unknown-call``)
+            If it is neither.
+        """
+        if len(rest) == 2 and block is None:
+            return cls(rest[0], None, block=True)
+        if len(rest) == 4:
+            return cls(rest[1], rest[0], block=bool(rest[3]))
+        if len(rest) == 3 and block is not None:
+            return cls(rest[1], rest[0], block=block)
+        raise errors.unknown_call(arguments=1 + len(rest))
+
+
+def device_memory() -> MemorySurface:
+    """Return the allocator of this process's device, or its host's where paddle sees no GPU."""
+    from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory  # noqa: PLC0415 - they need paddle
+
+    try:
+        return DeviceMemory()
+    except WsmError:
+        return HostMemory()
+
+
+def device_groups(facts: WorkerFacts, parallel_config: Any) -> ProcessGroupSurface:
+    """Return FastDeploy's communicators, as they are shut down and restarted."""
+    from wsm.actions.backends.paddle_groups import DeviceGroups  # noqa: PLC0415 - it needs paddle
+
+    found: dict[GroupKind, Any] = {}
+    if facts.tensor_parallel_size > 1:
+        found[GroupKind.TP] = parallel_config.tp_group
+    if facts.expert_parallel:
+        found[GroupKind.EP] = parallel_config.ep_group
+    return DeviceGroups(found)
+
+
+def deepep_buffers() -> Any:
+    """Return FastDeploy's ``DeepEPBufferManager``."""
+    from fastdeploy.model_executor.layers.moe.ep import (  # type: ignore[import-not-found]  # noqa: PLC0415 - only there under expert parallelism
+        DeepEPBufferManager,
+    )
+
+    return DeepEPBufferManager
+
+
+def captured_state(models: Iterable[Any]) -> dict[str, Any]:
+    """Return every parameter of the models by name; of two with one name the later counts."""
+    state: dict[str, Any] = {}
+    for model in models:
+        if hasattr(model, "state_dict"):
+            state.update(model.state_dict())
+    for name, parameter in state.items():
+        _log.debug(
+            log.PARAMETER_FOUND,
+            name=name,
+            shape=list(parameter.shape),
+            dtype=str(parameter.dtype),
+            place=str(getattr(parameter, "place", "")),
+        )
+    return state
+
+
+def gpu_id(environment: Mapping[str, str] | None = None) -> int:
+    """Return the number of this process's device.
+
+    Raises
+    ------
+    ValueError, IndexError
+        If the variables name none, as in FastDeploy.
+    """
+    found = os.environ if environment is None else environment
+    visible = found.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+    return int(visible[int(found.get("FLAGS_selected_gpus", "0"))])
+
+
+def version_in(directory: Path) -> str | None:
+    """Return the version that ``version.yaml`` names; None, and a line in the log, if it names none."""
+    try:
+        return read_version(directory)
+    except WsmError as error:
+        _log.error(log.COMMAND_FAILED, asked="version.yaml", error=str(error))
+        return None
+
+
+def verify(state: Mapping[str, Any], operation: str) -> None:
+    """Raise RuntimeError unless every parameter is as `operation` (``update``, ``clearance``) leaves it."""
+    wanted = operation == "update"
+    wrong = [name for name, parameter in state.items() if parameter._is_initialized() is not wanted]
+    if wrong:
+        states = "hold no memory" if wanted else "hold memory still"
+        raise RuntimeError(
+            f"Model Parameter {operation} verification failed: {len(wrong)} parameters {states}, "
+            f"the first is {wrong[0]}"
+        )
+
+
+def require_match(name: str, source: Any, target: Any) -> None:
+    """Raise TypeError for another dtype, ValueError for another shape."""
+    if source.dtype != target.dtype:
+        raise TypeError(f"Type mismatch for {name}: {source.dtype} vs {target.dtype}")
+    if source.shape != target.shape:
+        raise ValueError(f"Shape mismatch for {name}: {source.shape} vs {target.shape}")
+
+
+def take_state(state: Mapping[str, Any], brought: Mapping[str, Any], source: str) -> None:
+    """Let every parameter of a name in `brought` have its memory; other names are left out.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If nothing is brought, or a tensor is of another shape or dtype. Those before it were taken.
+    """
+    if not brought:
+        raise ValueError(f"No parameter found in state dict from {source}")
+    for name, new in brought.items():
+        target = state.get(name)
+        if target is None:
+            continue
+        require_match(name, new, target)
+        if new.stride() == target.stride():
+            new._share_buffer_to(target)
+        else:
+            import paddle  # noqa: PLC0415 - only paddle's tensors have strides
+
+            with paddle.no_grad():
+                if not target._is_initialized():
+                    paddle.empty(target.shape, dtype=target.dtype)._share_buffer_to(target)
+                target[...] = new
+
+
+def log_memory(context: str) -> None:
+    """Write one line with what the device's allocator holds and has held at most, in GiB."""
+    import paddle  # noqa: PLC0415 - only a worker with a device has an allocator
+
+    device = paddle.device.cuda
+    calls = {
+        "max_allocated": "max_memory_allocated",
+        "max_reserved": "max_memory_reserved",
+        "current_allocated": "memory_allocated",
+        "current_reserved": "memory_reserved",
+    }
+    figures = {name: _in_gib(getattr(device, call, None)) for name, call in calls.items()}
+    _log.warning(log.DEVICE_MEMORY, context=context, **figures)
+
+
+def _in_gib(measure: Callable[[], int] | None) -> float | None:
+    """Return what is measured, in GiB; None where a build without CUDA measures nothing."""
+    try:
+        return None if measure is None else round(measure() / _GIB, 2)
+    except (ValueError, RuntimeError):
+        return None

@@ -1,0 +1,245 @@
+"""FastDeploy's ``DynamicWeightManager``, as a rank of a wsm group: its calls, its attributes, its errors.
+
+FastDeploy's model runner makes one while it loads the model, and FastDeploy's event loop calls
+``check_model_weights_status`` on its class. How the rank lives inside such a call is in :mod:`._entries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+from wsm.actions.base import LoadFunction
+from wsm.actions.measuring import AddressContract
+from wsm.actions.options import PlanOptions
+from wsm.actions.surfaces import MemorySurface
+from wsm.config import config_from_mapping
+from wsm.controller import Controller
+from wsm.fastdeploy import _calls as calls
+from wsm.fastdeploy import errors
+from wsm.fastdeploy._configuration import WorkerFacts, read
+from wsm.fastdeploy._entries import Deciding, Entries, PartWord
+from wsm.fastdeploy._loop_contract import Entry
+from wsm.fastdeploy._membership import Membership, meet, membership_of
+from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, surfaces_of_models
+from wsm.group_segment import own_new_group
+from wsm.signals.segment import Segment
+from wsm.worker import Worker
+
+#: Seconds for one command that FastDeploy's engine asks for, which waits 300 s itself and looks every second.
+DEADLINE_S = 290.0
+
+
+class DynamicWeightManager:
+    """The weights of this process, managed as one rank of a group.
+
+    Returns from its constructor with weights, as FastDeploy's does: rank 0 creates the group's segment,
+    tells the others its name by one broadcast in FastDeploy's own communicator, and commands the first load.
+
+    Parameters
+    ----------
+    fd_config : object
+        FastDeploy's ``FDConfig``.
+    models : object or list of object
+        The main model, or the main model and auxiliary ones. One that is a
+        :class:`wsm.actions.surfaces.WeightSurface` is taken as that.
+    local_rank : int or None
+        As FastDeploy of 2026 gives it; None takes the rank within the tensor-parallel group.
+    member : Membership or None
+        This process's place in its group; None reads it off FastDeploy's communicators.
+    memory : MemorySurface or None
+        The allocator; None is the device's.
+    load : callable or None
+        As of :class:`wsm.Worker`.
+    directory : path or None
+        Where the segment and FastDeploy's words lie; ``/dev/shm`` by default.
+
+    Attributes
+    ----------
+    fd_config, load_config, parallel_config, local_rank, rank, nranks, meta_src_id, model_list, state_dict
+        As FastDeploy's.
+    ipc_path : str
+        Where the strategy ``ipc`` of FastDeploy looks.
+    rdma_handle : None
+        wsm has handles of its own.
+
+    Raises
+    ------
+    GroupError (``no-boot``)
+        If the first load failed; on every rank.
+    RefusedError (``several-hosts``, ``already-managed``)
+        If the ranks of the group run on several hosts, or this process is a rank already.
+    WsmError
+        As :class:`wsm.Worker`.
+    """
+
+    #: The one of this process, which FastDeploy's loop asks by its class.
+    present: ClassVar[DynamicWeightManager | None] = None
+
+    def __init__(
+        self,
+        fd_config: Any,
+        models: Any,
+        local_rank: int | None = None,
+        *,
+        member: Membership | None = None,
+        memory: MemorySurface | None = None,
+        load: LoadFunction | None = None,
+        directory: str | Path | None = None,
+    ) -> None:
+        if DynamicWeightManager.present is not None:
+            raise errors.already_managed(group=DynamicWeightManager.present.group_name)
+        self.fd_config = fd_config
+        self.load_config = fd_config.load_config
+        self.parallel_config = fd_config.parallel_config
+        facts = read(fd_config, self.load_config)
+        member = member or membership_of(facts, self.parallel_config)
+        self.rank = facts.tensor_parallel_rank
+        self.local_rank = self.rank if local_rank is None else local_rank
+        self.nranks = member.world_size
+        self.meta_src_id = self._get_gpu_id()
+        self.first_load = True
+        self.ipc_path = f"/shared_ipc_meta/ipc_metas_{self.meta_src_id}"
+        self.model_list = models if isinstance(models, list) else [models]
+        self.state_dict: dict[str, Any] = {}
+        self.rdma_handle = None
+        self._capture_model_state()
+        with ExitStack() as undo:
+            self._join(facts, member, undo, memory=memory, load=load, directory=directory)
+            self._ending = undo.pop_all()
+        DynamicWeightManager.present = self
+        failure = self._entries.boot(self._attach_s)
+        if failure:
+            self.close()
+            raise errors.no_boot(rank=member.rank, group=self.group_name, why=failure)
+        self.first_load = False
+
+    def _join(
+        self,
+        facts: WorkerFacts,
+        member: Membership,
+        undo: ExitStack,
+        *,
+        memory: MemorySurface | None,
+        load: LoadFunction | None,
+        directory: str | Path | None,
+    ) -> None:
+        """Meet the other ranks, and become one of the group."""
+        told = meet(member, facts)
+        self.group_name = told.name
+        config = config_from_mapping(
+            {
+                "name": told.name,
+                "ranks": len(member.global_ranks),
+                "run_id": told.run_id,
+                **facts.options,
+            },
+            where="fd_config",
+        )
+        self._surfaces = WorkerSurfaces(
+            facts,
+            weights=surfaces_of_models(self.model_list),
+            memory=memory or calls.device_memory(),
+            groups=calls.device_groups(facts, self.parallel_config) if config.shut_down_groups else None,
+            deepep_buffers=calls.deepep_buffers() if facts.expert_parallel else None,
+        )
+        self._attach_s = config.deadlines.attach_s
+        options = PlanOptions.from_runner(
+            self._surfaces, address_contract=AddressContract() if facts.graphs else None
+        )
+        if member.rank == 0:
+            segment = own_new_group(config, directory=directory)
+            undo.callback(segment.close)
+            undo.callback(segment.unlink)
+        self._worker = undo.enter_context(
+            Worker(
+                config,
+                self._surfaces,
+                rank=member.rank,
+                plan_options=options,
+                load=load,
+                directory=directory,
+                answers_engine_words=False,
+            )
+        )
+        if member.rank:
+            segment = undo.enter_context(
+                Segment.attach(config.name, world_size=config.ranks, directory=directory)
+            )
+        word = PartWord(facts.port, directory)
+        undo.callback(word.close)
+        leads = facts.tensor_parallel_rank == 0
+        if member.rank:
+            self._entries: Entries = Entries(self._worker, segment, word if leads else None, leads=leads)
+        else:
+            controller = undo.enter_context(
+                Controller(config.name, directory=directory, journal_directory=config.journal_directory)
+            )
+            self._entries = Deciding(self._worker, segment, word, controller, deadline_s=DEADLINE_S)
+
+    @staticmethod
+    def check_model_weights_status(model_weights_status: Any, *rest: Any, block: bool | None = None) -> None:
+        """Do what FastDeploy's weights word asks, with all ranks of the group; called by its event loop.
+
+        Takes the arguments of both generations: ``(model_weights_status, model_runner, pid)`` of 2025, which
+        stays inside while the weights are away, and ``(model_weights_status, kv_cache_status, model_runner,
+        pid, block)`` of 2026. Collective: all ranks of the group come in the same turn of the loop. Blocks
+        until the word says NORMAL, or CLEARED where it asked for a clear and `block` is false.
+
+        Raises
+        ------
+        RefusedError (``no-worker``)
+            If this process manages no weights.
+        RefusedError (``unknown-generation``), BadInputError (``call-missing``)
+            If the model runner lacks a call that the configuration needs. Nothing was changed.
+        """
+        present = DynamicWeightManager.present
+        if present is None:
+            raise errors.no_worker()
+        asked = calls.LoopCall.of(rest, block=block)
+        present._surfaces.bind(asked.model_runner)
+        entry = Entry(int(model_weights_status.value[0]), block=asked.block)
+        present._entries.stay(entry, asked.kv_cache_status)
+
+    @property
+    def version(self) -> str | None:
+        """The version whose weights this rank holds; None while it holds none."""
+        return self._worker.version
+
+    def close(self) -> None:
+        """Leave the group. Idempotent."""
+        self._ending.close()
+        if DynamicWeightManager.present is self:
+            DynamicWeightManager.present = None
+
+    # -- what FastDeploy's runners and tests call besides ------------------------------------------
+
+    def _capture_model_state(self) -> None:
+        """Remember every parameter by name, and list them in the log."""
+        self.state_dict = calls.captured_state(self.model_list)
+
+    def _get_gpu_id(self) -> int:
+        """Return the number of this process's device, as file names carry it."""
+        return calls.gpu_id()
+
+    def read_model_version_from_file(self) -> str | None:
+        """Return the version that ``version.yaml`` names; None, and a line in the log, if it names none."""
+        return calls.version_in(Path(self.fd_config.model_config.model))
+
+    def _verify_parameters(self, operation: str) -> None:
+        """Raise RuntimeError unless every parameter holds memory after an update, and none after a clear."""
+        calls.verify(self.state_dict, operation)
+
+    def _validate_parameter_match(self, name: str, src: Any, dst: Any) -> None:
+        """Raise TypeError for another dtype, ValueError for another shape."""
+        calls.require_match(name, src, dst)
+
+    def _update_model_from_state(self, state_dict: Mapping[str, Any], src_type: str) -> None:
+        """Let every parameter of a name in `state_dict` have its memory; other names are left out."""
+        calls.take_state(self.state_dict, state_dict, src_type)
+
+    def _log_memory(self, context: str) -> None:
+        """Write one line with what the device's allocator holds and has held at most."""
+        calls.log_memory(context)

@@ -1,0 +1,383 @@
+"""One rank inside FastDeploy's loop: it polls until rank 0 says that the entry is over.
+
+Rank 0 alone reads the deciding weights word, gives commands and answers (:mod:`._loop_contract` says what);
+all others do their part of commands and leave on rank 0's word in the segment. FastDeploy's own barrier
+stands before each entry, so all ranks count the same entries.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from wsm import log
+from wsm.controller import Controller
+from wsm.controller._transaction import Pending
+from wsm.controller.errors import CommandWithdrawnError
+from wsm.errors import WsmError
+from wsm.fastdeploy import _loop_contract as contract
+from wsm.fastdeploy._loop_contract import Entry, Given
+from wsm.group_segment import owner_adds, owner_said
+from wsm.signals.errors import EngineWordMissingError, RoleBusyError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.signals.ownership import OWNER_BYTE
+from wsm.signals.segment import Segment
+from wsm.states.errors import CommandOpenError
+from wsm.states.vocabulary import KVState, Tag, WeightState
+from wsm.status.facts import GroupStatus, named
+from wsm.worker import HOLD, Worker
+
+#: Seconds that a turn waits at most where there is nothing to do.
+TURN_S = 0.001
+
+#: Under which name the owner's settings hold what is said of the entry at hand.
+_ENTRY = "entry"
+
+
+class Said(NamedTuple):
+    """What rank 0 says of an entry.
+
+    Parameters
+    ----------
+    number : int
+        Which; the load at start is 0.
+    word : int
+        What the deciding weights word says, or is asked.
+    after : int
+        The last command of the entry so far.
+    over : bool
+        Whether all ranks leave once that command is over for them.
+    failure : str
+        Why the load at start has failed; empty if it has not.
+    """
+
+    number: int
+    word: int
+    after: int
+    over: bool
+    failure: str = ""
+
+
+class PartWord:
+    """The weights word of this rank's data-parallel part, attached when it appears, and again if made anew.
+
+    Parameters
+    ----------
+    suffix : str
+        What follows its name.
+    directory : path or None
+        Where it lies; ``/dev/shm`` by default.
+    """
+
+    def __init__(self, suffix: str, directory: str | Path | None = None) -> None:
+        self._suffix = suffix
+        self._directory = directory
+        self._word: EngineWord | None = None
+
+    def read(self) -> int | None:
+        """Return what it says; None while no engine has made it."""
+        word = self._attached()
+        return None if word is None else word.read()
+
+    def change(self, before: int, after: int) -> bool:
+        """Write `after` if it says `before`, indivisibly; return whether it did."""
+        word = self._attached()
+        return word is not None and word.compare_exchange(before, after)
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        if self._word is not None:
+            self._word.close()
+            self._word = None
+
+    def _attached(self) -> EngineWord | None:
+        if self._word is not None and (self._word.recreated() or self._word.removed()):
+            self.close()
+        if self._word is None:
+            try:
+                self._word = EngineWord(EngineWordKind.WEIGHTS, self._suffix, directory=self._directory)
+            except EngineWordMissingError:
+                return None
+        return self._word
+
+
+class Entries:
+    """The entries of one rank that does not decide.
+
+    Parameters
+    ----------
+    worker : Worker
+        This rank of the group.
+    segment : Segment
+        The group's, attached.
+    word : PartWord or None
+        The word that this rank keeps equal to the deciding one; None: another rank of its part does, or it is
+        that one.
+    leads : bool
+        Whether this rank is the first of its data-parallel part.
+
+    Attributes
+    ----------
+    number : int
+        How often FastDeploy's loop came in.
+    """
+
+    def __init__(self, worker: Worker, segment: Segment, word: PartWord | None, *, leads: bool) -> None:
+        self.number = 0
+        self._worker = worker
+        self._segment = segment
+        self._word = word
+        self._leads = leads
+        self._kv_status: Any = None
+        self._log = log.logger("fastdeploy", rank=worker.rank)
+
+    def boot(self, attach_s: float) -> str:  # noqa: ARG002 - rank 0 waits that long for this one
+        """Take part in the load at start; return why it failed, or nothing. Blocks."""
+        while not self._is_over():
+            self._turn()
+            if self._segment.lock_file.holder(OWNER_BYTE) is None:
+                return "rank 0 has ended"
+        return self._said().failure
+
+    def stay(self, entry: Entry, kv_status: Any = None) -> None:
+        """Take part in an entry until rank 0 says that it is over. Blocks.
+
+        Parameters
+        ----------
+        entry : Entry
+            How FastDeploy's loop came in; rank 0 decides by it.
+        kv_status : object or None
+            FastDeploy's signal of a process that holds KV cache, which is told what the group is asked.
+        """
+        self.number += 1
+        self._kv_status = kv_status if self._leads else None
+        self._live(entry)
+
+    def _live(self, _entry: Entry) -> None:
+        while not self._is_over():
+            self._turn()
+
+    def _is_over(self) -> bool:
+        said = self._said()
+        if said.number != self.number:
+            return said.number > self.number  # then the entry was over before this rank came
+        self._show(said)
+        return said.over and self._worker.finished >= said.after
+
+    def _show(self, said: Said) -> None:
+        """Let this part's words follow the deciding one."""
+        own = None if self._word is None else self._word.read()
+        if self._word is not None and own is not None:
+            shown = contract.mirrored(said.word, own)
+            if shown != own:
+                self._word.change(own, shown)
+        if self._kv_status is not None:
+            kv = int(self._kv_status.value[0])
+            self._kv_status.value[0] = contract.asked_of_cache(said.word, kv)
+
+    def _turn(self) -> None:
+        """Do what the group asks of this rank now, and show that it is here."""
+        if self._worker.poll() is not HOLD:
+            self._worker.wait(TURN_S)
+        self._worker.beat()
+
+    def _said(self) -> Said:
+        said = owner_said(self._segment).get(_ENTRY)
+        return Said(**said) if isinstance(said, Mapping) else Said(-1, contract.NORMAL, 0, over=False)
+
+
+class Deciding(Entries):
+    """The entries of rank 0, which decides.
+
+    Parameters
+    ----------
+    worker, segment
+        As for :class:`Entries`; this process owns the segment.
+    word : PartWord
+        The deciding word.
+    controller : Controller
+        Of the group.
+    deadline_s : float
+        Seconds for one command, and for all ranks to come.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        segment: Segment,
+        word: PartWord,
+        controller: Controller,
+        *,
+        deadline_s: float,
+    ) -> None:
+        super().__init__(worker, segment, None, leads=True)
+        self._deciding = word
+        self._controller = controller
+        self._deadline_s = deadline_s
+        self._shown = contract.NORMAL  # what the word said last, for an engine that has made none
+        self._woken = False  # whether the word says UPDATING only to wake FastDeploy's loop
+        self._adopted = False  # whether what FastDeploy built itself counts as there
+
+    def boot(self, attach_s: float) -> str:
+        """Load the weights on every rank; return why that failed, or nothing. Blocks.
+
+        Parameters
+        ----------
+        attach_s : float
+            Seconds for the other ranks to join.
+        """
+        failure, late_at = "", time.monotonic() + attach_s
+        while True:
+            try:
+                self._run(
+                    self._controller.begin_update(
+                        tags={Tag.WEIGHTS}, deadline_s=self._deadline_s, request_id="fastdeploy-boot"
+                    )
+                )
+            except CommandOpenError as error:  # the other ranks are still coming
+                if time.monotonic() < late_at:
+                    self._turn()
+                    continue
+                failure = str(error)
+            except WsmError as error:
+                failure = str(error)
+                self._until_at_rest()
+            self._say(contract.NORMAL, over=True, failure=failure)
+            return failure
+
+    def _live(self, entry: Entry) -> None:
+        """Decide what the entry is for, and stay until it is over."""
+        self._shown = entry.asked
+        self._say(entry.asked, over=False)
+        self._await_all()
+        self._adopt()
+        while True:
+            word = self._now()
+            if contract.leaves(entry, word, woken=self._woken):
+                break
+            if word in contract.ASKS:
+                self._obey(entry, word)
+            else:
+                self._turn()
+        self._say(word, over=True)
+
+    def _now(self) -> int:
+        """Return what the deciding word says."""
+        word = self._deciding.read()
+        return self._shown if word is None else word
+
+    def _obey(self, entry: Entry, word: int) -> None:
+        """Do what the word asks, and answer it; what cannot be done now is done at another look."""
+        self._turn()
+        status = self._controller.status()
+        if not status.over:
+            return
+        given = contract.given(word, held_by(status), woken=self._woken)
+        self._say(word, over=False)
+        if given is not Given.NOTHING and not self._command(given, word, status):
+            return
+        answer = contract.answer(entry, word, held_by(self._controller.status()), gave=given)
+        if answer is None:
+            return
+        self._woken = answer == contract.UPDATING
+        self._shown = answer
+        answered = self._deciding.change(word, answer)
+        self._say(answer, over=False)
+        self._log.info(log.ENGINE_WORD_ANSWERED, answer=WeightState(answer).name, answered=answered)
+
+    def _command(self, given: Given, word: int, status: GroupStatus) -> bool:
+        """Run the command that is given; False: another process commands the group, look again."""
+
+        def wanted() -> bool:
+            return self._now() == word
+
+        try:
+            if given is Given.CLEAR:
+                pending = self._controller.begin_clear(
+                    deadline_s=self._deadline_s, request_id="engine-clear", still_wanted=wanted
+                )
+            else:
+                pending = self._controller.begin_update(
+                    force=not status.missing,
+                    deadline_s=self._deadline_s,
+                    request_id="engine-update",
+                    still_wanted=wanted,
+                )
+            self._run(pending)
+        except (RoleBusyError, CommandOpenError, CommandWithdrawnError):
+            self._turn()
+            return False
+        except WsmError as error:
+            self._log.error(log.COMMAND_FAILED, asked=WeightState(word).name, error=str(error))
+            self._until_at_rest()
+        return True
+
+    def _adopt(self) -> None:
+        """Let the KV cache and the graphs count as there that FastDeploy built after the load at start."""
+        while not self._adopted:
+            try:
+                self._run(
+                    self._controller.begin_update(
+                        tags={Tag.KV_CACHE}, deadline_s=self._deadline_s, request_id="fastdeploy-found"
+                    )
+                )
+            except (RoleBusyError, CommandOpenError):
+                self._turn()
+                continue
+            except WsmError as error:
+                self._log.error(log.COMMAND_FAILED, asked="KV cache", error=str(error))
+                self._until_at_rest()
+            self._adopted = True
+
+    def _await_all(self) -> None:
+        """Wait until every rank has come in; name those that have not, at each deadline."""
+        before, late_at = self._heartbeats(), 0.0
+        while True:
+            now = self._heartbeats()
+            missing = [rank for rank, beats in now.items() if beats == before[rank]]
+            if not missing:
+                return
+            if not late_at or time.monotonic() > late_at:
+                if late_at:
+                    self._log.error(
+                        log.DEADLINE_EXPIRED,
+                        wait="entry of FastDeploy's loop",
+                        entry=self.number,
+                        waiting_for=named(missing),
+                    )
+                late_at = time.monotonic() + self._deadline_s
+            self._turn()
+
+    def _heartbeats(self) -> dict[int, int]:
+        """Return how often each other rank has shown that it is here."""
+        own = self._worker.rank
+        return {rank.rank: rank.heartbeat for rank in self._controller.status().ranks if rank.rank != own}
+
+    def _run(self, pending: Pending) -> None:
+        """Do this rank's part of a command, and raise what became of it."""
+        while not pending.over:
+            self._turn()
+        pending.result()
+
+    def _until_at_rest(self) -> None:
+        """Do this rank's part of the way out of a command that failed."""
+        while not self._controller.status().over:
+            self._turn()
+
+    def _say(self, word: int, *, over: bool, failure: str = "") -> None:
+        """Tell the other ranks what the word says, and whether they leave."""
+        said = Said(self.number, word, self._worker.finished, over=over, failure=failure)
+        owner_adds(self._segment, **{_ENTRY: said._asdict()})
+        self._show(said)
+
+
+def held_by(status: GroupStatus) -> int | None:
+    """Return NORMAL or CLEARED if that is what every rank is: whole, or without weights; else None."""
+    ranks = status.ranks
+    if all(rank.held.weights is WeightState.NORMAL and rank.held.kv is KVState.NORMAL for rank in ranks):
+        return contract.NORMAL
+    if status.engine_state is WeightState.CLEARED:
+        return contract.CLEARED
+    return None

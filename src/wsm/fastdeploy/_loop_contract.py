@@ -1,0 +1,145 @@
+"""What an entry of FastDeploy's loop does: which command it gives, what the word says then, when ranks leave.
+
+FastDeploy's event loop calls ``check_model_weights_status`` on every rank in the same turn, after a broadcast
+and a barrier of its own. Rank 0 of the group decides by these tables what the entry is for, answers the word
+by compare-exchange, and says when all leave; no other rank looks at a level. Tables and pure functions.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from wsm.states.vocabulary import WeightState
+
+NORMAL, UPDATING = int(WeightState.NORMAL), int(WeightState.UPDATING)
+CLEARING, CLEARED = int(WeightState.CLEARING), int(WeightState.CLEARED)
+
+#: What a weights word can ask.
+ASKS = (CLEARING, UPDATING)
+
+
+class Given(enum.Enum):
+    """What rank 0 does about what the word asks."""
+
+    CLEAR = "clear"
+    UPDATE = "update"
+    NOTHING = "nothing to do"
+
+
+class Entry(NamedTuple):
+    """How FastDeploy's loop came in.
+
+    Parameters
+    ----------
+    asked : int
+        The weights word, as rank 0 found it.
+    block : bool
+        Whether the ranks stay inside while the weights are away.
+    """
+
+    asked: int
+    block: bool
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether FastDeploy's own loop sleeps behind this entry until the word says UPDATING."""
+        return self.asked == CLEARING and not self.block
+
+
+#: What the word asks, and what all ranks hold (None: different things, or a teardown failed): what is given.
+#: Over weights that serve, an engine asks for what lies there now; where the word says UPDATING only because
+#: wsm woke the loop by it, there is nothing to do.
+GIVES: dict[tuple[int, int | None], Given] = {
+    (CLEARING, NORMAL): Given.CLEAR,
+    (CLEARING, CLEARED): Given.NOTHING,
+    (CLEARING, None): Given.CLEAR,
+    (UPDATING, NORMAL): Given.UPDATE,
+    (UPDATING, CLEARED): Given.UPDATE,
+    (UPDATING, None): Given.CLEAR,
+}
+
+#: What the word asked, and what all ranks hold once it was given: what the word says. None: it asks still,
+#: and it is given again. A clear that kept the weights is answered NORMAL, where no loop would sleep upon it.
+ANSWERS: dict[tuple[int, int | None], int | None] = {
+    (CLEARING, NORMAL): NORMAL,
+    (CLEARING, CLEARED): CLEARED,
+    (CLEARING, None): None,
+    (UPDATING, NORMAL): NORMAL,
+    (UPDATING, CLEARED): CLEARED,
+    (UPDATING, None): None,
+}
+
+#: What the deciding word says, and what the word of another data-parallel part says: what that is to say.
+#: What is not named stays: it is that part's next wish, and waits for the deciding word.
+MIRRORS: dict[tuple[int, int], int] = {
+    (CLEARING, NORMAL): CLEARING,
+    (CLEARED, NORMAL): CLEARED,
+    (CLEARED, CLEARING): CLEARED,
+    (UPDATING, CLEARED): UPDATING,
+    (UPDATING, CLEARING): UPDATING,
+    (NORMAL, CLEARED): NORMAL,
+    (NORMAL, UPDATING): NORMAL,
+}
+
+
+def given(word: int, held: int | None, *, woken: bool) -> Given:
+    """Say what is done about a word that asks.
+
+    Parameters
+    ----------
+    word : int
+        What it asks: one of :data:`ASKS`.
+    held : int or None
+        NORMAL or CLEARED, if that is what every rank is.
+    woken : bool
+        Whether the word says UPDATING only to wake FastDeploy's loop.
+    """
+    if woken and (word, held) == (UPDATING, NORMAL):
+        return Given.NOTHING
+    return GIVES[word, held]
+
+
+def answer(entry: Entry, word: int, held: int | None, *, gave: Given) -> int | None:
+    """Say what a word that asked is to say now; None while it is to be asked again.
+
+    Parameters
+    ----------
+    entry : Entry
+        The entry at hand.
+    word : int
+        What it asked.
+    held : int or None
+        As for :func:`given`, once that is done.
+    gave : Given
+        What was done.
+    """
+    if word == UPDATING and gave is Given.CLEAR:
+        return None  # ranks that held different things hold nothing now, and the update is still to come
+    if (word, held) == (CLEARING, NORMAL) and entry.sleeps:
+        return UPDATING
+    return ANSWERS[word, held]
+
+
+def leaves(entry: Entry, word: int, *, woken: bool) -> bool:
+    """Whether all ranks leave the entry, now that the word says this.
+
+    `woken` as for :func:`given`: behind a clear that kept the weights, that is how the loop goes on.
+    """
+    if word == NORMAL:
+        return True
+    return entry.sleeps and (word == CLEARED or (word == UPDATING and woken))
+
+
+def mirrored(deciding: int, own: int) -> int:
+    """Say what the word of another data-parallel part is to say, which says `own` now."""
+    return MIRRORS.get((deciding, own), own)
+
+
+def asked_of_cache(deciding: int, kv: int) -> int:
+    """Say what the word of a process that holds KV cache is to say, which says `kv` now.
+
+    That process answers itself: what it has not answered yet stays, and so does what it has.
+    """
+    wishes = {(CLEARING, NORMAL): CLEARING, (UPDATING, CLEARED): UPDATING}
+    return wishes.get((deciding, kv), kv)

@@ -1,0 +1,75 @@
+"""What the facade for FastDeploy can refuse, and how it says so."""
+
+from __future__ import annotations
+
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+
+
+def several_hosts(*, rank: int, group: str) -> RefusedError:
+    """The ranks of one group run on several hosts, which have no memory in common."""
+    return RefusedError(
+        f"rank {rank} of group {group!r} runs on another host than rank 0, and a group shares memory of one "
+        "host; start FastDeploy with ranks that step together on one node, or without wsm.fastdeploy",
+        code="several-hosts",
+        rank=rank,
+        group=group,
+    )
+
+
+def no_boot(*, rank: int, group: str, why: str) -> GroupError:
+    """The first load failed, so the constructor has no weights to return with."""
+    return GroupError(
+        f"rank {rank} of group {group!r} has no weights after the load at start: {why}",
+        code="no-boot",
+        rank=rank,
+        group=group,
+        why=why,
+    )
+
+
+def no_worker() -> RefusedError:
+    """FastDeploy's loop asks in a process where no weights were ever managed."""
+    return RefusedError(
+        "this process has no wsm.fastdeploy.DynamicWeightManager, so there is no group to ask; the model "
+        "runner makes one when it loads its model with dynamic_load_weight",
+        code="no-worker",
+    )
+
+
+def already_managed(*, group: str) -> RefusedError:
+    """A second manager was made in a process, which can be one rank only."""
+    return RefusedError(
+        f"this process is a rank of group {group!r} already; close() the manager before another one is made",
+        code="already-managed",
+        group=group,
+    )
+
+
+def not_bound(*, surface: str) -> InternalError:
+    """A command needs the model runner, and FastDeploy's loop has not handed it in yet."""
+    return InternalError(
+        f"{surface} belongs to FastDeploy's model runner, which is known from the first entry of its loop on",
+        code="not-bound",
+        surface=surface,
+    )
+
+
+def unknown_generation(*, runner: str, known: list[str]) -> RefusedError:
+    """A model runner has none of the shapes that are known."""
+    return RefusedError(
+        f"{runner} is of no generation of FastDeploy that wsm knows ({', '.join(known)}): it has no "
+        "share_inputs; run it without wsm.fastdeploy, or add its calls to wsm.fastdeploy's generations",
+        code="unknown-generation",
+        runner=runner,
+        known=tuple(known),
+    )
+
+
+def unknown_call(*, arguments: int) -> BadInputError:
+    """FastDeploy's loop calls in a way that no generation is known to."""
+    return BadInputError(
+        f"check_model_weights_status was called with {arguments} arguments; known are (weights, "
+        "model_runner, pid) and (weights, kv_cache, model_runner, pid, block)",
+        code="unknown-call",
+        arguments=arguments,
+    )

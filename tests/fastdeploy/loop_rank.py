@@ -1,0 +1,287 @@
+"""One rank with a loop of FastDeploy's shape, as a process: python loop_rank.py SETTINGS_JSON RANK.
+
+Written anew after what the loops of December 2025 and of 2026 do with the weights word: the broadcast from
+rank 0, the barriers, the plain stores, the sleep. Model runner and collectives are stand-ins; the words, the
+segment, the files and the processes are real.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.measuring import resident_digest
+from wsm.fastdeploy import DynamicWeightManager
+from wsm.fastdeploy._membership import Membership
+from wsm.strategies.applier.memory_target import MemoryTarget
+from wsm.strategies.tensor import TensorSpec
+
+NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
+SPECS = (TensorSpec("embedding", "F32", (8, 16)), TensorSpec("layer.weight", "BF16", (16, 16)))
+ENDS = 99
+PATIENCE_S = 60.0
+
+
+class TornMeetingError(Exception):
+    """Another rank did not come."""
+
+
+class Board:
+    """What stands for collectives: each rank counts its calls in a file that all have mapped."""
+
+    def __init__(self, directory: Path, rank: int, ranks: int) -> None:
+        self._rank, self._ranks, self._calls = rank, ranks, 0
+        path = directory / "board"
+        path.touch()
+        if path.stat().st_size < 16 * ranks:
+            with path.open("r+b") as file:
+                file.truncate(16 * ranks)
+        self._cells = np.memmap(path, dtype=np.int64, mode="r+", shape=(ranks, 2))
+
+    def barrier(self) -> None:
+        self._calls += 1
+        self._cells[self._rank][0] = self._calls
+        self._until(lambda: all(self._cells[rank][0] >= self._calls for rank in range(self._ranks)))
+
+    def broadcast(self, value: int) -> int:
+        """As a blocking one: rank 0's value, and none is ahead by more than a call."""
+        self.barrier()
+        if self._rank == 0:
+            self._cells[0][1] = value
+        self.barrier()
+        value = int(self._cells[0][1])
+        self.barrier()
+        return value
+
+    def _until(self, question) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not question():
+            if time.monotonic() > deadline:
+                raise TornMeetingError
+            time.sleep(0.0005)
+
+
+class Signal:
+    """FastDeploy's IPCSignal, as far as its loop goes: a numpy view of one int32."""
+
+    def __init__(self, path: Path) -> None:
+        self.value = np.memmap(path, dtype=np.int32, mode="r+", shape=(1,))
+
+
+class Flags:
+    def __init__(self) -> None:
+        self.values = np.zeros((4, 1), dtype=bool)
+
+    def numpy(self):
+        return self.values
+
+    def __setitem__(self, index, value) -> None:
+        self.values[index] = value
+
+
+class Shared:
+    """Shared inputs of 2026: items, and ``reset``."""
+
+    def __init__(self, runner) -> None:
+        self.items = {"stop_flags": Flags()}
+        self._runner = runner
+
+    def __contains__(self, key) -> bool:
+        return key in self.items
+
+    def __getitem__(self, key):
+        return self.items[key]
+
+    def __setitem__(self, key, value) -> None:
+        self.items[key] = value
+
+    def pop(self, key, default=None):
+        return self.items.pop(key, default)
+
+    def reset(self) -> None:
+        self._runner.calls.append("reset")
+
+
+class CacheTensor:
+    shape = (64,)
+
+    def element_size(self) -> int:
+        return 2
+
+
+class ModelRunner:
+    """Its calls are written down."""
+
+    def __init__(self, generation: str) -> None:
+        self.calls: list[str] = []
+        self.share_inputs = {"stop_flags": Flags()} if generation == "2025" else Shared(self)
+        self.num_gpu_blocks = 4
+        self.weights = None
+
+    def initialize_kv_cache(self) -> None:
+        self.calls.append("initialize_kv_cache")
+        self.share_inputs["caches"] = [CacheTensor()]
+
+    def clear_cache(self) -> None:
+        self.calls.append("clear_cache")
+        self.share_inputs.pop("caches", None)
+
+    def clear_requests(self) -> None:
+        self.calls.append("clear_requests")
+
+    def clear_parameters(self, pid) -> None:
+        raise AssertionError("the hook runs units, never the runner's own clear")
+
+    update_parameters = clear_parameters
+
+
+class SteeredWeights(MemoryTarget):
+    """Fails where the test says so, once."""
+
+    def __init__(self, directory: Path, rank: int) -> None:
+        super().__init__(SPECS)
+        self._orders, self._rank = directory, rank
+
+    def _passes(self, point: str) -> None:
+        order = self._orders / f"{self._rank}.{point}"
+        if order.exists():
+            order.unlink()
+            raise OSError(f"the test wants {point} to fail")
+
+    def writable(self, name):
+        self._passes("write")
+        return super().writable(name)
+
+    def release(self) -> int:
+        self._passes("release")
+        return super().release()
+
+
+class Loop:
+    def __init__(self, settings, rank: int) -> None:
+        self.settings, self.rank = settings, rank
+        self.directory = Path(settings["directory"])
+        self.ranks, self.port = settings["ranks"], settings["ports"][rank // settings["part"]]
+        self.board = Board(self.directory, rank, self.ranks)
+        self.runner = ModelRunner(settings["generation"])
+        self.word = Signal(self.directory / f"model_weights_status.{self.port}")
+        self.turns = 0
+
+    def says(self, event: str, **more) -> None:
+        sys.stdout.write(json.dumps({"event": event, "rank": self.rank, **more}) + "\n")
+        sys.stdout.flush()
+
+    def start(self) -> None:
+        member = Membership(self.rank, range(self.ranks), self.told, self.ranks)
+        part = self.settings["part"]
+        parallel = SimpleNamespace(
+            tensor_parallel_rank=self.rank % part,
+            tensor_parallel_size=part,
+            enable_expert_parallel=False,
+            engine_worker_queue_port=self.port,
+            shutdown_comm_group_if_worker_idle=False,
+        )
+        config = SimpleNamespace(
+            parallel_config=parallel,
+            load_config=SimpleNamespace(load_strategy="ipc_snapshot", rsync_config=None),
+            model_config=SimpleNamespace(model=self.settings["model"]),
+        )
+        self.weights = SteeredWeights(self.directory, self.rank)
+        self.manager = DynamicWeightManager(
+            config,
+            self.weights,
+            self.rank,
+            member=member,
+            memory=HostMemory(),
+            directory=self.directory,
+        )
+        self.runner.initialize_kv_cache()
+        self.says("ready", version=self.manager.version, first_load=self.manager.first_load)
+
+    def told(self, value):
+        """One object from rank 0, by a file."""
+        path = self.directory / "told"
+        if self.rank == 0:
+            path.with_suffix(".new").write_text(json.dumps(value))
+            path.with_suffix(".new").rename(path)
+        while not path.exists():
+            time.sleep(0.001)
+        return tuple(json.loads(path.read_text()))
+
+    def check(self, signal: int, *, block: bool) -> None:
+        arguments = (self.runner, self.port)
+        if self.settings["generation"] == "2026":
+            arguments = (None, self.runner, self.port, block)
+        late = self.directory / f"{self.rank}.late"
+        while late.exists():
+            time.sleep(0.002)
+        self.says("entered", signal=signal)
+        self.manager.check_model_weights_status(self.word, *arguments)
+        self.says(
+            "left",
+            signal=signal,
+            word=int(self.word.value[0]),
+            version=self.manager.version,
+            calls=self.runner.calls,
+        )
+        self.runner.calls = []
+
+    def word_or_end(self) -> int:
+        return ENDS if (self.directory / "end").exists() else int(self.word.value[0])
+
+    def execute(self) -> None:
+        """A step: all ranks are in it, with weights of one version."""
+        self.board.barrier()
+        self.turns += 1
+        if self.turns % 50 == 0:
+            digest = resident_digest(self.weights, lambda: None)
+            self.says("stepped", version=self.manager.version, digest=digest)
+        time.sleep(0.001)
+
+    def go(self) -> None:
+        self.start()
+        turn = {"2025": self.turn_of_2025, "2026": self.turn_of_2026}[self.settings["generation"]]
+        for number in itertools.count():
+            ends = (self.directory / "end").exists()
+            if self.board.broadcast(int(ends)):
+                break
+            turn(number)
+        self.says("ended", turns=self.turns)
+        self.manager.close()
+
+    def turn_of_2025(self, _number: int) -> None:
+        """The word is latched by rank 0, handed on, and checked behind a barrier; the check stays inside."""
+        signal = self.board.broadcast(int(self.word.value[0]))
+        self.board.barrier()
+        if signal != NORMAL:
+            self.word.value[0] = signal
+            self.check(signal, block=True)
+        self.execute()
+
+    def turn_of_2026(self, _number: int) -> None:
+        """Without `block` the loop itself sleeps behind a clear, until rank 0's word says UPDATING."""
+        signal = self.board.broadcast(int(self.word.value[0]))
+        if signal != NORMAL:
+            self.board.barrier()
+            block = self.settings["block"]
+            self.word.value[0] = signal
+            self.check(signal, block=block)
+            if signal == CLEARING and not block:
+                self.board.barrier()
+                while (signal := self.board.broadcast(self.word_or_end())) not in (UPDATING, ENDS):
+                    time.sleep(0.01)
+                if signal == UPDATING:
+                    self.word.value[0] = UPDATING
+                return
+        self.execute()
+
+
+if __name__ == "__main__":
+    Loop(json.loads(sys.argv[1]), int(sys.argv[2])).go()
