@@ -63,6 +63,9 @@ _COUNTS = (
 )
 
 
+_ALSO = ("fine", "halves", "afters", "owners", "requests", "long_plans")
+
+
 class _RuleFoundBrokenError(Exception):
     """A way breaks a rule; it was printed."""
 
@@ -107,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--halves", action="store_true", help="commands are also about weights, or KV cache, alone"
     )
+    parser.add_argument("--afters", action="store_true", help="updates also hold the group, or end its hold")
+    parser.add_argument("--owners", action="store_true", help="holds have owners, ids, and leases that stay")
+    parser.add_argument("--requests", action="store_true", help="requests run, and holds set them aside")
     parser.add_argument("--long-plans", action="store_true", help="a clear has a collective action too")
     parser.add_argument("--states", type=int, metavar="LIMIT", help="stop after so many worlds")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="that search together (2)")
@@ -129,6 +135,9 @@ def _scopes(asked: argparse.Namespace) -> Sequence[Scope]:
         starts=starts_of(asked.starts),
         fine=asked.fine,
         halves=asked.halves,
+        afters=asked.afters,
+        owners=asked.owners,
+        requests=asked.requests,
         long_plans=asked.long_plans,
     )
     return (scope,)
@@ -190,7 +199,7 @@ def _sentence(scope: Scope) -> str:
         for budget in Budget
         if scope.budget(budget)
     ]
-    parts += [name.replace("_", " ") for name in ("fine", "halves", "long_plans") if getattr(scope, name)]
+    parts += [name.replace("_", " ") for name in _ALSO if getattr(scope, name)]
     parts.append("/".join(operation.name.lower() for operation in scope.operations))
     parts.append("from " + "/".join(start.value for start in scope.starts))
     return textwrap.fill(", ".join(parts), 80, subsequent_indent="  ")

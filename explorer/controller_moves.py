@@ -11,9 +11,10 @@ and liveness, which the kernel tells.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from explorer import held_moves, invariants
+from explorer import admission, held_moves, invariants
+from explorer.admission import Arguments, Terms
 from explorer.errors import broken_by
 from explorer.held_moves import DECIDERS, NOTHING_PENDING, NOTHING_SAID, controller_killed
 from explorer.invariants import ATTEMPTS, all_ended, serves
@@ -32,6 +33,7 @@ from explorer.world import (
     Seen,
     Slot,
     committed_version,
+    hold_byte_of,
     label_of,
     pack_controller,
     read_command,
@@ -44,7 +46,7 @@ from wsm.states.decide import Duty, Inheritance, Role
 from wsm.states.epochs import Attempt
 from wsm.states.errors import CommandOpenError
 from wsm.states.holding import Answer, LeaseEnd
-from wsm.states.vocabulary import After, KVState, OnLease, WeightState
+from wsm.states.vocabulary import After, InFlightPolicy, KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Decider, Operation
 
 #: The kernel's lock makes this false; a seeded fault lets a successor believe a timeout instead.
@@ -56,37 +58,6 @@ stands_in_without_waiting = False
 
 #: A seeded fault stores the word before the record that it names.
 record_before_word = True
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What is stored before a command word, as far as it matters.
-
-    Parameters
-    ----------
-    version : int or None
-        What it brings; None: what no other command brings.
-    before : bool
-        Whether the group served when it was admitted, or is owed that.
-    tags : int
-        What it is about.
-    restores : bool
-        Whether it restores what the group served before it lost a rank, or repairs a rank for that.
-    after : After
-        What it leaves of admission.
-    decider : Decider
-        Who decides it.
-    leased : bool
-        Whether a lease holds that decision.
-    """
-
-    version: int | None
-    before: bool
-    tags: int = BOTH
-    restores: bool = False
-    after: After = After.AS_BEFORE
-    decider: Decider = Decider.CONTROLLER
-    leased: bool = False
 
 
 class ControllerMoves:
@@ -196,7 +167,15 @@ class ControllerMoves:
         """Store a command word, in this move or in the next one; `says`: its arguments, if they are new."""
         after = after or self._now
         if says is None:
-            says = Arguments(after.version, after.before, after.tags, after.restores, AFTERS[after.after])
+            says = Arguments(
+                after.version,
+                after.before,
+                after.tags,
+                after.restores,
+                AFTERS[after.after],
+                hold=after.hold,
+                policy=after.policy,
+            )
         version = says.version or 0
         if not self._scope.fine:
             told = after._replace(
@@ -204,6 +183,8 @@ class ControllerMoves:
                 tags=says.tags,
                 restores=says.restores,
                 after=AFTERS.index(says.after),
+                hold=says.hold,
+                policy=says.policy,
             )
             self._add(label, lambda: self._stored(told, word.pack(), version), spends)
             return
@@ -214,6 +195,8 @@ class ControllerMoves:
             pending_tags=says.tags,
             pending_restores=says.restores,
             pending_after=AFTERS.index(says.after),
+            pending_hold=says.hold,
+            pending_policy=says.policy,
         )
         self._add(f"{label} (not stored yet)", lambda: decided, spends)
 
@@ -225,6 +208,8 @@ class ControllerMoves:
             tags=now.pending_tags,
             restores=now.pending_restores,
             after=now.pending_after,
+            hold=now.pending_hold,
+            policy=now.pending_policy,
             **NOTHING_PENDING,
         )
         self._add("stores the command word", lambda: self._stored(after, now.pending, now.pending_version))
@@ -237,13 +222,16 @@ class ControllerMoves:
             lambda: self._stored(now._replace(stopped=0), now.stopped, now.version),
         )
 
+    def _begun(self, word: CommittedWord) -> int:
+        return admission.begun_by(self._now, held=word.held)
+
     def _held_after(self) -> bool:
         return holding.held_after(AFTERS[self._now.after], held=self._view.committed.held)
 
-    def _commit(self, label: str, word: CommittedWord, version: int) -> None:
+    def _commit(self, label: str, word: CommittedWord, version: int, hold: int) -> None:
         """Write the record of what is committed, and in the next move the word that names it."""
         now = self._now
-        slot = Slot(word.sequence, version, word.held)
+        slot = Slot(word.sequence, version, word.held, hold)
         if record_before_word and slot not in now.records:
             self._add(f"{label}: the record", lambda: self._recorded(slot))
         else:
@@ -264,7 +252,8 @@ class ControllerMoves:
     def _write_late_record(self) -> None:
         """Write the record after its word, as a seeded fault has it."""
         word = CommittedWord.unpack(self._now.committed)
-        slot = Slot(word.sequence, self._now.version, word.held)
+        hold = admission.begun_by(self._now, held=word.held)
+        slot = Slot(word.sequence, self._now.version, word.held, hold)
         self._add("writes the record", lambda: self._recorded(slot))
 
     def _stored(self, after: ControllerState, word: int, version: int) -> ControllerState:
@@ -282,7 +271,8 @@ class ControllerMoves:
         whole = all(each.serving for each in decide.resident_on_each(self._view)) or bool(after.tags)
         invariants.check_decided_admission(leaves, after.tags, orphaned=after.orphaned, whole=whole)
         closed = after.closed if leaves is After.AS_BEFORE else leaves is After.HELD
-        after = after._replace(closed=closed, lapsed=after.lapsed and closed)
+        stands = (after.stands or after.hold) if closed else 0
+        after = after._replace(closed=closed, stands=stands, lapsed=after.lapsed and closed)
         if not after.tags:
             return after
         lacking = any(
@@ -306,34 +296,62 @@ class ControllerMoves:
     def _open(self) -> None:
         after = self._now._replace(failed=0)
         owed = self._unrestored()
+        if self._scope.owners:
+            self._add("names a hold", self._named)
         for operation in self._scope.operations:
-            if operation.is_of_admission:
-                self._open_of_admission(operation, after, owed)
-                continue
-            deciders = DECIDERS if operation is not Operation.CLEAR else DECIDERS[:1]
-            about = (BOTH, WEIGHTS, KV_CACHE) if self._scope.halves and not operation.is_hot else (BOTH,)
-            for tags in about:
-                held = decide.resident_for(self._view, operation, TAGS[tags])
-                if held is not None:
-                    before = decide.state_before(held, owed=owed) is WeightState.NORMAL
-                    says = Arguments(None, before, tags)
-                    for number, decider, leased in deciders:
-                        if number & self._scope.deciders or operation is Operation.CLEAR:
-                            held_by = replace(says, decider=decider, leased=leased)
-                            self._open_with("opens", operation, held_by, (Budget.COMMANDS,), after=after)
-                    if self._scope.afters and operation is not Operation.CLEAR:
-                        leaves = After.SERVE if self._view.committed.held else After.HELD
-                        other = replace(says, after=leaves)
-                        self._open_with("opens", operation, other, (Budget.COMMANDS,), after=after)
-                    lacks_kv_only = held.missing == TAGS[KV_CACHE]
-                    if (
-                        self._scope.halves
-                        and operation is Operation.UPDATE
-                        and tags == BOTH
-                        and lacks_kv_only
-                    ):
-                        again = replace(says, version=committed_version(self._now))
-                        self._open_with("opens", operation, again, (Budget.COMMANDS,), after=after)
+            if operation is Operation.HOLD:
+                self._open_hold(after, owed)
+            elif operation is Operation.RELEASE:
+                self._open_release(after, owed)
+            else:
+                about = (BOTH, WEIGHTS, KV_CACHE) if self._scope.halves and not operation.is_hot else (BOTH,)
+                for tags in about:
+                    self._open_about(operation, tags, after, owed)
+
+    def _open_about(self, operation: Operation, tags: int, after: ControllerState, owed: bool) -> None:
+        """Open a clear or an update, in every way in which a caller may ask for it."""
+        resident = decide.resident_for(self._view, operation, TAGS[tags])
+        if resident is None:
+            return
+        held, scope = self._view.committed.held, self._scope
+        before = decide.state_before(resident, owed=owed) is WeightState.NORMAL
+        plain = Arguments(None, before, tags)
+        asked = [
+            replace(plain, policy=policy, decider=decider, leased=leased)
+            for policy in admission.policies_asked(self._now, scope, held=held)
+            for number, decider, leased in (DECIDERS if operation is not Operation.CLEAR else DECIDERS[:1])
+            if number & scope.deciders or operation is Operation.CLEAR
+        ]
+        if scope.afters and operation is not Operation.CLEAR:
+            leaves = After.SERVE if held else After.HELD
+            asked.append(replace(plain, after=leaves, hold=0 if held else Terms(1).pack()))
+        lacks_kv_only = resident.missing == TAGS[KV_CACHE]
+        if scope.halves and operation is Operation.UPDATE and tags == BOTH and lacks_kv_only:
+            asked.append(replace(plain, version=committed_version(self._now)))
+        for says in asked:
+            self._open_with("opens", operation, says, (Budget.COMMANDS,), after=after)
+
+    def _named(self) -> ControllerState:
+        admission.check_ids(self._now, held=self._view.committed.held)
+        return self._now
+
+    def _open_hold(self, after: ControllerState, owed: bool) -> None:
+        """Open a hold, or renew the lease of the one that there is, as a caller may ask."""
+        now, view, spends = self._now, self._view, (Budget.COMMANDS,)
+        for terms in admission.holds_asked(now, self._scope):
+            answer = admission.answer_to_hold(now, terms, held=view.committed.held)
+            if answer is Answer.RENEW and decide.is_over(view):
+                self._add("renews the lease of the hold", lambda: now._replace(lapsed=False), spends)
+            elif answer is Answer.COMMAND:
+                numbered = after._replace(holds=terms.number if self._scope.owners else 0)
+                self._open_of_admission(Operation.HOLD, numbered, owed, hold=terms, spends=spends)
+
+    def _open_release(self, after: ControllerState, owed: bool) -> None:
+        """Open a release, as a caller may ask."""
+        for how, answer in admission.answers_to_release(self._now, self._scope, self._view):
+            if answer is Answer.COMMAND:
+                verb, spends = f"opens{how}", (Budget.COMMANDS,)
+                self._open_of_admission(Operation.RELEASE, after, owed, verb=verb, spends=spends)
 
     def _open_of_admission(
         self,
@@ -342,54 +360,49 @@ class ControllerMoves:
         owed: bool,
         *,
         verb: str = "opens",
-        spends: tuple[Budget, ...] = (Budget.COMMANDS,),
+        hold: Terms | None = None,
+        spends: tuple[Budget, ...] = (),
     ) -> None:
-        """Open a hold or a release, or renew the lease of a hold, as a caller may ask."""
-        view, now = self._view, self._now
-        each = decide.resident_on_each(view)
-        missing = frozenset(tag for resident in each for tag in resident.missing)
-        held = view.committed.held
-        if operation is Operation.HOLD:
-            answer = holding.asked_to_hold(None, held=held, owner="")
-        else:
-            answer = holding.asked_to_release(None, held=held, owner="", forced=False, missing=missing)
-        if answer is Answer.RENEW and decide.is_over(view):
-            self._add("renews the lease of the hold", lambda: now._replace(lapsed=False), spends)
-        if answer is not Answer.COMMAND:
-            return
-        before, waits = decide.before_admission(each, owed=owed)
+        before, waits = decide.before_admission(decide.resident_on_each(self._view), owed=owed)
+        ends = admission.POLICIES.index(InFlightPolicy.KEEP)
+        if hold is not None and not hold.keeps:
+            ends = admission.POLICIES.index(InFlightPolicy.ABORT)
         says = Arguments(
-            committed_version(now) or 0,
+            committed_version(self._now) or 0,
             before is WeightState.NORMAL,
             NOTHING,
             restores=waits,
-            after=After.HELD if operation is Operation.HOLD else After.SERVE,
+            after=After.SERVE if hold is None else After.HELD,
+            hold=0 if hold is None else hold.pack(),
+            policy=ends + admission.NAMED,
         )
         # What has failed to be restored is counted on: such a command takes nothing away.
-        self._open_with(verb, operation, says, spends, after=after._replace(failed=now.failed))
+        self._open_with(verb, operation, says, spends, after=after._replace(failed=self._now.failed))
 
     def _lease_end(self) -> LeaseEnd:
-        """Ask what is due about the lease of a hold that is to serve when it has run out."""
-        view, now = self._view, self._now
-        each = decide.resident_on_each(view)
-        renewed_ns = 0 if now.lapsed else 10**9
-        return holding.lease_end(
-            holding.Hold("", "", lease_s=1.0, on_lease=OnLease.SERVE, renewed_ns=renewed_ns),
-            10**9,
-            held=view.committed.held,
-            is_over=decide.is_over(view),
-            whole=all(resident.serving for resident in each),
-            owed=decide.before_admission(each, owed=self._unrestored())[1],
-        )
+        return admission.lease_end(self._now, self._view, owed=self._unrestored())
 
     def _end_lease(self) -> None:
-        """Release the group when the lease of its hold has run out; the role is had, and the lease read."""
-        now = self._now
+        """See that the lease of the hold has run out; with the role read it again, and release the group."""
+        now, due = self._now, self._lease_end()
         if self._view.committed.held and not now.lapsed:
             expired = now._replace(lapsed=True)
             self._add("lets the lease of the hold run out", lambda: expired, (Budget.LEASES,))
-        if self._lease_end() is LeaseEnd.RELEASE:
-            self._open_of_admission(Operation.RELEASE, now, False, verb="ends the lease by", spends=())
+        if not now.saw_lapse:
+            if due is LeaseEnd.RELEASE:
+                self._add("sees that the lease has run out", lambda: now._replace(saw_lapse=True))
+            return
+        seen = now._replace(saw_lapse=False)
+        if due is not LeaseEnd.RELEASE and admission.lease_is_read_again:
+            self._add("reads the lease again, and leaves it", lambda: seen)
+            return
+        self._add("ends the lease", self._lease_ended)
+        if not self.found or self.found[-1].after:
+            self._open_of_admission(Operation.RELEASE, seen, False, verb="ends the lease by")
+
+    def _lease_ended(self) -> ControllerState:
+        admission.check_lease_end(self._now)
+        return self._now
 
     def _unrestored(self) -> bool:
         return epochs.unrestored(self._view, restores=self._now.restores, of_admission=not self._now.tags)
@@ -436,6 +449,7 @@ class ControllerMoves:
         named += {NOTHING: "", BOTH: "", WEIGHTS: ", weights only", KV_CACHE: ", KV cache only"}[says.tags]
         if says.tags and says.after is not After.AS_BEFORE:
             named += f", then {says.after.value}"
+        named += admission.named(says, self._scope)
         self._write(f"{verb} {operation.name} {word.sequence}{named}", word, spends, after=driving, says=says)
         if not arguments_lie_there:
             self._add(
@@ -459,7 +473,7 @@ class ControllerMoves:
                 self._write(label, decide.decided(view, word), spends, after=after)
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
             following = decide.committed(view, label_of(now.version), held=self._held_after())
-            self._commit("stores the committed version", following, now.version)
+            self._commit("stores the committed version", following, now.version, self._begun(following))
         if decide.is_over(view):
             self._add("sees that the command is over", self._over)
 
@@ -557,11 +571,9 @@ class ControllerMoves:
             label = f"is gone; a process of the group decides {due.name}"
             self._write(label, decide.decided(view, due), after=after)
         elif decide.lacks_a_word(view):
-            self._commit(
-                "is gone; a process of the group stores the committed version",
-                decide.committed(view, label_of(now.version), held=self._held_after()),
-                now.version,
-            )
+            word = decide.committed(view, label_of(now.version), held=self._held_after())
+            label = "is gone; a process of the group stores the committed version"
+            self._commit(label, word, now.version, self._begun(word))
         else:
             self._add(
                 "is gone; a process of the group gives the role back", lambda: now._replace(ending=False)
@@ -612,7 +624,9 @@ class ControllerMoves:
         word = completed or epochs.goal_word(view, goal)
         if word is not None:
             said = "nothing" if goal is None else f"version {goal}"
-            self._commit(f"stores that the group must serve {said} again", word, int(goal or 0))
+            known = hold_byte_of(now) if word.held else 0
+            hold = known if completed is None else self._begun(word)
+            self._commit(f"stores that the group must serve {said} again", word, int(goal or 0), hold)
             return
         owed, label = self._owed(), f"raises the epoch: {self._lost} gone or broken"
 
@@ -645,7 +659,7 @@ class ControllerMoves:
         owes = not serves(view) and self._unrestored()
         if self._next_attempt() is Attempt.MAKE and owes:
             self._add("restores once more", lambda: self._checked(now.failed))
-            says = Arguments(committed_version(now), before=True, restores=True)
+            says = Arguments(committed_version(now), before=True, tags=BOTH, restores=True)
             self._open_with("restores", Operation.UPDATE, says)
         elif now.recovering and decide.is_over(view):
             self._add("has nothing to restore", lambda: now._replace(recovering=False))
@@ -675,7 +689,7 @@ class ControllerMoves:
         self._open_with(
             "repairs by",
             Operation.CLEAR,
-            Arguments(None, before=owed, restores=owed),
+            Arguments(None, before=owed, tags=BOTH, restores=owed),
             after=now._replace(repairs=True),
         )
 

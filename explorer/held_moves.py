@@ -29,6 +29,8 @@ NOTHING_PENDING = {
         "pending_tags",
         "pending_restores",
         "pending_after",
+        "pending_hold",
+        "pending_policy",
     )
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from explorer.admission import Terms, terms_of
 from explorer.errors import RuleBrokenError
 from explorer.world import (
     TAGS,
@@ -22,6 +23,7 @@ from explorer.world import (
     all_participants,
     committed_version,
     controller_of,
+    hold_byte_of,
     read_command,
     read_status,
     read_step,
@@ -141,6 +143,24 @@ def check_decided_admission(after: After, tags: int, *, orphaned: bool, whole: b
         raise RuleBrokenError(
             rule="only a group that can serve is released",
             seen="it is released, and lacks weights or KV cache",
+        )
+
+
+def check_refusal(me: ParticipantState) -> None:
+    """A hold is legal whatever a rank has in memory."""
+    if me.state.operation is Operation.HOLD and not me.state.broken:
+        raise RuleBrokenError(
+            rule="a hold is legal whatever a rank has in memory",
+            seen=f"a rank in {me.joint} refuses to be held",
+        )
+
+
+def check_requests_ended(*, named: bool, stands: Terms | None) -> None:
+    """What a hold kept of requests is ended by a command that names that, and by no other."""
+    if not named and stands is not None and stands.keeps:
+        raise RuleBrokenError(
+            rule="a command under a hold treats requests as the hold said, unless it names a policy",
+            seen="it ends those that the hold has kept, and its caller has named none",
         )
 
 
@@ -345,7 +365,12 @@ def _misheld(controller: ControllerState, people: list[ParticipantState], view: 
     """Say what is wrong with the admission of a group that rests."""
     if view.committed.held is not controller.closed:
         return f"the committed word says held={view.committed.held}, and that was not decided last"
-    if controller.lapsed and controller.closed and not controller.frozen and all(map(holds_all, people)):
+    if controller.closed and hold_byte_of(controller) != controller.stands:
+        return f"the record names hold {hold_byte_of(controller)}, and {controller.stands} was decided last"
+    stands = terms_of(controller.stands)
+    stays = stands is not None and stands.stays
+    may_end = controller.lapsed and controller.closed and not (stays or controller.frozen)
+    if may_end and all(map(holds_all, people)):
         return "a hold whose lease has run out stays, although the group could serve"
     return ""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from explorer.admission import terms_of
 from explorer.controller_moves import ControllerMoves
 from explorer.errors import broken_by
 from explorer.rank_moves import (
@@ -176,10 +177,11 @@ class Moves:
         others = self._others(world, me, told)
         overdue = self._is_overdue(world, controller)
         held = CommittedWord.unpack(controller.committed).held
-        admission = (controller.after, held, controller.closed)
+        admission = (controller.after, held, controller.closed, controller.hold, controller.policy)
+        requests = (controller.stands,) if self._scope.requests else ()
         late = me.hung and self._is_late(world, controller, index)
         asked = (controller.version, controller.tags, controller.clears_half, overdue, controller.replaces)
-        key = (index, packed, late, controller.command, asked, admission, wallet, id(told), others)
+        key = (index, packed, late, controller.command, asked, admission, requests, wallet, id(told), others)
         found = self._of_rank.get(key)
         if found is None:
             around = Surroundings(
@@ -191,6 +193,9 @@ class Moves:
                 AFTERS[controller.after],
                 held,
                 controller.closed,
+                terms_of(controller.hold),
+                terms_of(controller.stands) if self._scope.requests else None,
+                controller.policy,
                 tuple(read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]),
                 self._scope.ranks,
                 fine=self._scope.fine,
@@ -199,6 +204,7 @@ class Moves:
                 overdue=overdue,
                 late=late,
                 replaces=controller.replaces,
+                requests=self._scope.requests,
             )
             found = self._of_rank[key] = _moves_of_rank(me, told, around)
         return found

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from explorer import invariants
 from explorer import rank_work as work
+from explorer.admission import NAMED, POLICIES, Terms
 from explorer.errors import RuleBrokenError, broken_by
 from explorer.scope import Budget
 from explorer.world import (
@@ -36,10 +37,10 @@ from explorer.world import (
 from wsm.states import joint as tables
 from wsm.states import rank as protocol
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
-from wsm.states.holding import held_after
+from wsm.states.holding import held_after, in_flight_objection
 from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
 from wsm.states.view import View
-from wsm.states.vocabulary import After, WeightState
+from wsm.states.vocabulary import After, InFlightPolicy, WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode, StepKind
 
 #: What participants say that are not whole any more, or may not be.
@@ -54,6 +55,9 @@ _AT_ONCE = frozenset((Todo.LOOK, Todo.WAIT, Todo.SERVE, Todo.DRAIN))
 STEPPING = frozenset((Todo.SERVE, Todo.DRAIN, Todo.STAGE, Todo.JOIN))
 
 NO_INTENT = Intent()
+
+#: Blocks are forgotten behind the decision of a hold; a seeded fault forgets them as soon as a rank stands.
+blocks_are_forgotten_at_once = False
 
 
 # -- looking ---------------------------------------------------------------------------------------
@@ -226,6 +230,10 @@ class Surroundings:
         What they say it leaves of admission.
     held, closed : bool
         Whether the committed word says that the group is held; whether a hold was decided last, in truth.
+    hold, stands : Terms or None
+        The hold that the command's arguments begin; the one that was decided last, in truth, if that matters.
+    policy : int
+        What they say about requests, as :data:`explorer.admission.POLICIES` and its neighbour say.
     others : tuple of PublicState
         All participants. Which parts of them may be read where is said by what moves are remembered by.
     ranks : int
@@ -240,6 +248,8 @@ class Surroundings:
         Whether the owner of the group ends it, since it hangs.
     replaces : bool
         Whether the owner of the group ends FAULTED ranks: clearing them again has failed too often.
+    requests : bool
+        Whether requests run in a group that serves, and are told from none.
     """
 
     index: int
@@ -250,6 +260,9 @@ class Surroundings:
     after: After
     held: bool
     closed: bool
+    hold: Terms | None
+    stands: Terms | None
+    policy: int
     others: tuple[PublicState, ...]
     ranks: int
     fine: bool
@@ -258,6 +271,12 @@ class Surroundings:
     overdue: bool = False
     late: bool = False
     replaces: bool = False
+    requests: bool = False
+
+    @property
+    def in_flight(self) -> InFlightPolicy:
+        """What becomes of requests."""
+        return POLICIES[self.policy % NAMED]
 
 
 class RankMoves:
@@ -462,6 +481,8 @@ class RankMoves:
             self.add("has work", lambda: self._begin_step(me), Budget.STEPS)
         elif todo is Todo.JOIN:
             self.add(f"joins step {me.state.step + 1}", lambda: self._enter(me))
+        elif todo is Todo.DRAIN and not self._can_drain(me):
+            pass
         elif todo is Todo.DRAIN:
             self.add("has drained", lambda: self._tell(me, Event.DRAINED))
             if me.state.phase is Phase.DRAINING and _steps_meanwhile(me.state):
@@ -514,6 +535,7 @@ class RankMoves:
         def join() -> ParticipantState:
             move = self._joined(me, value if hidden == COMMAND_WORD else self._around.command)
             empty = work.lose(me)._replace(position=Position.FREE, ran=0, entered_action=0, step_version=0)
+            empty = empty._replace(aside=False)
             return self._store(empty, answered(move))
 
         self.add("joins the new epoch", join)
@@ -523,7 +545,11 @@ class RankMoves:
 
         def begin() -> ParticipantState:
             ready = work.set_up(me, self._around.tags, self._around.version)
+            ready = ready._replace(had_blocks=self._around.requests and bool(me.blocks))
             if not work.is_legal(ready):
+                invariants.check_refusal(me)
+                return self._tell(me, Event.REFUSED)
+            if self._objects(me):
                 return self._tell(me, Event.REFUSED)
             plan = work.plan_of(ready, long_plans=self._around.long_plans)
             return self._tell(ready, Event.BEGAN, collective=plan)
@@ -531,13 +557,32 @@ class RankMoves:
         self.add("begins", begin)
         self._add_failure("fails to begin", me)
 
+    def _objects(self, me: ParticipantState) -> bool:
+        """Whether it cannot honour the command's policy for requests."""
+        set_aside, policy = int(me.aside), self._around.in_flight
+        return in_flight_objection(policy, held=me.state.held, set_aside=set_aside) is not None
+
+    def _can_drain(self, me: ParticipantState) -> bool:
+        """Whether a rank that drains comes to an end: what stands still never does."""
+        drains = self._around.in_flight is InFlightPolicy.DRAIN
+        return not (self._around.requests and me.state.held and me.aside and drains)
+
+    def _settled_requests(self, me: ParticipantState) -> ParticipantState:
+        """Return what is left of the requests that a hold has set aside, once a command has ended them."""
+        around = self._around
+        if not me.aside or not me.state.held or around.in_flight is not InFlightPolicy.ABORT:
+            return me
+        invariants.check_requests_ended(named=around.policy >= NAMED, stands=around.stands)
+        return me._replace(aside=False)
+
     def _accept(self, me: ParticipantState) -> None:
         """Let the transition begin: all stand at the same step."""
         self._add_failure("lacks what its plan needs", work.accept(me))
 
         def accept() -> ParticipantState:
             invariants.check_accepts_once(me)
-            begun = work.accept(me)._replace(ran=me.state.sequence, entered_action=0)
+            begun = work.accept(self._settled_requests(me))
+            begun = begun._replace(ran=me.state.sequence, entered_action=0)
             return self._tell(begun, Event.ACCEPTED)
 
         self.add("accepts", accept)
@@ -572,7 +617,10 @@ class RankMoves:
             self.add("releases", lambda: self._finish_action(work.release(me)))
             self._add_failure("fails to release", work.tear_off(me))
         elif kind is work.ActionKind.SETTLE:
-            self.add("ends or keeps what runs", lambda: self._finish_action(me))
+            hold = self._around.hold
+            early = blocks_are_forgotten_at_once and hold is not None and hold.drops
+            settled = me._replace(blocks=0) if early else me
+            self.add("ends or keeps what runs", lambda: self._finish_action(settled))
             self._add_failure("fails to end what runs", me)
         else:
             self.add("leaves the collective action", lambda: self._finish_action(me))
@@ -611,10 +659,11 @@ class RankMoves:
             after = me
             if me.state.operation.is_hot:
                 invariants.check_accepts_once(me)
-                after = me._replace(ran=me.state.sequence, entered_action=0)
+                after = self._settled_requests(me)._replace(ran=me.state.sequence, entered_action=0)
             committed = work.commit(after)
             serves = tables.serving(committed.joint.weights, committed.joint.kv)
             held = held_after(self._around.after, held=me.state.held)
+            committed = self._of_hold(me, committed, held=held)
             return self._tell(committed, Event.COMMITTED, serves=serves, held=held)
 
         self.add("commits", commit)
@@ -625,6 +674,14 @@ class RankMoves:
                 lambda: self._tell(work.break_flip(me), Event.BROKE),
                 Budget.BROKEN_STEPS,
             )
+
+    def _of_hold(self, me: ParticipantState, committed: ParticipantState, *, held: bool) -> ParticipantState:
+        """Take in what a hold makes of requests and blocks, and its end of the former."""
+        hold = self._around.hold
+        if not self._around.requests or not held or me.state.held or hold is None:
+            return committed if held else committed._replace(aside=False)
+        blocks = 0 if hold.drops else committed.blocks
+        return committed._replace(aside=hold.keeps and me.from_normal, blocks=blocks)
 
     def _undo(self, me: ParticipantState) -> None:
         """Let it stop and take back what it can."""
@@ -641,7 +698,8 @@ class RankMoves:
 
     def _keep(self, me: ParticipantState) -> None:
         """Let it end as it began."""
-        self.add("keeps what it had", lambda: self._settled(work.keep(me)))
+        lost = me.state.operation is Operation.HOLD and me.had_blocks and not me.blocks
+        self.add("keeps what it had", lambda: self._settled(_kept(me, blocks_are_lost=lost)))
 
     def _drop(self, me: ParticipantState) -> None:
         """Let it end with nothing."""
@@ -670,6 +728,15 @@ _DOES: dict[Todo, Callable[[RankMoves, ParticipantState], None]] = {
     Todo.KEEP: RankMoves._keep,
     Todo.DROP: RankMoves._drop,
 }
+
+
+def _kept(me: ParticipantState, *, blocks_are_lost: bool) -> tuple[ParticipantState, Event]:
+    if blocks_are_lost:
+        raise RuleBrokenError(
+            rule="a hold that fails leaves the KV cache as it was",
+            seen="it is aborted, and the blocks that were there are forgotten",
+        )
+    return work.keep(me)
 
 
 def _steps_meanwhile(state: RankState) -> bool:

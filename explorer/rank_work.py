@@ -258,7 +258,15 @@ def _ended(
 
 def _forget(me: ParticipantState) -> ParticipantState:
     return me._replace(
-        began=False, from_normal=False, torn=False, moved=False, tags=0, had_kv=False, staged=0, loaded=0
+        began=False,
+        from_normal=False,
+        torn=False,
+        moved=False,
+        tags=0,
+        had_kv=False,
+        had_blocks=False,
+        staged=0,
+        loaded=0,
     )
 
 

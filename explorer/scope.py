@@ -72,6 +72,10 @@ class Scope:
         Where the group is at first; every start is explored.
     afters : bool
         Whether updates also hold the group, or end its hold.
+    owners : bool
+        Whether holds have one of two owners, ids that commands name, and leases that may leave them.
+    requests : bool
+        Whether holds set requests aside or end them, keep blocks or drop them, and commands say likewise.
     halves : bool
         Whether commands are also about the weights alone, or the KV cache alone.
     long_plans : bool
@@ -108,6 +112,8 @@ class Scope:
     operations: tuple[Operation, ...] = (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
     starts: tuple[Start, ...] = (Start.SERVING, Start.CLEARED)
     afters: bool = False
+    owners: bool = False
+    requests: bool = False
     halves: bool = False
     long_plans: bool = False
     deciders: int = 1
@@ -278,6 +284,8 @@ _DAILY = _scopes(
     "commands=2 afters=True steps=1 rank_crashes=1 operations=hold,update,hot_update starts=serving",
     "fine=True steps=1 rank_crashes=1 operations=hold,release starts=serving",
     "controller_losses=1 controller_stops=2 leases=1 operations=hold,release starts=serving",
+    "commands=3 steps=0 owners=True leases=1 rank_crashes=1 operations=hold,release,update starts=serving",
+    "commands=2 steps=1 requests=True failures=1 operations=hold,update,hot_update starts=serving",
 )
 
 _DEEP = (
@@ -307,6 +315,9 @@ _DEEP = (
         "commands=3 steps=1 afters=True rank_crashes=1 failures=1 leases=1 operations=hold,release,update",
         "commands=2 steps=1 rank_crashes=2 controller_crashes=1 leases=1 operations=hold,release,clear",
         "commands=2 helpers=1 stale_reads=1 steps=1 operations=hold,release",
+        "commands=2 steps=0 owners=True leases=1 rank_crashes=1 controller_crashes=1 controller_losses=1"
+        " operations=hold,release,update starts=serving",
+        "commands=3 steps=0 requests=True failures=1 operations=hold,release,update,clear,hot_update",
     ),
 )
 

@@ -226,8 +226,10 @@ class ParticipantState(NamedTuple):
         released or written that nothing brings back, whether the machines have left the states of before.
     tags : int
         What the command at hand is about.
-    had_kv : bool
-        Whether there was a KV cache when its work was set up.
+    had_kv, had_blocks : bool
+        Whether there was a KV cache when its work was set up, and something in it.
+    aside : bool
+        Whether a hold has set requests aside.
     step_version, ran, entered_action : int
         See :class:`PublicState`.
     intent, seen
@@ -251,6 +253,8 @@ class ParticipantState(NamedTuple):
     moved: bool = False
     tags: int = 0
     had_kv: bool = False
+    had_blocks: bool = False
+    aside: bool = False
     step_version: int = 0
     ran: int = 0
     entered_action: int = 0
@@ -283,7 +287,7 @@ STATE_BYTES = slice(_PUBLIC.size + _PRIVATE.size, None)
 
 #: Where a packed participant, and a packed controller, say which word is hidden from them.
 SEEN_BYTE = _PUBLIC.size + struct.calcsize("<2BH5BQQ")
-CONTROLLER_SEEN_BYTE = struct.calcsize("<QQBIQBBBQ6B")
+CONTROLLER_SEEN_BYTE = struct.calcsize("<QQBQQBBBQ6B8B")
 
 _PHASES = list(Phase)
 _TODOS = list(Todo)
@@ -311,7 +315,7 @@ def pack(me: ParticipantState) -> bytes:
         me.loaded,
     )
     flags = me.began | me.from_normal << 1 | me.torn << 2 | joint.kv_stale << 3 | joint.held << 4
-    flags |= me.moved << 5 | me.had_kv << 6 | me.tags << 7
+    flags |= me.moved << 5 | me.had_kv << 6 | me.tags << 7 | me.had_blocks << 9 | me.aside << 10
     private = _PRIVATE.pack(
         _WEIGHTS.index(joint.weights),
         _KV.index(joint.kv),
@@ -356,7 +360,9 @@ def unpack(data: bytes, index: int) -> ParticipantState:
         torn=bool(flags & 4),
         moved=bool(flags & 32),
         had_kv=bool(flags & 64),
-        tags=flags >> 7,
+        had_blocks=bool(flags & 512),
+        aside=bool(flags & 1024),
+        tags=flags >> 7 & BOTH,
         step_version=public.step_version,
         ran=public.ran,
         entered_action=public.entered_action,
@@ -415,16 +421,20 @@ def read_status(word: int) -> StatusWord:
 
 
 class Slot(NamedTuple):
-    """A record of what was committed: with which sequence, which version (0: none), and whether held."""
+    """A record of what was committed: with which sequence, which version (0: none), whether held, and how.
+
+    The last is packed, as :mod:`explorer.admission` reads it.
+    """
 
     sequence: int = 0
     version: int = 0
     held: bool = False
+    hold: int = 0
 
     @property
     def record(self) -> CommittedRecord:
         """The record."""
-        return _record(*self)
+        return _record(*self[:3])
 
 
 @lru_cache(maxsize=1 << 16)
@@ -432,8 +442,8 @@ def _record(sequence: int, version: int, held: bool) -> CommittedRecord:
     return CommittedRecord(sequence, str(version) if version else None, hold={} if held else None)
 
 
-def _slot(sequence: int, version: int, held: int) -> Slot:
-    return Slot(sequence, version, bool(held))
+def _slot(sequence: int, version: int, held: int, hold: int) -> Slot:
+    return Slot(sequence, version, bool(held), hold)
 
 
 class ControllerState(NamedTuple):
@@ -495,12 +505,20 @@ class ControllerState(NamedTuple):
         Whether its process is stopped, with the role, and may go on at any time or never.
     after, pending_after : int
         What the command's arguments say it leaves of admission, as a place in :data:`AFTERS`; likewise.
+    hold, pending_hold : int
+        The hold that the command's arguments begin, packed (:mod:`explorer.admission`); 0: none; likewise.
+    policy, pending_policy : int
+        What they say about requests; likewise.
+    holds : int
+        How many holds were asked for, where they are told from each other.
     closed : bool
         What no process knows, and a rule asks for: whether a hold was decided last, and no end of it.
+    stands : int
+        Nor that: which hold, packed; 0: none.
     orphaned : bool
         What no process knows either: whether who gave the open command is gone.
-    lapsed : bool
-        Whether the lease of the hold has run out.
+    lapsed, saw_lapse : bool
+        Whether the lease of the hold has run out; whether the process that keeps the group has seen that.
     says_commit, says_abort : bool
         What was said by who decides the command, where its controller does not. A caller says it to its own
         process, and with that it is gone; what is said outside stays.
@@ -541,9 +559,16 @@ class ControllerState(NamedTuple):
     frozen: bool = False
     after: int = 0
     pending_after: int = 0
+    hold: int = 0
+    pending_hold: int = 0
+    policy: int = 0
+    pending_policy: int = 0
+    holds: int = 0
     closed: bool = False
+    stands: int = 0
     orphaned: bool = False
     lapsed: bool = False
+    saw_lapse: bool = False
     says_commit: bool = False
     says_abort: bool = False
     voted: bool = False
@@ -553,7 +578,7 @@ class ControllerState(NamedTuple):
     seen: Seen = Seen()
 
 
-_CONTROLLER = struct.Struct("<QQBIQBBBQ6BBQ")
+_CONTROLLER = struct.Struct("<QQBQQBBBQ6B8BBQ")
 
 #: How many bits count the attempts to restore that failed.
 _FAILED_BITS = 4
@@ -579,6 +604,7 @@ _FLAGS = (
     "closed",
     "orphaned",
     "lapsed",
+    "saw_lapse",
     "says_commit",
     "says_abort",
     "voted",
@@ -606,6 +632,12 @@ def pack_controller(controller: ControllerState) -> bytes:
         | controller.after << 4
         | controller.pending_after << 6,
         controller.stopped,
+        controller.hold,
+        controller.pending_hold,
+        controller.policy,
+        controller.pending_policy,
+        controller.holds,
+        controller.stands,
         *controller.records[0],
         *controller.records[1],
         *controller.seen,
@@ -616,7 +648,7 @@ def pack_controller(controller: ControllerState) -> bytes:
 def unpack_controller(data: bytes) -> ControllerState:
     """Return the controller of what :func:`pack_controller` returned."""
     command, committed, version, flags, pending, pending_version, owed, *rest = _CONTROLLER.unpack(data)
-    tags, stopped, *slots, word, value = rest
+    tags, stopped, hold, pending_hold, policy, pending_policy, holds, stands, *slots, word, value = rest
     return ControllerState(
         command,
         committed,
@@ -631,7 +663,13 @@ def unpack_controller(data: bytes) -> ControllerState:
         pending_after=tags >> 6,
         owed=owed,
         stopped=stopped,
-        records=(_slot(*slots[:3]), _slot(*slots[3:])),
+        hold=hold,
+        pending_hold=pending_hold,
+        policy=policy,
+        pending_policy=pending_policy,
+        holds=holds,
+        stands=stands,
+        records=(_slot(*slots[:4]), _slot(*slots[4:])),
         seen=Seen(word, value),
         **{name: bool(flags >> bit & 1) for bit, name in enumerate(_FLAGS)},
     )
@@ -764,6 +802,13 @@ def committed_version(controller: ControllerState) -> int | None:
         seen=f"its committed word names a record of sequence {word.sequence}, and the slots hold "
         f"{controller.records}",
     )
+
+
+def hold_byte_of(controller: ControllerState) -> int:
+    """Return the hold that the group stands under, packed, as its record says; 0: none."""
+    word = CommittedWord.unpack(controller.committed)
+    place = named_by(word, [slot.record for slot in controller.records])
+    return 0 if place is None else controller.records[place].hold
 
 
 @lru_cache(maxsize=1 << 14)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from explorer import controller_moves, held_moves, rank_moves, rank_work
+from explorer import admission, controller_moves, held_moves, rank_moves, rank_work
 from explorer.rank_work import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
@@ -25,7 +25,7 @@ from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow
 from wsm.states.plan_key import Request
 from wsm.states.table import Row
 from wsm.states.view import View
-from wsm.states.vocabulary import After, KVEvent, KVState, WeightState
+from wsm.states.vocabulary import After, KVEvent, KVState, OnLease, WeightState
 from wsm.states.words import CommandWord, Decider, Operation, StatusCode, StepKind, StepWord
 
 #: A seed puts other functions in the place of real ones: (module, name) -> what stands there instead.
@@ -1090,6 +1090,144 @@ def a_hold_gives_memory_back():
         return command_events.drop(asked, at)._replace(plan=None)
 
     return {(command_events, "keep"): keep}
+
+
+@fault("ranks=1 operations=hold,clear commands=2 steps=0 failures=2 rank_crashes=1 starts=serving")
+def a_hold_is_restored():
+    """A hold that was decided counts as one that brings the committed version, whatever a rank had before."""
+    real = epochs.restored_version
+
+    def restored_version(view: View, *, of_admission: bool, **known: Any) -> str | None:
+        del of_admission
+        return real(view, **known)
+
+    return {(epochs, "restored_version"): restored_version}
+
+
+@fault("operations=hold,update commands=2 steps=0 rank_crashes=1 starts=serving")
+def a_held_group_counts_as_cleared():
+    """What a command finds under a hold counts as memory that its caller has taken."""
+    real = decide.resident_for
+
+    def resident_for(view: View, operation: Operation, tags: Any) -> decide.Resident | None:
+        found = real(view, operation, tags)
+        taken = decide.Resident(WeightState.CLEARED, KVState.CLEARED)
+        return taken if found is not None and view.committed.held else found
+
+    return {(decide, "resident_for"): resident_for}
+
+
+@fault("operations=hold,clear commands=2 steps=0 starts=serving")
+def a_hold_needs_what_serves():
+    """A rank that lacks something refuses to be held."""
+    real = command_events.objection
+
+    def objection(asked: command_events.Asked) -> str | None:
+        lacks = asked.request is Request.HOLD and asked.before.weights is not WeightState.NORMAL
+        return "it lacks something" if lacks else real(asked)
+
+    return {(command_events, "objection"): objection}
+
+
+@fault("operations=hold,update commands=2 steps=0 failures=1 starts=serving")
+def an_abort_opens_a_held_group():
+    """The undo of a command under a hold lets the rank step."""
+    real = rank.take_in
+
+    def take_in(state: RankState, happened: Happened) -> Move:
+        opens = happened.event in (Event.KEPT, Event.CLEARED)
+        return real(replace(state, held=state.held and not opens), happened)
+
+    return {(rank, "take_in"): take_in}
+
+
+@fault("operations=hold commands=1 steps=0 failures=1 starts=serving")
+def a_hold_that_fails_holds():
+    """A rank is held as soon as it stands, whatever is decided."""
+    real = rank.take_in
+
+    def take_in(state: RankState, happened: Happened) -> Move:
+        stands = state.operation is Operation.HOLD and happened.event is Event.FINISHED
+        return real(replace(state, held=state.held or stands), happened)
+
+    return {(rank, "take_in"): take_in}
+
+
+@fault("operations=hold commands=2 steps=0 owners=True starts=serving")
+def another_renews_a_hold():
+    """A hold is renewed by any that asks for one."""
+    real = holding.asked_to_hold
+
+    def asked_to_hold(hold: Any, *, held: bool, owner: str) -> holding.Answer:
+        del owner
+        return real(hold, held=held, owner="" if hold is None else hold.owner)
+
+    return {(holding, "asked_to_hold"): asked_to_hold}
+
+
+@fault("operations=hold,release commands=2 steps=0 owners=True starts=serving")
+def another_releases_a_hold():
+    """A hold is released by any that asks for that."""
+    real = holding.asked_to_release
+    return {(holding, "asked_to_release"): lambda hold, **asked: real(hold, **{**asked, "forced": True})}
+
+
+@fault("operations=hold,release commands=2 steps=0 owners=True starts=serving")
+def an_operator_is_refused():
+    """A release that is forced asks for the owner, too."""
+    real = holding.asked_to_release
+    return {(holding, "asked_to_release"): lambda hold, **asked: real(hold, **{**asked, "forced": False})}
+
+
+@fault("operations=hold,release commands=3 steps=0 owners=True starts=serving")
+def a_hold_that_ended_is_in_force():
+    """A command that names a hold is taken under any."""
+
+    def is_in_force(_hold: Any, hold_id: str | None, *, held: bool) -> bool:
+        return hold_id is None or held
+
+    return {(holding, "is_in_force"): is_in_force}
+
+
+@fault("operations=hold commands=1 steps=0 rank_crashes=1 owners=True starts=serving")
+def a_new_epoch_forgets_whose_hold_it_is():
+    """The record of a hold says that there is one, and no more."""
+    return {(admission, "begun_by"): lambda _now, *, held: 0 & held}
+
+
+@fault("operations=hold commands=2 steps=0 leases=1 owners=True starts=serving")
+def a_lease_is_not_read_again():
+    """A lease that was renewed before the role was had is ended as it was seen first."""
+    return {(admission, "lease_is_read_again"): False}
+
+
+@fault("operations=hold commands=1 steps=0 leases=1 owners=True starts=serving")
+def a_lease_that_is_to_stay_serves():
+    """What is to become of a hold when its lease runs out is not asked."""
+    real = holding.lease_end
+
+    def lease_end(hold: Any, now_ns: int, **known: bool) -> holding.LeaseEnd:
+        return real(hold and replace(hold, on_lease=OnLease.SERVE), now_ns, **known)
+
+    return {(holding, "lease_end"): lease_end}
+
+
+@fault("operations=hold,update commands=2 steps=0 requests=True starts=serving")
+def what_stands_is_drained():
+    """A command under a hold waits for requests that go on only after the release."""
+    return {(rank_moves, "in_flight_objection"): lambda _policy, **_known: None}
+
+
+@fault("operations=hold,update commands=2 steps=0 requests=True starts=serving")
+def the_usual_policy_counts_under_a_hold():
+    """A command that says nothing about requests ends those that the hold has kept."""
+    return {(holding, "in_flight_under"): lambda _hold, asked, usual: asked or usual}
+
+
+@fault("operations=hold commands=1 steps=1 failures=1 requests=True starts=serving")
+def blocks_are_forgotten_before_the_decision():
+    """A hold forgets the blocks of the KV cache as soon as a rank stands."""
+    return {(rank_moves, "blocks_are_forgotten_at_once"): True}
 
 
 def main() -> None:

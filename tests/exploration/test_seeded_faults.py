@@ -38,7 +38,7 @@ def test_a_seeded_fault_is_caught_and_the_way_there_can_be_gone_again(
 
 def lies_within(small: Scope, large: Scope) -> bool:
     """Whether every order of events within some bounds is possible within others."""
-    alike = ("ranks", "helpers", "afters", "halves", "long_plans", "fine", "symmetric")
+    alike = ("ranks", "helpers", "afters", "owners", "requests", "halves", "long_plans", "fine", "symmetric")
     return (
         all(getattr(small, name) == getattr(large, name) for name in alike)
         and all(small.budget(budget) <= large.budget(budget) for budget in Budget)
