@@ -299,6 +299,16 @@ class LocalGroup:
         self._expect(fault)
         return self._run(self.controller.begin_clear(**options))
 
+    def hold(self, *, fault: Fault | None = None, **options: Any) -> Receipt:
+        """Hold the group, and return once every rank is at rest. As :meth:`wsm.Controller.hold`."""
+        self._expect(fault)
+        return self._run(self.controller.begin_hold(**options))
+
+    def release(self, *, fault: Fault | None = None, **options: Any) -> Receipt:
+        """End the group's hold, and return once every rank is at rest. As :meth:`wsm.Controller.release`."""
+        self._expect(fault)
+        return self._run(self.controller.begin_release(**options))
+
     def command(self, command: Command, *, fault: Fault | None = None) -> Receipt:
         """Give one of :data:`COMMANDS`, without what comes before it."""
         give = self.update if command.updates else self.clear

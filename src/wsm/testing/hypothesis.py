@@ -19,13 +19,15 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner
 from wsm.errors import WsmError
+from wsm.receipt import Outcome
 from wsm.states.plan_key import COMMANDED, Request
-from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVState, Tag, WeightState
+from wsm.states.vocabulary import ALL_TAGS, After, InFlightPolicy, KVPolicy, KVState, Tag, WeightState
 from wsm.strategies.tensor import WeightTarget
 from wsm.testing._group import BEHIND_A_DECISION, WAYS, Fault, LocalGroup, load_bytes
 from wsm.worker.errors import FlipFailedError
 
 _VERSIONS = st.sampled_from(("1", "2", "step:3"))
+_OWNERS = st.sampled_from(("trainer", "operator"))
 _TAGS = st.sampled_from([ALL_TAGS, frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})])
 
 
@@ -61,6 +63,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self._owner: str | None = None  # of the hold that was decided last
         self._undo = contextlib.ExitStack()
         self._digests: dict[tuple[int, str | None], str] = {}
         directory = self._undo.enter_context(tempfile.TemporaryDirectory())
@@ -115,12 +118,54 @@ class GroupMachine(RuleBasedStateMachine):
         with contextlib.suppress(WsmError):
             self.group.clear(tags=tags, fault=fault)
 
-    @rule(tags=_TAGS, version=_VERSIONS, force=st.booleans(), fault=_faults(Request.UPDATE))
-    def update(self, tags: frozenset[Tag], version: str, force: bool, fault: Fault | None) -> None:
-        """Update what `tags` name."""
+    @rule(
+        tags=_TAGS,
+        version=_VERSIONS,
+        force=st.booleans(),
+        after=st.sampled_from(After),
+        owner=_OWNERS,
+        fault=_faults(Request.UPDATE),
+    )
+    def update(
+        self,
+        *,
+        tags: frozenset[Tag],
+        version: str,
+        force: bool,
+        after: After,
+        owner: str,
+        fault: Fault | None,
+    ) -> None:
+        """Update what `tags` name, and hold the group or end its hold with that."""
         named = version if Tag.WEIGHTS in tags else None
         with contextlib.suppress(WsmError):
-            self.group.update(named, tags=tags, force=force, fault=fault)
+            self.group.update(named, tags=tags, force=force, after=after, owner=owner, fault=fault)
+            if after is not After.AS_BEFORE:
+                self._owner = (self._owner or owner) if after is After.HELD else None
+
+    @rule(
+        owner=_OWNERS,
+        kv_policy=st.sampled_from((KVPolicy.KEEP, KVPolicy.DROP)),
+        fault=_faults(Request.HOLD),
+    )
+    def hold(self, owner: str, kv_policy: KVPolicy, fault: Fault | None) -> None:
+        """Hold the group, whatever it has in memory, or renew its hold; another's is refused."""
+        renews = self._owner == owner
+        try:
+            receipt = self.group.hold(owner=owner, kv_policy=kv_policy, fault=fault)
+        except WsmError:
+            assert fault is not None or self._owner not in (None, owner) or self._is_faulted()
+        else:
+            assert receipt.outcome is (Outcome.HOLD_RENEWED if renews else Outcome.HELD)
+            self._owner = owner
+
+    @rule(owner=_OWNERS, force=st.booleans())
+    def release(self, owner: str, force: bool) -> None:
+        """End the hold, if it is the owner's who asks and the group could serve."""
+        with contextlib.suppress(WsmError):
+            self.group.release(owner=owner, force=force)
+            assert self._owner in (None, owner) or force, f"{owner} released the hold of {self._owner}"
+            self._owner = None
 
     @rule(version=_VERSIONS, fault=_faults(Request.HOT_UPDATE))
     def update_hot(self, version: str, fault: Fault | None) -> None:
@@ -142,6 +187,9 @@ class GroupMachine(RuleBasedStateMachine):
         """Every rank steps or none, with the version that each has in memory, byte for byte."""
         version = self.group.step()
         status = self.group.controller.status()
+        hold = None if status.hold is None else status.hold["owner"]
+        assert hold == self._owner, f"the hold is {hold}'s, and that of {self._owner} was decided last"
+        assert version is None or hold is None, f"a step by {version} between a hold and its release"
         assert status.serving is (version is not None), f"{status} and a step by {version}"
         for rank, runner in enumerate(self.group.runners if version is not None else ()):
             digest = self._options.resident_digest(runner.weights, lambda: None)
@@ -159,6 +207,9 @@ class GroupMachine(RuleBasedStateMachine):
                 assert not up["weights"], f"rank {worker.rank} is CLEARED and has weights"
             if worker.kv is KVState.CLEARED:
                 assert not up.get("kv_cache"), f"rank {worker.rank} is CLEARED and has a KV cache"
+
+    def _is_faulted(self) -> bool:
+        return WeightState.FAULTED in {worker.weights for worker in self.group.workers}
 
     def teardown(self) -> None:
         """See that the journals are possible, and close the group."""
