@@ -1,13 +1,26 @@
 """What FastDeploy's configuration says, as wsm's: read off ``fd_config`` and the environment.
 
-The one place that knows the attributes of ``fd_config``. Name, ranks and run of the group are not known here.
+The one place that knows the attributes of ``fd_config`` and FastDeploy's variables. Name, ranks and run of
+the group are not known here. Opens no file and imports nothing of FastDeploy.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from wsm.config import ConfigurationError
+from wsm.strategies.files.shard_source import device_id_from_environment
+from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
+from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+
+#: Either says that versions come by the newer interface of CheckpointTransfer.
+_UNIFIED = ("FD_USE_CHECKPOINT_TRANSFER", "FD_USE_GDR_CHECKPOINT_TRANSFER")
+_OFF = ("", "0", "false", "no", "off")
+_STRATEGIES = ("ipc_snapshot", "ipc", "rsync")
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,21 @@ class WorkerFacts:
         Whether the model runner has an MTP proposer.
     routing_replay : bool
         Whether it records expert choices.
+    load_strategy : str
+        FastDeploy's name of the way that weights arrive.
+    model : str
+        The model directory, whose ``version.yaml`` names the version of a boot.
+    swaps : bool
+        Whether a process of its own holds KV cache (CPU blocks, or a storage behind them).
+    clears_swap_space : bool
+        Whether that process gives its CPU blocks back, too (``FD_ENABLE_SWAP_SPACE_CLEARING``).
+    loads_through_models : bool
+        Whether versions are checkpoints for the models' own loaders where a request names no transfer mode.
+    releases_cache : bool
+        Whether such an update gives the KV cache's memory back for its time, and captures graphs again:
+        always where trainer and ranks share devices (IPC), else where ``gdr_release_cache`` says so.
+    mtp_chunk_size : int
+        Tensors that an MTP model gets at once.
     """
 
     options: Mapping[str, Any]
@@ -40,6 +68,13 @@ class WorkerFacts:
     graphs: bool
     drafts: bool
     routing_replay: bool = False
+    load_strategy: str = "ipc_snapshot"
+    model: str = "."
+    swaps: bool = False
+    clears_swap_space: bool = False
+    loads_through_models: bool = False
+    releases_cache: bool = False
+    mtp_chunk_size: int = 16
 
 
 def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None = None) -> WorkerFacts:
@@ -53,38 +88,124 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         Its ``load_config``.
     environment : mapping of str to str or None
         None takes that of the process.
+
+    Raises
+    ------
+    ConfigurationError
+        If an attribute that FastDeploy always has is missing, or weights do not arrive in a way that changes
+        them in a running worker (``normal``, ``meta``).
+    BadInputError
+        If ``rsync_config`` is not what it must be, or no number of a device can be read off the environment.
     """
-    del environment  # not read yet
-    parallel = fd_config.parallel_config
-    expert_parallel = bool(getattr(parallel, "enable_expert_parallel", False))
-    says = getattr(parallel, "shutdown_comm_group_if_worker_idle", None)
+    variables = os.environ if environment is None else environment
+    strategy = getattr(load_config, "load_strategy", None)
+    if strategy not in _STRATEGIES:
+        raise ConfigurationError(
+            where="fd_config: load_config.load_strategy",
+            problem=f"is {strategy!r}, which brings no weights to a worker that runs",
+            fix=f"start FastDeploy with --load-strategy, one of {', '.join(_STRATEGIES)}",
+        )
+    model = str(_said(fd_config, "model_config.model"))
+    expert_parallel = bool(_said(fd_config, "parallel_config.enable_expert_parallel", False))
+    shuts_down = _said(fd_config, "parallel_config.shutdown_comm_group_if_worker_idle", None)
     options: dict[str, Any] = {
-        "strategy": getattr(load_config, "load_strategy", None) or "ipc_snapshot",
-        "shut_down_groups": (not expert_parallel) if says is None else bool(says),
+        "strategy": strategy,
+        "shut_down_groups": (not expert_parallel) if shuts_down is None else bool(shuts_down),
+        "unknown_tensors": "ignore",
     }
-    if options["strategy"] == "ipc_snapshot":
-        options["snapshot"] = {"directory": str(fd_config.model_config.model)}
-    graphs = getattr(getattr(fd_config, "graph_opt_config", None), "use_cudagraph", False)
-    method = getattr(getattr(fd_config, "speculative_config", None), "method", None)
+    rsync_config = _rsync_config(load_config)
+    transfer = CheckpointTransferOptions.of(rsync_config)
+    unified = any(variables.get(name, "").strip().lower() not in _OFF for name in _UNIFIED)
+    over_ipc = unified and strategy != "rsync"
+    if strategy == "rsync" or unified:
+        options["strategy"] = "gdr" if over_ipc else "rsync"
+        options["rsync"] = {"directory": model, "verify_checksum": False, "rsync_config": rsync_config}
+        if unified:
+            options["rsync"]["transfer_mode"] = "ipc" if over_ipc else "gdr"
+    else:
+        directory = {"ipc_snapshot": model, "ipc": SHARED_DIRECTORY}[strategy]
+        section = _shards(fd_config, directory, variables, expert_parallel=expert_parallel)
+        options["snapshot" if strategy == "ipc_snapshot" else "ipc"] = section
+    method = _said(fd_config, "speculative_config.method", None)
+    storage = _said(fd_config, "cache_config.kvcache_storage_backend", None)
     return WorkerFacts(
         options=options,
-        port=_port(parallel),
-        tensor_parallel_rank=int(parallel.tensor_parallel_rank),
-        tensor_parallel_size=int(parallel.tensor_parallel_size),
+        port=_port(fd_config),
+        tensor_parallel_rank=int(_said(fd_config, "parallel_config.tensor_parallel_rank")),
+        tensor_parallel_size=int(_said(fd_config, "parallel_config.tensor_parallel_size")),
         expert_parallel=expert_parallel,
-        graphs=bool(graphs),
-        drafts=method == "mtp",
-        routing_replay=bool(
-            getattr(getattr(fd_config, "routing_replay_config", None), "enable_routing_replay", False)
-        ),
+        graphs=bool(_said(fd_config, "graph_opt_config.use_cudagraph", False)),
+        drafts=str(getattr(method, "value", method)).lower() == "mtp",
+        routing_replay=bool(_said(fd_config, "routing_replay_config.enable_routing_replay", False)),
+        load_strategy=strategy,
+        model=model,
+        swaps=int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0 or bool(storage),
+        clears_swap_space=variables.get("FD_ENABLE_SWAP_SPACE_CLEARING", "").strip().lower() not in _OFF,
+        loads_through_models=unified or (strategy == "rsync" and transfer.mode == "gdr"),
+        releases_cache=over_ipc or transfer.release_cache,
+        mtp_chunk_size=transfer.mtp_chunk_size,
     )
 
 
-def _port(parallel: Any) -> str:
+def _shards(
+    fd_config: Any, directory: str, variables: Mapping[str, str], *, expert_parallel: bool
+) -> dict[str, Any]:
+    """Return the section of files that are named by a rank of the whole job and its device.
+
+    Both kinds may be pickled, as FastDeploy's own trainers write them; it trusts who may write there, too.
+    """
+    parallel = "parallel_config."
+    size = "expert_parallel_size" if expert_parallel else "tensor_parallel_size"
+    ranks = int(_said(fd_config, parallel + size, 1) or 1)
+    part = 0 if expert_parallel else int(_said(fd_config, parallel + "data_parallel_rank", 0) or 0)
+    # Each load reads the device off the same variables; what cannot be read there is refused at start.
+    device_id_from_environment(0, variables)
+    return {"directory": directory, "allow_pickle": True, "first_rank": part * ranks}
+
+
+def _rsync_config(load_config: Any) -> Mapping[str, Any]:
+    """Return the options of CheckpointTransfer, which a command line leaves as JSON."""
+    where = "fd_config: load_config.rsync_config"
+    said = getattr(load_config, "rsync_config", None) or {}
+    if isinstance(said, str):
+        try:
+            said = json.loads(said)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(where=where, problem=f"is no JSON ({error})", fix="mend it") from error
+    if not isinstance(said, Mapping):
+        raise ConfigurationError(where=where, problem=f"is {said!r}", fix="it must be a mapping of options")
+    return dict(said)
+
+
+def _port(fd_config: Any) -> str:
     """Return the port of the engine worker queue of this part, which ends the names of its words."""
-    ports = getattr(parallel, "local_engine_worker_queue_port", None)
+    ports = _said(fd_config, "parallel_config.local_engine_worker_queue_port", None)
     if ports is None:
-        ports = parallel.engine_worker_queue_port
+        ports = _said(fd_config, "parallel_config.engine_worker_queue_port")
+    if isinstance(ports, str):
+        ports = ports.split(",")
     if isinstance(ports, (list, tuple)):
-        return str(ports[int(getattr(parallel, "local_data_parallel_id", 0) or 0)])
+        part = int(_said(fd_config, "parallel_config.local_data_parallel_id", 0) or 0)
+        return str(ports[part if part < len(ports) else 0]).strip()
     return str(ports)
+
+
+_REQUIRED = object()
+
+
+def _said(fd_config: Any, path: str, otherwise: Any = _REQUIRED) -> Any:
+    """Return what stands under a dotted name; `otherwise` where this build has no such thing."""
+    found = fd_config
+    for name in path.split("."):
+        found = getattr(found, name, None)
+        if found is None:
+            break
+    if found is not None:
+        return found
+    if otherwise is _REQUIRED:
+        raise ConfigurationError(
+            where="fd_config",
+            problem=f"has no {path}",
+            fix="hand over the FDConfig of FastDeploy's worker, of a build that wsm knows",
+        )
+    return otherwise

@@ -130,13 +130,19 @@ class ShardsConfig:
     device_ids : sequence of int
         The device id in each rank's file names; empty: from the environment (``CUDA_VISIBLE_DEVICES`` and
         ``FLAGS_selected_gpus``), and the rank itself where there is neither.
+    first_rank : int
+        The number of the group's first rank in file names, where several groups of a job share a directory
+        (FastDeploy names files by the rank in the whole job). Those are not cut for other numbers of ranks.
     """
 
     directory: str = "."
     device_ids: Sequence[int] = ()
+    first_rank: int = 0
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
         """Return what is wrong with the device ids; see :class:`wsm.strategies.sections.CheckedSection`."""
+        if self.first_rank < 0:
+            return OptionFault("first_rank", f"is {self.first_rank}", "give 0 or more")
         if len(self.device_ids) in (0, ranks):
             return None
         found = f"{len(self.device_ids)} ids for {ranks} ranks"
@@ -144,6 +150,8 @@ class ShardsConfig:
 
     def source(self, kind: type[Source], rank: int, ranks: int) -> Source:
         """Return one rank's view: whose it is, and everything else as it is said here, by the same names."""
-        said = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "device_ids"}
+        of_ranks = ("device_ids", "first_rank")
+        said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in of_ranks}
         device_id = self.device_ids[rank] if self.device_ids else None
-        return kind(rank=rank, device_id=device_id, world_size=ranks, **said)
+        world_size = None if self.first_rank else ranks
+        return kind(rank=self.first_rank + rank, device_id=device_id, world_size=world_size, **said)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.sections import Sections
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
@@ -57,6 +59,9 @@ def _checkpoint_transfer(sections: Sections) -> CheckpointTransferTransport:
         interface=INTERFACES[section.mode],
         verify_checksum=section.verify_checksum,
         keep=section.keep,
+        device_index=device_index_from_environment(os.environ)
+        if "FLAGS_selected_gpus" in os.environ
+        else None,
     )
 
 
