@@ -180,7 +180,8 @@ class Moves:
         admission = (controller.after, held, controller.closed, controller.hold, controller.policy)
         requests = (controller.stands,) if self._scope.requests else ()
         late = me.hung and self._is_late(world, controller, index)
-        asked = (controller.version, controller.tags, controller.clears_half, overdue, controller.replaces)
+        said = (controller.version, controller.tags, controller.clears_half, controller.restores)
+        asked = (*said, overdue, controller.replaces)
         key = (index, packed, late, controller.command, asked, admission, requests, wallet, id(told), others)
         found = self._of_rank.get(key)
         if found is None:
@@ -190,6 +191,7 @@ class Moves:
                 controller.version,
                 controller.tags,
                 controller.clears_half,
+                controller.restores,
                 AFTERS[controller.after],
                 held,
                 controller.closed,

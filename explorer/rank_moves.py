@@ -34,6 +34,7 @@ from explorer.world import (
     step_word,
     word_name,
 )
+from wsm.states import epochs
 from wsm.states import joint as tables
 from wsm.states import rank as protocol
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
@@ -226,6 +227,8 @@ class Surroundings:
         What the command's arguments name, and what they say it is about.
     clears_half : bool
         Whether they say that it is a clear, of one half.
+    restores : bool
+        Whether they say that it restores what the group served.
     after : After
         What they say it leaves of admission.
     held, closed : bool
@@ -257,6 +260,7 @@ class Surroundings:
     version: int
     tags: int
     clears_half: bool
+    restores: bool
     after: After
     held: bool
     closed: bool
@@ -608,6 +612,8 @@ class RankMoves:
             other = work.load_in_place(me, _other(version))
             if me.state.steps:  # what a helper fetches for a version is its own business
                 self.add("loads another version", lambda: self._finish_action(other), Budget.FAILURES)
+            if self._around.restores and me.state.steps:
+                self.add("finds its source overwritten", lambda: self._overwritten(me), Budget.FAILURES)
             self._add_failure("fails in the middle of loading", work.tear(me))
             self._add_failure("fails before it loads", me)
         elif kind is work.ActionKind.REBUILD:
@@ -625,6 +631,14 @@ class RankMoves:
         else:
             self.add("leaves the collective action", lambda: self._finish_action(me))
             self._add_failure("fails in the collective action", me)
+
+    def _overwritten(self, me: ParticipantState) -> ParticipantState:
+        """Load again what names no version, and find other weights there than the group committed."""
+        other = epochs.is_other_content(promised="committed", found="other", named=False, restores=True)
+        if other:
+            return self._failed(work.tear(me))
+        version = self._around.version
+        return self._finish_action(work.load_in_place(me, _other(version))._replace(loaded=version))
 
     def _leave_vote(self, me: ParticipantState) -> None:
         """Let it fail because a peer never will be ready."""

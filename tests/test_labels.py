@@ -50,7 +50,7 @@ def test_case_counts():
 
 
 def test_the_names_that_wsm_gives_are_refused_from_callers_and_read_from_records():
-    label = unnamed_version(0xABC, 3, 12)
+    label = unnamed_version("abc", 3, 12)
     assert (label, is_unnamed(label), recorded_version(label)) == ("unnamed-abc.3.12", True, label)
     for reserved in (label, "unnamed-", "latest", "newest"):
         with raising(bad_version, match="reserved"):

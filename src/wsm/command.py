@@ -36,6 +36,7 @@ _FLAGS = ("reload", "clears", "restores", "partial", "of_admission", "leased")
 #: Codes that other processes look for in a rank's report.
 VERSION_HELD: Final = "version-held"
 PART_NOT_RESTORABLE: Final = "part-not-restorable"
+SOURCE_OVERWRITTEN: Final = "source-overwritten"
 
 
 class CommandArgumentsError(BadInputError):

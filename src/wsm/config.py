@@ -45,6 +45,9 @@ ENGINE_WORDS = ("weights", "kv_cache", "prefix_tree")
 UNKNOWN_TENSORS = tuple(each.value for each in UnknownTensors)
 
 
+#: What becomes of weights whose source names no version, as the option ``unversioned`` names it.
+UNVERSIONED = ("load", "refuse")
+
 _NAMES = "use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or a digit"
 
 
@@ -180,6 +183,10 @@ class WsmConfig(OwnSections):
     unknown_tensors : str
         Of a version that has tensors which the model does not have: ``refuse`` it, or ``ignore`` them, as
         FastDeploy does; where the command does not say.
+    unversioned : str
+        What an update does that names no version, where the source names none either (FastDeploy's own metas
+        and snapshots): ``load`` it, unverified, under a label that wsm gives (``unnamed-...``), or
+        ``refuse``.
     load_threads : int
         How many threads of a rank copy and digest; 0: its part of the cores that it may run on, 8 at most.
         Say a number where each rank is pinned to cores of its own.
@@ -203,6 +210,7 @@ class WsmConfig(OwnSections):
     kv_cache_process: bool = False
     strategy: str = "ipc_snapshot"
     unknown_tensors: str = "refuse"
+    unversioned: str = "load"
     load_threads: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_directory: str | None = None
@@ -234,6 +242,9 @@ class WsmConfig(OwnSections):
         if self.unknown_tensors not in UNKNOWN_TENSORS:
             problem, fix = f"is {self.unknown_tensors!r}", f"use one of {', '.join(UNKNOWN_TENSORS)}"
             raise ConfigurationError(where="unknown_tensors", problem=problem, fix=fix)
+        if self.unversioned not in UNVERSIONED:
+            problem, fix = f"is {self.unversioned!r}", f"use one of {', '.join(UNVERSIONED)}"
+            raise ConfigurationError(where="unversioned", problem=problem, fix=fix)
         self._check_sections()
         parts = connected_parts(self.ranks, self.communicators)
         if len(parts) > 1:
@@ -299,6 +310,7 @@ class WsmConfig(OwnSections):
             "follow": self.follow,
             "kv_cache_process": self.kv_cache_process,
             "strategy": self.strategy,
+            "unversioned": self.unversioned,
         }
         return xxhash.xxh3_64_intdigest(json.dumps(shared, sort_keys=True).encode())
 

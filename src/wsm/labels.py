@@ -23,6 +23,7 @@ _UNNAMED = "unnamed-"
 
 _LABEL = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._+=@:-]{{0,{MAX_LENGTH - 1}}}")
 _DIGITS = re.compile(r"[0-9]+")
+_RUN = re.compile(r"[A-Za-z0-9_+=@:-]{1,64}")
 
 
 def bad_version(*, value: object, problem: str) -> BadInputError:
@@ -84,17 +85,20 @@ def is_label(value: object) -> bool:
         return False
 
 
-def unnamed_version(run: int, epoch: int, sequence: int) -> str:
+def unnamed_version(run: str, epoch: int, sequence: int) -> str:
     """Return the label under which a command loads weights that name no version.
 
     Parameters
     ----------
-    run : int
-        The run of the group's segment; no other segment has it.
+    run : str
+        The run of the group's segment; no other segment has it. Of one that does not fit into a label, a
+        hash stands there.
     epoch, sequence : int
         Those of the command.
     """
-    return f"{_UNNAMED}{run:x}.{epoch}.{sequence}"
+    if not _RUN.fullmatch(run):
+        run = hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
+    return f"{_UNNAMED}{run}.{epoch}.{sequence}"
 
 
 def is_unnamed(label: str) -> bool:

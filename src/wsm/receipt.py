@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from wsm.labels import is_unnamed
 from wsm.report import RankReport
 from wsm.states.vocabulary import Tag, sentence_of
 
@@ -183,7 +184,9 @@ class Receipt:
         proof = f", free memory not measured on rank {', '.join(map(str, unproven))}" if unproven else ""
         unknown = sum(int(report.facts.get("unknown_tensors", 0)) for report in self.ranks)
         rest += f", {unknown} tensors left out that the model does not have" if unknown else ""
-        rest += ", unverified: not every tensor was promised by a digest" if self.verified is False else ""
+        lacks = "its source names no version" if is_unnamed(self.version or "") else ""
+        lacks = lacks or "not every tensor was promised by a digest"
+        rest += f", unverified: {lacks}" if self.verified is False else ""
         if not self.restorable:
             rest += ", no lost rank can be restored until a whole version is loaded"
         amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks{rest}" if self.loaded else ""

@@ -964,6 +964,12 @@ def a_rank_stages_before_all_have_looked():
     return with_row(LookRow(Phase.STAGING, (), Todo.STAGE))
 
 
+@fault("operations=update commands=1 steps=0 failures=1 rank_crashes=1 starts=serving")
+def what_was_overwritten_is_restored():
+    """A restore takes whatever its source holds under the label that it had."""
+    return {(epochs, "is_other_content"): lambda **_known: False}
+
+
 # -- held groups -----------------------------------------------------------------------------------
 
 

@@ -211,6 +211,7 @@ class DeclareStaged(Action):
         """As :meth:`DeclarePrepared.run`. Local."""
         if self._has_weights:
             _expect_version(context, self.name)
+            context.look_again()
 
 
 class DeclarePrepared(Action):
@@ -235,6 +236,9 @@ class DeclarePrepared(Action):
         ------
         PostconditionError
             If a fact is missing or another version was loaded.
+        BadInputError
+            If what names no version has changed since the command began (``source-changed``).
         """
         if self._has_weights:
             _expect_version(context, self.name)
+            context.look_again()

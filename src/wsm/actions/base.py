@@ -49,7 +49,7 @@ from wsm.strategies.tensor import WeightTarget
 
 
 def _no_progress() -> None:
-    """Stand in for the worker's heartbeat where there is no worker."""
+    """Stand in for the worker's heartbeat where there is no worker, and for a look at nothing."""
 
 
 #: What a load must say: without it the served version cannot be told.
@@ -183,6 +183,11 @@ class ActionContext:
         parts. Empty where it is whole, or is put on what is held.
     promised_digest : str or None
         Digest of all tensors that a load with `bases` must come to; None where it is not known.
+    looked : tuple of str
+        The files to load that were looked at as the command began; empty where their version says what they
+        are.
+    look_again : callable
+        Raises ``source-changed`` if one of these is not what it was then.
     load : callable or None
         ``load(context, target) -> Loaded``: runs the configured strategy into `target` (which is
         ``runner.weights``, watched for the first byte that is touched). None where nothing is loaded.
@@ -226,6 +231,8 @@ class ActionContext:
     partial: bool = False
     bases: tuple[str, ...] = ()
     promised_digest: str | None = None
+    looked: tuple[str, ...] = ()
+    look_again: Callable[[], None] = _no_progress
     load: LoadFunction | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool

@@ -19,6 +19,7 @@ from wsm.cli._base import TeachingCommand, show, show_text, wrong_usage
 from wsm.cli.errors import JournalFileError
 from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
+from wsm.labels import is_unnamed
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, CONTROLLERS_FILE, JournalEntry, iterate_ndjson
 from wsm.states.replay import Replay
@@ -324,7 +325,9 @@ _PHRASES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     kinds.WORD_WRITTEN: _word,
     kinds.DECISION: lambda facts: f"decides {facts['operation']}",
     kinds.SHORTAGE_MET: lambda facts: f"IS SHORT: {facts['error']}",
-    kinds.SERVED_VERSION: lambda facts: f"serves version {facts['version']}",
+    kinds.SERVED_VERSION: lambda facts: (
+        f"serves version {facts['version']}{', unverified' if is_unnamed(str(facts['version'])) else ''}"
+    ),
     kinds.INTERRUPTED: lambda facts: f"BREAKS its communicators: {facts['message']}",
     kinds.COMMAND_ISSUED: lambda facts: f"asks for {facts['operation']} ({facts['request_id']})",
     kinds.COMMAND_OVER: lambda facts: f"is told: {facts['outcome']}",

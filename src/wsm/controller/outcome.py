@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from wsm.command import PART_NOT_RESTORABLE, VERSION_HELD
+from wsm.command import PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN, VERSION_HELD
 from wsm.controller import errors
 from wsm.controller.errors import (
     ActionOverdueError,
@@ -39,9 +39,9 @@ def found_held(error: WsmError) -> bool:
 
 
 def cannot_be_restored(error: WsmError) -> bool:
-    """Whether a restore failed because what it would have to load is kept nowhere: it would fail again."""
-    lost = PART_NOT_RESTORABLE
-    return isinstance(error, CommandRefusedError) and error.context["error"] == lost
+    """Whether a restore failed because what it has to load is nowhere any more: it would fail again."""
+    told = isinstance(error, (CommandRefusedError, RankFailedError)) and error.context["error"]
+    return told in (PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN)
 
 
 def restorable(found: Sequence[RankReport]) -> bool:

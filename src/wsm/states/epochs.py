@@ -188,6 +188,29 @@ def first_epoch() -> CommandWord:
     return CommandWord(1, 0, Operation.NONE)
 
 
+def is_other_content(*, promised: str | None, found: str | None, named: bool, restores: bool) -> bool:
+    """Whether a rank must not say PREPARED, since it loads other weights than the group committed.
+
+    A label means one content, of each rank's own. What names no version is restored only where a rank can
+    say that it is what it was.
+
+    Parameters
+    ----------
+    promised : str or None
+        Digest of what the rank reported when that label was committed; None: another label was, or it is not
+        known any more.
+    found : str or None
+        Digest of what it has loaded; None: nothing yet.
+    named : bool
+        Whether the source says which version it is.
+    restores : bool
+        Whether the load restores what the group served.
+    """
+    if promised is None:
+        return restores and not named
+    return found is not None and found != promised
+
+
 def _step(view: View, participant: int) -> StepWord:
     """Return a participant's step word; a helper has none, and a zero word says nothing."""
     return view.steps[participant] if participant < len(view.steps) else StepWord.unpack(0)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from wsm.command import PART_NOT_RESTORABLE
+from wsm.command import PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN
+from wsm.labels import is_unnamed
 from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
 from wsm.states.words import (
     Operation,
@@ -426,7 +427,9 @@ def _record_lost(group: GroupFacts) -> Finding | None:
 def _serving(group: GroupFacts) -> Finding | None:
     if not group.serving:
         return None
-    return Finding("serving", f"serves version {group.committed.version}", _kept(group))
+    version = group.committed.version
+    unproven = ", unverified: its source names no version" if version and is_unnamed(version) else ""
+    return Finding("serving", f"serves version {version}{unproven}", _kept(group))
 
 
 def _held(group: GroupFacts) -> Finding | None:
@@ -518,6 +521,8 @@ def _load(group: GroupFacts) -> tuple[Advice, ...]:
 
 def _load_by_hand(group: GroupFacts) -> Advice:
     commands, whole = _update(group), _whole_version(group)
+    if commands and is_unnamed(version_before(group) or ""):
+        return Advice(f"'{commands[0]}' loads what its source holds now, under a label of its own.", commands)
     if commands and _failed_before(group):
         return Advice(f"'{commands[0]}' tries that version again; if it fails again, {whole}.", commands)
     if commands:
@@ -535,9 +540,15 @@ def _load_by_hand(group: GroupFacts) -> Advice:
 
 
 def _update(group: GroupFacts) -> tuple[str, ...]:
-    """Return the command that loads what served before; none where that is a part, or is not known."""
+    """Return the command that loads what served before; none where that is a part, or is not known.
+
+    What named no version is loaded as its source holds it then.
+    """
     version = version_before(group)
-    return () if version is None or group.served_bases else (f"wsm update {group.name} --version {version}",)
+    if version is None or group.served_bases:
+        return ()
+    named = "" if is_unnamed(version) else f" --version {version}"
+    return (f"wsm update {group.name}{named}",)
 
 
 def _then_update(group: GroupFacts) -> str:
@@ -557,8 +568,9 @@ def _failed_before(group: GroupFacts) -> bool:
 
 
 def _is_lost(group: GroupFacts) -> bool:
-    """Whether a restore was refused since what served is a part, whose bases are kept nowhere."""
-    return any(failure.report.error == PART_NOT_RESTORABLE for failure in _current_failures(group))
+    """Whether a restore failed since what served is nowhere: a part's bases, an overwritten source."""
+    lost = (PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN)
+    return any(failure.report.error in lost for failure in _current_failures(group))
 
 
 def _is_owed(group: GroupFacts) -> bool:
@@ -621,9 +633,10 @@ def _failed(group: GroupFacts) -> str:
     if failure is None:
         return f"the {asked(group)} was aborted"
     rank = _rank(group, failure.report.rank)
+    why = ", since its source was overwritten" if failure.report.error == SOURCE_OVERWRITTEN else ""
     if failure.refused:
-        return f"the {asked(group)} was refused by {who(rank.number)}"
-    return f"the {asked(group)} failed on {who(rank.number)} in {failure.report.action}"
+        return f"the {asked(group)} was refused by {who(rank.number)}{why}"
+    return f"the {asked(group)} failed on {who(rank.number)} in {failure.report.action}{why}"
 
 
 def _why_aborted(group: GroupFacts) -> str:

@@ -260,6 +260,18 @@ def version_unknown(*, requested: str, where: str) -> BadInputError:
     )
 
 
+def source_changed(*, version: str, file: str, found: str, touched: bool) -> BadInputError:
+    """Files that name no version are not those any more that every rank has looked at."""
+    return BadInputError(
+        f"what is loaded as {version} changed while it was loaded: {file} {found}, so nothing says that all "
+        "ranks read the same weights; let the trainer be done before the update, or publish under a version",
+        code="source-changed",
+        version=version,
+        file=file,
+        touched=touched,
+    )
+
+
 class VersionFileMissingError(BadInputError):
     """There is no ``version.yaml``."""
 

@@ -6,6 +6,9 @@ means that names none, what is resident already. Refuses what this rank cannot e
 **A version that no command names is found once.** If each rank looked for itself, a publication between two
 looks would make them load different versions, and the update would end in a cleared group. Rank 0 looks when
 it begins the command, and says so in its report slot; the others begin when they have read that.
+
+**Where it finds that its source names none**, the command's own number is the version, and every rank looks
+at its files before it says that it has begun: none reads before all have. Each looks again before PREPARED.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from wsm.actions.base import ActionContext, Plans
 from wsm.actions.surfaces import Runner
@@ -27,14 +30,16 @@ from wsm.command import (
     version_held,
 )
 from wsm.committed_record import CommittedRecordError, commit_report, committed_record
-from wsm.labels import same_in_words
+from wsm.labels import is_unnamed, same_in_words, unnamed_version
 from wsm.report import RankReport
-from wsm.states import command_events
+from wsm.states import command_events, epochs
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import RankState
 from wsm.states.plan_key import Request
 from wsm.states.vocabulary import ALL_TAGS, Admission, After, KVState, Tag, UnknownTensors, WeightState
 from wsm.states.words import StatusCode
+from wsm.strategies.errors import source_changed
+from wsm.strategies.files.file_looks import FileLook, first_changed
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker import errors
@@ -48,8 +53,24 @@ from wsm.worker.recording import Recorder
 #: What a load action loads with: ``load(context, target) -> facts``.
 Load = Callable[[ActionContext, WeightTarget], Mapping[str, Any]]
 
-#: Returns the version that the source announces now.
-Find = Callable[[], str]
+
+class Found(NamedTuple):
+    """What a rank found in its source when it looked for the version that is announced.
+
+    Parameters
+    ----------
+    version : str or None
+        The version; None: nothing there names one.
+    files : tuple of FileLook
+        Where none is named: the files, as they are now.
+    """
+
+    version: str | None
+    files: tuple[FileLook, ...] = ()
+
+
+#: Looks for what the source of a rank announces now.
+Find = Callable[[int], Found]
 
 #: Whose look for an announced version counts.
 FINDER = 0
@@ -249,6 +270,7 @@ class CommandReader:
         self._recorder = recorder
         self._watch = watch
         self._staging: tuple[StagingThread, ...] = ()
+        self._found: Found | None = None  # by rank 0, for the command at hand
 
     # -- what a command means ----------------------------------------------------------------------
 
@@ -289,6 +311,7 @@ class CommandReader:
         if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
             arguments = replace(arguments, version=self._announced_version(state, arguments))
         promised = self._promised_digest(state, arguments)
+        looked = self._looked(state, arguments, promised)
         if arguments.partial and len(self.resident.bases) >= MAX_BASES:
             why = f"rank {state.rank} has put {MAX_BASES} parts on a whole version already"
             raise partial_update_refused(why=why)
@@ -303,7 +326,8 @@ class CommandReader:
             same_version=arguments.version is not None and arguments.version == self.resident.version,
             reload=arguments.reload,
         )
-        return self._make(state, request, replace(arguments, tags=tags), restored, promised)
+        asked = replace(arguments, tags=tags)
+        return self._make(state, request, asked, restored, promised=promised, looked=looked)
 
     def ending(self, state: RankState) -> Run:
         """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back.
@@ -364,9 +388,12 @@ class CommandReader:
         """Return the version that the command means; rank 0 finds it, and tells the others."""
         if self._work.find is None:
             return None
+        unnamed = unnamed_version(self._words.segment.run_id, state.epoch, state.sequence)
         if state.rank != FINDER:
-            return self._told_version(state)
-        version = self._work.find()
+            told = self._told_version(state)
+            return unnamed if told is not None and is_unnamed(told) else told
+        self._found = self._work.find(state.rank)
+        version = unnamed if self._found.version is None else self._found.version
         same = version == self.resident.version
         if not arguments.reload and command_events.holds(arguments.tags, self._life.joint, same_version=same):
             raise version_held(rank=state.rank, version=version)
@@ -403,6 +430,34 @@ class CommandReader:
                 return None if report is None else report.digest
         return None
 
+    def _looked(
+        self, state: RankState, arguments: CommandArguments, promised: str | None
+    ) -> tuple[FileLook, ...]:
+        """Look at the files of a version that its source does not name; empty for every other one.
+
+        Raises
+        ------
+        BadInputError
+            If this rank's source names a version, or it is not known what is to be restored. Nothing was
+            changed.
+        """
+        found, self._found = self._found, None
+        version = arguments.version
+        if version is None or not is_unnamed(version) or self._work.find is None:
+            return ()
+        rank, restores = state.rank, arguments.restores
+        if epochs.is_other_content(promised=promised, found=None, named=False, restores=restores):
+            problem = "what was loaded is not known any more"
+            raise errors.source_overwritten(rank=rank, version=version, problem=problem)
+        if found is None:
+            found = self._work.find(rank)
+        if found.version is not None and restores:
+            problem = f"it says now that it is version {found.version}"
+            raise errors.source_overwritten(rank=rank, version=version, problem=problem)
+        if found.version is not None:
+            raise errors.named_on_one(rank=rank, version=found.version)
+        return found.files
+
     def _to_restore(self, state: RankState, version: str | None) -> RankReport | None:
         """Return what was reported of the part that is to be restored; None where it is no part."""
         committed = committed_record(self._words.segment)
@@ -416,11 +471,15 @@ class CommandReader:
     def _load_and_note(self, context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
         """Load, and say of a part what it was put on, and whether that is kept for a restore."""
         facts = self._work.load(context, target)
-        digest, promised = facts.get("digest"), context.promised_digest
-        if promised and digest and digest != promised:
-            raise errors.other_content(
-                rank=context.rank, version=facts["version"], digest=digest, committed=promised
-            )
+        digest, promised, version = facts.get("digest"), context.promised_digest, str(facts.get("version"))
+        named = not is_unnamed(version)
+        if epochs.is_other_content(promised=promised, found=digest, named=named, restores=False):
+            if named:
+                raise errors.other_content(
+                    rank=context.rank, version=version, digest=str(digest), committed=str(promised)
+                )
+            problem = f"digest {digest} instead of {promised}"
+            raise errors.source_overwritten(rank=context.rank, version=version, problem=problem)
         bases = context.bases
         if context.partial:
             bases = self.resident.bases_of_part(facts.get("version"), facts.get("not_loaded"))
@@ -436,10 +495,14 @@ class CommandReader:
         request: Request,
         arguments: CommandArguments,
         restored: RankReport | None = None,
+        *,
         promised: str | None = None,
+        looked: tuple[FileLook, ...] = (),
     ) -> Run:
         context = self._context(state, arguments)
         context.promised_digest = promised
+        context.looked = tuple(look.path for look in looked)
+        context.look_again = lambda: _require_unchanged(looked, context)
         if restored is not None:
             context.bases, context.promised_digest = restored.bases, restored.digest
         before = tuple(thread for thread in self._staging if not thread.rest(0))
@@ -501,6 +564,15 @@ class CommandReader:
         """Whether a load may end: the group has decided against it, or can decide nothing else any more."""
         stalled = self._watch.stalled_in(state.sequence) is not None
         return stalled or self._words.called_off(state.epoch)
+
+
+def _require_unchanged(looked: tuple[FileLook, ...], context: ActionContext) -> None:
+    """See that files which name no version are those that every rank has looked at (``source-changed``)."""
+    changed = first_changed(looked)
+    if changed is not None:
+        found = "is gone, another file, or has other bytes than when the command began"
+        touched, version = context.weights_touched, context.version or ""
+        raise source_changed(version=version, file=changed, found=found, touched=touched)
 
 
 def _no_progress() -> None:

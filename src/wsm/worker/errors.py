@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wsm.command import SOURCE_OVERWRITTEN
 from wsm.errors import BadInputError, GroupError, NoRoomError, RefusedError
 
 
@@ -80,6 +81,29 @@ def other_content(*, rank: int, version: str, digest: str, committed: str) -> Ba
         version=version,
         digest=digest,
         committed=committed,
+    )
+
+
+def source_overwritten(*, rank: int, version: str, problem: str) -> BadInputError:
+    """What was loaded under a label that wsm gave cannot be loaded again: its source holds other weights."""
+    return BadInputError(
+        f"version {version} cannot be loaded again on rank {rank}: its source named no version, and was "
+        f"overwritten: {problem}. Update the group to what its source holds now",
+        code=SOURCE_OVERWRITTEN,
+        rank=rank,
+        version=version,
+        problem=problem,
+    )
+
+
+def named_on_one(*, rank: int, version: str) -> BadInputError:
+    """The source of a rank names a version, and that of rank 0 names none."""
+    return BadInputError(
+        f"the source of rank {rank} says that it is version {version}, and that of rank 0 names no version; "
+        "let all ranks read what one trainer wrote, or name the version in the command",
+        code="named-on-one",
+        rank=rank,
+        version=version,
     )
 
 
@@ -249,7 +273,8 @@ def unversioned_weights(*, strategy: str, files: tuple[str, ...]) -> BadInputErr
     first = files[0] if files else "none"
     return BadInputError(
         f"{strategy} found {len(files)} file(s), first {first}: neither they nor the command "
-        "name a version; name one (--version), or publish with a manifest and version.yaml",
+        "name a version, and the configuration refuses that (unversioned: refuse); name one (--version), or "
+        "publish with a manifest and version.yaml",
         strategy=strategy,
         files=files,
         code="unversioned-weights",

@@ -23,7 +23,7 @@ from wsm.actions.surfaces import AvailableMemory
 from wsm.command import partial_update_refused
 from wsm.config import WsmConfig
 from wsm.errors import BadInputError, WsmError
-from wsm.labels import recorded_version
+from wsm.labels import is_unnamed, recorded_version
 from wsm.states.vocabulary import UnknownTensors
 from wsm.strategies import errors
 from wsm.strategies.applier.admission import MemoryNeed
@@ -32,12 +32,13 @@ from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.tensor_ledger import keep_ledger
 from wsm.strategies.errors import LoadCancelledError, listed
+from wsm.strategies.files.file_looks import look_at
 from wsm.strategies.load import LoadReport, inspect, load
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
-from wsm.worker._command import FINDER, Find, Load
+from wsm.worker._command import Find, Found, Load
 from wsm.worker.errors import (
     other_version,
     part_base,
@@ -70,17 +71,16 @@ def load_function(sources: Sources) -> LoadFunction:
         )
         if context.partial and (not context.from_normal or context.weights_touched):
             raise partial_update_refused(why=f"rank {context.rank} holds none that serve")
-        if context.version is None:
-            _announced(source, strategy)
-
+        context.look_again()  # before the first byte is touched
+        version = _announced(source, strategy) if context.version is None else context.version
         ignores = sources.ignores_unknown(context.unknown_tensors)
 
-        def brought(version: str | None, *, a_part: bool) -> LoadReport:
-            return load(
+        def brought(version: str, *, a_part: bool) -> LoadReport:
+            report = load(
                 source,
                 target,
                 name=strategy,
-                version=version,
+                version=None if is_unnamed(version) else version,
                 progress=lambda _done, _total: context.progress(),
                 cancelled=context.cancelled,
                 loaders=_loaders(context.runner),
@@ -89,12 +89,13 @@ def load_function(sources: Sources) -> LoadFunction:
                 allowed_unknown=EVERY_NAME if ignores else (),
                 admit=lambda need: _admit(need, context),
             )
+            return _as_looked_at(report, version, context)
 
         under = [
             _base(context, base, partial(brought, a_part=place > 0))
             for place, base in enumerate(context.bases)
         ]
-        report = brought(context.version, a_part=context.partial or bool(under))
+        report = brought(version, a_part=context.partial or bool(under))
         if under and context.promised_digest not in (None, report.digest):
             raise restored_otherwise(
                 version=context.version,
@@ -106,7 +107,7 @@ def load_function(sources: Sources) -> LoadFunction:
         if report.unknown:
             _log.info(log.TENSORS_IGNORED, version=report.version, tensors=listed(report.unknown))
         return Loaded(
-            version=context.version if report.version is None else report.version,
+            version=report.version or version,
             manifest_digest=report.manifest_digest,
             manifest_scope=report.manifest_scope.value,
             digest=report.digest,
@@ -121,7 +122,7 @@ def load_function(sources: Sources) -> LoadFunction:
             partial=report.partial,
             kept_tensors=len(report.missing),
             not_loaded=list(report.missing),
-            verified_tensors=report.verified,
+            verified_tensors=0 if is_unnamed(version) else report.verified,
             unknown_tensors=len(report.unknown) if ignores else None,
         )
 
@@ -144,13 +145,37 @@ def _base(context: ActionContext, base: str, brought: Callable[[str], LoadReport
         raise part_base(version=context.version, base=base, cause=str(error)) from error
 
 
+def _as_looked_at(report: LoadReport, version: str, context: ActionContext) -> LoadReport:
+    """Return the report; refuse what names no version and is not what this rank has looked at."""
+    others = sorted(set(report.files).symmetric_difference(context.looked))
+    if not is_unnamed(version) or (report.version is None and not others):
+        return report
+    found = f"says version {report.version}" if report.version is not None else "came or went"
+    raise errors.source_changed(
+        version=context.version or "",
+        file=(others or report.files)[0],
+        found=found,
+        touched=context.weights_touched,
+    )
+
+
 def find_function(sources: Sources) -> Find:
-    """Return what finds the announced version, as rank 0 does for the whole group.
+    """Return what finds the version that a rank's source announces, and looks at its files if that is none.
 
     Raises (when it is called) BadInputError (``unversioned-weights``) if nothing there says which
-    version it is, and other errors of :func:`wsm.strategies.load.inspect`.
+    version it is, and the configuration refuses that; and other errors of
+    :func:`wsm.strategies.load.inspect`.
     """
-    return lambda: _announced(sources.of(FINDER), sources.strategy)
+
+    def find(rank: int) -> Found:
+        preview = inspect(sources.of(rank), name=sources.strategy)
+        if preview.version is not None:
+            return Found(preview.version)
+        if not sources.loads_unversioned:
+            raise unversioned_weights(strategy=sources.strategy, files=preview.files)
+        return Found(None, look_at(preview.files))
+
+    return find
 
 
 def proven(load_version: LoadFunction) -> Load:
@@ -188,7 +213,7 @@ def _admit(need: MemoryNeed, context: ActionContext) -> None:
 
 
 def _announced(source: object, strategy: str) -> str:
-    """Refuse weights that name no version, before the first byte of them is applied."""
+    """Refuse weights that neither name a version nor were given one, before the first byte is applied."""
     preview = inspect(source, name=strategy)
     if preview.version is None:
         raise unversioned_weights(strategy=strategy, files=preview.files)
@@ -225,6 +250,11 @@ class Sources:
     def ignores_unknown(self, asked: UnknownTensors | None) -> bool:
         """Whether tensors that the model does not have are left out, by the command or the configuration."""
         return (asked or UnknownTensors(self._config.unknown_tensors)) is UnknownTensors.IGNORE
+
+    @property
+    def loads_unversioned(self) -> bool:
+        """Whether weights are loaded that name no version."""
+        return self._config.unversioned == "load"
 
     @property
     def rereadable(self) -> bool:

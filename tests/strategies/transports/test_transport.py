@@ -131,6 +131,14 @@ def test_an_unnamed_version_is_the_one_that_version_yaml_announces(tmp_path):
     assert loaded(source, None) == ("1", b"abcd")
 
 
+def test_without_version_yaml_the_newest_is_what_was_published_last_whatever_it_is_called(tmp_path):
+    source = RsyncSource(Built(tmp_path).kept, directory=tmp_path)
+    for label in ("step_9", "step_10", "a"):
+        publish(tmp_path, label)
+        (tmp_path / "version.yaml").unlink()
+        assert loaded(source, None) == (label, b"abcd")
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

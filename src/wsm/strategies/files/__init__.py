@@ -8,6 +8,7 @@ snapshot_directory                    a directory held open; nothing outside it 
 snapshot_names                        what files are called
 shard_source                          a directory with a shard for each rank; the device id in their names
 version_file                          ``version.yaml``
+file_looks                            whether files that name no version are the same as before
 part_file                             one file of tensors, by its format; FastDeploy's pickles without trust
 safetensors                           the format that wsm writes: its header, reading ahead, reading, writing
 leases                                kernel locks that say who reads a file

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from wsm import log
-from wsm.strategies.errors import VersionMismatchError
+from wsm.strategies.errors import VersionFileMissingError, VersionMismatchError
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
 from wsm.strategies.strategy import Strategy
+from wsm.strategies.trainer.publications import published_last
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.checkpoint_transfer import Interface
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
@@ -46,8 +47,8 @@ class RsyncSource:
     world_size : int, optional
         Number of ranks that a version must have been made for; not checked if not given.
     directory : path or str, optional
-        Its ``version.yaml`` says which version is meant where none is named (a boot); without it the
-        transport must know.
+        Its ``version.yaml`` says which version is meant where none is named (a boot), else what was published
+        last into it; without a directory the transport must know.
     chunk_tensors : int or None
         Set where versions are checkpoints for the models' loaders: how many tensors an auxiliary model gets
         at once (FastDeploy: ``gdr_mtp_chunk_size``). None where they are applied by name.
@@ -161,14 +162,15 @@ def offered(source: RsyncSource, version: str | None, observer: LoadObserver) ->
     source : RsyncSource
         Where from, and whose shard.
     version : str or None
-        The version that it must be; None for the one that ``version.yaml`` or the transport announces.
+        The version that it must be; None for the one that ``version.yaml`` announces, else the one that was
+        published last, or without a directory the one that the transport announces.
     observer : LoadObserver
         Asked for cancellation during every wait.
 
     Raises
     ------
     wsm.strategies.errors.VersionFileMissingError, BadInputError
-        If ``version.yaml`` was to say which version is meant, and does not.
+        If a directory was to say which version is meant, and does not.
     wsm.strategies.errors.VersionMismatchError
         If the transport offers another one.
     wsm.errors.WsmError
@@ -188,16 +190,25 @@ def seen(source: RsyncSource, version: str | None) -> Iterator[Offer]:
 
 
 def wanted_version(source: RsyncSource, version: str | None) -> str | None:
-    """Return the version to ask the transport for. Blocks (one small file).
+    """Return the version to ask the transport for. Blocks (small files).
+
+    That is the one that is named, else what ``version.yaml`` announces, else what was published last beside
+    it; None where there is no directory, and the transport must know.
 
     Raises
     ------
     wsm.strategies.errors.VersionFileMissingError, BadInputError, UnreadableFileError
-        If it is not named and ``version.yaml`` is not what it must be.
+        If it is not named, and ``version.yaml`` is unusable, or missing with nothing published there.
     """
     if version is not None or source.directory is None:
         return version
-    return read_version(source.directory)
+    try:
+        return read_version(source.directory)
+    except VersionFileMissingError:
+        last = published_last(source.directory)
+        if last is None:
+            raise
+        return last
 
 
 def _checked(offer: Offer, wanted: str | None) -> Offer:

@@ -24,8 +24,8 @@ class RsyncConfig:
     transport : str
         ``checkpoint_transfer`` or ``mooncake``, which has a section of its own.
     directory : str or None
-        Its ``version.yaml`` says which version a boot loads (FastDeploy: the model directory); None where
-        every command names one, or the transport knows the newest.
+        Its ``version.yaml`` says which version a boot loads (FastDeploy: the model directory), else what was
+        published last into it; None where every command names one, or the transport knows the newest.
     verify_checksum : bool
         Whether a stream must bring its manifest, so that every tensor is verified; without it what a trainer
         that does not know wsm sends is applied unverified, and the receipt says so.
