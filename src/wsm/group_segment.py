@@ -99,3 +99,16 @@ def owner_said(segment: Segment) -> Mapping[str, Any]:
 def owner_adds(segment: Segment, **said: Any) -> None:
     """Say something of the whole group, beside what was said under other names. For the owner alone."""
     segment.settings.write_over(*_SETTINGS_KEY, json.dumps({**owner_said(segment), **said}).encode())
+
+
+def declare_loop(segment: Segment, *, polls: bool, place: str) -> None:
+    """Say whether the ranks' loops look at commands of other processes than this one; `place`: where to."""
+    owner_adds(segment, loop={"polls": polls, "place": place, "pid": os.getpid()})
+
+
+def loop_without_poll(segment: Segment) -> str | None:
+    """Return where the ranks' loops would have to look at a command of this process; None: they do."""
+    loop = owner_said(segment).get("loop")
+    if not isinstance(loop, dict) or loop.get("polls") or loop.get("pid") == os.getpid():
+        return None
+    return str(loop.get("place", ""))

@@ -56,12 +56,15 @@ class LoopJob:
         self.publish(1)
 
     def start(self) -> None:
+        self.launch()
+        for program in self.programs:
+            assert program.says("ready")["version"] == "1"
+
+    def launch(self) -> None:
         for rank in range(self.ranks):
             self.programs.append(
                 Program(PROGRAM, json.dumps(self.settings), str(rank), server=WITHOUT_PADDLE)
             )
-        for program in self.programs:
-            assert program.says("ready")["version"] == "1"
 
     def publish(self, version: int) -> None:
         shards = {}

@@ -7,7 +7,6 @@ segment, the files and the processes are real.
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import time
@@ -18,7 +17,7 @@ import numpy as np
 
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.measuring import resident_digest
-from wsm.fastdeploy import DynamicWeightManager
+from wsm.fastdeploy import DynamicWeightManager, _entries
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
@@ -76,8 +75,10 @@ class Signal:
 
 
 class Flags:
+    """Stop flags; the flag of a slot with a request is down."""
+
     def __init__(self) -> None:
-        self.values = np.zeros((4, 1), dtype=bool)
+        self.values = np.ones((4, 1), dtype=bool)
 
     def numpy(self):
         return self.values
@@ -179,6 +180,7 @@ class Loop:
         sys.stdout.flush()
 
     def start(self) -> None:
+        _entries.STREAMS_LOOK_S = self.settings.get("streams_look_s", 0.05)
         member = Membership(self.rank, range(self.ranks), self.told, self.ranks)
         part = self.settings["part"]
         parallel = SimpleNamespace(
@@ -240,6 +242,10 @@ class Loop:
         """A step: all ranks are in it, with weights of one version."""
         self.board.barrier()
         self.turns += 1
+        if (self.directory / "requests").exists():
+            self.runner.share_inputs["stop_flags"].values[:2] = False
+            self.board.barrier()
+            (self.directory / "requests").unlink(missing_ok=True)
         if self.turns % 50 == 0:
             digest = resident_digest(self.weights, lambda: None)
             self.says("stepped", version=self.manager.version, digest=digest)
@@ -248,13 +254,24 @@ class Loop:
     def go(self) -> None:
         self.start()
         turn = {"2025": self.turn_of_2025, "2026": self.turn_of_2026}[self.settings["generation"]]
-        for number in itertools.count():
-            ends = (self.directory / "end").exists()
-            if self.board.broadcast(int(ends)):
-                break
-            turn(number)
+        self.event_loop_normal(turn)
         self.says("ended", turns=self.turns)
         self.manager.close()
+
+    def event_loop_normal(self, turn) -> None:
+        """Only its place counts: the message of a refused command names it."""
+        number = 0
+        while True:
+            if self.settings.get("polls"):
+                self.manager.poll()
+            if self.board.broadcast(int((self.directory / "end").exists())):
+                break
+            turn(number)
+            number += 1
+
+    @property
+    def model_runner(self) -> ModelRunner:
+        return self.runner
 
     def turn_of_2025(self, _number: int) -> None:
         """The word is latched by rank 0, handed on, and checked behind a barrier; the check stays inside."""

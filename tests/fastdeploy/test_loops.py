@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import pytest
+from living_group import eventually
+
+from tests.raising import raising
+from wsm.controller import errors as controller_errors
+from wsm.fastdeploy import _loop_contract as contract
+from wsm.fastdeploy._loop_contract import Entry, Given
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
 
 NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
 
 LOOPS = [("2025", True), ("2026", False), ("2026", True)]
+
+
+def test_what_is_decided_is_decided_for_every_entry_word_and_outcome():
+    """The tables answer each case, and what they say ends: no word is left that no loop reads."""
+    truths = (NORMAL, CLEARED, None)
+    for asked, block in itertools.product((CLEARING, UPDATING, CLEARED, NORMAL), (True, False)):
+        entry = Entry(asked, block)
+        for word, before, after in itertools.product(contract.ASKS, truths, truths):
+            for woken in (False, True):
+                gave = contract.given(word, before, woken=woken)
+                said = contract.answer(entry, word, after, gave=gave)
+                if after is None or (gave is Given.CLEAR and word == UPDATING):
+                    assert said is None  # asked again
+                    continue
+                leaves = contract.leaves(entry, said, woken=said == UPDATING)
+                if entry.sleeps:
+                    assert leaves
+                    assert said != NORMAL or word == UPDATING
+                else:
+                    assert leaves is (said == NORMAL)
+                    assert said in (NORMAL, CLEARED)
+    assert contract.given(UPDATING, NORMAL, woken=True) is Given.NOTHING
 
 
 @pytest.mark.parametrize(("generation", "block"), LOOPS)
@@ -30,3 +61,115 @@ def test_an_engine_clears_and_updates_through_its_word(make_job, generation, blo
     assert (status.serving, status.version) == (True, "3")
     turns = {said["turns"] for said in job.end()}
     assert len(turns) == 1
+
+
+@pytest.mark.parametrize(("generation", "block"), LOOPS)
+def test_an_update_that_fails_leaves_the_ranks_inside_and_the_next_one_lets_them_out(
+    make_job, generation, block
+):
+    job = make_job(generation, block=block)
+    job.asks(CLEARING)
+    job.answers(CLEARED)
+    job.order(1, "write")
+    job.asks(UPDATING)
+    job.answers(CLEARED)
+    assert job.controller().status().state == "CLEARED"
+    job.asks(UPDATING)
+    job.answers(NORMAL)
+    assert {said["version"] for said in job.each_says("stepped")} == {"1"}
+    job.end()
+
+
+@pytest.mark.parametrize(("generation", "block"), LOOPS)
+def test_a_clear_that_fails_in_the_middle_ends_cleared_all_the_same(make_job, generation, block):
+    job = make_job(generation, block=block)
+    job.order(1, "release")
+    job.asks(CLEARING)
+    job.answers(CLEARED)
+    job.asks(UPDATING)
+    job.answers(NORMAL)
+    job.end()
+
+
+@pytest.mark.parametrize(("generation", "block"), LOOPS)
+def test_a_rank_that_comes_late_changes_no_answer(make_job, generation, block):
+    """Each rank of FastDeploy's stores the word anew before it comes in; the answer waits for all of them."""
+    job = make_job(generation, block=block)
+    late = job.order(1, "late")
+    job.asks(CLEARING)
+    job.programs[0].says("entered")
+    job.controller()
+    assert job.reads() == [CLEARING]
+    late.unlink()
+    job.answers(CLEARED)
+    job.asks(UPDATING)
+    job.answers(NORMAL)
+    job.each_says("stepped")
+    assert job.reads() == [NORMAL]
+    job.end()
+
+
+@pytest.mark.parametrize(("generation", "block"), LOOPS)
+def test_an_update_of_weights_that_serve_loads_what_lies_there_now(make_job, generation, block):
+    job = make_job(generation, block=block)
+    job.publish(2)
+    job.asks(UPDATING)
+    job.answers(NORMAL)
+    assert {said["version"] for said in job.each_says("left")} == {"2"}
+    job.end()
+
+
+def test_parts_that_are_asked_one_after_the_other_are_one_command(make_job):
+    job = make_job("2026", parts=2, part=1)
+    for version in (2, 3):
+        job.asks(CLEARING, part=0)
+        job.answers(CLEARED, CLEARED)
+        job.publish(version)
+        job.asks(UPDATING, part=0)
+        job.answers(NORMAL, NORMAL)
+    assert job.controller().status().version == "3"
+    job.end()
+
+
+def test_commands_of_other_processes_are_refused_where_the_loop_does_not_poll(make_job):
+    job = make_job("2026")
+    with raising(controller_errors.loop_does_not_poll) as refused:
+        job.controller().update(1, force=True)
+    place, _, line = refused.value.context["place"].rpartition(":")
+    assert Path(place).read_text().splitlines()[int(line) - 1].strip() == "while True:"
+    job.end()
+
+
+@pytest.mark.parametrize("generation", ["2025", "2026"])
+def test_a_loop_that_polls_obeys_a_trainer_and_shows_it_to_the_engine(make_job, generation):
+    job = make_job(generation, polls=True, streams_look_s=0.5)
+    job.each_says("stepped")
+    trainer = job.controller()
+    job.publish(2)
+    assert trainer.update(2).version == "2"
+    assert {said["version"] for said in [job.each_says("stepped") for _ in "ab"][-1]} == {"2"}
+    job.order(0, "unused")
+    (job.directory / "requests").touch()
+    eventually(lambda: not (job.directory / "requests").exists())
+    trainer.clear()
+    job.answers(CLEARED)
+    trainer.update(1)
+    assert job.reads()[0] < 0  # every stream of the engine is to see it
+    job.answers(NORMAL)
+    trainer.hold()
+    job.answers(CLEARED)
+    trainer.release()
+    job.answers(NORMAL)
+    job.asks(CLEARING)
+    job.answers(CLEARED)
+    job.asks(UPDATING)
+    job.answers(NORMAL)
+    job.end()
+
+
+def test_a_load_at_start_that_fails_raises_on_every_rank(make_job):
+    job = make_job(starts=False)
+    job.order(0, "write")
+    job.launch()
+    for program in job.programs:
+        assert "no weights after the load at start" in "".join(program.last_lines())

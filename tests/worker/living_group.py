@@ -65,6 +65,13 @@ class Program:
                 return said
             self.other_lines.append(line)
 
+    def last_lines(self) -> list[str]:
+        """All lines that it writes until it ends."""
+        deadline, lines = time.monotonic() + PATIENCE_S, []
+        while (line := self._line(deadline)) is not None:
+            lines.append(line)
+        return lines
+
     def tell(self, line: str) -> None:
         self._process.stdin.write(line.encode() + b"\n")
 

@@ -58,7 +58,7 @@ from wsm.actions.measuring import MemoryProof
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
 from wsm.states.plan_key import GIVEN_BACK, PLANS, Half, PlanKey, Repair, Request
-from wsm.states.vocabulary import KVPolicy
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 __all__ = ["Plan", "PlanOptions", "Plans", "compose", "derive_plans"]
 
@@ -143,13 +143,16 @@ def _plan(
     admission: tuple[Action, ...] = (),
     staged: int = 0,
 ) -> Plan:
+    # A release does nothing to requests: it is never refused for want of a scheduler that could keep them.
+    releases = key.operation is Request.RELEASE
+    in_flight = frozenset(InFlightPolicy) if releases else options.in_flight_policies
     plan = Plan(
         key=key,
         actions=tuple(actions),
-        before_parking=() if options.cache_only or key.operation is Request.RELEASE else (StopAdmitting(),),
+        before_parking=() if options.cache_only or releases else (StopAdmitting(),),
         commit=commit,
         kv_policies=kv_policies,
-        in_flight_policies=options.in_flight_policies,
+        in_flight_policies=in_flight,
         admission=admission,
         staged=staged,
     )

@@ -28,6 +28,7 @@ from wsm.controller.errors import (
 )
 from wsm.controller.group_view import GroupAccess, GroupView
 from wsm.errors import WsmError
+from wsm.group_segment import loop_without_poll
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
@@ -68,9 +69,13 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
     wsm.states.errors.CommandOpenError
         If the last command is not over.
     RefusedError
-        If a rank said on joining that it derived other plans than the first one: they would wait for each
+        If the ranks look at commands of one process only, and this is another one. Or if a rank said on
+        joining that it derived other plans than the first one: they would wait for each
         other in different collective actions.
     """
+    loop = loop_without_poll(group.segment)
+    if loop is not None:
+        raise errors.loop_does_not_poll(operation=operation.name.lower(), place=loop)
     lost = group.lost()
     if lost:
         status = group.status()

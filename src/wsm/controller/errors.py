@@ -411,6 +411,17 @@ def cannot_be_released(*, missing: Sequence[str], told: str) -> RefusedError:
     )
 
 
+def loop_does_not_poll(*, operation: str, place: str) -> RefusedError:
+    """The ranks are inside an engine's loop, which looks at the engine's own words alone."""
+    return RefusedError(
+        f"{operation} was not written: the ranks look at the words of their engine only, and would never see "
+        f"it; put manager.poll() at the top of the engine's loop ({place}), or command through the engine",
+        code="loop-does-not-poll",
+        operation=operation,
+        place=place,
+    )
+
+
 def bad_hold(*, argument: str, value: object, problem: str) -> BadInputError:
     """What is asked of a hold cannot be."""
     return BadInputError(

@@ -6,6 +6,7 @@ module            responsible for
 _dynamic_weights  :class:`DynamicWeightManager`: FastDeploy's constructor, attributes and methods
 _calls            the small parts of it that runners and tests call by name
 _entries          a rank inside FastDeploy's loop: it polls until rank 0 says that all leave
+_install          the way in: FastDeploy's module gets wsm's class
 _loop_contract    what an entry does, what the words say, when ranks leave: tables and pure functions
 _runner_surfaces  FastDeploy's objects as wsm's surfaces, bound when its loop hands them in
 _membership       which ranks are one group, and what its first rank tells the others
@@ -17,5 +18,6 @@ docs/fastdeploy.md tells how it is used.
 """
 
 from wsm.fastdeploy._dynamic_weights import DynamicWeightManager
+from wsm.fastdeploy._install import install, install_if_asked
 
-__all__ = ["DynamicWeightManager"]
+__all__ = ["DynamicWeightManager", "install", "install_if_asked"]

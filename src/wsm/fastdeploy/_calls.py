@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 from wsm import log
@@ -193,3 +194,46 @@ def _in_gib(measure: Callable[[], int] | None) -> float | None:
         return None if measure is None else round(measure() / _GIB, 2)
     except (ValueError, RuntimeError):
         return None
+
+
+def place_of_loop(frame: FrameType | None) -> str:
+    """Say where ``poll()`` belongs: file and line of the top of FastDeploy's event loop.
+
+    It is looked for in the modules that the call at hand came through.
+    """
+    while frame is not None:
+        for value in list(frame.f_globals.values()):
+            loop = vars(value).get("event_loop_normal") if isinstance(value, type) else None
+            code = getattr(loop, "__code__", None)
+            if isinstance(code, CodeType):
+                return f"{code.co_filename}:{_top_of_loop(code)}"
+        frame = frame.f_back
+    return "event_loop_normal of FastDeploy's worker_process.py"
+
+
+def _top_of_loop(code: CodeType) -> int:
+    """Return the line of ``while True:`` in a function, or of the function itself."""
+    try:
+        with open(code.co_filename, encoding="utf-8") as file:  # noqa: PTH123 - as the code names it
+            lines = file.read().splitlines()
+    except OSError:
+        return code.co_firstlineno
+    for number, line in enumerate(lines[code.co_firstlineno :], start=code.co_firstlineno + 1):
+        if line.strip() == "while True:":
+            return number
+    return code.co_firstlineno
+
+
+def runner_of(caller: Any) -> Any:
+    """Return the model runner of an object with FastDeploy's event loop.
+
+    Raises
+    ------
+    BadInputError (``no-runner``)
+        If it has none.
+    """
+    for owner in (caller, getattr(caller, "worker", None)):
+        runner = getattr(owner, "model_runner", None)
+        if runner is not None:
+            return runner
+    raise errors.no_runner(caller=type(caller).__name__)

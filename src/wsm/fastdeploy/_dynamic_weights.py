@@ -6,6 +6,7 @@ FastDeploy's model runner makes one while it loads the model, and FastDeploy's e
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,9 +25,9 @@ from wsm.fastdeploy._entries import Deciding, Entries, PartWord
 from wsm.fastdeploy._loop_contract import Entry
 from wsm.fastdeploy._membership import Membership, meet, membership_of
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, surfaces_of_models
-from wsm.group_segment import own_new_group
+from wsm.group_segment import declare_loop, own_new_group
 from wsm.signals.segment import Segment
-from wsm.worker import Worker
+from wsm.worker import StepPermit, Worker
 
 #: Seconds for one command that FastDeploy's engine asks for, which waits 300 s itself and looks every second.
 DEADLINE_S = 290.0
@@ -115,6 +116,8 @@ class DynamicWeightManager:
             self.close()
             raise errors.no_boot(rank=member.rank, group=self.group_name, why=failure)
         self.first_load = False
+        if member.rank == 0:
+            declare_loop(self._segment, polls=False, place=calls.place_of_loop(sys._getframe(1)))
 
     def _join(
         self,
@@ -153,6 +156,8 @@ class DynamicWeightManager:
             segment = own_new_group(config, directory=directory)
             undo.callback(segment.close)
             undo.callback(segment.unlink)
+        self._polls = False
+        self._permit: StepPermit | None = None
         self._worker = undo.enter_context(
             Worker(
                 config,
@@ -168,6 +173,7 @@ class DynamicWeightManager:
             segment = undo.enter_context(
                 Segment.attach(config.name, world_size=config.ranks, directory=directory)
             )
+        self._segment = segment
         word = PartWord(facts.port, directory)
         undo.callback(word.close)
         leads = facts.tensor_parallel_rank == 0
@@ -200,8 +206,43 @@ class DynamicWeightManager:
             raise errors.no_worker()
         asked = calls.LoopCall.of(rest, block=block)
         present._surfaces.bind(asked.model_runner)
+        present._end_turn()
         entry = Entry(int(model_weights_status.value[0]), block=asked.block)
         present._entries.stay(entry, asked.kv_cache_status)
+
+    def poll(self, model_runner: Any = None) -> None:
+        """Do what commands of other processes ask; the second line, at the top of FastDeploy's event loop.
+
+        With it, every turn of the loop is a step of the group: hold, hot updates and commands of a trainer
+        are obeyed, which are refused without it, and :attr:`version` is that of the turn's tokens. Blocks
+        while such a command stops the group. Every rank calls it in every turn.
+
+        Parameters
+        ----------
+        model_runner : object or None
+            FastDeploy's; None looks for it where the caller's ``self`` has it.
+
+        Raises
+        ------
+        WsmError
+            As :meth:`check_model_weights_status`.
+        """
+        if not self._polls:
+            runner = model_runner or calls.runner_of(sys._getframe(1).f_locals.get("self"))
+            self._surfaces.bind(runner)
+            self._polls = True
+            if self._worker.rank == 0:
+                declare_loop(self._segment, polls=True, place="")
+        self._end_turn()
+        self._entries.between_turns(self._surfaces.requests.in_flight)
+        self._permit = self._worker.step()
+        self._permit.__enter__()
+
+    def _end_turn(self) -> None:
+        """End the step that the last turn of FastDeploy's loop was."""
+        if self._permit is not None:
+            self._permit.__exit__(None, None, None)
+            self._permit = None
 
     @property
     def version(self) -> str | None:

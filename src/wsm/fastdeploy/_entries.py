@@ -8,7 +8,7 @@ stands before each entry, so all ranks count the same entries.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,9 @@ from wsm.worker import HOLD, Worker
 
 #: Seconds that a turn waits at most where there is nothing to do.
 TURN_S = 0.001
+
+#: Seconds after which every stream of FastDeploy's has looked at the word: they look every 10 s.
+STREAMS_LOOK_S = 11.0
 
 #: Under which name the owner's settings hold what is said of the entry at hand.
 _ENTRY = "entry"
@@ -155,6 +158,11 @@ class Entries:
         self._kv_status = kv_status if self._leads else None
         self._live(entry)
 
+    def between_turns(self, in_flight: Callable[[], int]) -> None:  # noqa: ARG002 - rank 0 looks at them
+        """Do what other processes' commands ask, between two turns of FastDeploy's loop. Blocks."""
+        while self._worker.poll() is HOLD:
+            self._worker.beat()
+
     def _live(self, _entry: Entry) -> None:
         while not self._is_over():
             self._turn()
@@ -262,6 +270,37 @@ class Deciding(Entries):
             else:
                 self._turn()
         self._say(word, over=True)
+
+    def between_turns(self, in_flight: Callable[[], int]) -> None:
+        """As :meth:`Entries.between_turns`; the word shows it to the engine as a clear and an update.
+
+        Where requests ran, the word stays below 0 until every stream of the engine has looked at it.
+        """
+        self._adopt()
+        since, ran = 0.0, 0
+        while True:
+            turn = self._worker.poll()
+            if turn is not HOLD:
+                if not ran or in_flight() or time.monotonic() > since + STREAMS_LOOK_S:
+                    break
+                self._worker.wait(TURN_S)
+            else:
+                if not since:
+                    since, ran = time.monotonic(), in_flight()
+                    self._deciding.change(contract.NORMAL, contract.CLEARING)
+                self._rest()
+            self._worker.beat()
+        if since:
+            for before, after in contract.BACK_TO_NORMAL:
+                self._deciding.change(before, after)
+
+    def _rest(self) -> None:
+        """Show a group that rests without serving, and obey an engine that asks for its weights."""
+        status = self._controller.status()
+        if status.over and status.engine_state is WeightState.CLEARED:
+            self._deciding.change(contract.CLEARING, contract.CLEARED)
+            if self._now() == contract.UPDATING and status.hold is None:
+                self._command(Given.UPDATE, contract.UPDATING, status)
 
     def _now(self) -> int:
         """Return what the deciding word says."""

@@ -83,6 +83,10 @@ MIRRORS: dict[tuple[int, int], int] = {
 }
 
 
+#: How the word goes from what a command of wsm's own made of it to NORMAL; each change only from just that.
+BACK_TO_NORMAL = ((CLEARING, CLEARED), (CLEARED, UPDATING), (UPDATING, NORMAL))
+
+
 def given(word: int, held: int | None, *, woken: bool) -> Given:
     """Say what is done about a word that asks.
 

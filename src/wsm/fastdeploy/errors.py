@@ -73,3 +73,13 @@ def unknown_call(*, arguments: int) -> BadInputError:
         code="unknown-call",
         arguments=arguments,
     )
+
+
+def no_runner(*, caller: str) -> BadInputError:
+    """The second line was called where no model runner is to be seen."""
+    return BadInputError(
+        f"poll() was called by {caller}, which has neither model_runner nor worker.model_runner; hand "
+        "FastDeploy's model runner in: manager.poll(model_runner)",
+        code="no-runner",
+        caller=caller,
+    )
