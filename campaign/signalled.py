@@ -39,7 +39,7 @@ from wsm.signals.names import SHARED_MEMORY_DIRECTORY
 SEEDS = 12
 
 #: Seconds from the last signal in which everything must be over: ranks that hang are waited for, then killed.
-_END_S = 25.0
+_END_S = 60.0
 _SECOND_S = 2.0
 _LOOK_S = 0.01
 _TOKEN = "WSM_CAMPAIGN_SIGNALLED"  # noqa: S105 - no secret: marks a command's processes

@@ -6,6 +6,7 @@ the forgetting visible. It knows nothing about single packages.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import secrets
@@ -28,6 +29,7 @@ from wsm.states.rerun import Rerun
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
 PATIENCE_S = 10.0
+EXIT_S = 60.0
 
 #: Every process that this session starts has it in its environment, and none of another session.
 MARK = "WSM_TEST_SESSION"
@@ -43,6 +45,13 @@ hypothesis.settings.load_profile(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(needs)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Name the thread for which Python waits at its exit, and end: a failed test may have left one behind."""
+    if not hasattr(config, "workerinput"):  # a process of pytest-xdist waits for the others to be done
+        faulthandler.dump_traceback_later(EXIT_S, exit=True)
 
 
 @pytest.hookimpl(trylast=True)  # when pytest has chosen by mark

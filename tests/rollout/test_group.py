@@ -114,7 +114,7 @@ class InBackground(threading.Thread):
     """One long request, and the moment when it has begun to answer."""
 
     def __init__(self, group, count: int) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.group, self.count = group, count
         self.begun = threading.Event()
         self.answer = None

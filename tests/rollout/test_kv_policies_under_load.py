@@ -33,7 +33,7 @@ class Asking(threading.Thread):
     """A client that asks the same prompts again and again, until it is told to stop."""
 
     def __init__(self, group: RolloutSupervisor) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self._group = group
         self._stop_asking = threading.Event()
         self.answers: list[tuple[list[int], Generation]] = []

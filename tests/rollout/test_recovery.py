@@ -97,7 +97,7 @@ class Asking(threading.Thread):
     """Asks again and again, without retries of the client, and remembers what became of each call."""
 
     def __init__(self, config: RolloutConfig) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self._config = config
         self._ending = threading.Event()
         self.asked = 0
@@ -135,7 +135,7 @@ class Asking(threading.Thread):
         for prompt, answer in self.answers:
             assert answer.finish_reason is FinishReason.LENGTH
             [version] = set(answer.versions)
-            assert answer.tokens == greedy(self._config.engine.shape, version, prompt)
+            assert answer.tokens == greedy(self._config.engine.shape, int(version), prompt)
         for error in self.errors:
             assert error.retryable, error
             assert "retryable" in str(error)

@@ -34,7 +34,7 @@ class Leader(threading.Thread):
     """Rank 0's loop without a model: every step says 9 to everybody."""
 
     def __init__(self, directory) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.scheduler = Scheduler(
             ModelShape(vocabulary=50, context=64), BlockPool(64, 4), Limits(max_batch=4, max_waiting=8)
         )
