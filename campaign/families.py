@@ -13,6 +13,7 @@ from campaign import (
     file_damage,
     floods,
     havoc,
+    holds_midway,
     mooncake_floods,
     prepares,
     prepares_midway,
@@ -36,6 +37,7 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "storage": storage.play,
     "random": random_faults.play,
     "havoc": havoc.play,
+    holds_midway.OPERATION: holds_midway.play,
     "supervisor": supervisor_faults.play,
     "signals": signalled.play,
     "floods": floods.play,
@@ -78,6 +80,8 @@ def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
         cases += every(group, heard, of_ranks)
         if family == "prepares":
             return cases + prepares.cases(kind, ranks) + prepares_midway.cases(kind, ranks)
+        if family == "holds":
+            cases += holds_midway.cases(kind, ranks)
         if family in ("halves", "holds"):
             return cases + controller_faults.cases(kind, ranks, played)
     cases += controller_faults.cases(kind, ranks, COMMANDS)

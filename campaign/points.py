@@ -171,9 +171,9 @@ def trap_writes(target: type[WeightTarget], trap: Trap) -> None:
     _wrap(target, "writable", write_and_pass)
 
 
-def trap_controller() -> Trap:
-    """Wrap the writers of the controller's words in this process; return its trap."""
-    trap = victim_trap("controller")
+def trap_controller(victim: str = "controller") -> Trap:
+    """Wrap the writers of a controller's words in this process; return its trap."""
+    trap = victim_trap(victim)
     write_command, write_committed = GroupView.write_command, GroupView.write_committed
 
     def command(group: GroupView, word: CommandWord) -> None:

@@ -98,6 +98,8 @@ def serves_again(controller: Controller, group: GroupUnderFault) -> bool:
         if controller.status().state not in ("NORMAL", "CLEARED"):
             ask(controller, "clear")
         answer = ask(controller, "update", version)
+        if controller.status().hold is not None:
+            ask(controller, "release")
         if answer.receipt is not None and controller.status().serving:
             return True
         time.sleep(0.05)  # until a process has taken the role, or given it back

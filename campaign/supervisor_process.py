@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 
+from campaign.points import trap_controller
 from wsm import log
 from wsm.rollout.config import rollout_config_from_mapping
 from wsm.rollout.supervisor import RolloutSupervisor
@@ -17,6 +18,7 @@ from wsm.rollout.supervisor import RolloutSupervisor
 def main() -> None:
     """Own the group until the campaign ends it."""
     log.configure(level="critical")
+    trap_controller("supervisor")
     config = rollout_config_from_mapping(json.loads(sys.argv[1]))
     with RolloutSupervisor(
         config, rank_module="campaign.memory_rank", cache_module="campaign.cache_rank"

@@ -11,6 +11,7 @@ import numpy as np
 import paddle
 import pytest
 
+from wsm.receipt import Outcome
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.model import full_logits
 from wsm.rollout.moe import local_mixture
@@ -91,6 +92,46 @@ def asked_through_updates(group, policy: KVPolicy) -> list[tuple[list[int], Gene
     finally:
         answers = asking.stop()
     return answers
+
+
+def held_once(group: RolloutSupervisor, version: int, *, hot: bool, policy: KVPolicy) -> None:
+    """Hold the group, update it, and release it; no step begins in between, and so no token is made."""
+
+    def steps() -> list[int]:
+        return [rank.step for rank in group.controller.status().ranks]
+
+    group.controller.hold(in_flight=InFlightPolicy.KEEP, kv_policy=policy, owner="trainer")
+    stands = steps()
+    receipt = group.controller.update(version, hot=hot, owner="trainer")
+    assert (receipt.version, receipt.serving) == (str(version), False)
+    assert group.controller.hold(owner="trainer").outcome is Outcome.HOLD_RENEWED
+    assert steps() == stands
+    assert group.controller.release(owner="trainer").serving
+
+
+@pytest.mark.parametrize("policy", [KVPolicy.KEEP, KVPolicy.DROP], ids=["keep", "drop"])
+def test_under_load_no_token_falls_between_a_hold_and_its_release_and_no_request_is_lost(group, policy):
+    asking = Asking(group)
+    asking.start()
+    try:
+        for hot, version in ((False, 2), (True, 3), (False, 1), (True, 2)):
+            before = len(asking.answers)
+            while len(asking.answers) == before and asking.is_alive():
+                asking.join(0.01)
+            held_once(group, version, hot=hot, policy=policy)
+    finally:
+        answers = asking.stop()
+    assert {len(answer.tokens) for _, answer in answers} == {TOKENS}
+    for prompt, answer in answers:
+        sequence = [*prompt, *answer.tokens]
+        for version in set(answer.versions):
+            said = said_by(group.config, version, sequence)
+            mine = [index for index, made_by in enumerate(answer.versions) if made_by == version]
+            of_one = [index for index in mine if index not in answer.mixed]
+            assert [answer.tokens[index] for index in of_one] == [
+                said[len(prompt) - 1 + index] for index in of_one
+            ]
+    assert any(len(set(answer.versions)) > 1 for _, answer in answers), "no hold met a running request"
 
 
 @pytest.mark.parametrize("policy", list(KVPolicy), ids=[policy.value for policy in KVPolicy])

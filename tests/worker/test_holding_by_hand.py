@@ -162,18 +162,41 @@ def test_an_update_may_hold_an_open_group_and_one_that_fails_under_a_hold_ends_n
     assert not lone.runner.requests.is_admitting()
 
 
-def test_under_a_hold_requests_are_kept_or_ended_and_never_drained(lone, ask: Ask) -> None:
-    lone.runner.requests.submit(50)
+@pytest.mark.parametrize("operation", [Operation.UPDATE, Operation.HOT_UPDATE, Operation.CLEAR])
+def test_under_a_hold_requests_are_kept_or_ended_and_drained_only_where_there_are_none(
+    lone, ask: Ask, operation: Operation
+) -> None:
+    requests, versions = lone.runner.requests, iter("23456")
+    back = CommandArguments("back", "2", in_flight=InFlightPolicy.KEEP)
+    commits = Operation.HOT_COMMIT if operation.is_hot else Operation.COMMIT
+    aborts = Operation.HOT_ABORT if operation.is_hot else Operation.ABORT
+
+    def asked(policy: InFlightPolicy) -> CommandArguments:
+        if operation is Operation.CLEAR:
+            return CommandArguments("clear", in_flight=policy, clears=True)
+        return CommandArguments("update", next(versions), in_flight=policy)
+
+    def done(policy: InFlightPolicy) -> None:
+        if operation is Operation.CLEAR:
+            ask(operation, asked(policy), StatusCode.DONE_CLEARED)
+            commit(lone, ask(Operation.UPDATE, back, StatusCode.PREPARED))
+        else:
+            word = ask(operation, asked(policy), StatusCode.PREPARED)
+            decide(lone, word, commits, StatusCode.DONE_COMMITTED)
+        assert stands(lone)
+
+    requests.submit(50)
     assert serves(lone)
     hold(lone, ask)
-    drains = CommandArguments("drain", "2", in_flight=InFlightPolicy.DRAIN)
-    word = ask(Operation.UPDATE, drains, StatusCode.REFUSED)
-    decide(lone, word, Operation.ABORT, StatusCode.DONE_KEPT)
-    assert (lone.runner.requests.set_aside(), lone.worker.version) == (1, "1")
-    ends = CommandArguments("end", "2", in_flight=InFlightPolicy.ABORT)
-    commit(lone, ask(Operation.UPDATE, ends, StatusCode.PREPARED))
-    assert (lone.runner.requests.set_aside(), lone.runner.requests.aborted) == (0, 1)
-    assert stands(lone)
+    word = ask(operation, asked(InFlightPolicy.DRAIN), StatusCode.REFUSED)
+    decide(lone, word, aborts, StatusCode.DONE_KEPT)
+    assert (requests.set_aside(), lone.worker.version, stands(lone)) == (1, "1", True)
+    done(InFlightPolicy.KEEP)
+    assert (requests.set_aside(), requests.aborted) == (1, 0)
+    done(InFlightPolicy.ABORT)
+    assert (requests.set_aside(), requests.aborted) == (0, 1)
+    done(InFlightPolicy.DRAIN)
+    assert replay(list(lone.worker.journal)).impossible is None
 
 
 def test_a_rank_that_enters_an_epoch_stands_as_the_committed_word_says(lone, ask: Ask) -> None:
