@@ -15,7 +15,6 @@ import contextlib
 import datetime as dt
 import logging
 import sys
-import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -108,7 +107,7 @@ if logging.getLogger("transitions").level == logging.NOTSET:
 
 
 class EventLogger:
-    """One layer's logger, with context on every line. Immutable: :meth:`bind` returns a new one.
+    """One layer's logger, with context on every line: structlog's calls, without its import.
 
     Parameters
     ----------
@@ -123,10 +122,6 @@ class EventLogger:
     def __init__(self, target: logging.Logger, context: Mapping[str, Any]) -> None:
         self._target = target
         self._context = context
-
-    def bind(self, **context: Any) -> EventLogger:
-        """Return a logger with more context."""
-        return EventLogger(self._target, {**self._context, **context})
 
     def debug(self, event: str, **keys: Any) -> None:
         """Say an event that only a reader who looks for it wants to see."""
@@ -144,23 +139,13 @@ class EventLogger:
         """Say an event that took something away."""
         self._say(logging.ERROR, event, keys)
 
-    def exception(self, event: str, **keys: Any) -> None:
-        """Say the same of the exception that is being handled, with its traceback."""
-        self._say(logging.ERROR, event, {**keys, "exception": traceback.format_exc().rstrip("\n")})
-
     def _say(self, level: int, event: str, keys: Mapping[str, Any]) -> None:
         if self._target.isEnabledFor(level):
             with contextlib.suppress(MemoryError):  # a line is not worth the work that it tells of
-                self._write(level, event, keys)
-
-    def _write(self, level: int, event: str, keys: Mapping[str, Any]) -> None:
-        fields = {**self._context, **keys}
-        shown = (f"{key}={value}" for key, value in fields.items() if key != "exception")
-        text = printable(" ".join([event, *shown]))
-        if "exception" in fields:
-            text = f"{text}\n{printable_lines(str(fields['exception']))}"
-        # The record's file and line are those of the caller of info() and the like, three frames up.
-        self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=4)
+                fields = {**self._context, **keys}
+                text = printable(" ".join([event, *(f"{key}={value}" for key, value in fields.items())]))
+                # The record's file and line are those of the caller of info() and the like, two frames up.
+                self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=3)
 
 
 def logger(layer: str, **context: Any) -> EventLogger:
@@ -171,7 +156,7 @@ def logger(layer: str, **context: Any) -> EventLogger:
     layer : str
         Package or shell that speaks, for example ``worker``; becomes the stdlib logger ``wsm.worker``.
     **context : Any
-        Keys for every line, for example ``rank=0``; ``.bind(epoch=2, sequence=7)`` adds more.
+        Keys for every line, for example ``rank=0``.
     """
     return EventLogger(logging.getLogger(f"{ROOT}.{layer}"), context)
 
@@ -244,9 +229,8 @@ class _EventFormatter(logging.Formatter):
             "logger": record.name,
             **fields,
         }
-        for key in ("event", "exception"):  # the renderer for people shows other values as Python writes them
-            if key in event and not self._json:
-                event[key] = printable_lines(str(event[key]))
+        if not self._json:  # the renderer for people shows other values as Python writes them
+            event["event"] = printable_lines(str(event["event"]))
         line = str(self._renderer(None, record.levelname.lower(), event))
         return printable_json(line) if self._json else line
 

@@ -8,6 +8,8 @@ from living_group import eventually
 from wsm import HOLD, SERVE
 from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.states.words import MAX_STEP, StepKind, StepWord
+from wsm.strategies.tensor import TensorSpec
+from wsm.testing import InMemoryRunner, LocalGroup
 from wsm.worker.errors import NotServingError, PermitExpiredError
 
 
@@ -133,6 +135,24 @@ def test_nobody_begins_a_step_beside_a_broken_rank_and_no_command_is_accepted(ma
         # It may have looked just before the word said so, and entered that one step just after.
         assert other in (then.step, then.step + 1), "a step was begun beside the broken rank"
         assert controller.status().serving is False
+
+
+@pytest.mark.parametrize(("follow", "then"), [(True, HOLD), (False, SERVE)])
+def test_every_poll_of_a_rank_that_follows_its_peers_sees_a_broken_one(tmp_path, follow, then):
+    """Where schedulers decide alike the quiet path reads one word; the rank sees it when it looks again."""
+    spec = TensorSpec("w", "F32", (4,))
+    with LocalGroup(lambda _: InMemoryRunner([spec]), tmp_path, configuration={"follow": follow}) as group:
+        group.update(1)
+        group.step()
+        other, breaking = group.workers
+        assert (other.poll(), breaking.poll()) == (SERVE, SERVE)
+        with other.step(), pytest.raises(ZeroDivisionError), breaking.step():
+            _ = 1 // 0
+        assert other.poll() is then
+        assert breaking.poll() is HOLD
+        pending = group.controller.begin_clear()
+        assert {other.poll() for _ in range(3)} == {HOLD}
+        pending.give_up()
 
 
 @pytest.mark.processes
