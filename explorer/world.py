@@ -584,33 +584,7 @@ _CONTROLLER = struct.Struct("<QQBQQBBBQ6B8BBQ")
 _FAILED_BITS = 4
 
 #: Packed into one bit each, in this order.
-_FLAGS = (
-    "alive",
-    "driving",
-    "gives_up",
-    "spoiled",
-    "recovering",
-    "before",
-    "pending_before",
-    "clears_half",
-    "restores",
-    "pending_restores",
-    "gave_up",
-    "left",
-    "ending",
-    "frozen",
-    "repairs",
-    "replaces",
-    "closed",
-    "orphaned",
-    "lapsed",
-    "saw_lapse",
-    "says_commit",
-    "says_abort",
-    "voted",
-    "leased",
-    "lease_over",
-)
+_FLAGS = tuple(name for name, default in ControllerState._field_defaults.items() if isinstance(default, bool))
 
 
 @lru_cache(maxsize=1 << 17)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -39,10 +39,12 @@ from wsm.states.vocabulary import (
     UnknownTensors,
 )
 
+_Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
+
 
 def _option_of_running_requests(
     default: str,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+) -> _Decorator:
     return click.option(
         "--in-flight",
         type=click.Choice([policy.value for policy in InFlightPolicy]),
@@ -53,17 +55,15 @@ def _option_of_running_requests(
 
 
 def _decorating(
-    *options: Callable[[Callable[..., None]], Callable[..., None]],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    *options: _Decorator,
+) -> _Decorator:
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
     return decorate
 
 
-def _command_options(
-    deadline_s: float, *, in_flight: str = "abort"
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _command_options(deadline_s: float, *, in_flight: str = "abort") -> _Decorator:
     """Return what clear and update take besides their own options; `in_flight` names that one's default."""
     return _decorating(
         click.argument("name"),
@@ -84,7 +84,7 @@ def _command_options(
     )
 
 
-def _timing_options(deadline_s: float, *, waits: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _timing_options(deadline_s: float, *, waits: str) -> _Decorator:
     """Return what every command takes; `waits` names how long it waits for its turn by default."""
     return _decorating(
         click.option(
@@ -113,6 +113,31 @@ def _timing_options(deadline_s: float, *, waits: str) -> Callable[[Callable[...,
     )
 
 
+def _kv_option(default: KVPolicy, text: str, *, in_flight: bool = False) -> _Decorator:
+    policies = [policy for policy in KVPolicy if in_flight or policy is not KVPolicy.KEEP_IN_FLIGHT]
+    return click.option(
+        "--kv",
+        "--kv-policy",
+        "kv_policy",
+        type=click.Choice([policy.value for policy in policies]),
+        default=default.value,
+        show_default=True,
+        help=text,
+    )
+
+
+#: What every command that loads a version takes.
+_version_options = _decorating(
+    click.option(
+        "--version",
+        type=Version(),
+        metavar="V",
+        help="The version to load; by default the newest that the source announces.",
+    ),
+    click.option("--force", is_flag=True, help="Load even if the group holds that version already."),
+)
+
+
 @click.command(
     cls=TeachingCommand,
     examples=(
@@ -121,14 +146,9 @@ def _timing_options(deadline_s: float, *, waits: str) -> Callable[[Callable[...,
         ("wsm clear policy --tags kv_cache", "give the KV cache back alone; the weights stay"),
     ),
 )
-@click.option(
-    "--kv",
-    "--kv-policy",
-    "kv_policy",
-    type=click.Choice([KVPolicy.DROP.value, KVPolicy.KEEP.value]),
-    default=KVPolicy.DROP.value,
-    show_default=True,
-    help="With --tags weights: forget the blocks in the KV cache that stays, or keep them for these weights.",
+@_kv_option(
+    KVPolicy.DROP,
+    "With --tags weights: forget the blocks in the KV cache that stays, or keep them for these weights.",
 )
 @_command_options(deadline_s=60.0)
 def clear(name: str, kv_policy: str, **options: Any) -> None:
@@ -155,13 +175,7 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
         ("wsm update policy --version 7 --json | jq .ranks", "digests and seconds per action, of every rank"),
     ),
 )
-@click.option(
-    "--version",
-    type=Version(),
-    metavar="V",
-    help="The version to load; by default the newest that the source announces.",
-)
-@click.option("--force", is_flag=True, help="Load even if the group holds that version already.")
+@_version_options
 @click.option(
     "--partial",
     is_flag=True,
@@ -180,15 +194,11 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
     show_default=True,
     help="With --hot, where there is no room for two versions, or none is served: refuse, or load in place.",
 )
-@click.option(
-    "--kv",
-    "--kv-policy",
-    "kv_policy",
-    type=click.Choice([policy.value for policy in KVPolicy]),
-    default=KVPolicy.DROP.value,
-    show_default=True,
-    help="KV blocks that the old weights computed: forget them all (drop), go on with them all, prefixes "
+@_kv_option(
+    KVPolicy.DROP,
+    "KV blocks that the old weights computed: forget them all (drop), go on with them all, prefixes "
     "too (keep), or with those of running requests alone (keep-in-flight, needs --in-flight keep).",
+    in_flight=True,
 )
 @click.option(
     "--transfer-mode",
@@ -265,14 +275,8 @@ def update(
 )
 @click.argument("name")
 @_option_of_running_requests("abort")
-@click.option(
-    "--kv",
-    "--kv-policy",
-    "kv_policy",
-    type=click.Choice([KVPolicy.DROP.value, KVPolicy.KEEP.value]),
-    default=KVPolicy.KEEP.value,
-    show_default=True,
-    help="Forget the blocks in the KV cache once all ranks stand, or keep them. Its memory stays.",
+@_kv_option(
+    KVPolicy.KEEP, "Forget the blocks in the KV cache once all ranks stand, or keep them. Its memory stays."
 )
 @click.option("--owner", default=ANY_OWNER, show_default=True, help="Who may release it: a name.")
 @click.option("--lease", "lease_s", type=Seconds(), help="Seconds after which it runs out. Default: never.")
@@ -328,13 +332,7 @@ def release(name: str, **options: Any) -> None:
         ("wsm prepare policy --version 7 --in-place", "load it in place: the old weights are gone then"),
     ),
 )
-@click.option(
-    "--version",
-    type=Version(),
-    metavar="V",
-    help="The version to load; by default the newest that the source announces.",
-)
-@click.option("--force", is_flag=True, help="Load even if the group holds that version already.")
+@_version_options
 @click.option(
     "--in-place",
     is_flag=True,
@@ -362,7 +360,7 @@ def prepare(name: str, version: str | None, *, in_place: bool, **options: Any) -
     _command(name, begin, **options)
 
 
-def _decision_options() -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _decision_options() -> _Decorator:
     return _decorating(
         click.argument("name"),
         click.option(

@@ -450,24 +450,39 @@ def recovery_limit(*, option: str, value: int, least: int) -> BadInputError:
     )
 
 
-def hot_fallback(*, value: object, allowed: Sequence[str]) -> BadInputError:
-    """The fallback of a hot update is none of those that there are."""
+def _unknown_choice(argument: str, code: str, value: object, allowed: Sequence[str]) -> BadInputError:
+    """An argument is none of the few words that it may be."""
     return BadInputError(
-        f"hot_fallback is {value!r}; say one of {', '.join(allowed)}",
-        code="hot-fallback",
+        f"{argument} is {value!r}; say one of {', '.join(allowed)}",
+        code=code,
         value=value,
         allowed=tuple(allowed),
     )
+
+
+def hot_fallback(*, value: object, allowed: Sequence[str]) -> BadInputError:
+    """The fallback of a hot update is none of those that there are."""
+    return _unknown_choice("hot_fallback", "hot-fallback", value, allowed)
 
 
 def unknown_transfer_mode(*, value: object, allowed: Sequence[str]) -> BadInputError:
     """A transfer mode is none of those that there are."""
-    return BadInputError(
-        f"transfer_mode is {value!r}; say one of {', '.join(allowed)}",
-        code="unknown-transfer-mode",
-        value=value,
-        allowed=tuple(allowed),
-    )
+    return _unknown_choice("transfer_mode", "unknown-transfer-mode", value, allowed)
+
+
+def bad_unknown_tensors(*, value: object, allowed: Sequence[str]) -> BadInputError:
+    """What becomes of tensors that the model does not have is one of two things."""
+    return _unknown_choice("unknown_tensors", "bad-unknown-tensors", value, allowed)
+
+
+def unknown_lease_end(*, value: object, allowed: Sequence[str]) -> BadInputError:
+    """What becomes of a hold whose lease has run out is one of a few things."""
+    return _unknown_choice("on_lease", "unknown-lease-end", value, allowed)
+
+
+def unknown_after(*, value: object, allowed: Sequence[str]) -> BadInputError:
+    """What an update leaves of admission is one of a few things."""
+    return _unknown_choice("after", "unknown-after", value, allowed)
 
 
 def bad_rsync_config(*, problem: str) -> BadInputError:
@@ -476,36 +491,6 @@ def bad_rsync_config(*, problem: str) -> BadInputError:
         f"rsync_config is no mapping of plain values: {problem}; give FastDeploy's options as JSON has them",
         code="bad-rsync-config",
         problem=problem,
-    )
-
-
-def bad_unknown_tensors(*, value: object, allowed: Sequence[str]) -> BadInputError:
-    """What becomes of tensors that the model does not have is one of two things."""
-    return BadInputError(
-        f"unknown_tensors is {value!r}; say one of {', '.join(allowed)}",
-        code="bad-unknown-tensors",
-        value=value,
-        allowed=tuple(allowed),
-    )
-
-
-def unknown_lease_end(*, value: object, allowed: Sequence[str]) -> BadInputError:
-    """What becomes of a hold whose lease has run out is one of a few things."""
-    return BadInputError(
-        f"on_lease is {value!r}; it is one of {', '.join(allowed)}",
-        code="unknown-lease-end",
-        value=value,
-        allowed=tuple(allowed),
-    )
-
-
-def unknown_after(*, value: object, allowed: Sequence[str]) -> BadInputError:
-    """What an update leaves of admission is one of a few things."""
-    return BadInputError(
-        f"after is {value!r}; it is one of {', '.join(allowed)}",
-        code="unknown-after",
-        value=value,
-        allowed=tuple(allowed),
     )
 
 

@@ -5,6 +5,7 @@ A class for pytest, which nothing here imports: a test module derives from it an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +33,7 @@ class Metafunc(Protocol):
         ...
 
 
-class RunnerContract:
+class RunnerContract(ABC):
     """The contract of an engine with wsm; derive from it, and pytest runs it.
 
     Each rank's engine is made by :meth:`make_runner`; all ranks live in one thread, each test has a group of
@@ -55,15 +56,9 @@ class RunnerContract:
     ways: Sequence[str] = ("raises", "is not done", "outlasts its deadline")
     configuration: Mapping[str, Any] = {}
 
+    @abstractmethod
     def make_runner(self, rank: int) -> BareRunner:
-        """Return a new engine that holds no weights and no KV cache.
-
-        Raises
-        ------
-        NotImplementedError
-            Unless the test class says how.
-        """
-        raise NotImplementedError
+        """Return a new engine that holds no weights and no KV cache."""
 
     def plan_options(self, runner: BareRunner) -> PlanOptions:
         """Return what plans are derived from; by default, what the runner's surfaces say."""
