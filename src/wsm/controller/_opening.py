@@ -50,7 +50,7 @@ from wsm.states.vocabulary import (
 )
 from wsm.states.words import CommandWord, Decider, Operation, StatusCode
 from wsm.status.facts import who
-from wsm.status.rules import controller_in_words
+from wsm.status.rank_progress import controller_in_words
 
 #: Seconds that a command which a dead controller left open may take to settle where the caller has no time.
 TAKEOVER_S = 1.0

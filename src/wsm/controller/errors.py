@@ -13,7 +13,7 @@ from wsm.errors import BadInputError, GroupError, RefusedError
 from wsm.signals.errors import go_on_or_end
 from wsm.status.blame import Late
 from wsm.status.facts import who, whose_processes
-from wsm.status.rules import in_sentence
+from wsm.status.rank_progress import in_sentence
 
 
 def _then(advice: str) -> str:

@@ -1,17 +1,18 @@
 """What a group is doing, why it does not serve, and who is to blame: one reader, one list of rules, one text.
 
-===================  ===================================================================================
-module               responsible for
-===================  ===================================================================================
-:mod:`.facts`        what is known about a group at one moment, as plain values
-:mod:`.reading`      from a segment, or a copy of one, to the facts, dead or alive, damaged or whole
-:mod:`.rules`        the one thing that keeps the group from serving, why, whom it waits for, what to do
-:mod:`._finding`     what a rule finds, and what it advises
-:mod:`._decisions`   whose decision a prepared command waits for
-:mod:`._holds`       what is said of a held group: who holds it, and what is left of the lease
-:mod:`.blame`        whose fault it is that a command failed
-:mod:`.text`         what each rank does and waits for; all of it as text and as plain values
-===================  ===================================================================================
+======================  ==================================================================================
+module                  responsible for
+======================  ==================================================================================
+:mod:`.facts`           what is known about a group at one moment, as plain values
+:mod:`.reading`         from a segment, or a copy of one, to the facts, dead or alive, damaged or whole
+:mod:`.rules`           the one thing that keeps the group from serving, and why
+:mod:`._advice`         what a rule finds, and what it advises: sentences, and the commands in them
+:mod:`.rank_progress`   what each rank does for the last command, whom the others wait for
+:mod:`._decisions`      whose decision a prepared command waits for
+:mod:`._holds`          what is said of a held group: who holds it, and what is left of the lease
+:mod:`.blame`           whose fault it is that a command failed
+:mod:`.text`            what each rank does and waits for; all of it as text and as plain values
+======================  ==================================================================================
 """
 
 from wsm.status.facts import GroupFacts, GroupStatus, RankFacts, RankStatus

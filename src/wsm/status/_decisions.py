@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wsm.states.words import Decider, StatusCode
-from wsm.status._finding import Advice, Finding
+from wsm.status._advice import Advice, Finding
 from wsm.status.facts import GroupFacts
 
 

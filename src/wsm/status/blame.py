@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from wsm.report import STEP, FailureReport
 from wsm.status.facts import GroupFacts, who
-from wsm.status.rules import doing, in_sentence, is_done, is_echo, is_wait, late_ranks, waited_for
+from wsm.status.rank_progress import doing, in_sentence, is_done, is_echo, is_wait, late_ranks, waited_for
 
 
 @dataclass(frozen=True)

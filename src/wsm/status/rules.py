@@ -6,189 +6,56 @@ commands that it means, with their version; the tests carry them out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from wsm.command import PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN
+from wsm.command import SOURCE_OVERWRITTEN
 from wsm.labels import is_unnamed
 from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
 from wsm.states.words import (
     Operation,
-    StatusCode,
-    StatusWord,
-    StepKind,
-    StepWord,
-    code_name,
-    steps_ahead,
+)
+from wsm.status._advice import (
+    Advice,
+    Finding,
+    controller_stopped,
+    decided_soon,
+    load_advice,
+    look_into,
+    start_again,
+    supervised_advice,
+    then_update,
+    updates,
 )
 from wsm.status._decisions import decision_held
-from wsm.status._finding import Advice, Finding
 from wsm.status._holds import hold_in_words
 from wsm.status.facts import (
     ALIVE,
     DEAD,
     NEVER,
     STOPPED,
-    FailureFacts,
     GroupFacts,
     RankFacts,
     who,
     whose_processes,
 )
-
-#: Errors of ranks that only repeat that another rank failed.
-_ECHOES = frozenset(("peer-never-ready", "command-aborted"))
-
-#: Errors of a rank that waited for another one: told only where that one has nothing to tell.
-_WAITS = frozenset(("action-interrupted", "peer-failed", "wait-expired"))
-
-_DOES = {
-    StatusCode.NONE: "has not answered",
-    StatusCode.ATTACHED: "has not answered",
-    StatusCode.DRAINING: "is draining",
-    StatusCode.PARKING: "has stopped stepping",
-    StatusCode.ACCEPTED: "has accepted it",
-    StatusCode.RUNNING: "is running",
-    StatusCode.PREPARED: "is prepared",
-    StatusCode.FAILED: "has failed",
-    StatusCode.REFUSED: "has refused it",
-    StatusCode.STOPPED_UNTOUCHED: "has stopped",
-    StatusCode.STOPPED_TOUCHED: "has stopped",
-}
+from wsm.status.rank_progress import (
+    asked,
+    current_failures,
+    first_failure,
+    has_failed,
+    in_sentence,
+    is_current,
+    is_done,
+    is_over,
+    overdue_s,
+    version_before,
+    waited_for,
+)
 
 
 def find(group: GroupFacts) -> Finding:
     """Return the most important thing about a group."""
     return next(filter(None, (rule(group) for rule in _RULES)), Finding("unknown", "does not serve"))
-
-
-def waited_for(group: GroupFacts) -> dict[int, str]:
-    """Return the ranks that the others wait for in the last command, and what each is doing.
-
-    Those whose processes are stopped or gone where there are such; else the least advanced of all that are
-    not done, and the ranks that hold these up inside a step.
-    """
-    late = late_ranks(group)
-    stuck = {rank: what for rank, what in late.items() if _rank(group, rank).life in (STOPPED, DEAD)}
-    return stuck or late
-
-
-def late_ranks(group: GroupFacts) -> dict[int, str]:
-    """Return the least advanced ranks that are not done, those that hold them up, and what each does."""
-    open_ranks = [rank for rank in group.ranks if not is_done(rank, group)]
-    least = min((_progress(rank, group) for rank in open_ranks), default=None)
-    found = {rank.number: doing(rank, group) for rank in open_ranks if _progress(rank, group) == least}
-    for rank in group.ranks:
-        held_up = [] if rank.number in found else [other for other in found if _holds_up(rank, other, group)]
-        if rank.number not in found and rank.life == STOPPED:
-            found[rank.number] = doing(rank, group)
-        elif held_up:
-            other = _rank(group, held_up[0])
-            step = other.step.step if other.step is not None else 0
-            found[rank.number] = f"has not entered step {step}, in which {who(other.number)} is"
-    return found
-
-
-def doing(rank: RankFacts, group: GroupFacts) -> str:
-    """Say in a few words what a rank is doing for the command at hand; without times."""
-    command = group.command
-    code = None if command is None else rank.code(command)
-    if rank.life == DEAD:
-        return "is gone"
-    stopped = "; its process is stopped" if rank.life == STOPPED else ""
-    inside = rank.action if rank.action is not None and rank.action.seconds is not None else None
-    if code is None or command is None:
-        return f"has not answered{stopped}"
-    if code is StatusCode.RUNNING and inside is None:
-        before = rank.action.name if rank.action is not None else f"action {_index(rank)} of its plan"
-        return f"waits for votes before {before}{stopped}"
-    what = "is staging" if code_name(command.operation, code) == "STAGING" else _DOES.get(code, "is done")
-    return f"{what}{f' {inside.name}' if inside is not None else ''}{stopped}"
-
-
-def in_sentence(late: Mapping[int, str]) -> str:
-    """List ranks and what each is doing: ``rank 0 (has not answered) and rank 1 (is prepared)``."""
-    return " and ".join(f"{who(rank)} ({what})" for rank, what in late.items())
-
-
-def first_failure(failures: Iterable[FailureFacts]) -> FailureFacts | None:
-    """Return the failure that is the cause of the others, if one is: echoes never, waits last."""
-    found = [one for one in failures if one.report.error not in _ECHOES]
-    return min(found, key=lambda one: one.report.error in _WAITS, default=None)
-
-
-def is_echo(error: str) -> bool:
-    """Whether a rank's error only repeats that another rank failed."""
-    return error in _ECHOES
-
-
-def is_wait(error: str) -> bool:
-    """Whether a rank's error says only that it waited for another one."""
-    return error in _WAITS
-
-
-def not_parked(steps: Sequence[StepWord], *, sequence: int, step: int) -> list[int]:
-    """Return the ranks that are not parked behind `step` for command `sequence`."""
-    here = (StepKind.PARKED, sequence, 0)
-    found = [(word.kind, word.sequence, steps_ahead(word.step, step)) for word in steps]
-    return [rank for rank, stands in enumerate(found) if stands != here]
-
-
-def not_ready(statuses: Sequence[StatusWord], *, action: int) -> list[int]:
-    """Return the participants that have not voted for the collective `action` of their plans."""
-    return [rank for rank, word in enumerate(statuses) if word.ready <= action]
-
-
-def is_done(rank: RankFacts, group: GroupFacts) -> bool:
-    """Whether a rank is done with the last command; without one, whether it has joined the epoch."""
-    command = group.command
-    if command is None:
-        return False
-    if command.operation is Operation.NONE:
-        return rank.status is not None and rank.status.epoch == command.epoch
-    code = rank.code(command)
-    return code is not None and code.is_terminal
-
-
-def asked(group: GroupFacts) -> str:
-    """Name the last command: ``update to version 7``, ``clear of the KV cache``."""
-    command, arguments = group.command, group.arguments
-    if command is None:
-        return "last command"
-    clears = arguments.clears if arguments is not None else command.operation is Operation.CLEAR
-    tags = ALL_TAGS if arguments is None else arguments.tags
-    half = "" if tags == ALL_TAGS else f" of {sentence_of(tags)}"
-    if clears:
-        return f"clear{half}"
-    version = "" if group.asked_version is None else f" to version {group.asked_version}"
-    if arguments is not None and arguments.restores:
-        return f"restore of version {group.asked_version}"
-    kind = "hot update" if command.operation.is_hot else "update"
-    return f"{kind}{half}" if tags == {Tag.KV_CACHE} else f"{kind}{half}{version}"
-
-
-def version_before(group: GroupFacts) -> str | None:
-    """Return the version that is known to be good: that was committed last, or served last."""
-    return group.committed.version if group.committed.version is not None else group.served_version
-
-
-def controller_in_words(group: GroupFacts) -> str:
-    """Say of the process that has the controller role which one it is and what it commands."""
-    pid, command = group.controller_pid, group.command
-    role = ""
-    if pid is not None and pid == group.supervisor_pid:
-        role = "the supervisor, "
-    elif pid is not None and pid == group.starter_pid:
-        role = "which started the group and "
-    if command is None or command.operation is Operation.NONE:
-        return f"{role}waits for the ranks" if role else "which is about to command it"
-    over = "has ended" if _is_over(group) else "carries out"
-    return f"{role}{'' if role.endswith('and ') else 'which '}{over} the {asked(group)}"
-
-
-def is_current(failure: FailureFacts, group: GroupFacts) -> bool:
-    """Whether a failure belongs to the last command."""
-    command = group.command
-    return command is not None and (failure.epoch, failure.sequence) == command[:2]
 
 
 # -- the rules, in the order of weight -----------------------------------------------------------
@@ -232,12 +99,12 @@ def _dead(group: GroupFacts) -> Finding | None:
     dead = [rank.number for rank in group.ranks if rank.life == DEAD]
     if not dead:
         return None
-    supervised = _supervised(group, f"replaces {_names(dead)}")
+    supervised = supervised_advice(group, f"replaces {_names(dead)}")
     if len(dead) == len(group.ranks):
         return Finding(
             "dead",
             "is dead: none of its processes lives",
-            advice=supervised or (Advice(f"Start the group again.{_then_update(group)}", _update(group)),),
+            advice=supervised or (Advice(f"Start the group again.{then_update(group)}", updates(group)),),
             ranks=tuple(dead),
             before=version_before(group),
         )
@@ -246,7 +113,7 @@ def _dead(group: GroupFacts) -> Finding | None:
         "rank-lost",
         f"has lost {_names(dead)}, and needs every rank",
         f"{whose_processes(dead)} {verb} gone",
-        advice=supervised or (_start_again(group),),
+        advice=supervised or (start_again(group),),
         ranks=tuple(dead),
         before=version_before(group),
     )
@@ -274,7 +141,7 @@ def _stopped(group: GroupFacts) -> Finding | None:
     return Finding(
         "rank-stopped",
         f"waits for {_names(ranks)}, whose process is stopped",
-        "" if _is_over(group) else f"the {asked(group)} is under way",
+        "" if is_over(group) else f"the {asked(group)} is under way",
         advice=(advice,),
         ranks=ranks,
         before=version_before(group),
@@ -312,8 +179,8 @@ def _broken(group: GroupFacts) -> Finding | None:
     broken = [rank.number for rank in group.ranks if rank.is_broken and _is_here(rank, group)]
     if not broken:
         return None
-    advice = _supervised(group, f"replaces {_names(broken)}, which begins a new epoch") or (
-        _start_again(group),
+    advice = supervised_advice(group, f"replaces {_names(broken)}, which begins a new epoch") or (
+        start_again(group),
     )
     return Finding(
         "step-broken",
@@ -347,30 +214,30 @@ def _under_way(group: GroupFacts) -> Finding | None:
         does = f"takes back the {what}{by}{_why_aborted(group)}"
     state = f"{meanwhile}{does}, and waits for {in_sentence(late)}"
     ranks = tuple(late)
-    overdue = [rank for rank in open_ranks if _overdue_s(rank) > 0]
+    overdue = [rank for rank in open_ranks if overdue_s(rank) > 0]
     if overdue:
-        worst = max(overdue, key=_overdue_s)
+        worst = max(overdue, key=overdue_s)
         action = worst.action.name if worst.action is not None else "an action"
         return Finding(
             "action-overdue",
             f"{meanwhile}{does}, and waits for {who(worst.number)}, which is past the deadline of {action}",
-            advice=(_look_into(worst, group),),
+            advice=(look_into(worst, group),),
             ranks=(worst.number,),
         )
     stopped = group.controller_stopped and not operation.is_decision
     holds = f"{meanwhile}has prepared the {what}"
-    held = _controller_stopped(group, f"{meanwhile}{does}") if stopped else decision_held(group, holds)
+    held = controller_stopped(group, f"{meanwhile}{does}") if stopped else decision_held(group, holds)
     if held is not None:
         return held
     if group.role_known and group.controller_pid is None and not operation.is_decision:
         return Finding(
             "controller-gone",
             f"{meanwhile}is left with the {what} undecided: its controller is gone",
-            advice=(_decided_soon(group),),
+            advice=(decided_soon(group),),
             ranks=ranks,
         )
     names = _names(ranks)
-    if not operation.is_decision and any(_has_failed(rank, group) for rank in open_ranks):
+    if not operation.is_decision and any(has_failed(rank, group) for rank in open_ranks):
         state, names = (
             f"{meanwhile}{does}{_why_aborted(group)}, and waits for its controller to decide",
             "the controller",
@@ -389,8 +256,8 @@ def _uncommitted(group: GroupFacts) -> Finding | None:
         return None
     does = f"has decided the {asked(group)}, and its version is not written yet"
     if group.controller_stopped:
-        return _controller_stopped(group, does)
-    return Finding("uncommitted", does, advice=(_decided_soon(group, "writes"),))
+        return controller_stopped(group, does)
+    return Finding("uncommitted", does, advice=(decided_soon(group, "writes"),))
 
 
 def _faulted(group: GroupFacts) -> Finding | None:
@@ -398,13 +265,13 @@ def _faulted(group: GroupFacts) -> Finding | None:
     if not faulted:
         return None
     clear = f"wsm clear {group.name}"
-    commands = (clear, *_update(group))
-    advice = [Advice(f"'{clear}' tries it again on all ranks.{_then_update(group)}", commands)]
+    commands = (clear, *updates(group))
+    advice = [Advice(f"'{clear}' tries it again on all ranks.{then_update(group)}", commands)]
     if group.supervisor_life == ALIVE:
         advice = [
             Advice(
                 f"The supervisor (process {group.supervisor_pid}) clears the group again by itself, a few "
-                f"times, and then replaces the rank; wait, or do it by hand: '{clear}'.{_then_update(group)}",
+                f"times, and then replaces the rank; wait, or do it by hand: '{clear}'.{then_update(group)}",
                 commands,
             )
         ]
@@ -436,7 +303,7 @@ def _held(group: GroupFacts) -> Finding | None:
     told = hold_in_words(group)
     if told is None:
         return None
-    advice = (Advice(told.advice, (told.command,)),) if told.command else _load(group)
+    advice = (Advice(told.advice, (told.command,)),) if told.command else load_advice(group)
     before = None if told.command else version_before(group)
     return Finding("held", told.state, told.because, advice=advice, before=before)
 
@@ -456,7 +323,7 @@ def _half(group: GroupFacts) -> Finding | None:
             "without-weights",
             "holds its KV cache, and does not serve without weights",
             _ended(group),
-            advice=_load(group),
+            advice=load_advice(group),
             before=version_before(group),
         )
     return None
@@ -469,7 +336,7 @@ def _cleared(group: GroupFacts) -> Finding | None:
         "cleared",
         "holds no weights",
         _ended(group),
-        advice=_load(group),
+        advice=load_advice(group),
         before=version_before(group),
     )
 
@@ -482,7 +349,7 @@ def _mixed(group: GroupFacts) -> Finding | None:
         "holds different things on its ranks",
         states,
         advice=(
-            Advice(f"'{clear}' brings the ranks together.{_then_update(group)}", (clear, *_update(group))),
+            Advice(f"'{clear}' brings the ranks together.{then_update(group)}", (clear, *updates(group))),
         ),
         before=version_before(group),
     )
@@ -506,80 +373,6 @@ _RULES: Sequence[Callable[[GroupFacts], Finding | None]] = (
     _cleared,
     _mixed,
 )
-
-
-# -- what several rules say ----------------------------------------------------------------------
-
-
-def _load(group: GroupFacts) -> tuple[Advice, ...]:
-    """Advise how to bring weights: never by a version that is not known to be good, if one is."""
-    if not _is_owed(group) or group.supervisor_life != ALIVE or _is_lost(group):
-        return (_load_by_hand(group),)
-    keeps = f"The supervisor (process {group.supervisor_pid}) tries to load it by itself, a few times: wait"
-    return (Advice(f"{keeps}. If it does not serve soon, load it by hand."), _load_by_hand(group))
-
-
-def _load_by_hand(group: GroupFacts) -> Advice:
-    commands, whole = _update(group), _whole_version(group)
-    if commands and is_unnamed(version_before(group) or ""):
-        return Advice(f"'{commands[0]}' loads what its source holds now, under a label of its own.", commands)
-    if commands and _failed_before(group):
-        return Advice(f"'{commands[0]}' tries that version again; if it fails again, {whole}.", commands)
-    if commands:
-        return Advice(f"'{commands[0]}' makes it serve that version again.", commands)
-    if group.served_bases:
-        bases = ", ".join(map(str, group.served_bases))
-        return Advice(
-            f"Version {version_before(group)} is a part, put on version{'s' * (len(group.served_bases) > 1)} "
-            f"{bases}, and is not loaded by its number: {whole}."
-        )
-    if _current_failures(group):
-        return Advice(f"{whole[0].upper()}{whole[1:]}.")
-    command = f"wsm update {group.name}"
-    return Advice(f"'{command}' loads the newest version that is published.", (command,))
-
-
-def _update(group: GroupFacts) -> tuple[str, ...]:
-    """Return the command that loads what served before; none where that is a part, or is not known.
-
-    What named no version is loaded as its source holds it then.
-    """
-    version = version_before(group)
-    if version is None or group.served_bases:
-        return ()
-    named = "" if is_unnamed(version) else f" --version {version}"
-    return (f"wsm update {group.name}{named}",)
-
-
-def _then_update(group: GroupFacts) -> str:
-    commands = _update(group)
-    if group.served_bases:
-        return f" After that {_whole_version(group)}: what served is a part."
-    return f" After that '{commands[0]}' makes it serve again." if commands else ""
-
-
-def _whole_version(group: GroupFacts) -> str:
-    return f"publish a whole version V, and load it by its number: 'wsm update {group.name} --version V'"
-
-
-def _failed_before(group: GroupFacts) -> bool:
-    """Whether the last command was to bring the version that served before, and failed."""
-    return bool(_current_failures(group)) and group.asked_version == version_before(group)
-
-
-def _is_lost(group: GroupFacts) -> bool:
-    """Whether a restore failed since what served is nowhere: a part's bases, an overwritten source."""
-    lost = (PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN)
-    return any(failure.report.error in lost for failure in _current_failures(group))
-
-
-def _is_owed(group: GroupFacts) -> bool:
-    """Whether the group lost a rank and has not been given another command than its restore since."""
-    command, arguments = group.command, group.arguments
-    if command is None or command.epoch == 1 or group.committed.version is None:
-        return False
-    restores = arguments is not None and arguments.restores
-    return command.operation is Operation.NONE or (restores and not command.operation.is_commit)
 
 
 def _ended(group: GroupFacts) -> str:
@@ -629,10 +422,10 @@ def _kept(group: GroupFacts) -> str:
 
 def _failed(group: GroupFacts) -> str:
     """Say that the last command failed, on which rank and in what."""
-    failure = first_failure(_current_failures(group))
+    failure = first_failure(current_failures(group))
     if failure is None:
         return f"the {asked(group)} was aborted"
-    rank = _rank(group, failure.report.rank)
+    rank = group.ranks[failure.report.rank]
     why = ", since its source was overwritten" if failure.report.error == SOURCE_OVERWRITTEN else ""
     if failure.refused:
         return f"the {asked(group)} was refused by {who(rank.number)}{why}"
@@ -640,128 +433,17 @@ def _failed(group: GroupFacts) -> str:
 
 
 def _why_aborted(group: GroupFacts) -> str:
-    failure = first_failure(_current_failures(group))
+    failure = first_failure(current_failures(group))
     if failure is None:
         return ""
-    rank = _rank(group, failure.report.rank)
+    rank = group.ranks[failure.report.rank]
     verb = "was refused by" if failure.refused else "failed on"
     where = "" if failure.refused else f" in {failure.report.action}"
     return f", which {verb} {who(rank.number)}{where}"
 
 
-def _current_failures(group: GroupFacts) -> list[FailureFacts]:
-    return [
-        rank.failure
-        for rank in group.ranks
-        if rank.failure is not None and is_current(rank.failure, group) and not rank.failure.is_no_fault
-    ]
-
-
 def _is_no_fault(rank: RankFacts, group: GroupFacts) -> bool:
     return rank.failure is not None and rank.failure.is_no_fault and is_current(rank.failure, group)
-
-
-def _supervised(group: GroupFacts, does: str) -> tuple[Advice, ...]:
-    """Say what the supervisor does by itself; nothing where none keeps the group."""
-    pid = group.supervisor_pid
-    if group.supervisor_life == ALIVE:
-        return (Advice(f"The supervisor (process {pid}) {does}: wait."),)
-    if group.supervisor_life == STOPPED:
-        command = f"kill -CONT {pid}"
-        return (
-            Advice(
-                f"The supervisor (process {pid}) {does} once it goes on, and is stopped: '{command}'.",
-                (command,),
-            ),
-        )
-    return ()
-
-
-def _start_again(group: GroupFacts) -> Advice:
-    """Advise to start a group again whose ranks no process replaces."""
-    pids = [str(rank.pid) for rank in group.ranks if rank.life in (ALIVE, STOPPED) and rank.pid]
-    kill = f"kill -9 {' '.join(pids)}"
-    ends = f"End what is left of it ('{kill}'), and start" if pids else "Start"
-    return Advice(
-        f"No process replaces its ranks. {ends} the whole group again.{_then_update(group)}",
-        ((kill,) if pids else ()) + _update(group),
-    )
-
-
-def _look_into(rank: RankFacts, group: GroupFacts) -> Advice:
-    look, end = f"py-spy dump --pid {rank.pid}", f"kill -9 {rank.pid}"
-    then = (
-        f"the supervisor (process {group.supervisor_pid}) replaces it then"
-        if group.supervisor_life == ALIVE
-        else "the whole group has to be started again then"
-    )
-    return Advice(f"See what it does ('{look}'); if that is nothing, end it ('{end}'): {then}.", (end,))
-
-
-def _controller_stopped(group: GroupFacts, does: str) -> Finding:
-    pid = group.controller_pid
-    go_on, end = f"kill -CONT {pid}", f"kill -9 {pid}"
-    advice = Advice(
-        f"Let that process go on ('{go_on}'); or end it ('{end}'), and the group goes on by itself.",
-        (go_on, end),
-    )
-    if pid in (group.supervisor_pid, group.starter_pid):
-        # Ranks ask the kernel to end them with the process that started them.
-        advice = Advice(
-            f"Let that process go on ('{go_on}'). Do not end it: it started the ranks, and they may end with "
-            "it.",
-            (go_on,),
-        )
-    return Finding(
-        "controller-stopped",
-        f"{does}, and waits for its controller, process {pid}, which is stopped",
-        advice=(advice,),
-    )
-
-
-def _decided_soon(group: GroupFacts, does: str = "decides") -> Advice:
-    keeps = "Its supervisor, or a rank," if group.supervisor_life == ALIVE else "A rank"
-    return Advice(f"{keeps} {does} it within a second. If that does not happen, no rank of it goes on.")
-
-
-def _holds_up(rank: RankFacts, other: int, group: GroupFacts) -> bool:
-    """Whether `other` is inside a step that `rank` has not entered: no rank leaves it before all are in."""
-    inside, here = _rank(group, other).step, rank.step
-    return (
-        inside is not None
-        and here is not None
-        and (inside.epoch, inside.kind) == (here.epoch, StepKind.RUNNING)
-        and steps_ahead(inside.step, here.step) > 0
-    )
-
-
-def _has_failed(rank: RankFacts, group: GroupFacts) -> bool:
-    code = None if group.command is None else rank.code(group.command)
-    return code is not None and code.is_failure
-
-
-def _overdue_s(rank: RankFacts) -> float:
-    action = rank.action
-    return 0.0 if action is None or action.seconds is None else action.seconds - action.deadline_s
-
-
-def _progress(rank: RankFacts, group: GroupFacts) -> tuple[int, ...]:
-    code = None if group.command is None else rank.code(group.command)
-    if code is None or rank.status is None:
-        return (-1,)
-    return (code, rank.status.action, rank.status.ready)
-
-
-def _is_over(group: GroupFacts) -> bool:
-    return all(is_done(rank, group) for rank in group.ranks)
-
-
-def _rank(group: GroupFacts, number: int) -> RankFacts:
-    return group.ranks[number]
-
-
-def _index(rank: RankFacts) -> int:
-    return 0 if rank.status is None else rank.status.action
 
 
 def _several(ranks: Sequence[int]) -> bool:

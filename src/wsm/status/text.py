@@ -26,9 +26,10 @@ from wsm.states.words import (
     StepKind,
     code_name,
 )
-from wsm.status._finding import Advice, Finding
+from wsm.status._advice import Advice, Finding
 from wsm.status.facts import FailureFacts, GroupFacts, GroupStatus, RankFacts, RankStatus, named, who
-from wsm.status.rules import asked, find, is_current, is_done, late_ranks, not_parked
+from wsm.status.rank_progress import asked, is_current, is_done, late_ranks, not_parked
+from wsm.status.rules import find
 
 #: How wide the text is.
 COLUMNS = 80

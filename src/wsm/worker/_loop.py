@@ -29,7 +29,7 @@ from wsm.states.view import View, failed_inside, never_ready
 from wsm.states.vocabulary import Admission, KVPolicy
 from wsm.states.words import Operation, StatusCode, StepKind, StepWord, step_in_word
 from wsm.status.facts import named
-from wsm.status.rules import not_parked, not_ready
+from wsm.status.rank_progress import not_parked, not_ready
 from wsm.worker._command import CommandReader, Work
 from wsm.worker._group_words import GroupWords, Reports
 from wsm.worker._run import Run
