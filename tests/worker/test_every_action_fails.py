@@ -32,7 +32,7 @@ ENGINE = _engine()
 
 class TestAnEngineThatHasEverySurface(RunnerContract):
     plans = ("clear", "update", "update_in_place", "hot")
-    ways = ("raises", "is not done")
+    ways = ("raises", "is not done", "lacks something")
     configuration: ClassVar = {"shut_down_groups": True}
 
     def make_runner(self, rank):
