@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ from wsm.states.epochs import first_epoch
 
 #: Key of the owner's settings in their slot.
 _SETTINGS_KEY = (1, 0, 1)
+
+#: How often they are read while their owner writes them, and the pause in between, in seconds.
+_READS, _PAUSE_S = 20, 0.001
 
 
 def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segment:
@@ -88,7 +92,11 @@ def journal_directory_of(segment: Segment) -> Path | None:
 
 def owner_said(segment: Segment) -> Mapping[str, Any]:
     """Return what the segment's owner says of the whole group, by name; empty where it says nothing."""
-    data = segment.settings.read(*_SETTINGS_KEY)
+    for _ in range(_READS):
+        data = segment.settings.read(*_SETTINGS_KEY)
+        if data is not None:
+            break
+        time.sleep(_PAUSE_S)  # the owner is writing it, or was torn from it by its death
     try:
         said = None if data is None else json.loads(data)
     except ValueError:

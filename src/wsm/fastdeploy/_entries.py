@@ -18,10 +18,12 @@ from wsm.controller._transaction import Pending
 from wsm.controller.errors import CommandWithdrawnError
 from wsm.errors import WsmError
 from wsm.fastdeploy import _loop_contract as contract
+from wsm.fastdeploy import errors
 from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.group_segment import owner_adds, owner_said
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.signals.liveness import Liveness
 from wsm.signals.ownership import OWNER_BYTE
 from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError
@@ -131,6 +133,7 @@ class Entries:
         self.number = 0
         self._worker = worker
         self._segment = segment
+        self._places = Liveness(segment)
         self._word = word
         self._leads = leads
         self._kv_status: Any = None
@@ -186,10 +189,24 @@ class Entries:
             self._kv_status.value[0] = contract.asked_of_cache(said.word, kv)
 
     def _turn(self) -> None:
-        """Do what the group asks of this rank now, and show that it is here."""
+        """Do what the group asks of this rank now, and show that it is here.
+
+        Raises
+        ------
+        GroupError (``rank-gone``)
+            If a rank that was here is gone: none of the others would leave the entry.
+        """
+        if self.number:
+            self._require_all_here()
         if self._worker.poll() is not HOLD:
             self._worker.wait(TURN_S)
         self._worker.beat()
+
+    def _require_all_here(self) -> None:
+        own, ranks = self._worker.rank, range(self._segment.world_size)
+        gone = [rank for rank in ranks if rank != own and not self._places.has_place(rank)]
+        if gone:
+            raise errors.rank_gone(rank=own, gone=gone, group=self._segment.name, entry=self.number)
 
     def _said(self) -> Said:
         said = owner_said(self._segment).get(_ENTRY)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+from wsm.status.facts import named
 
 
 def several_hosts(*, rank: int, group: str) -> RefusedError:
@@ -24,6 +27,19 @@ def no_boot(*, rank: int, group: str, why: str) -> GroupError:
         rank=rank,
         group=group,
         why=why,
+    )
+
+
+def rank_gone(*, rank: int, gone: Sequence[int], group: str, entry: int) -> GroupError:
+    """A rank is gone while the others are inside an entry of FastDeploy's loop, which all leave together."""
+    return GroupError(
+        f"{named(gone)} of group {group!r} ended while rank {rank} was in entry {entry} of FastDeploy's "
+        "loop, which all ranks leave together: this process ends; start the job again",
+        code="rank-gone",
+        rank=rank,
+        gone=tuple(gone),
+        group=group,
+        entry=entry,
     )
 
 
