@@ -17,6 +17,7 @@ import numpy as np
 
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.measuring import resident_digest
+from wsm.errors import WsmError
 from wsm.fastdeploy import DynamicWeightManager, _entries
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies.applier.memory_target import MemoryTarget
@@ -124,7 +125,7 @@ class ModelRunner:
         self.calls: list[str] = []
         self.share_inputs = {"stop_flags": Flags()} if generation == "2025" else Shared(self)
         self.num_gpu_blocks = 4
-        self.weights = None
+        self.manager = None  # where FastDeploy's own check is left
 
     def initialize_kv_cache(self) -> None:
         self.calls.append("initialize_kv_cache")
@@ -138,9 +139,16 @@ class ModelRunner:
         self.calls.append("clear_requests")
 
     def clear_parameters(self, pid) -> None:
-        raise AssertionError("the hook runs units, never the runner's own clear")
+        """As FastDeploy's own check calls it."""
+        assert self.manager is not None, "the hook runs units, never the runner's own clear"
+        self.manager.clear_parameters(pid)
+        self.clear_cache()
 
-    update_parameters = clear_parameters
+    def update_parameters(self, pid) -> None:
+        assert self.manager is not None, "the hook runs units, never the runner's own update"
+        self.manager.update_parameters(pid)
+        self.initialize_kv_cache()
+        self.manager.finalize_update(pid)
 
 
 class SteeredWeights(MemoryTarget):
@@ -205,7 +213,37 @@ class Loop:
             directory=self.directory,
         )
         self.runner.initialize_kv_cache()
+        if self.settings.get("calls"):
+            self.calls_one_by_one()
         self.says("ready", version=self.manager.version, first_load=self.manager.first_load)
+
+    def calls_one_by_one(self) -> None:
+        """What a runner of V1 calls of the manager, in its order."""
+        manager = self.manager
+        manager.clear_deepep_buffer()
+        manager.clear_model_weight()
+        held = sorted(self.weights.held())
+        manager.clear_communication_group()
+        manager.restart_communication_group()
+        manager.recreate_deepep_buffer()
+        manager.reload_model_weights()
+        self.says("called", held=held, version=manager.version)
+        self.board.barrier()
+        said = manager.update_weights_by_rdma("1")
+        manager.finalize_update()
+        self.says("updated", **said)
+        if self.rank == 0:
+            (self.directory / "0.write").touch()
+        self.board.barrier()
+        try:
+            manager.update_weights_by_rdma("1")
+        except WsmError as error:
+            self.says("failed", code=error.code, error=str(error))
+        try:
+            manager.finalize_update()
+        except RuntimeError as error:
+            self.says("not_there", error=str(error))
+        manager.reload_model_weights()
 
     def told(self, value):
         """One object from rank 0, by a file."""
@@ -225,7 +263,11 @@ class Loop:
         while late.exists():
             time.sleep(0.002)
         self.says("entered", signal=signal)
-        self.manager.check_model_weights_status(self.word, *arguments)
+        if self.settings.get("own_check"):
+            self.runner.manager = self.manager
+            self.own_check(block=block)
+        else:
+            self.manager.check_model_weights_status(self.word, *arguments)
         self.says(
             "left",
             signal=signal,
@@ -234,6 +276,23 @@ class Loop:
             calls=self.runner.calls,
         )
         self.runner.calls = []
+
+    def own_check(self, *, block: bool) -> None:
+        """FastDeploy's own: it calls the runner, and watches the level of the word."""
+        word = self.word.value
+        while word[0] != NORMAL and (block or word[0] != CLEARED):
+            asked = int(word[0])
+            if asked in (CLEARING, UPDATING):
+                self.runner.clear_requests()
+                call, until = (
+                    (self.runner.clear_parameters, CLEARED)
+                    if asked == CLEARING
+                    else (self.runner.update_parameters, NORMAL)
+                )
+                call(self.port)
+                while word[0] != until:
+                    time.sleep(0.001)
+            time.sleep(0.001)
 
     def word_or_end(self) -> int:
         return ENDS if (self.directory / "end").exists() else int(self.word.value[0])

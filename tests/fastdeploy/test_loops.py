@@ -173,3 +173,34 @@ def test_a_load_at_start_that_fails_raises_on_every_rank(make_job):
     job.launch()
     for program in job.programs:
         assert "no weights after the load at start" in "".join(program.last_lines())
+
+
+@pytest.mark.parametrize(("generation", "block"), LOOPS)
+def test_fastdeploys_own_check_works_over_the_managers_methods(make_job, generation, block):
+    job = make_job(generation, block=block, own_check=True)
+    for version in (2, 3):
+        job.asks(CLEARING)
+        job.answers(CLEARED)
+        assert job.controller().status().state == "CLEARED"
+        job.publish(version)
+        job.asks(UPDATING)
+        job.answers(NORMAL)
+        eventually(lambda: job.controller().status().over)
+        assert {said["version"] for said in job.each_says("stepped")} == {str(version)}
+    job.end()
+
+
+def test_methods_that_are_called_one_by_one_are_the_ranks_parts_of_group_commands(make_job):
+    job = make_job(calls=True, starts=False)
+    job.launch()
+    assert {(tuple(said["held"]), said["version"]) for said in job.each_says("called")} == {((), "1")}
+    for rank, said in enumerate(job.each_says("updated")):
+        assert (said["version"], said["rank"]) == ("1", rank)
+        assert {"sync_cost", "update_cost", "total_cost"} <= said.keys()
+    first, second = job.each_says("failed")
+    assert "0 wants" not in second["error"]
+    assert (first["code"], second["code"]) == ("rank-failed", "call-failed")
+    assert first["error"] in second["error"]
+    assert all("CLEARED" in said["error"] for said in job.each_says("not_there"))
+    assert {said["version"] for said in job.each_says("ready")} == {"1"}
+    job.end()

@@ -21,6 +21,7 @@ from wsm.controller import Controller
 from wsm.fastdeploy import _calls as calls
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts, read
+from wsm.fastdeploy._direct_calls import DirectCalls, SingleActions
 from wsm.fastdeploy._entries import Deciding, Entries, PartWord
 from wsm.fastdeploy._loop_contract import Entry
 from wsm.fastdeploy._membership import Membership, meet, membership_of
@@ -33,7 +34,7 @@ from wsm.worker import StepPermit, Worker
 DEADLINE_S = 290.0
 
 
-class DynamicWeightManager:
+class DynamicWeightManager(DirectCalls):
     """The weights of this process, managed as one rank of a group.
 
     Returns from its constructor with weights, as FastDeploy's does: rank 0 creates the group's segment,
@@ -152,6 +153,10 @@ class DynamicWeightManager:
         options = PlanOptions.from_runner(
             self._surfaces, address_contract=AddressContract() if facts.graphs else None
         )
+        single = options.configured(shut_down_groups=config.shut_down_groups, deadlines={})
+        self._single = SingleActions(
+            self._surfaces, single, rank=member.rank, world_size=len(member.global_ranks)
+        )
         if member.rank == 0:
             segment = own_new_group(config, directory=directory)
             undo.callback(segment.close)
@@ -176,7 +181,8 @@ class DynamicWeightManager:
         self._segment = segment
         word = PartWord(facts.port, directory)
         undo.callback(word.close)
-        leads = facts.tensor_parallel_rank == 0
+        self._own_word, self._leads = word, facts.tensor_parallel_rank == 0
+        leads = self._leads
         if member.rank:
             self._entries: Entries = Entries(self._worker, segment, word if leads else None, leads=leads)
         else:

@@ -8,7 +8,7 @@ stands before each entry, so all ranks count the same entries.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.group_segment import owner_adds, owner_said
+from wsm.receipt import Receipt
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.signals.liveness import Liveness
@@ -41,6 +42,22 @@ STREAMS_LOOK_S = 11.0
 _ENTRY = "entry"
 
 
+class Came(NamedTuple):
+    """What became of the command of a direct call, or of the load at start.
+
+    Parameters
+    ----------
+    failure : str
+        Why it has failed; empty if it has not.
+    costs : sequence
+        Of a command that loaded: by rank, the seconds that bytes took to come, and to be applied; None where
+        that is one.
+    """
+
+    failure: str = ""
+    costs: Sequence[Sequence[float | None]] = ()
+
+
 class Said(NamedTuple):
     """What rank 0 says of an entry.
 
@@ -54,15 +71,16 @@ class Said(NamedTuple):
         The last command of the entry so far.
     over : bool
         Whether all ranks leave once that command is over for them.
-    failure : str
-        Why the load at start has failed; empty if it has not.
+    came, before : Came
+        What became of it, and of the entry before it: a rank that is still leaving that one reads it here.
     """
 
     number: int
     word: int
     after: int
     over: bool
-    failure: str = ""
+    came: Came = Came()
+    before: Came = Came()
 
 
 class PartWord:
@@ -137,6 +155,7 @@ class Entries:
         self._word = word
         self._leads = leads
         self._kv_status: Any = None
+        self._costs: Sequence[Sequence[float | None]] = ()
         self._log = log.logger("fastdeploy", rank=worker.rank)
 
     def boot(self, attach_s: float) -> str:  # noqa: ARG002 - rank 0 waits that long for this one
@@ -145,7 +164,7 @@ class Entries:
             self._turn()
             if self._segment.lock_file.holder(OWNER_BYTE) is None:
                 return "rank 0 has ended"
-        return self._said().failure
+        return self._came().failure
 
     def stay(self, entry: Entry, kv_status: Any = None) -> None:
         """Take part in an entry until rank 0 says that it is over. Blocks.
@@ -160,6 +179,28 @@ class Entries:
         self.number += 1
         self._kv_status = kv_status if self._leads else None
         self._live(entry)
+
+    def together(self, begin: Callable[[Controller], Pending]) -> None:  # noqa: ARG002 - rank 0 begins it
+        """Take part in a command that every rank calls for at once. Blocks.
+
+        Raises
+        ------
+        GroupError (``call-failed``)
+            If it failed; rank 0 raises why.
+        """
+        self.number += 1
+        while not self._is_over():
+            self._turn()
+        came = self._came()
+        if came.failure:
+            raise errors.call_failed(rank=self._worker.rank, why=came.failure)
+        self._costs = came.costs
+
+    @property
+    def load_seconds(self) -> Sequence[float | None]:
+        """Seconds that the bytes of the last load took to come to this rank, and to be applied."""
+        rank = self._worker.rank
+        return self._costs[rank] if rank < len(self._costs) else (0.0, None)
 
     def between_turns(self, in_flight: Callable[[], int]) -> None:  # noqa: ARG002 - rank 0 looks at them
         """Do what other processes' commands ask, between two turns of FastDeploy's loop. Blocks."""
@@ -210,7 +251,14 @@ class Entries:
 
     def _said(self) -> Said:
         said = owner_said(self._segment).get(_ENTRY)
-        return Said(**said) if isinstance(said, Mapping) else Said(-1, contract.NORMAL, 0, over=False)
+        if not isinstance(said, Mapping):
+            return Said(-1, contract.NORMAL, 0, over=False)
+        return Said(**{**said, "came": Came(*said["came"]), "before": Came(*said["before"])})
+
+    def _came(self) -> Came:
+        """Return what became of the entry that this rank leaves; rank 0 is one ahead at most."""
+        said = self._said()
+        return said.came if said.number == self.number else said.before
 
 
 class Deciding(Entries):
@@ -244,6 +292,8 @@ class Deciding(Entries):
         self._shown = contract.NORMAL  # what the word said last, for an engine that has made none
         self._woken = False  # whether the word says UPDATING only to wake FastDeploy's loop
         self._adopted = False  # whether what FastDeploy built itself counts as there
+        self._outcome: tuple[int, Came] = (0, Came())  # of the entry of that number
+        self._before = Came()
 
     def boot(self, attach_s: float) -> str:
         """Load the weights on every rank; return why that failed, or nothing. Blocks.
@@ -269,7 +319,7 @@ class Deciding(Entries):
             except WsmError as error:
                 failure = str(error)
                 self._until_at_rest()
-            self._say(contract.NORMAL, over=True, failure=failure)
+            self._say(contract.NORMAL, over=True, came=Came(failure))
             return failure
 
     def _live(self, entry: Entry) -> None:
@@ -287,6 +337,31 @@ class Deciding(Entries):
             else:
                 self._turn()
         self._say(word, over=True)
+
+    def together(self, begin: Callable[[Controller], Pending]) -> None:
+        """Begin a command that every rank calls for at once, and drive it. Blocks.
+
+        Raises
+        ------
+        WsmError
+            What became of it; on the other ranks ``call-failed``.
+        """
+        self.number += 1
+        self._say(self._now(), over=False)
+        self._await_all()
+        came = Came()
+        try:
+            receipt = self._run(begin(self._controller))
+            self._costs = tuple(
+                (float(said.facts.get("sync_s") or 0.0), said.facts.get("apply_s")) for said in receipt.ranks
+            )
+            came = Came(costs=self._costs)
+        except WsmError as error:
+            came = Came(str(error))
+            self._until_at_rest()
+            raise
+        finally:
+            self._say(self._now(), over=True, came=came)
 
     def between_turns(self, in_flight: Callable[[], int]) -> None:
         """As :meth:`Entries.between_turns`; the word shows it to the engine as a clear and an update.
@@ -411,20 +486,25 @@ class Deciding(Entries):
         own = self._worker.rank
         return {rank.rank: rank.heartbeat for rank in self._controller.status().ranks if rank.rank != own}
 
-    def _run(self, pending: Pending) -> None:
-        """Do this rank's part of a command, and raise what became of it."""
+    def _run(self, pending: Pending) -> Receipt:
+        """Do this rank's part of a command; return its receipt, or raise what became of it."""
         while not pending.over:
             self._turn()
-        pending.result()
+        return pending.result()
 
     def _until_at_rest(self) -> None:
         """Do this rank's part of the way out of a command that failed."""
         while not self._controller.status().over:
             self._turn()
 
-    def _say(self, word: int, *, over: bool, failure: str = "") -> None:
-        """Tell the other ranks what the word says, and whether they leave."""
-        said = Said(self.number, word, self._worker.finished, over=over, failure=failure)
+    def _say(self, word: int, *, over: bool, came: Came | None = None) -> None:
+        """Tell the other ranks what the word says, whether they leave, and what became of the entry."""
+        number, last = self._outcome
+        if number != self.number:
+            self._before, last = last, Came()
+        last = last if came is None else came
+        self._outcome = (self.number, last)
+        said = Said(self.number, word, self._worker.finished, over=over, came=last, before=self._before)
         owner_adds(self._segment, **{_ENTRY: said._asdict()})
         self._show(said)
 

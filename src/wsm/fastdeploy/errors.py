@@ -99,3 +99,22 @@ def no_runner(*, caller: str) -> BadInputError:
         code="no-runner",
         caller=caller,
     )
+
+
+def call_failed(*, rank: int, why: str) -> GroupError:
+    """A command failed that every rank called for; rank 0 has the error itself."""
+    return GroupError(
+        f"what the ranks called for together failed, as rank 0 says to rank {rank}: {why}",
+        code="call-failed",
+        rank=rank,
+        why=why,
+    )
+
+
+def no_version(*, directory: str) -> BadInputError:
+    """An update was asked for that names no version, and none is announced."""
+    return BadInputError(
+        f"rsync model version not set: the call names none, and {directory}/version.yaml says none; give one",
+        code="no-version",
+        directory=directory,
+    )

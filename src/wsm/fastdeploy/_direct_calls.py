@@ -1,0 +1,193 @@
+"""FastDeploy's own methods of the weight manager, each of which is this rank's part of a group's command.
+
+So it is where FastDeploy's ``check_model_weights_status`` stays, and a runner calls the manager: rank 0
+begins a command, each rank polls inside its call, and every call raises or returns alike. Units beside the
+weights are single actions with their checks; an action whose work is done already does nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext, Plans
+from wsm.actions.options import PlanOptions
+from wsm.actions.plan import derive_plans
+from wsm.fastdeploy import _loop_contract as contract
+from wsm.fastdeploy import errors
+from wsm.fastdeploy._entries import Entries, PartWord
+from wsm.fastdeploy._runner_surfaces import WorkerSurfaces
+from wsm.states.vocabulary import Tag, WeightState
+from wsm.worker import Worker
+
+#: Which plans hold the units that are called one by one.
+_PLANS = ("clear", "update")
+
+
+class SingleActions:
+    """Actions of the plans of this worker, run one at a time outside of any plan.
+
+    Parameters
+    ----------
+    surfaces : WorkerSurfaces
+        What they act on.
+    options : PlanOptions
+        Which of them there are.
+    rank, world_size : int
+        This rank and the number of ranks in the group.
+    """
+
+    def __init__(self, surfaces: WorkerSurfaces, options: PlanOptions, *, rank: int, world_size: int) -> None:
+        self._surfaces = surfaces
+        self._place = (rank, world_size)
+        plans: Plans = derive_plans(options)
+        self._actions: dict[str, Action] = {
+            action.name: action for plan in plans if plan.name in _PLANS for action in plan.actions
+        }
+        self._runs = 0
+
+    def run(self, *wanted: str) -> None:
+        """Run the actions of these names that this worker has, with their checks. Collective if they are.
+
+        Raises
+        ------
+        PreconditionError, PostconditionError
+            If one must not begin, or did not do what it says.
+        """
+        self._runs += 1
+        rank, world_size = self._place
+        context = ActionContext(self._surfaces, rank, world_size, epoch=0, sequence=self._runs)
+        for name in wanted:
+            action = self._actions.get(name)
+            if action is not None:
+                action.precondition(context)
+                action.run(context)
+                action.probe(context)
+
+
+class DirectCalls:
+    """What FastDeploy's runners call of the manager, one method at a time."""
+
+    fd_config: Any
+    local_rank: int
+    first_load: bool
+    _entries: Entries
+    _worker: Worker
+    _own_word: PartWord
+    _leads: bool
+    _single: SingleActions
+
+    def clear_parameters(self, pid: Any = 0, shutdown_process_group: bool = False) -> None:  # noqa: ARG002 - FastDeploy's own signature
+        """Give the weights back on every rank, and let the word say CLEARED. Collective, blocks.
+
+        Whether groups are shut down is the configuration's matter: FastDeploy's runners take it from there.
+
+        Raises
+        ------
+        GroupError (``call-failed``), WsmError
+            What became of the group's command, on every rank.
+        """
+        self._entries.together(lambda controller: controller.begin_clear(tags={Tag.WEIGHTS}))
+        self._say(contract.CLEARING, contract.CLEARED)
+
+    def update_parameters(self, pid: Any = 0, restart_process_group: bool = False) -> None:  # noqa: ARG002 - FastDeploy's own signature
+        """Load the weights on every rank. Collective, blocks; :meth:`finalize_update` changes the word.
+
+        Raises
+        ------
+        GroupError (``call-failed``), WsmError
+            As :meth:`clear_parameters`.
+        """
+        self._load(None)
+
+    def finalize_update(self, pid: Any = 0) -> None:  # noqa: ARG002 - FastDeploy's own signature
+        """See that the weights are there, and let the word say NORMAL. Local: the group has agreed on them.
+
+        Raises
+        ------
+        RuntimeError
+            If they are not.
+        """
+        if self._worker.weights is not WeightState.NORMAL:
+            raise RuntimeError(
+                f"Model Parameter update verification failed: the weights are {self._worker.weights.name}"
+            )
+        if not self.first_load:
+            self._say(contract.UPDATING, contract.NORMAL)
+
+    def clear_deepep_buffer(self) -> None:
+        """Destroy the exchange buffer, where there is one. Collective."""
+        self._single.run(names.CLEAR_DEEPEP_BUFFER)
+
+    def clear_model_weight(self) -> None:
+        """Give the weights back on every rank. Collective, blocks; raises as :meth:`clear_parameters`."""
+        self._entries.together(lambda controller: controller.begin_clear(tags={Tag.WEIGHTS}))
+
+    def clear_communication_group(self) -> None:
+        """Shut the groups down that the configuration lets go. Collective."""
+        self._single.run(names.SHUT_DOWN_EP_GROUP, names.SHUT_DOWN_TP_GROUP, names.SHUT_DOWN_WORLD_GROUP)
+
+    def restart_communication_group(self) -> None:
+        """Bring these groups back. Collective."""
+        self._single.run(names.RESTART_WORLD_GROUP, names.RESTART_TP_GROUP, names.RESTART_EP_GROUP)
+
+    def recreate_deepep_buffer(self) -> None:
+        """Create the exchange buffer, where there is one. Collective."""
+        self._single.run(names.RECREATE_DEEPEP_BUFFER)
+
+    def reload_model_weights(self) -> None:
+        """Load the weights on every rank. Collective, blocks; raises as :meth:`update_parameters`."""
+        self._load(None)
+
+    def update_weights_by_rdma(
+        self, version: str | None = None, verify_checksum: bool = False, transfer_mode: str | None = None
+    ) -> Mapping[str, Any]:
+        """Load a version over the weights that are there. Collective, blocks.
+
+        Returns
+        -------
+        mapping
+            ``sync_cost``, ``update_cost`` and ``total_cost`` in seconds, ``version`` and ``rank``.
+
+        Raises
+        ------
+        BadInputError (``no-version``)
+            If `version` is None or empty, and ``version.yaml`` names none.
+        GroupError (``call-failed``), WsmError
+            As :meth:`clear_parameters`.
+        """
+        asked = version or self.read_model_version_from_file()
+        if not asked:
+            raise errors.no_version(directory=str(self.fd_config.model_config.model))
+        began = time.perf_counter()
+        self._load(asked, verify_checksum=verify_checksum, transfer_mode=transfer_mode)
+        total_s = time.perf_counter() - began
+        sync_s, apply_s = self._entries.load_seconds
+        sync_s = sync_s or 0.0
+        return {
+            "sync_cost": sync_s,
+            "update_cost": total_s - sync_s if apply_s is None else apply_s,
+            "total_cost": total_s,
+            "version": asked,
+            "rank": self.local_rank,
+        }
+
+    def read_model_version_from_file(self) -> str | None:
+        """Return the version that ``version.yaml`` names; None if it names none."""
+        raise NotImplementedError
+
+    def _load(self, version: str | None, **options: Any) -> None:
+        given = {name: value for name, value in options.items() if value is not None}
+
+        def begin(controller: Any) -> Any:
+            there = Tag.WEIGHTS not in controller.status().missing
+            return controller.begin_update(version, tags={Tag.WEIGHTS}, force=there, **given)
+
+        self._entries.together(begin)
+
+    def _say(self, before: int, after: int) -> None:
+        """Answer the word of this rank's part, from exactly what it asks."""
+        if self._leads:
+            self._own_word.change(before, after)
