@@ -205,6 +205,7 @@ class Entries:
     def between_turns(self, in_flight: Callable[[], int]) -> None:  # noqa: ARG002 - rank 0 looks at them
         """Do what other processes' commands ask, between two turns of FastDeploy's loop. Blocks."""
         while self._worker.poll() is HOLD:
+            self._require_all_here()
             self._worker.beat()
 
     def _live(self, _entry: Entry) -> None:
@@ -369,7 +370,7 @@ class Deciding(Entries):
         Where requests ran, the word stays below 0 until every stream of the engine has looked at it.
         """
         self._adopt()
-        since, ran = 0.0, 0
+        since, ran, shown = 0.0, 0, False
         while True:
             turn = self._worker.poll()
             if turn is not HOLD:
@@ -379,10 +380,11 @@ class Deciding(Entries):
             else:
                 if not since:
                     since, ran = time.monotonic(), in_flight()
-                    self._deciding.change(contract.NORMAL, contract.CLEARING)
+                    shown = self._deciding.change(contract.NORMAL, contract.CLEARING)
+                self._require_all_here()
                 self._rest()
             self._worker.beat()
-        if since:
+        if shown:  # else it is the engine that asks for something, and its loop is yet to see that
             for before, after in contract.BACK_TO_NORMAL:
                 self._deciding.change(before, after)
 
