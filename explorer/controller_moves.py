@@ -428,7 +428,7 @@ class ControllerMoves:
             return
         arguments_lie_there = self._now.spoiled
         if arguments_lie_there:
-            word = word._replace(sequence=word.sequence + 1)
+            word = word._replace(sequence=word.sequence + 2)
         if says.version is None:
             says = replace(says, version=self._brings(word, says.tags))
         word = word._replace(decider=says.decider)

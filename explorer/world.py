@@ -469,7 +469,7 @@ class ControllerState(NamedTuple):
         What goes with it.
     spoiled : bool
         Whether a controller died after it had stored the next command's arguments, so that the next command
-        skips a sequence.
+        skips two sequences.
     recovering : bool
         Whether it has raised the epoch and keeps the role until the group is restored.
     before, pending_before : bool

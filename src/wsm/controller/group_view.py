@@ -213,8 +213,9 @@ class GroupView:
 
         `view` is what :func:`wsm.states.decide.next_command` made the command of.
 
-        A sequence is skipped if arguments stand under it already: their controller died before it wrote
-        the word, so no rank has seen it and none may find other arguments under it.
+        Two sequences are skipped if arguments stand under the next already: their controller died before it
+        wrote the word, so no rank has seen it and none may find other arguments under it. The slot of the
+        sequence in between holds the arguments of the last command, which say what the group is owed.
 
         Raises
         ------
@@ -230,7 +231,7 @@ class GroupView:
             try:
                 slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, data)
             except SlotReusedError:
-                command = command._replace(sequence=command.sequence + 1)
+                command = command._replace(sequence=command.sequence + len(self._layout.arguments))
             else:
                 self._arguments = data, arguments
                 journal, operation = self.journal, command.operation.name
