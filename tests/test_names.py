@@ -31,7 +31,6 @@ PARALLEL_FILES = {
     ),
     "base": "what all of a package's modules build on",
     "fastdeploy": "the words of FastDeploy, and its objects",
-    "configuration": "the command that checks one, and what FastDeploy's says",
 }
 
 #: Sentences with these words have no domain noun for a subject.

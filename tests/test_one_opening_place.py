@@ -75,7 +75,7 @@ ELSEWHERE = {
     },
     "record locks, and the last name, of files that the place has opened": {
         "signals.lock_file",
-        "signals.memory",
+        "signals._memory",
     },
     "a segment's own way to remove its name": {
         "group_segment",

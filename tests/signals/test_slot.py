@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tests.raising import raising
 from wsm.signals import errors
 from wsm.signals import slot as slot_module
+from wsm.signals._memory import publish
 from wsm.signals.errors import SlotReusedError
 from wsm.signals.layout import SLOT_BYTES
-from wsm.signals.memory import publish
 from wsm.signals.segment import Segment
 from wsm.signals.slot import SLOT_CAPACITY, PayloadSlot
 

@@ -4,10 +4,10 @@
 module                    responsible for
 ========================  =============================================================================
 :mod:`.main`              the entry point: which commands there are, and how the process ends
-:mod:`._base`            what all share: loading on demand, help, options, printing, how a command fails
+:mod:`._base`             what all share: loading on demand, help, options, printing, how a command fails
 :mod:`.commanding`        ``wsm clear``, ``wsm update``, ``wsm hold``, ``wsm release``
-:mod:`.interruption`      Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
-:mod:`.status`            ``wsm status``, with :mod:`.screen`
+:mod:`._interruption`     Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
+:mod:`.status`            ``wsm status``, with :mod:`._screen`
 :mod:`.rollout`           ``wsm rollout``
 :mod:`.demo`              ``wsm demo``
 :mod:`.snapshots`         ``wsm inspect``, ``wsm convert``
@@ -17,9 +17,8 @@ module                    responsible for
 :mod:`.explain`           ``wsm explain``
 :mod:`.memory_plan`       ``wsm memory``: what a load would need
 :mod:`.deltas`            ``wsm delta``
-:mod:`.digests`           ``wsm digest``, ``wsm verify``, ``wsm diff``, of what :mod:`.digest_targets` finds
-:mod:`.groups`            which groups there are; finding one by its name
-:mod:`.configuration`     reading a configuration file that a command was given
+:mod:`.digests`           ``wsm digest``, ``wsm verify``, ``wsm diff``, of what :mod:`._digest_targets` finds
+:mod:`._groups`           which groups there are; finding one by its name, and reading its configuration
 :mod:`.errors`            what can be wrong with a command
 ========================  =============================================================================
 

@@ -22,9 +22,8 @@ from wsm.cli._base import (
     show_text,
     wrong_usage,
 )
-from wsm.cli.configuration import read_group_config
-from wsm.cli.groups import known_group
-from wsm.cli.interruption import receipt_of
+from wsm.cli._groups import known_group, read_group_config
+from wsm.cli._interruption import receipt_of
 from wsm.controller import ANY_OWNER, Controller, Pending
 from wsm.printable import printable
 from wsm.receipt import Outcome, Receipt

@@ -15,7 +15,7 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner, Runner, completed
 from wsm.cli import errors
 from wsm.cli._base import TeachingCommand, show, wrong_usage
-from wsm.cli.configuration import read_config
+from wsm.cli._groups import read_config
 from wsm.cli.drawings import drawn
 from wsm.cli.errors import runner_not_found
 from wsm.states.check import check_everything

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from wsm.cli._base import CommandEndedError, TeachingCommand, Version, json_option, show, show_json
-from wsm.cli.digest_targets import inventories
+from wsm.cli._digest_targets import inventories
 from wsm.printable import counted
 from wsm.strategies.inventory import Inventory, TensorDifference, compare
 

@@ -16,7 +16,7 @@ from wsm.cli._base import (
     show_json,
     show_text,
 )
-from wsm.cli.groups import known_group
+from wsm.cli._groups import known_group
 from wsm.errors import WsmError
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.lock_file import LockFile, open_lock_file

@@ -18,7 +18,7 @@ from wsm.cli._base import (
     show_text,
     wrong_usage,
 )
-from wsm.cli.configuration import read_config
+from wsm.cli._groups import read_config
 from wsm.printable import size_text
 from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import MemoryPhase, Preview, admit, plan_memory

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from wsm.cli._base import Seconds, TeachingCommand, json_option, json_text, show, show_json, show_text
-from wsm.cli.groups import existing_groups, known_group
+from wsm.cli._groups import existing_groups, known_group
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
 from wsm.signals.segment import Segment
@@ -94,7 +94,7 @@ def _show_all(*, as_json: bool) -> None:
 
 def _watch(name: str, every_s: float, *, as_json: bool) -> None:
     """Show the group whenever a word changes, and after `every_s` seconds in any case, until interrupted."""
-    from wsm.cli.screen import Screen  # noqa: PLC0415 - draws with rich, which only this needs
+    from wsm.cli._screen import Screen  # noqa: PLC0415 - draws with rich, which only this needs
 
     with Screen() as screen:
         while True:

@@ -18,10 +18,10 @@ from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
 from wsm.controller._command_request import CommandRequest
+from wsm.controller._engine_words import take_words
 from wsm.controller._held import HeldDecision
 from wsm.controller._hold_commands import answered_at_once, under_hold
 from wsm.controller._transaction import Pending, Transaction, decision_held
-from wsm.controller.engine_words import take_words
 from wsm.controller.errors import (
     MixedGroupError,
     RankLostError,

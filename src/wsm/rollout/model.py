@@ -3,7 +3,7 @@
 Pure functions of (weights, inputs). The same code runs a rank's shard with paged attention in a
 worker and the full model with causal attention under autograd in a trainer; what differs is handed
 in. It cannot tell whether weights may be used: that is decided by the caller that hands them in
-(:mod:`wsm.rollout.parameters`). No operand is optional, because paddle computes silently without a
+(:mod:`wsm.rollout._parameters`). No operand is optional, because paddle computes silently without a
 cleared optional operand such as a bias.
 """
 
@@ -22,7 +22,7 @@ NORM_EPSILON = 1e-6
 
 
 class Weights(Protocol):
-    """Parameters by name: a dict in a trainer, :class:`~wsm.rollout.parameters.OpenWeights` in a worker."""
+    """Parameters by name: a dict in a trainer, :class:`~wsm.rollout._parameters.OpenWeights` in a worker."""
 
     def __getitem__(self, name: str, /) -> Any:
         """Return the parameter's tensor."""

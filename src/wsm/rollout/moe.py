@@ -24,7 +24,7 @@ RoutingListener = Callable[[int, npt.NDArray[np.int64]], None]
 
 
 class Exchange(Protocol):
-    """How tokens reach their experts and come back; see :class:`wsm.rollout.exchange.ExchangeBuffer`."""
+    """How tokens reach their experts and come back; see :class:`wsm.rollout._exchange.ExchangeBuffer`."""
 
     def dispatch(self, tokens: Any) -> Any:
         """Return all ranks' tokens in rank order. Collective."""

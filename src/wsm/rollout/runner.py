@@ -17,23 +17,23 @@ from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.surfaces import GroupKind, ProcessGroupSurface
 from wsm.rollout import errors
-from wsm.rollout.attention import StepInputs, paged_attention
+from wsm.rollout._attention import StepInputs, paged_attention
+from wsm.rollout._draft import DraftModel
+from wsm.rollout._exchange import ExchangeBuffer
+from wsm.rollout._graphs import CapturedExecution, powers_of_two
+from wsm.rollout._paged_cache import PagedKVCache
+from wsm.rollout._parameters import Parameters, Permit
+from wsm.rollout._plan_channel import PlanChannel
+from wsm.rollout._routing_replay import RoutingReplay
+from wsm.rollout._step_plan import StepPlan
 from wsm.rollout.block_pool import BlockPool
-from wsm.rollout.draft import DraftModel
 from wsm.rollout.engine import EngineOptions
-from wsm.rollout.exchange import ExchangeBuffer
-from wsm.rollout.graphs import CapturedExecution, powers_of_two
 from wsm.rollout.model import Decoder, Mix, Weights, logits
 from wsm.rollout.moe import Mixture
-from wsm.rollout.paged_cache import PagedKVCache
 from wsm.rollout.parallel import Communicator
-from wsm.rollout.parameters import Parameters, Permit
-from wsm.rollout.plan_channel import PlanChannel
-from wsm.rollout.routing_replay import RoutingReplay
 from wsm.rollout.sampling import choose
 from wsm.rollout.scheduler import Scheduler
 from wsm.rollout.sharding import shard_specs
-from wsm.rollout.step_plan import StepPlan
 from wsm.rollout.weight_loader import ShardLoader, loaders_for
 
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from wsm.rollout import errors
+from wsm.rollout._residence import Residence
+from wsm.rollout._step_plan import StepPlan
 from wsm.rollout.block_pool import SCRATCH_BLOCK, BlockPool
 from wsm.rollout.engine import Limits
 from wsm.rollout.request import FinishReason, Generation, GenerationRequest
-from wsm.rollout.residence import Residence
 from wsm.rollout.sampling import Choices
 from wsm.rollout.shape import ModelShape
-from wsm.rollout.step_plan import StepPlan
 
 #: Returns a request's expert choices for its answer, or None.
 TakeRouting = Callable[[GenerationRequest], "list[list[list[int]]] | None"]
@@ -190,7 +190,7 @@ class Scheduler:
         return len(self._waiting)
 
     def kv_statistics(self) -> Mapping[str, Any]:
-        """Return what :meth:`wsm.rollout.residence.Residence.statistics` counts."""
+        """Return what :meth:`wsm.rollout._residence.Residence.statistics` counts."""
         return self._residence.statistics()
 
     def take_finished(self) -> list[Generation]:

@@ -9,7 +9,7 @@ module                  responsible for
 :mod:`.layout`          what is where in a segment, and its header: start here
 :mod:`.segment`         one group's segment: create, attach, adopt, remove; a copy that is only looked at
 :mod:`.ownership`       who owns a segment, and when another process may take it over
-:mod:`.memory`          files of shared memory: opened, checked, mapped, published whole
+:mod:`._memory`         files of shared memory: opened, checked, mapped, published whole
 :mod:`.names`           names and paths of segments
 :mod:`.slot`            payloads: a report or a command's arguments, written before the word
 :mod:`.ring`            the last lines of a journal, in the segment

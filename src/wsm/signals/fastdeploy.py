@@ -25,13 +25,13 @@ from types import TracebackType
 from typing import Any, final
 
 from wsm.signals import errors
+from wsm.signals._memory import SharedFile, opened, publish
 from wsm.signals.errors import (
     EngineWordMissingError,
     SegmentAccessError,
     SegmentExistsError,
     SegmentMissingError,
 )
-from wsm.signals.memory import SharedFile, opened, publish
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name
 
 _LIBRARY = "libatomic.so.1"

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import final
 
 from wsm.shared_directory import ForeignPathError, create_ours, is_at, open_ours, remove_same
-from wsm.signals.memory import refusal
+from wsm.signals._memory import refusal
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _REFUSED = (errno.EAGAIN, errno.EACCES)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import struct
 
+from wsm.signals._memory import Memory
 from wsm.signals.layout import RING_BYTES
-from wsm.signals.memory import Memory
 
 _HEAD = struct.Struct("<Q")
 

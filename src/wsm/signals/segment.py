@@ -18,11 +18,11 @@ from typing import final
 
 from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals import errors, ownership
+from wsm.signals._memory import SharedFile, refusal
 from wsm.signals.errors import SegmentBusyError, SegmentMissingError, SegmentTruncatedError
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, write_occupant
 from wsm.signals.layout import HEADER_BYTES, Header, layout_of
 from wsm.signals.lock_file import LockFile, LockHold
-from wsm.signals.memory import SharedFile, refusal
 from wsm.signals.names import segment_path
 from wsm.signals.ring import LineRing
 from wsm.signals.slot import PayloadSlot

@@ -11,9 +11,9 @@ import struct
 import zlib
 
 from wsm.signals import errors
+from wsm.signals._memory import Memory
 from wsm.signals.errors import SlotReusedError
 from wsm.signals.layout import SLOT_BYTES
-from wsm.signals.memory import Memory
 
 # checksum, length, epoch, sequence, kind, and what keeps the bytes behind it aligned
 _HEAD = struct.Struct("<5I4x")

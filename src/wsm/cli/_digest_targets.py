@@ -14,8 +14,7 @@ from pathlib import Path
 
 from wsm.cli import errors
 from wsm.cli._base import WRONG_USAGE, CommandEndedError, wrong_usage
-from wsm.cli.configuration import read_config
-from wsm.cli.groups import known_group
+from wsm.cli._groups import known_group, read_config
 from wsm.controller.group_view import GroupView
 from wsm.report import RankReport
 from wsm.signals.segment import Segment

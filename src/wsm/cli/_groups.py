@@ -1,4 +1,4 @@
-"""The groups of this host, by name: which there are, and what to say where one is not."""
+"""The groups of this host: which there are, what to say where one is not, and reading their configuration."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from wsm.cli import errors
 from wsm.cli._base import wrong_usage
+from wsm.config import WsmConfig, config_from_mapping, read_mapping
 from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.layout import MAGIC
@@ -54,3 +55,49 @@ def _is_segment(path: Path) -> bool:
         return os.pread(descriptor, len(MAGIC), 0) == MAGIC
     finally:
         os.close(descriptor)
+
+
+#: What only a file of ``wsm rollout`` has on its top level.
+_ROLLOUT_SECTIONS = {"group", "model", "engine", "load", "seed"}
+
+
+def read_group_config(file: Path, group: str) -> WsmConfig:
+    """Read the configuration of `group`.
+
+    Parameters
+    ----------
+    file : Path
+        As :func:`wsm.config.load_config` reads it; or as ``wsm rollout --config``, with a section ``group``
+        in which the name may be absent.
+    group : str
+        The group that is to be commanded.
+
+    Raises
+    ------
+    BadInputError
+        If it is for another group.
+    wsm.errors.BadInputError
+        If it cannot be used.
+    """
+    config = read_config(file, group)
+    if config.name != group:
+        raise errors.foreign_configuration(file=str(file), found=config.name, group=group)
+    return config
+
+
+def read_config(file: Path, group: str = "group") -> WsmConfig:
+    """Read a configuration of either kind; `group` is the group's name where the file has none.
+
+    Raises
+    ------
+    wsm.errors.BadInputError
+        If it cannot be used.
+    """
+    content = read_mapping(file)  # once: it may be a pipe
+    if not _ROLLOUT_SECTIONS & content.keys():
+        return config_from_mapping(content, where=str(file))
+    from wsm.rollout.config import rollout_config_from_mapping  # noqa: PLC0415 - only where such a file is given
+
+    section = content.get("group")
+    has_name = isinstance(section, dict) and "name" in section
+    return rollout_config_from_mapping(content, source=str(file), name=None if has_name else group).group

@@ -13,10 +13,10 @@ import paddle
 import paddle.nn.functional as F  # noqa: N812 - paddle's own convention
 
 from wsm.actions.backends.paddle_bytes import array_of
+from wsm.rollout._paged_cache import PagedKVCache
+from wsm.rollout._step_plan import StepPlan
 from wsm.rollout.block_pool import SCRATCH_BLOCK
 from wsm.rollout.model import Attend
-from wsm.rollout.paged_cache import PagedKVCache
-from wsm.rollout.step_plan import StepPlan
 
 FORBIDDEN = np.float32(-1e30)  # finite: a row of -inf would turn into NaN
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wsm.rollout import errors
-from wsm.rollout.attention import StepInputs
-from wsm.rollout.parameters import Parameters, Permit
-from wsm.rollout.step_plan import StepPlan
+from wsm.rollout._attention import StepInputs
+from wsm.rollout._parameters import Parameters, Permit
+from wsm.rollout._step_plan import StepPlan
 
 
 class CapturedExecution:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from wsm.rollout.attention import StepInputs, paged_attention
-from wsm.rollout.graphs import CapturedExecution
+from wsm.rollout._attention import StepInputs, paged_attention
+from wsm.rollout._graphs import CapturedExecution
+from wsm.rollout._paged_cache import PagedKVCache
 from wsm.rollout.model import Decoder, Weights, logits
-from wsm.rollout.paged_cache import PagedKVCache
 from wsm.rollout.request import GenerationRequest
 from wsm.rollout.sampling import Choices
 
