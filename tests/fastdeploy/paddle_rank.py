@@ -1,0 +1,79 @@
+"""One rank with paddle's own groups and models: python paddle_rank.py SETTINGS_JSON RANK.
+
+Gloo on loopback instead of NCCL, a CPU instead of GPUs; groups, broadcast, parameters and files are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+
+def main(settings, rank: int) -> None:
+    ports = settings["endpoints"]
+    os.environ |= {
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(len(ports)),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(ports),
+        "PADDLE_CURRENT_ENDPOINT": ports[rank],
+        "PADDLE_MASTER": settings["master"],
+        "FLAGS_selected_gpus": str(rank),
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "PADDLE_DISTRI_BACKEND": "gloo",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    import paddle  # noqa: PLC0415 - behind what it reads
+
+    from wsm.fastdeploy import DynamicWeightManager  # noqa: PLC0415 - the same
+
+    paddle.disable_signal_handler()
+    paddle.set_device("cpu")
+    paddle.distributed.init_parallel_env()
+    group = paddle.distributed.collective._get_default_group()
+    with paddle.LazyGuard():
+        model = paddle.nn.Linear(16, 8)
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            tensor_parallel_rank=rank,
+            tensor_parallel_size=2,
+            enable_expert_parallel=False,
+            tp_group=group,
+            engine_worker_queue_port=settings["port"],
+            shutdown_comm_group_if_worker_idle=False,
+        ),
+        load_config=SimpleNamespace(load_strategy="ipc_snapshot", rsync_config=None),
+        model_config=SimpleNamespace(model=settings["model"]),
+    )
+    manager = DynamicWeightManager(config, model, rank, directory=Path(settings["directory"]))
+
+    def says(event: str) -> None:
+        held = {
+            name: float(tensor.sum())
+            for name, tensor in model.state_dict().items()
+            if tensor._is_initialized()
+        }
+        line = {"event": event, "held": held, "version": manager.version, "ranks": manager.nranks}
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+    says("ready")
+    manager._verify_parameters("update")
+    manager.clear_parameters(settings["port"])
+    manager._verify_parameters("clearance")
+    says("cleared")
+    manager.update_parameters(settings["port"])
+    manager.finalize_update(settings["port"])
+    says("updated")
+    y = model(paddle.to_tensor(np.ones((1, 16), dtype=np.float32)))
+    says(f"computed {float(y.sum()):.1f}")
+    paddle.distributed.barrier(group)
+    manager.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,66 @@
+"""The weight manager over paddle's own groups, broadcast and parameters, on Gloo and a CPU."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from living_group import Program, eventually
+
+from tests.forkserver import WITH_PADDLE
+from wsm.strategies import publish_snapshot
+from wsm.strategies.tensor import TensorSpec
+
+pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
+
+
+def endpoints(count: int) -> list[str]:
+    """Free ports of loopback."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    return found
+
+
+def test_a_group_of_paddles_ranks_boots_clears_and_loads_by_fastdeploys_calls(tmp_path):
+    model = tmp_path / "model"
+    shards = {}
+    for rank in range(2):
+        tensors = {
+            "weight": np.full((16, 8), rank + 1, dtype=np.float32),
+            "bias": np.full((8,), 0.5, dtype=np.float32),
+        }
+        shards[rank] = {
+            name: (TensorSpec(name, "F32", array.shape), array.tobytes()) for name, array in tensors.items()
+        }
+    publish_snapshot(model, "global_step_1200", shards, durable=False)
+    first, second, master = endpoints(3)
+    settings = {
+        "endpoints": [first, second],
+        "master": master,
+        "port": int(master.rpartition(":")[2]),
+        "model": str(model),
+        "directory": str(tmp_path),
+    }
+    program = Path(__file__).with_name("paddle_rank.py")
+    ranks = [Program(program, json.dumps(settings), str(rank), server=WITH_PADDLE) for rank in range(2)]
+    try:
+        for rank, process in enumerate(ranks):
+            ready = process.says("ready")
+            assert ready["held"] == {"weight": 128.0 * (rank + 1), "bias": 4.0}
+            assert (ready["version"], ready["ranks"]) == ("global_step_1200", 2)
+        for process in ranks:
+            assert process.says("cleared")["held"] == {}
+        for rank, process in enumerate(ranks):
+            assert process.says("updated")["held"]["weight"] == 128.0 * (rank + 1)
+            process.says(f"computed {8 * (16.0 * (rank + 1) + 0.5):.1f}")
+            process.last_lines()
+            eventually(process.has_ended)
+            assert process.code == 0
+    finally:
+        for process in ranks:
+            process.close()
