@@ -269,7 +269,8 @@ class ControllerMoves:
             return after
         leaves = AFTERS[after.after]
         whole = all(each.serving for each in decide.resident_on_each(self._view)) or bool(after.tags)
-        invariants.check_decided_admission(leaves, after.tags, orphaned=after.orphaned, whole=whole)
+        unheard = after.orphaned and not after.says_commit  # a caller that decides may come back for that
+        invariants.check_decided_admission(leaves, after.tags, unheard=unheard, whole=whole)
         closed = after.closed if leaves is After.AS_BEFORE else leaves is After.HELD
         stands = (after.stands or after.hold) if closed else 0
         after = after._replace(closed=closed, stands=stands, lapsed=after.lapsed and closed)
@@ -377,7 +378,11 @@ class ControllerMoves:
             policy=ends + admission.NAMED,
         )
         # What has failed to be restored is counted on: such a command takes nothing away.
-        self._open_with(verb, operation, says, spends, after=after._replace(failed=self._now.failed))
+        failed = after._replace(failed=self._now.failed)
+        for number, decider, leased in DECIDERS if spends else DECIDERS[:1]:  # a lease's end asks no caller
+            if number & self._scope.deciders or not spends:
+                held_by = replace(says, decider=decider, leased=leased)
+                self._open_with(verb, operation, held_by, spends, after=failed)
 
     def _lease_end(self) -> LeaseEnd:
         return admission.lease_end(self._now, self._view, owed=self._unrestored())

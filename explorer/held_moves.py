@@ -13,7 +13,7 @@ from explorer.scope import BY_CALLER, BY_CONTROLLER, BY_LEASE, BY_OUTSIDE
 from explorer.world import ControllerState, Seen, read_command
 from wsm.states import decide
 from wsm.states.view import View
-from wsm.states.words import Decider, Operation
+from wsm.states.words import Decider
 
 #: A lease counts from all PREPARED; a seeded fault lets it count from the command's beginning.
 leases_count_from_the_start = False
@@ -50,8 +50,7 @@ DECIDERS = (
 def of(now: ControllerState, view: View, *, agree: bool) -> Heard:
     """Iterate over what is said next; `agree`: whether the reports do."""
     command = view.command
-    waits = command.operation in (Operation.UPDATE, Operation.HOT_UPDATE)
-    if not waits or command.decider is Decider.CONTROLLER:
+    if command.operation.is_decision or command.decider is Decider.CONTROLLER:
         return
     gone = now.left and not now.alive and not now.ending
     if now.says_commit or now.says_abort:

@@ -132,9 +132,9 @@ def check_admission(closed: bool, state: RankState) -> None:
         )
 
 
-def check_decided_admission(after: After, tags: int, *, orphaned: bool, whole: bool) -> None:
+def check_decided_admission(after: After, tags: int, *, unheard: bool, whole: bool) -> None:
     """A hold or a release is committed for a caller that lives, and only what can serve is released."""
-    if orphaned and not tags:
+    if unheard and not tags:
         raise RuleBrokenError(
             rule="a hold or a release whose caller is gone is aborted",
             seen="it is committed, and no process will hear of it",
@@ -240,7 +240,7 @@ def check_command(controller: ControllerState, after: int) -> None:
 def check_decider(controller: ControllerState, after: int, *, excused: bool) -> None:
     """What is held is decided by who holds it; `excused`: reports that differ, or a rank that is gone."""
     old, new = read_command(controller.command), read_command(after)
-    if old.decider is Decider.CONTROLLER or old.operation not in (Operation.UPDATE, Operation.HOT_UPDATE):
+    if old.decider is Decider.CONTROLLER or old.operation.is_decision:
         return
     seen = f"{old.operation.name} of {old.decider.name} is followed by {new.operation.name}"
     outside = old.decider is Decider.OUTSIDE and controller.voted

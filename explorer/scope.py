@@ -277,6 +277,7 @@ _DAILY = _scopes(
     "failures=6 steps=0 operations=clear starts=serving",
     "deciders=14 rank_crashes=1 give_ups=1 steps=0 operations=hot_update starts=serving",
     "deciders=14 controller_crashes=1 controller_losses=1 controller_stops=2 steps=0 operations=hot_update",
+    "deciders=14 commands=2 steps=0 rank_crashes=1 controller_losses=1 operations=hold,release",
     "failures=4 rank_crashes=1 steps=0 operations=clear,update starts=serving",
     "commands=2 steps=1 failures=1 rank_crashes=1 operations=hold,release starts=serving",
     "commands=2 steps=1 controller_crashes=1 rank_crashes=1 operations=hold,release",

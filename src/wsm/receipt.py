@@ -155,6 +155,9 @@ class Receipt:
             else "the old weights are gone: abort, or an end of the lease, leaves the group CLEARED"
         )
         lease = "" if self.lease_s is None else f" within {self.lease_s:g} s"
+        if not self.tags:
+            how = "held" if self.hold is None else "released"
+            return f"has version {self.version} already, and stands to be {how} or left as it was{lease}"
         staged = f"{self.staged_bytes / 2**20:.1f} MiB"
         return f"prepared version {self.version}, {staged}, to be committed or aborted{lease}; {old}"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from wsm.states.decide import next_command
 from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
 from wsm.states.rerun import Rerun
-from wsm.states.vocabulary import WeightState
+from wsm.states.vocabulary import After, InFlightPolicy, WeightState
 from wsm.states.words import Decider, Operation
 
 pytestmark = pytest.mark.processes
@@ -81,6 +83,12 @@ def assert_journals_are_possible(group):
 def assert_serves(group, controller, version):
     eventually(lambda: (controller.status().serving, controller.status().version) == (True, str(version)))
     group.await_steps()
+
+
+def assert_stands(group):
+    steps = [group.steps_of(rank) for rank in range(2)]
+    time.sleep(0.05)
+    assert [group.steps_of(rank) for rank in range(2)] == steps
 
 
 def test_the_old_version_serves_until_the_caller_commits(serving):
@@ -155,6 +163,67 @@ def test_a_commit_that_is_said_after_the_lease_is_over_comes_too_late(serving):
         with raising(errors.lease_over):
             prepared.commit()
         assert_serves(group, controller, 1)
+
+
+@pytest.mark.parametrize("hot", [True, False])
+def test_only_a_commit_changes_admission_as_the_caller_asked(serving, hot):
+    group, controller = serving
+    here, other = 1, 2
+    for held in (False, True):
+        for after in After:
+            if held is not (controller.status().hold is not None):
+                controller.hold(in_flight=InFlightPolicy.KEEP) if held else controller.release()
+            asked = {"hot": hot, "hot_fallback": "in_place", "after": after}
+            prepared = controller.prepare(other, **asked)
+            assert prepared.receipt.outcome is Outcome.PREPARED
+            assert (controller.status().hold is not None) is held
+            aborted = prepared.abort()
+            assert (aborted.hold is not None, aborted.version) == (held, str(here) if hot else None)
+            receipt = controller.prepare(other, **asked).commit()
+            stays = held if after is After.AS_BEFORE else after is After.HELD
+            assert (receipt.version, receipt.hold is not None) == (str(other), stays)
+            assert receipt.serving is not stays
+            if stays:
+                assert_stands(group)
+            here, other = other, here
+    group.await_steps()
+    group.assert_steps_are_pure([1, 2])
+    assert_journals_are_possible(group)
+
+
+@pytest.mark.parametrize("how", ["prepare", "lease"])
+@pytest.mark.parametrize("version", [1, None])
+def test_a_hold_or_release_alone_waits_for_the_decision_too(serving, version, how):
+    group, controller = serving
+    for held in (False, True):
+        after = After.SERVE if held else After.HELD
+        for commits in (False, True):
+            if how == "lease":
+                receipt = controller.begin_lease(version, after=after, request_id="alone").result()
+                decide = partial(controller.commit if commits else controller.abort, "alone", wait_s=5)
+            else:
+                prepared = controller.prepare(version, after=after)
+                receipt, decide = prepared.receipt, prepared.commit if commits else prepared.abort
+            assert receipt.outcome is Outcome.PREPARED
+            assert receipt.version == "1"
+            assert (controller.status().hold is not None) is held
+            receipt = decide()
+            assert (receipt.hold is not None) is (held is not commits)
+            assert receipt.version == "1"
+            assert (controller.status().hold is not None) is (held is not commits)
+    assert_serves(group, controller, 1)
+    assert_journals_are_possible(group)
+
+
+def test_another_owner_prepares_under_a_hold_and_may_not_end_it(serving):
+    group, controller = serving
+    held = controller.hold(owner="trainer")
+    with raising(errors.held_by_another):
+        controller.prepare(2, after=After.SERVE, owner="another")
+    with raising(errors.hold_not_in_force):
+        controller.prepare(2, hold="an older one")
+    assert controller.prepare(2, hold=held.request_id).commit().hold is not None
+    assert_stands(group)
 
 
 def test_what_is_served_already_needs_no_decision(serving):

@@ -28,7 +28,7 @@ from wsm.controller._held import HeldDecision
 from wsm.controller.errors import CommandRefusedError, CommandWithdrawnError, RankFailedError
 from wsm.errors import BadInputError, WsmError
 from wsm.labels import checked_version
-from wsm.receipt import named
+from wsm.receipt import Receipt, named
 from wsm.states import holding
 from wsm.states.holding import Hold
 from wsm.states.vocabulary import (
@@ -43,7 +43,7 @@ from wsm.states.vocabulary import (
     UnknownTensors,
     WeightState,
 )
-from wsm.states.words import Operation
+from wsm.states.words import CommandWord, Decider, Operation
 
 #: The owner of a hold whose caller names none.
 ANY_OWNER = "unnamed"
@@ -153,6 +153,19 @@ class CommandRequest:
         if self.still_wanted is not None and not self.still_wanted():
             operation = self.operation.name.lower()
             raise CommandWithdrawnError(operation=operation, request_id=self.arguments.request_id)
+
+    def decided_in(self, word: CommandWord) -> CommandWord:
+        """Return the word that opens its command, with who decides it."""
+        return word if self.held is None else word._replace(decider=Decider.CALLER)
+
+    def told(self, drive: Callable[[], Receipt]) -> Callable[[], Receipt]:
+        """Return `drive`, which tells a caller who decides if the command ends before it was asked."""
+        return drive if self.held is None else self.held.told(drive)
+
+    @property
+    def is_taken_back(self) -> bool:
+        """Whether its caller, who decides, has said that it is to be aborted."""
+        return self.held is not None and self.held.said is False
 
     def possible_from(self, state: WeightState) -> CommandRequest:
         """Return what is to be done where the group is: this, or in place what cannot be hot there.

@@ -191,14 +191,14 @@ class Opening:
                         alone = request.of_admission()
                         return self._write_of_admission(alone, self._group.view(), over).drive()
                     return replace(unneeded, seconds=(self._clock.monotonic_ns() - begun_ns) / 1e9)
-                following = None if given_up.is_set() else request.after(error)
+                following = None if given_up.is_set() or request.is_taken_back else request.after(error)
                 if following is None:
                     raise
             # The update in place that a hot one falls back to, with the role still held.
             again = self._admit(following, self._group.view())
             return self._write(following, again, given_up, over).drive()
 
-        return Pending.driven(transaction, over, drive if request.held is None else request.held.told(drive))
+        return Pending.driven(transaction, over, request.told(drive))
 
     def settle(self, request_id: str | None, *, commit: bool, settle_s: float, wait_s: float) -> Pending:
         """Commit or abort the open command that no process drives; what is refused is raised here."""
@@ -281,11 +281,11 @@ class Opening:
         if receipt is not None:
             return Pending.ended(receipt)
         transaction = self._write_of_admission(request, view, ending)
-        return Pending.driven(transaction, ending.pop_all(), transaction.drive)
+        return Pending.driven(transaction, ending.pop_all(), request.told(transaction.drive))
 
     def _write_of_admission(self, request: CommandRequest, view: View, ending: ExitStack) -> Transaction:
         """Write a hold or a release, and leave to `ending` what is to be done when it is over."""
-        word = require_able(self._group, view, request.operation)
+        word = request.decided_in(require_able(self._group, view, request.operation))
         before, waits = before_admission(resident_on_each(view), owed=self._group.unrestored(view))
         asked = replace(request, arguments=replace(request.arguments, before=before, restores=waits))
         return self._open(asked, view, word, self._group.known_version(view), ending)
@@ -315,8 +315,7 @@ class Opening:
         view, word = admitted.view, admitted.command
         if not view.command.commands_left:
             raise errors.commands_used_up(sequence=view.command.sequence)
-        if request.held is not None:
-            word = word._replace(decider=Decider.CALLER)
+        word = request.decided_in(word)
         before = state_before(admitted.held, owed=admitted.owed)
         asked = replace(request, arguments=replace(request.arguments, before=before))
         whole = WeightState.CLEARED if view.committed.held else admitted.held.as_whole

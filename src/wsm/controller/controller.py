@@ -329,7 +329,8 @@ class Controller:
         hot : bool
             Whether the version is staged beside the one that serves, which serves on until the decision.
             False loads in place: once all are PREPARED the old weights are gone, and abort, a lease that is
-            over, and the death of this process leave the group CLEARED.
+            over, and the death of this process leave the group CLEARED. Where the version is served already
+            and only `after` is left to be done, the ranks stand until the decision.
         deadline_s : float
             Seconds after which the command is aborted if not all are PREPARED.
         lease_s : float or None

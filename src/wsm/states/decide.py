@@ -218,7 +218,7 @@ def decision(view: View, *, agree: bool, give_up: bool, verdict: bool | None = N
         return None
     if operation is Operation.CLEAR and not waiting_on(view):
         return None
-    if operation.is_of_admission and give_up:
+    if operation.is_of_admission and give_up and view.command.decider is Decider.CONTROLLER:
         return _ABORT_OF[operation]  # who asked has no receipt, and must not find the group held, or open
     if operation in _COMMIT_OF and all_prepared(view):
         commits = _commits(view.command.decider, agree=agree, give_up=give_up, verdict=verdict)
