@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from living_group import Program
+from living_group import Program, eventually
 
 import wsm
-from wsm import InFlightPolicy, RefusedError
+from tests.raising import raising
+from wsm import CommandTimeoutError, InFlightPolicy, RefusedError
 from wsm.receipt import Outcome
 from wsm.states.vocabulary import Tag
 
@@ -130,4 +132,32 @@ def test_nine_holds_in_a_row_and_five_at_once_succeed(group, controller) -> None
         ]
 
     assert sorted(one.name for one in asyncio.run(releases())) == [*["ALREADY_OPEN"] * 4, "RELEASED"]
+    group.await_steps()
+
+
+def test_to_cancel_the_await_of_a_hold_leaves_it_and_to_give_it_up_aborts_it(group, controller) -> None:
+    async def cancelled(awaited: Awaitable[object]) -> None:
+        task = asyncio.ensure_future(awaited)
+        await asyncio.to_thread(group.await_held, 1, "stop_admitting")
+        task.cancel()
+        with raising(asyncio.CancelledError):
+            await task
+
+    async def cancel() -> None:
+        group.order(1, "stop_admitting", "hold")
+        await cancelled(controller.hold_async(request_id="mine"))
+        group.revoke(1, "stop_admitting")
+        await asyncio.to_thread(eventually, lambda: controller.status().hold is not None)
+        assert controller.status().hold["id"] == "mine"
+        await controller.release_async(hold="mine")
+        group.order(1, "stop_admitting", "hold")
+        pending = controller.begin_hold()
+        await cancelled(pending)
+        pending.give_up()
+        group.revoke(1, "stop_admitting")
+        with pytest.raises(CommandTimeoutError):
+            await pending
+        assert controller.status().hold is None
+
+    asyncio.run(cancel())
     group.await_steps()

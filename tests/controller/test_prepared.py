@@ -251,14 +251,67 @@ def test_hot_where_there_is_no_room_falls_back_under_the_same_decision(make_grou
     assert prepared.commit().version == "2"
 
 
-def test_a_coroutine_prepares_and_commits(serving):
-    _group, controller = serving
+def test_a_coroutine_prepares_and_decides(serving):
+    group, controller = serving
 
-    async def both():
-        prepared = await controller.prepare_async(2)
-        return await prepared.commit_async()
+    async def decide():
+        async with await controller.prepare_async(2) as left:
+            pass
+        assert (await left.abort_async()).outcome is Outcome.ABORTED
+        with pytest.raises(ZeroDivisionError):
+            async with controller.begin_prepare(2):
+                raise ZeroDivisionError
+        with raising(errors.lease_over):
+            async with controller.begin_prepare(2, lease_s=0.01) as late:
+                await asyncio.to_thread(eventually, lambda: late.over)
+        await controller.lease_async(2, request_id="two")
+        await controller.abort_async("two", wait_s=5)
+        async with controller.begin_prepare(2) as prepared:
+            assert prepared.receipt.outcome is Outcome.PREPARED
+            return await prepared.commit_async()
 
-    assert asyncio.run(both()).version == "2"
+    assert asyncio.run(decide()).version == "2"
+    assert_serves(group, controller, 2)
+    assert_journals_are_possible(group)
+
+
+def test_to_cancel_an_await_leaves_the_command_under_its_request_id(serving):
+    group, controller = serving
+
+    async def cancelled(awaited):
+        group.order(0, "stage", "hold")
+        task = asyncio.create_task(awaited)
+        await asyncio.to_thread(group.await_held, 0, "stage")
+        task.cancel()
+        with raising(asyncio.CancelledError):
+            await task
+        group.revoke(0, "stage")
+        eventually(lambda: {rank.code for rank in controller.status().ranks} == {"PREPARED"})
+
+    async def cancel():
+        await cancelled(controller.prepare_async(2, request_id="mine"))
+        assert (await controller.abort_async("mine")).outcome is Outcome.ABORTED
+        await cancelled(controller.prepare_async(2, request_id="mine"))
+        assert (await controller.commit_async("mine")).version == "2"
+        assert (await controller.commit_async("mine", wait_s=5)).version == "2"
+        await cancelled(controller.lease_async(1, request_id="leased"))
+        assert (await controller.abort_async("leased", wait_s=5)).outcome is Outcome.ABORTED
+
+    asyncio.run(cancel())
+    assert_serves(group, controller, 2)
+    assert_journals_are_possible(group)
+
+
+def test_what_is_given_up_before_all_have_prepared_is_aborted_and_cannot_be_committed(serving):
+    group, controller = serving
+    group.order(0, "stage", "hold")
+    prepared = controller.begin_prepare(2)
+    prepared.give_up()
+    group.revoke(0, "stage")
+    eventually(lambda: prepared.over)
+    with raising(errors.decided_otherwise):
+        prepared.commit()
+    assert_serves(group, controller, 1)
 
 
 def test_a_rank_that_dies_ends_a_callers_command(serving):

@@ -220,7 +220,9 @@ def test_a_coroutine_that_is_cancelled_leaves_its_command_under_way(held):
     assert told == [pending]
 
 
-@pytest.mark.parametrize("name", ["clear", "update", "hold", "release", "prepare", "commit", "abort"])
+@pytest.mark.parametrize(
+    "name", ["clear", "update", "hold", "release", "prepare", "lease", "commit", "abort"]
+)
 def test_every_form_of_a_command_says_the_same_keywords_in_help(name):
     plain = inspect.signature(getattr(Controller, name))
     begun = inspect.signature(getattr(Controller, f"begin_{name}"))

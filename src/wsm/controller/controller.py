@@ -95,6 +95,7 @@ class Controller:
         journal_directory: str | Path | None = None,
     ) -> None:
         self._access = GroupAccess(name, directory=directory, journal_directory=journal_directory)
+        self._undecided: dict[str, Prepared] = {}  # what this object has prepared, by its request id
         self._opening = Opening(self._access, engine_words or EngineWordsConfig(), clock or SystemClock())
 
     @keywords_of(ClearKeywords)
@@ -366,25 +367,52 @@ class Controller:
         pending = self._opening.begin(keywords.held_by(held, leased=False))
         if pending.over and not held.prepared.done():
             held.tell(pending.result())  # nothing had to be prepared
-        return Prepared(pending, held, self._access.group.ring)
+        prepared = Prepared(pending, held, self._access.group.ring)
+        self._undecided[prepared.request_id] = prepared
+        pending.add_done_callback(lambda _: self._undecided.pop(prepared.request_id, None))
+        return prepared
 
     @keywords_of(PrepareKeywords)
-    def begin_lease(self, keywords: PrepareKeywords) -> Pending:
-        """As :meth:`begin_prepare`, for a decision that a lease holds and no process.
+    def lease(self, keywords: PrepareKeywords) -> Receipt:
+        """As :meth:`prepare`, for a decision that a lease holds and no process; wait for all.
 
         Once all are PREPARED the controller role is free, and this process may end; the decision belongs to
         the request id. :meth:`commit` and :meth:`abort` make it, from any process; all other commands get
         :class:`DecisionHeldError`. When the lease is over, a process of the group aborts the command.
 
+        Parameters
+        ----------
+        version, tags, hot, hot_fallback, in_flight, kv_policy, force, partial, transfer_mode
+            As :meth:`prepare`.
+        unknown_tensors, verify_checksum, rsync_config, deadline_s, lease_s, settle_s, wait_s, request_id,
+        after, hold, owner, still_wanted
+            As :meth:`prepare`.
+
         Returns
         -------
-        Pending
-            Its receipt says ``PREPARED``, or ``ALREADY_SERVED`` or ``ALREADY_HELD``.
+        Receipt
+            ``PREPARED``; or ``ALREADY_SERVED`` or ``ALREADY_HELD``, and then nothing is to be decided.
+
+        Raises
+        ------
+        RefusedError
+            If the command would take FastDeploy's words, which would be owed an answer until the decision
+            (code ``lease-and-words``). Nothing was written.
+        WsmError
+            As :meth:`prepare`.
         """
+        return self._begin_lease(keywords).result()
+
+    @keywords_of(PrepareKeywords)
+    def begin_lease(self, keywords: PrepareKeywords) -> Pending:
+        """As :meth:`lease`, without waiting for all. What is refused is raised here."""
+        return self._begin_lease(keywords)
+
+    def _begin_lease(self, keywords: PrepareKeywords) -> Pending:
         return self._opening.begin(keywords.held_by(HeldDecision(), leased=True))
 
     def commit(self, request_id: str, *, settle_s: float = SETTLE_S, wait_s: float = 0.0) -> Receipt:
-        """Serve what a lease holds (:meth:`begin_lease`), and wait for it.
+        """Serve what a lease holds (:meth:`lease`), or what this object has prepared, and wait for it.
 
         Parameters
         ----------
@@ -412,12 +440,15 @@ class Controller:
 
     def begin_commit(self, request_id: str, *, settle_s: float = SETTLE_S, wait_s: float = 0.0) -> Pending:
         """As :meth:`commit`, without waiting for its end. What is refused is raised here."""
+        mine = self._undecided.get(request_id)
+        if mine is not None:
+            return mine.begin_commit()
         return self._opening.settle(request_id, commit=True, settle_s=settle_s, wait_s=wait_s)
 
     def abort(
         self, request_id: str | None = None, *, settle_s: float = SETTLE_S, wait_s: float = 0.0
     ) -> Receipt:
-        """Take back what a lease holds, or what is decided outside, and wait for it.
+        """Take back what a lease holds, or this object has prepared, or is decided outside; wait for it.
 
         What is decided outside may have been decided to be committed: this is the operator's way out, is
         journalled as that, and a COMMIT that arrives later is refused.
@@ -425,7 +456,7 @@ class Controller:
         Parameters
         ----------
         request_id : str or None
-            Which command; None: whichever is prepared.
+            Which command; None: whichever a lease holds, or is decided outside.
         settle_s, wait_s : float
             As :meth:`clear`.
 
@@ -447,6 +478,9 @@ class Controller:
         self, request_id: str | None = None, *, settle_s: float = SETTLE_S, wait_s: float = 0.0
     ) -> Pending:
         """As :meth:`abort`, without waiting for its end. What is refused is raised here."""
+        mine = None if request_id is None else self._undecided.get(request_id)
+        if mine is not None:
+            return mine.begin_abort()
         return self._opening.settle(request_id, commit=False, settle_s=settle_s, wait_s=wait_s)
 
     clear_async = _awaited(clear, begin_clear)
@@ -454,6 +488,7 @@ class Controller:
     hold_async = _awaited(hold, begin_hold)
     release_async = _awaited(release, begin_release)
     prepare_async = _awaited(prepare, begin_prepare)
+    lease_async = _awaited(lease, begin_lease)
     commit_async = _awaited(commit, begin_commit)
     abort_async = _awaited(abort, begin_abort)
 

@@ -18,10 +18,11 @@ from wsm.receipt import Outcome, Receipt
 class Prepared:
     """A command that all ranks have PREPARED, or are preparing, and that its caller decides.
 
-    As a context manager it is aborted if the block ends undecided. The process that has it holds the
-    controller role until then: every other command gets :class:`RoleBusyError`, and if the process dies the
-    group aborts the command. Once all are PREPARED the lease counts, and ends it by ABORT. Of an update that
-    is not hot the old weights are gone by then: every end but a commit leaves the group CLEARED.
+    As a context manager, of a coroutine, too, it is aborted if the block ends undecided. The process that
+    has it holds the controller role until then: every other command gets :class:`RoleBusyError`, and if the
+    process dies the group aborts the command. Once all are PREPARED the lease counts, and ends it by ABORT.
+    Of an update that is not hot the old weights are gone by then: every end but a commit leaves the group
+    CLEARED.
 
     Attributes
     ----------
@@ -130,7 +131,7 @@ class Prepared:
     def _ended_without_work(self) -> bool:
         prepared = self._held.prepared
         done = prepared.done() and prepared.exception() is None
-        return done and prepared.result().outcome is not Outcome.PREPARED
+        return done and prepared.result().outcome not in (Outcome.PREPARED, Outcome.ABORTED)
 
     def __await__(self) -> Generator[None, None, Prepared]:
         """Wait as :meth:`wait` without blocking the event loop; to cancel it leaves the command as it is."""
@@ -138,6 +139,25 @@ class Prepared:
 
         yield from asyncio.shield(asyncio.wrap_future(self._held.prepared)).__await__()
         return self
+
+    async def __aenter__(self) -> Prepared:
+        """Wait until all are PREPARED; if that is cancelled, it is aborted."""
+        try:
+            return await self
+        except BaseException:
+            self.give_up()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._held.said is None:
+            self.give_up()
+            try:
+                await self._pending
+            except WsmError:
+                if kind is None:
+                    raise
 
     def __enter__(self) -> Prepared:
         return self
