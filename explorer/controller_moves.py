@@ -16,7 +16,7 @@ from dataclasses import replace
 from explorer import admission, held_moves, invariants
 from explorer.admission import Arguments, Terms
 from explorer.errors import broken_by
-from explorer.held_moves import DECIDERS, NOTHING_PENDING, NOTHING_SAID, controller_killed
+from explorer.held_moves import NOTHING_PENDING, NOTHING_SAID, controller_killed, deciders_asked
 from explorer.invariants import ATTEMPTS, all_ended, serves
 from explorer.scope import Budget, Scope
 from explorer.world import (
@@ -320,8 +320,7 @@ class ControllerMoves:
         asked = [
             replace(plain, policy=policy, decider=decider, leased=leased)
             for policy in admission.policies_asked(self._now, scope, held=held)
-            for number, decider, leased in (DECIDERS if operation is not Operation.CLEAR else DECIDERS[:1])
-            if number & scope.deciders or operation is Operation.CLEAR
+            for decider, leased in deciders_asked(scope, one=operation is Operation.CLEAR)
         ]
         if scope.afters and operation is not Operation.CLEAR:
             leaves = After.SERVE if held else After.HELD
@@ -379,10 +378,9 @@ class ControllerMoves:
         )
         # What has failed to be restored is counted on: such a command takes nothing away.
         failed = after._replace(failed=self._now.failed)
-        for number, decider, leased in DECIDERS if spends else DECIDERS[:1]:  # a lease's end asks no caller
-            if number & self._scope.deciders or not spends:
-                held_by = replace(says, decider=decider, leased=leased)
-                self._open_with(verb, operation, held_by, spends, after=failed)
+        for decider, leased in deciders_asked(self._scope, one=not spends):  # a lease's end asks no caller
+            held_by = replace(says, decider=decider, leased=leased)
+            self._open_with(verb, operation, held_by, spends, after=failed)
 
     def _lease_end(self) -> LeaseEnd:
         return admission.lease_end(self._now, self._view, owed=self._unrestored())

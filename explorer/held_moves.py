@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from explorer import invariants
-from explorer.scope import BY_CALLER, BY_CONTROLLER, BY_LEASE, BY_OUTSIDE
+from explorer.scope import BY_CALLER, BY_CONTROLLER, BY_LEASE, BY_OUTSIDE, Scope
 from explorer.world import ControllerState, Seen, read_command
 from wsm.states import decide
 from wsm.states.view import View
@@ -39,12 +39,18 @@ NOTHING_SAID = {
     for name in ("says_commit", "says_abort", "voted", "lease_over")
 }
 
-DECIDERS = (
+_DECIDERS = (
     (BY_CONTROLLER, Decider.CONTROLLER, False),
     (BY_CALLER, Decider.CALLER, False),
     (BY_OUTSIDE, Decider.OUTSIDE, False),
     (BY_LEASE, Decider.CALLER, True),
 )
+
+
+def deciders_asked(scope: Scope, *, one: bool) -> list[tuple[Decider, bool]]:
+    """Return who may decide what is asked, and whether by a lease; `one`: its controller does."""
+    given = BY_CONTROLLER if one else scope.deciders
+    return [(decider, leased) for number, decider, leased in _DECIDERS if number & given]
 
 
 def of(now: ControllerState, view: View, *, agree: bool) -> Heard:

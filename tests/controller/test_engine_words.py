@@ -438,3 +438,22 @@ def test_while_the_group_is_held_no_word_of_the_weights_says_normal(make_engine)
     assert (engine.reads(), status(engine).serving) == ([CLEARED], False)
     assert controller.release(owner="trainer").serving
     assert engine.reads() == [NORMAL]
+
+
+def test_words_wait_for_the_decision_of_a_process_that_lives_and_of_no_lease(make_engine):
+    engine = make_engine()
+    group = engine.group
+    group.publish(2)
+    controller = group.controller(engine_words=engine.config)
+    with raising(errors.lease_and_words) as caught:
+        controller.lease(2, hot=False)
+    assert "8000" in str(caught.value)
+    assert (engine.reads(), status(engine).version) == ([NORMAL], "1")
+    with controller.prepare(2, hot=False):
+        assert engine.reads() == [UPDATING]
+    eventually(lambda: engine.reads() == [CLEARED])
+    assert controller.update(1).version == "1"
+    controller.lease(2, request_id="hot")  # takes none: the group serves
+    assert engine.reads() == [NORMAL]
+    assert controller.commit("hot").version == "2"
+    assert engine.reads() == [NORMAL]

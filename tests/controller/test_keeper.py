@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from wsm import BadInputError, Outcome, RankFailedError, RecoveryConfig, RestartLimitError
-from wsm.controller import keeper
+from tests.raising import raising
+from wsm import BadInputError, Outcome, RankFailedError, RankLostError, RecoveryConfig, RestartLimitError
+from wsm.command import CommandArguments
+from wsm.controller import errors, keeper
+from wsm.controller._transaction import due_decision, write_decision
+from wsm.controller.group_view import GroupView
+from wsm.errors import WsmError
 from wsm.signals.segment import SegmentImage
+from wsm.states.decide import next_command
+from wsm.states.vocabulary import WeightState
+from wsm.states.words import Decider, Operation
 from wsm.status import explain, read_facts
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
@@ -91,6 +99,48 @@ def test_a_survivor_is_spared_while_a_peer_dies_and_it_is_the_peer_that_is_ended
     assert kept.processes.gave == [(1, 2), (1, 3)]
     assert "was killed by SIGKILL" in kept.told[0]
     kept.until_told("was ended because it left its place in the group")
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_rank_that_dies_beside_a_decision_made_outside_is_replaced_once_that_is_known(kept, commits):
+    group = GroupView(kept.segment)
+    with group.role.acquire(5):
+        found = group.view()
+        arguments = CommandArguments("outside", "2", before=WeightState.NORMAL, deadline_s=0.1)
+        group.open(found, next_command(found, Operation.HOT_UPDATE, Decider.OUTSIDE), arguments)
+        eventually(lambda: set(kept.group.codes()) == {"PREPARED"}, "all have prepared")
+    kept.kill(1)
+    assert "made outside" in kept.until_told("the recovery waits")
+    time.sleep(0.3)  # neither the deadline nor the keeper decides it meanwhile
+    status = kept.controller.status()
+    assert (status.epoch, status.operation, status.serving) == (1, "HOT_UPDATE", False)
+    assert kept.processes.gave == []
+    with pytest.raises(WsmError):
+        kept.controller.update(2)
+    if commits:
+        with group.role.acquire(5):
+            view = group.view()
+            write_decision(group, view, due_decision(group, view, give_up=False, verdict=True))
+    else:
+        with pytest.raises(RankLostError):
+            kept.controller.abort("outside", wait_s=5)
+    group.close()
+    kept.until_told(f"serves version {2 if commits else 1} again")
+    kept.until_whole()
+    assert kept.processes.gave == [(1, 2)]
+    assert kept.controller.status().version == ("2" if commits else "1")
+    kept.group.await_steps()
+    kept.group.assert_steps_are_pure([1])
+
+
+def test_a_rank_that_dies_under_a_lease_ends_it_and_the_group_serves_what_it_served(kept):
+    kept.controller.lease(2, request_id="leased")
+    kept.kill(1)
+    kept.until_told("serves version 1 again")
+    kept.until_whole()
+    with raising(errors.not_prepared):
+        kept.controller.commit("leased")
+    assert kept.controller.update(2).version == "2"
 
 
 # -- processes that start ---------------------------------------------------------------------------
