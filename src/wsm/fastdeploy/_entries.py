@@ -38,6 +38,9 @@ TURN_S = 0.001
 #: Seconds after which every stream of FastDeploy's has looked at the word: they look every 10 s.
 STREAMS_LOOK_S = 11.0
 
+#: Characters of a failure that the other ranks are told.
+MAX_FAILURE = 1000
+
 #: Under which name the owner's settings hold what is said of the entry at hand.
 _ENTRY = "entry"
 
@@ -316,9 +319,9 @@ class Deciding(Entries):
                 if time.monotonic() < late_at:
                     self._turn()
                     continue
-                failure = str(error)
+                failure = _bounded(error)
             except WsmError as error:
-                failure = str(error)
+                failure = _bounded(error)
                 self._until_at_rest()
             self._say(contract.NORMAL, over=True, came=Came(failure))
             return failure
@@ -350,7 +353,7 @@ class Deciding(Entries):
         self.number += 1
         self._say(self._now(), over=False)
         self._await_all()
-        came = Came()
+        came = Came("rank 0 did not come to its end")  # unless it says otherwise below
         try:
             receipt = self._run(begin(self._controller))
             self._costs = tuple(
@@ -358,7 +361,7 @@ class Deciding(Entries):
             )
             came = Came(costs=self._costs)
         except WsmError as error:
-            came = Came(str(error))
+            came = Came(_bounded(error))
             self._until_at_rest()
             raise
         finally:
@@ -509,6 +512,12 @@ class Deciding(Entries):
         said = Said(self.number, word, self._worker.finished, over=over, came=last, before=self._before)
         owner_adds(self._segment, **{_ENTRY: said._asdict()})
         self._show(said)
+
+
+def _bounded(error: WsmError) -> str:
+    """Return what an error says, or its beginning: it has to fit twice into what the owner says."""
+    text = str(error)
+    return text if len(text) <= MAX_FAILURE else f"{text[:MAX_FAILURE]}... (rank 0 has the rest)"
 
 
 def held_by(status: GroupStatus) -> int | None:

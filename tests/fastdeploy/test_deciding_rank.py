@@ -1,0 +1,92 @@
+"""What rank 0 writes for others: the engine's word while a command stops the group, what became of a call."""
+
+from __future__ import annotations
+
+import secrets
+from types import SimpleNamespace
+
+import pytest
+
+from wsm.config import WsmConfig
+from wsm.errors import GroupError
+from wsm.fastdeploy._entries import Deciding, PartWord
+from wsm.group_segment import own_group
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states.vocabulary import WeightState
+from wsm.worker import HOLD, SERVE
+
+pytestmark = pytest.mark.needs("libatomic")
+
+NORMAL, CLEARING = 0, -1
+
+
+class Turns:
+    """A worker that stands still for two turns."""
+
+    rank, finished = 0, 0
+
+    def __init__(self, engine) -> None:
+        self._turns = iter((HOLD, HOLD, SERVE))
+        self._engine = engine
+        self.seen = []
+
+    def poll(self):
+        self.seen.append(self._engine.read())
+        return next(self._turns)
+
+    def beat(self) -> None:
+        pass
+
+
+@pytest.fixture
+def engine(tmp_path):
+    with EngineWord.create(
+        EngineWordKind.WEIGHTS, secrets.randbelow(1 << 30), NORMAL, directory=tmp_path
+    ) as word:
+        yield word
+        word.unlink()
+
+
+@pytest.fixture
+def make_deciding(engine, tmp_path):
+    """`make_deciding(worker)`: rank 0 with a real segment and word, and a controller of a group at rest."""
+    status = SimpleNamespace(over=True, engine_state=WeightState.NORMAL, hold=None, ranks=())
+    with own_group(WsmConfig(name="turns", ranks=1), directory=tmp_path) as segment:
+        word = PartWord(engine.path.name.rpartition(".")[2], tmp_path)
+
+        def make(worker):
+            deciding = Deciding(worker, segment, word, SimpleNamespace(status=lambda: status), deadline_s=1.0)
+            deciding._adopted = True
+            return deciding
+
+        yield make
+        word.close()
+        segment.unlink()
+
+
+@pytest.mark.parametrize(("asked", "during"), [(NORMAL, CLEARING), (CLEARING, CLEARING)])
+def test_what_an_engine_asks_meanwhile_is_never_answered_by_the_end_of_a_hold(
+    engine, make_deciding, asked, during
+):
+    engine.store(asked)
+    worker = Turns(engine)
+    make_deciding(worker).between_turns(lambda: 0)
+    assert worker.seen == [asked, during, during]
+    assert engine.read() == asked
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError("no such option"), KeyboardInterrupt(), GroupError("x" * 20_000)]
+)
+def test_a_call_that_ends_otherwise_on_rank_0_is_no_success_on_the_other_ranks(engine, make_deciding, error):
+    deciding = make_deciding(Turns(engine))
+
+    def begin(_controller):
+        raise error
+
+    with pytest.raises(type(error)):
+        deciding.together(begin)
+    said = deciding._said()
+    assert said.over
+    assert said.came.failure
+    assert len(said.came.failure) < 2000
