@@ -213,7 +213,7 @@ class RolloutClient:
             ) from error
 
     def _asked_again(self, ask: Callable[[], Answer], deadline: float) -> Answer:
-        """Ask, and again after errors that allow it, until the client's patience ends."""
+        """Ask, and again after errors that allow it, until the client's time is over."""
         until, pause = min(deadline, time.monotonic() + self._retry_s), _FIRST_PAUSE_S
         broken = False
         while True:

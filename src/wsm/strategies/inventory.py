@@ -159,8 +159,8 @@ def _read_all(
 ) -> Iterable[TensorDigest]:
     done = 0
     for tensor in tensors:
-        proof = None if tensor.witness is None else _Proof(tensor.witness)
-        digest = digest_source(replace(tensor, digest=None, witness=proof), _ToTheEnd())
+        proof = None if tensor.check_chunk is None else _Proof(tensor.check_chunk)
+        digest = digest_source(replace(tensor, digest=None, check_chunk=proof), _ToTheEnd())
         done += tensor.spec.nbytes
         if progress is not None:
             progress(done, max(done, total))
@@ -172,13 +172,13 @@ def _read_all(
 class _Proof:
     """A source's own proof of what was read: where a load would end, it is noted."""
 
-    def __init__(self, witness: Callable[[int, RunningDigest], None]) -> None:
+    def __init__(self, check_chunk: Callable[[int, RunningDigest], None]) -> None:
         self.problem = ""
-        self._witness = witness
+        self._check_chunk = check_chunk
 
     def __call__(self, done: int, digest: RunningDigest) -> None:
         try:
-            self._witness(done, digest)
+            self._check_chunk(done, digest)
         except DigestMismatchError as error:
             self.problem = str(error)
 

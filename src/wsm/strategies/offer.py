@@ -46,8 +46,8 @@ class OfferedTensor:
         xxh3-128 that its bytes must have; None if none was promised (yet).
     piece_bytes : int
         If not 0, no read crosses a multiple of it: the source brings the tensor in pieces of that size.
-    witness : callable or None
-        ``witness(bytes so far, running digest of them)`` is called after every chunk, in order. It raises
+    check_chunk : callable or None
+        ``check_chunk(bytes so far, running digest of them)`` is called after every chunk, in order. It raises
         :class:`wsm.strategies.errors.DigestMismatchError` if they are not what the source promised, and so
         is the promise of sources that know digests only when the bytes are there.
     memory : callable or None
@@ -69,7 +69,7 @@ class OfferedTensor:
     read_into: Callable[[int, memoryview], None]
     digest: str | None = None
     piece_bytes: int = 0
-    witness: Callable[[int, RunningDigest], None] | None = None
+    check_chunk: Callable[[int, RunningDigest], None] | None = None
     memory: Callable[[], memoryview] | None = None
     stands: bool = False
     finite: bool = False

@@ -225,12 +225,14 @@ def test_a_source_that_promises_digests_piece_by_piece_sees_every_piece_end():
     piece = CHUNK_BYTES - 1
     seen = []
 
-    def witness(end, digest):
+    def check_chunk(end, digest):
         seen.append(end)
         assert digest.hexdigest() == digest_of(data[:end])
 
     spec = TensorSpec("a", "U8", (len(data),))
-    offer = OfferedTensor(spec, "somewhere", offered("a", data).read_into, piece_bytes=piece, witness=witness)
+    offer = OfferedTensor(
+        spec, "somewhere", offered("a", data).read_into, piece_bytes=piece, check_chunk=check_chunk
+    )
     target = MemoryTarget([spec])
     applied = apply_tensors([offer], target, LoadObserver())
     assert bytes(target.readable("a")) == data

@@ -14,8 +14,8 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import errors
+from wsm.strategies.buckets._incoming_window import IncomingWindow
 from wsm.strategies.buckets.bucket_plan import SEGMENT_PREFIX, Marks, segment_bytes, window_at
-from wsm.strategies.buckets.ipc_async import IncomingWindow
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.ipc import shared_segment
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment

@@ -255,7 +255,7 @@ class _Pass:
         """See that a tensor is what was applied under another name; where both were promised, they are."""
         own = self._tied.get(tensor.spec.name, tensor.spec.name)
         applied = next(digest for spec, digest in reversed(self._digests) if spec.name == own)
-        came = tensor.digest if tensor.witness is None else None
+        came = tensor.digest if tensor.check_chunk is None else None
         if (came or digest_source(tensor, _Uncounted(self))) != applied:
             raise TiedTensorsDifferError(
                 tensor=own, name=tensor.spec.name, origin=tensor.origin, touched=self._touched
@@ -276,7 +276,7 @@ class _Pass:
             self._adopted += len(kept)
         elif self._staged is not None:
             self._staged.written(tensor.spec.name)
-        self._verified += tensor.digest is not None or tensor.witness is not None
+        self._verified += tensor.digest is not None or tensor.check_chunk is not None
         self._digests.append((tensor.spec, digest))
 
     def _applied(self) -> Applied:

@@ -155,11 +155,11 @@ class _Feeding:
             if tensor.data is None:
                 tensor.read_into(begin, chunk)
             digest.update(chunk)
-            if tensor.witness is not None:
-                tensor.witness(begin + len(chunk), digest)
+            if tensor.check_chunk is not None:
+                tensor.check_chunk(begin + len(chunk), digest)
         if tensor.data is None:
             self._extra = max(self._extra, len(data))
-        self._verified += tensor.digest is not None or tensor.witness is not None
+        self._verified += tensor.digest is not None or tensor.check_chunk is not None
         if tensor.digest is not None:
             actual = digest.hexdigest()
             if actual != tensor.digest:

@@ -47,11 +47,11 @@ def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
             digest.update(memory)
             if tensor.finite:
                 bad = _first_bad(tensor, 0, memory, None)
-            if tensor.witness is not None:
-                tensor.witness(length, digest)
+            if tensor.check_chunk is not None:
+                tensor.check_chunk(length, digest)
             steps.moved(length)
         return _verified(tensor, digest.hexdigest(), bad)
-    if not (tensor.piece_bytes or tensor.finite or tensor.witness):
+    if not (tensor.piece_bytes or tensor.finite or tensor.check_chunk):
         _copy_plain(tensor, memory, digest, steps)
         return _verified(tensor, digest.hexdigest(), None)
     for begin, end in _chunks(length, tensor.piece_bytes, steps):
@@ -60,8 +60,8 @@ def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
         digest.update(chunk)
         if tensor.finite:
             bad = _first_bad(tensor, begin, chunk, bad)
-        if tensor.witness is not None:
-            tensor.witness(end, digest)
+        if tensor.check_chunk is not None:
+            tensor.check_chunk(end, digest)
         steps.moved(end - begin)
     return _verified(tensor, digest.hexdigest(), bad)
 
@@ -105,8 +105,8 @@ def copy_transposed(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> 
         digest.update(chunk)
         if tensor.finite:
             bad = _first_bad(tensor, begin, chunk, bad)
-        if tensor.witness is not None:
-            tensor.witness(end, digest)
+        if tensor.check_chunk is not None:
+            tensor.check_chunk(end, digest)
         if end % size == 0 or end == len(memory):
             there.put(begin - at, block[: at + end - begin])
         steps.moved(end - begin)
@@ -128,8 +128,8 @@ def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
         digest.update(chunk)
         if tensor.finite:
             bad = _first_bad(tensor, begin, chunk, bad)
-        if tensor.witness is not None:
-            tensor.witness(end, digest)
+        if tensor.check_chunk is not None:
+            tensor.check_chunk(end, digest)
         steps.moved(end - begin)
     return _verified(tensor, digest.hexdigest(), bad)
 
@@ -170,8 +170,8 @@ def digest_source(tensor: OfferedTensor, steps: Steps) -> str:
         chunk = buffer[: end - begin]
         tensor.read_into(begin, chunk)
         digest.update(chunk)
-        if tensor.witness is not None:
-            tensor.witness(end, digest)
+        if tensor.check_chunk is not None:
+            tensor.check_chunk(end, digest)
         steps.moved(end - begin)
     return _verified(tensor, digest.hexdigest(), None)
 

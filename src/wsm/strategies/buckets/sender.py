@@ -132,18 +132,18 @@ class SendingLoop:
         """Write and say what can be, until a message is there or it is time to look around again."""
         streams = self._streams.values()
         until_s = self._now_s() + _GLANCE_S
-        patience = None
+        waiting = None
         while self._now_s() < until_s:
             wrote = [self._write(stream) for stream in streams]
             said = [self._speak(connection, stream) for connection, stream in self._ranks.items()]
             if any(wrote) or any(said):
-                patience = None
+                waiting = None
                 continue
             if not any(stream.stage is Stage.STREAMING for stream in streams):
                 self._listener.poll(_GLANCE_S)  # only a message can change anything
                 return
-            patience = patience or PeerWait(self._listener.poll, _LONGEST_NAP_S)
-            if patience.wait():
+            waiting = waiting or PeerWait(self._listener.poll, _LONGEST_NAP_S)
+            if waiting.wait():
                 return
 
     def _write(self, stream: RankStream) -> bool:

@@ -155,6 +155,6 @@ def _offered(assembly: Assembly, readers: dict[int, dict[str, _Reader]], *, fini
         ", ".join(origin.origin for origin in sources),
         reader.read_into,
         piece_bytes=reader.piece_bytes,
-        witness=reader.witness,
+        check_chunk=reader.check_chunk,
         finite=finite,
     )

@@ -115,7 +115,7 @@ class SliceReader:
         else:
             self._read_stretches(offset, destination)
 
-    def witness(self, done: int, _digest: RunningDigest) -> None:
+    def check_chunk(self, done: int, _digest: RunningDigest) -> None:
         """Prove the sources once the tensor is complete: read what is left of them, compare their digests.
 
         Raises
