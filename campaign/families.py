@@ -23,6 +23,7 @@ from campaign import (
     signalled,
     storage,
     supervisor_faults,
+    unversioned,
 )
 from campaign.case import Case
 from campaign.catalogue import every_case, every_other_case, hear_points
@@ -43,6 +44,7 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "floods": floods.play,
     prepares_midway.OPERATION: prepares_midway.play,
     "mooncake": mooncake_floods.play,
+    unversioned.OPERATION: unversioned.play,
 }
 
 
@@ -91,6 +93,7 @@ def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
     cases += file_damage.cases(kind, ranks)
     cases += segment_damage.cases(kind, ranks)
     cases += storage.cases(kind, ranks)
+    cases += unversioned.cases(kind, ranks)
     return cases
 
 

@@ -98,7 +98,9 @@ class GroupUnderFault:
         self.published = 0
         self.damaged = False  # whether its words were, so that its journals may tell of anything
         self._policies: dict[int, KVPolicy] = {}
-        self._steps = StepAudit(self.directory, self.config.engine.shape, ranks, self._policies)
+        self.contents: dict[int, int] = {}  # seeds of versions that are not called by them
+        shape = self.config.engine.shape
+        self._steps = StepAudit(self.directory, shape, ranks, self._policies, self.contents)
         self._tokens = TokenAudit(self.config.engine.shape, self._policies)
         self._load: CampaignLoad | None = None
         self.told: list[tuple[int, str]] = []

@@ -103,6 +103,11 @@ class StepRecords:
         self._file.write(RECORD.pack(word.epoch, word.step, version, held_digest(target), *kept))
 
 
+def number_of(label: str) -> int:
+    """Return the number of a version in records; of one that wsm named, that of its command, negative."""
+    return int(label) if label.isdecimal() else -int(label.rpartition(".")[2])
+
+
 def held_digest(target: MemoryTarget) -> int:
     """Digest all bytes that are held, in the order of their names."""
     digest = xxhash.xxh3_64()
@@ -151,7 +156,7 @@ def serve(
             trap.passes("step")
             runner.requests.advance()
             if records is not None:
-                records.write(word, int(permit.version), runner.weights)
+                records.write(word, number_of(permit.version), runner.weights)
         if worker.rank == 0:
             time.sleep(_STEP_S)
 

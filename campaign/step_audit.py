@@ -29,6 +29,8 @@ class StepAudit:
         How many.
     policies : mapping
         By which KV policy each version came; those that are not in it, by DROP.
+    contents : mapping
+        Seeds of the weights of versions that are not called by them.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class StepAudit:
         shape: ModelShape,
         ranks: int,
         policies: Mapping[int, KVPolicy] = MappingProxyType({}),
+        contents: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
+        self._contents = contents
         self._policies = policies
         self._directory = directory / "steps"
         self._shape = shape
@@ -91,7 +95,7 @@ class StepAudit:
         return self._directory / f"rank{rank}.steps"
 
     def _digest(self, version: int, rank: int) -> int:
-        return published_digest(self._shape, version, rank, self._ranks)
+        return published_digest(self._shape, self._contents.get(version, version), rank, self._ranks)
 
 
 @lru_cache(maxsize=256)

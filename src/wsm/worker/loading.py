@@ -72,7 +72,8 @@ def load_function(sources: Sources) -> LoadFunction:
         if context.partial and (not context.from_normal or context.weights_touched):
             raise partial_update_refused(why=f"rank {context.rank} holds none that serve")
         context.look_again()  # before the first byte is touched
-        version = _announced(source, strategy) if context.version is None else context.version
+        asked = context.version
+        version = _announced(source, strategy) if asked is None else recorded_version(asked)
         ignores = sources.ignores_unknown(context.unknown_tensors)
 
         def brought(version: str, *, a_part: bool) -> LoadReport:
