@@ -103,18 +103,19 @@ class EngineWordsConfig:
     Parameters
     ----------
     suffixes : sequence of int or str
-        One per data-parallel part: the engine worker queue port (FastDeploy's own choice of suffix).
+        One per data-parallel part: the engine worker queue port (FastDeploy's own choice of suffix). The
+        first part's weights word decides, and the other parts' follow it.
     answers : sequence of str
-        Which words wsm answers: ``weights``, and ``kv_cache`` and ``prefix_tree`` if no other process does.
+        Which words wsm answers: ``weights``; ``kv_cache`` and ``prefix_tree`` where no other process does.
     deadline_s : float
-        Seconds for one command, and for all data-parallel parts to ask for the same.
+        Seconds for one command, and for the first data-parallel part to ask for what another one asks.
     user : int or None
         Numeric id of the user whose engine makes the words. Who writes a word commands the group, so a word
         of any other user is refused. None: the user of the process that reads it, root as well.
     """
 
     suffixes: Sequence[int | str] = ()
-    answers: Sequence[str] = ENGINE_WORDS
+    answers: Sequence[str] = ("weights",)
     deadline_s: float = 300.0
     user: int | None = None
 

@@ -126,7 +126,8 @@ def test_the_cache_words_are_answered_when_the_caches_are_released_and_rebuilt(m
     engine.asks(CLEARING, kind=KV)
     engine.asks(CLEARING, kind=PREFIX)
     bridge.turn()
-    assert engine.reads(KV) == engine.reads(PREFIX) == [CLEARING]  # the weights are there still
+    assert engine.reads(KV) == [CLEARING]  # the blocks are there still
+    assert engine.reads(PREFIX) == [CLEARED]  # an engine waits for that before it asks for the weights
     engine.asks(CLEARING)
     bridge.turn()
     assert engine.reads(KV) == engine.reads(PREFIX) == [CLEARED]
@@ -140,7 +141,7 @@ def test_the_cache_words_are_answered_when_the_caches_are_released_and_rebuilt(m
 
 
 def test_a_cache_word_that_another_process_answers_is_left_to_it(make_engine):
-    engine = make_engine(answers=("weights",))
+    engine = make_engine(answers=EngineWordsConfig().answers)
     bridge = engine.bridge()
     engine.asks(CLEARING, kind=KV)
     engine.asks(CLEARING)
@@ -148,47 +149,58 @@ def test_a_cache_word_that_another_process_answers_is_left_to_it(make_engine):
     assert (engine.reads(), engine.reads(KV)) == ([CLEARED], [CLEARING])
 
 
-def test_nothing_happens_until_all_data_parallel_parts_ask(make_engine):
-    engine = make_engine(2)
+def test_parts_that_are_asked_one_after_the_other_are_one_command(make_engine):
+    """FastDeploy's servers are asked one by one; the first part's word decides, the others follow it."""
+    engine = make_engine(3)
     bridge = engine.bridge()
-    engine.asks(CLEARING, NORMAL)
+    engine.asks(CLEARING, NORMAL, CLEARING)
     bridge.turn()
-    assert engine.reads() == [CLEARING, NORMAL]
-    assert status(engine).serving
-    engine.asks(CLEARING, CLEARING)
+    assert engine.reads() == [CLEARED] * 3
+    engine.asks(CLEARED, CLEARING, CLEARED)  # its client had looked before
     bridge.turn()
-    assert engine.reads() == [CLEARED, CLEARED]
+    assert engine.reads() == [CLEARED] * 3
+    engine.asks(UPDATING, CLEARED, UPDATING)
+    bridge.turn()
+    assert engine.reads() == [NORMAL] * 3
+    assert status(engine).sequence == 3
 
 
 @pytest.mark.parametrize(
-    ("asked", "put_back"),
-    [((CLEARING, NORMAL), [NORMAL, NORMAL]), ((CLEARING, UPDATING), [NORMAL, CLEARED])],
+    ("asked", "before", "put_back"),
+    [
+        ((NORMAL, CLEARING), [NORMAL, CLEARING], [NORMAL, NORMAL]),
+        ((CLEARING, UPDATING), [CLEARED, UPDATING], [CLEARED, CLEARED]),
+    ],
 )
-def test_parts_that_disagree_until_the_deadline_get_their_old_values_back(make_engine, asked, put_back):
+def test_a_part_gets_its_old_value_back_where_the_first_one_does_not_ask_in_time(
+    make_engine, asked, before, put_back
+):
     engine = make_engine(2)
     bridge = engine.bridge()
     engine.asks(*asked)
     bridge.turn()
+    bridge.turn()
+    sequence = status(engine).sequence
     engine.clock.advance(DEADLINE_S - 1)
     bridge.turn()
-    assert engine.reads() == list(asked)
+    assert engine.reads() == before
     engine.clock.advance(2)
     bridge.turn()
     assert engine.reads() == put_back
-    assert status(engine).sequence == 1  # the group was never asked
+    assert status(engine).sequence == sequence  # the group was not asked
 
 
 def test_a_disagreement_that_changes_has_its_whole_deadline_again(make_engine):
-    engine = make_engine(2)
+    engine = make_engine(3)
     bridge = engine.bridge()
-    engine.asks(CLEARING, NORMAL)
+    engine.asks(NORMAL, CLEARING, NORMAL)
     bridge.turn()
     engine.clock.advance(DEADLINE_S - 1)
-    engine.asks(NORMAL, CLEARING)
+    engine.asks(NORMAL, CLEARING, CLEARING)
     bridge.turn()
     engine.clock.advance(2)
     bridge.turn()
-    assert engine.reads() == [NORMAL, CLEARING]
+    assert engine.reads() == [NORMAL, CLEARING, CLEARING]
 
 
 def test_a_word_that_changed_while_its_command_ran_is_the_next_command(make_engine):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from living_group import LivingGroup, eventually
 
 import wsm
-from wsm.config import EngineWordsConfig
+from wsm.config import ENGINE_WORDS, EngineWordsConfig
 from wsm.controller import EngineBridge
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
@@ -75,7 +75,7 @@ class ServedGroup:
 
     def bridge(self, parts: Sequence[int] = (1,), clock: wsm.clock.Clock | None = None) -> EngineBridge:
         """What obeys the words; to be started, or turned by hand."""
-        config = EngineWordsConfig(suffixes=tuple(parts), deadline_s=60.0)
+        config = EngineWordsConfig(suffixes=tuple(parts), answers=ENGINE_WORDS, deadline_s=60.0)
         return EngineBridge(self.group.controller(), config, clock=clock, directory=self.group.directory)
 
     def journal(self, rank: int, kind: str) -> list[dict]:

@@ -13,7 +13,7 @@ from living_group import LivingGroup, Program, eventually
 
 import wsm
 from wsm import EngineBridge, EngineWordsConfig, Outcome, Tag
-from wsm.config import ConfigurationError, config_from_mapping
+from wsm.config import ENGINE_WORDS, ConfigurationError, config_from_mapping
 from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
 from wsm.errors import GroupError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -227,7 +227,7 @@ def test_a_word_is_led_back_to_normal_though_the_cache_was_back_before_it_said_c
         status = StatusWord(1, 1, StatusCode.DONE_KEPT, kv=int(kv))
         return View(CommandWord(1, 1, Operation.NONE), [], [status])
 
-    config = EngineWordsConfig(suffixes=[8002])
+    config = EngineWordsConfig(suffixes=[8002], answers=ENGINE_WORDS)
     with contextlib.closing(
         EngineWord.create(EngineWordKind.KV_CACHE, 8002, NORMAL, directory=tmp_path)
     ) as word:
@@ -248,8 +248,8 @@ def test_a_word_is_led_back_to_normal_though_the_cache_was_back_before_it_said_c
 @pytest.fixture
 def engine(make: Callable[..., GroupWithCache], tmp_path: Path):
     """A served group, the engine's view of its words, and the bridge that obeys the weights word."""
-    config = EngineWordsConfig(suffixes=[8001])
-    group = make(engine_words={"suffixes": [8001]})
+    config = EngineWordsConfig(suffixes=[8001], answers=ENGINE_WORDS)
+    group = make(engine_words={"suffixes": [8001], "answers": ENGINE_WORDS})
     words = [
         EngineWord.create(kind, 8001, NORMAL, directory=group.group.directory)
         for kind in (EngineWordKind.WEIGHTS, EngineWordKind.KV_CACHE, EngineWordKind.PREFIX_TREE)

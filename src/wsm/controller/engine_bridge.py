@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -47,8 +47,25 @@ _CLEARING, _UPDATING = int(WeightState.CLEARING), int(WeightState.UPDATING)
 #: What an engine that asked waits for.
 _DONE = {_CLEARING: _CLEARED, _UPDATING: _NORMAL}
 
-#: What a part that asked gets back when the other parts never asked.
+#: What a part that asked gets back when the first part never asked.
 _BEFORE = {_CLEARING: _NORMAL, _UPDATING: _CLEARED}
+
+#: What the deciding weights word says, and what the word of another data-parallel part says: what that is to
+#: say. What is not named stays: it is that part's next wish, and waits for the deciding word.
+MIRRORS: dict[tuple[int, int], int] = {
+    (_CLEARING, _NORMAL): _CLEARING,
+    (_CLEARED, _NORMAL): _CLEARED,
+    (_CLEARED, _CLEARING): _CLEARED,
+    (_UPDATING, _CLEARED): _UPDATING,
+    (_UPDATING, _CLEARING): _UPDATING,
+    (_NORMAL, _CLEARED): _NORMAL,
+    (_NORMAL, _UPDATING): _NORMAL,
+}
+
+
+def mirrored(deciding: int, own: int) -> int:
+    """Say what the word of another data-parallel part is to say, which says `own` now."""
+    return MIRRORS.get((deciding, own), own)
 
 
 @final
@@ -102,17 +119,15 @@ class EngineBridge:
         """Look once; obey and answer what there is. Blocks while a command that was asked for runs."""
         self._attach()
         weights = self._of_kind(EngineWordKind.WEIGHTS)
-        asked = {word.read() for word in weights}
         if weights and len(weights) == len(self._config.suffixes):
-            if len(asked) == 1 and asked <= _BEFORE.keys():
+            asked = weights[0].read()
+            if asked in _BEFORE:
                 self._conflict = None
-                self._obey(weights, *asked)
-            elif asked & _BEFORE.keys():
-                self._wait_for_the_other_parts(weights)
+                self._obey(weights, asked)
             else:
-                self._conflict = None
                 self._retry_s = 0.0
                 self._show_truth(weights)
+                self._wait_for_the_first_part(weights)
         self._answer_caches()
 
     def close(self) -> None:
@@ -169,10 +184,12 @@ class EngineBridge:
                         )
 
     def _of_kind(self, kind: EngineWordKind) -> list[EngineWord]:
-        return [word for (other, _), word in self._words.items() if other is kind]
+        """Return the words of a kind in the order of the parts; that of the first part decides."""
+        found = {suffix: word for (other, suffix), word in self._words.items() if other is kind}
+        return [found[suffix] for suffix in map(str, self._config.suffixes) if suffix in found]
 
     def _obey(self, words: list[EngineWord], asked: int) -> None:
-        """Run the command that all parts ask for, then answer what the group is."""
+        """Run the command that the first part asks for, then answer what the group is, in every part."""
         if self._retry_s and self._clock.monotonic_ns() < self._retry_at_ns:
             return
         answer: int | None = _DONE[asked]
@@ -192,7 +209,9 @@ class EngineBridge:
             return
         self._retry_s = 0.0
         for word in words:
-            answered = word.compare_exchange(asked, answer)
+            shown = asked if word is words[0] else word.read()
+            said = answer if word is words[0] else mirrored(answer, shown)
+            answered = word.compare_exchange(shown, said)
             self._log.info(
                 log.ENGINE_WORD_ANSWERED,
                 word=word.path.name,
@@ -201,7 +220,7 @@ class EngineBridge:
             )
 
     def _command(self, words: list[EngineWord], asked: int) -> Receipt:
-        """Do what is asked, if all words still ask it when it is this controller's turn."""
+        """Do what is asked, if the first word still asks it when it is this controller's turn."""
         begin, name = self._controller.begin_clear, "engine-clear"
         if asked == _UPDATING:
             # An engine knows no versions: over weights that serve it asks for what lies there now, whatever
@@ -211,7 +230,7 @@ class EngineBridge:
         pending = begin(
             deadline_s=self._config.deadline_s,
             request_id=name,
-            still_wanted=lambda: not self._closing.is_set() and {word.read() for word in words} == {asked},
+            still_wanted=lambda: not self._closing.is_set() and words[0].read() == asked,
         )
         self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
         self._pending = pending
@@ -222,9 +241,12 @@ class EngineBridge:
         finally:
             self._pending = None
 
-    def _wait_for_the_other_parts(self, words: list[EngineWord]) -> None:
-        """Give the parts that asked their old value back when the others have not asked in time."""
+    def _wait_for_the_first_part(self, words: list[EngineWord]) -> None:
+        """Give the parts that asked their old value back when the first one has not asked in time."""
         now, values = self._clock.monotonic_ns(), [word.read() for word in words]
+        if not set(values) & _BEFORE.keys():
+            self._conflict = None
+            return
         if self._conflict is None or self._conflict[0] != values:
             self._conflict = values, now
         if now - self._conflict[1] < self._config.deadline_s * 1e9:
@@ -238,19 +260,22 @@ class EngineBridge:
             if asked in _BEFORE:
                 word.compare_exchange(asked, _BEFORE[asked])
 
-    def _show_truth(self, words: Iterable[EngineWord]) -> None:
-        """Let words that ask nothing say what the group is, after a command that came by another way."""
+    def _show_truth(self, words: Sequence[EngineWord]) -> None:
+        """Let words say what the group is, after a command of another part, or that came by another way."""
         truth = self._truth()
         for word in words:
             shown = word.read()
-            if truth is not None and shown != truth and shown in (_NORMAL, _CLEARED):
-                word.compare_exchange(shown, truth)
+            if truth is not None and (word is not words[0] or shown in (_NORMAL, _CLEARED)):
+                said = mirrored(truth, shown)
+                if said != shown:
+                    word.compare_exchange(shown, said)
 
     def _answer_caches(self) -> None:
         """Answer the cache words, which follow the KV cache, and let one that asks nothing say what it is.
 
         A KV-cache process answers its word itself. FastDeploy's prefix tree has no state of its own here: it
-        goes with the blocks, and its word is answered only where an engine asks.
+        goes with the blocks, and its word is answered where an engine asks, which it does before it asks for
+        the weights: it waits for this answer first.
         """
         status = self._controller.status()
         if not status.over:
@@ -264,10 +289,8 @@ class EngineBridge:
             elif there and not (not status.missing and word.compare_exchange(_UPDATING, _NORMAL)):
                 word.compare_exchange(_CLEARED, _NORMAL)
         for word in self._of_kind(EngineWordKind.PREFIX_TREE):
-            if released:
-                word.compare_exchange(_CLEARING, _CLEARED)
-            elif there and not status.missing:
-                word.compare_exchange(_UPDATING, _NORMAL)
+            for asked, answer in _DONE.items():
+                word.compare_exchange(asked, answer)
 
     def _truth(self) -> int | None:
         """Return NORMAL or CLEARED if that is what every rank is, else None."""

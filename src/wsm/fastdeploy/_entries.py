@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from wsm import log
 from wsm.controller import Controller
 from wsm.controller._transaction import Pending
+from wsm.controller.engine_bridge import mirrored
 from wsm.controller.errors import CommandWithdrawnError
 from wsm.errors import WsmError
 from wsm.fastdeploy import _loop_contract as contract
@@ -226,7 +227,7 @@ class Entries:
         """Let this part's words follow the deciding one."""
         own = None if self._word is None else self._word.read()
         if self._word is not None and own is not None:
-            shown = contract.mirrored(said.word, own)
+            shown = mirrored(said.word, own)
             if shown != own:
                 self._word.change(own, shown)
         if self._kv_status is not None:

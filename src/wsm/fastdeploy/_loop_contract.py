@@ -70,19 +70,6 @@ ANSWERS: dict[tuple[int, int | None], int | None] = {
     (UPDATING, None): None,
 }
 
-#: What the deciding word says, and what the word of another data-parallel part says: what that is to say.
-#: What is not named stays: it is that part's next wish, and waits for the deciding word.
-MIRRORS: dict[tuple[int, int], int] = {
-    (CLEARING, NORMAL): CLEARING,
-    (CLEARED, NORMAL): CLEARED,
-    (CLEARED, CLEARING): CLEARED,
-    (UPDATING, CLEARED): UPDATING,
-    (UPDATING, CLEARING): UPDATING,
-    (NORMAL, CLEARED): NORMAL,
-    (NORMAL, UPDATING): NORMAL,
-}
-
-
 #: How the word goes from what a command of wsm's own made of it to NORMAL; each change only from just that.
 BACK_TO_NORMAL = ((CLEARING, CLEARED), (CLEARED, UPDATING), (UPDATING, NORMAL))
 
@@ -133,11 +120,6 @@ def leaves(entry: Entry, word: int, *, woken: bool) -> bool:
     if word == NORMAL:
         return True
     return entry.sleeps and (word == CLEARED or (word == UPDATING and woken))
-
-
-def mirrored(deciding: int, own: int) -> int:
-    """Say what the word of another data-parallel part is to say, which says `own` now."""
-    return MIRRORS.get((deciding, own), own)
 
 
 def asked_of_cache(deciding: int, kv: int) -> int:
