@@ -17,6 +17,7 @@ from wsm.controller import recovery as recoveries
 from wsm.controller.errors import CommandRefusedError, RankFailedError, RankLostError
 from wsm.errors import WsmError
 from wsm.signals.errors import RoleBusyError
+from wsm.states import epochs
 from wsm.states.errors import CommandOpenError
 
 pytestmark = pytest.mark.processes
@@ -260,7 +261,7 @@ def test_a_rank_whose_step_raised_is_replaced_like_a_dead_one(kept):
     kept = kept()
     kept.group.order(1, "step", "raise once")
     kept.group.programs[0].tell("submit 1")
-    eventually(lambda: kept.recovery.ended_by(()) == [1], "rank 1 is broken")
+    eventually(lambda: epochs.ended_by(kept.recovery.group.view(), ()) == [1], "rank 1 is broken")
     kept.kill(1)
     assert kept.recover(1).version == "1"
     assert_all_hold(kept, 1)

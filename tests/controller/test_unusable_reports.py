@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from wsm.controller._transaction import Transaction
-from wsm.controller.recovery import AbandonedCommands, Recovery
+from wsm.controller.abandoned_commands import AbandonedCommands
+from wsm.controller.recovery import Recovery
 from wsm.report import RankReport, ReportFormatError
 from wsm.states.errors import CommandOpenError
 

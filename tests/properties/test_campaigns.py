@@ -21,8 +21,8 @@ from wsm import HOLD, JOIN, InFlightPolicy, Outcome
 from wsm.actions.measuring import resident_digest
 from wsm.clock import ManualClock
 from wsm.controller import _transaction
+from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.controller.group_view import GroupView
-from wsm.controller.recovery import AbandonedCommands
 from wsm.errors import InternalError, WsmError
 from wsm.states.replay import replay
 from wsm.strategies.digest import digest_of, shard_digest

@@ -15,7 +15,7 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.clock import SystemClock
-from wsm.controller.recovery import AbandonedCommands
+from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.signals.segment import Segment
 from wsm.states import journal as kinds
 from wsm.states.phases import RankState

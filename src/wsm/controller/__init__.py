@@ -10,12 +10,12 @@ module                      responsible for
 :mod:`._opening`            how a command is begun: what is refused, what needs no work, what is written
 :mod:`._hold_commands`      what a hold means for a request: answered at once, refused, or changed
 :mod:`._transaction`        one open command, from its word to its end, in a thread; its :class:`Pending`
-:mod:`.recovery`            what a group is owed whose controller, or one of whose ranks, is gone
+:mod:`.abandoned_commands`   what a group does about a command, or a hold, whose controller is gone
+:mod:`.recovery`             a new epoch for a group that has lost a rank, and what it is given again
 :mod:`.keeper`              whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine
 :mod:`.group_view`          the group as a controller sees it: read its words, write the controller's
 :mod:`._engine_words`       FastDeploy's words, taken and answered around a command
 :mod:`.engine_bridge`       FastDeploy's words, obeyed: :class:`EngineBridge`
-:mod:`._expiry`             the release of a hold whose lease has run out
 :mod:`._watch`              watches the ranks of an open command: which died, which hang, when it is hopeless
 :mod:`.journal`             what was asked, decided and found, for people at night
 :mod:`.outcome`             from reports to a receipt or an error; whose fault it is says :mod:`wsm.status`

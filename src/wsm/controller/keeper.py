@@ -662,7 +662,7 @@ class Keeper:
         Most causes pass (no descriptor was left, a view into the memory was open); one that stays goes with
         its process.
         """
-        faulted = self._recovery.faulted()
+        faulted = epochs.faulted(self._group.view())
         if not faulted:
             self._repair = None
             return {}
@@ -670,7 +670,9 @@ class Keeper:
         repair = self._repair
         if repair is None:
             repair = self._repair = self._repetition(
-                partial(self._recovery.next_repair, limit=self._limits.repair_attempts),
+                lambda failed: epochs.next_repair(
+                    self._group.view(), failed=failed, limit=self._limits.repair_attempts
+                ),
                 partial(self._recovery.clear_again, deadline_s=self._limits.restore_s),
             )
             self._put_off(repair, f"a teardown failed on rank {', '.join(map(str, faulted))}")

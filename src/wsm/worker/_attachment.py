@@ -14,7 +14,7 @@ from pathlib import Path
 
 from wsm.clock import Clock
 from wsm.config import ConfigurationError, WsmConfig
-from wsm.controller.recovery import AbandonedCommands
+from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.group_segment import own_group
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
 from wsm.signals.liveness import Registration, register

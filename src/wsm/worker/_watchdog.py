@@ -5,8 +5,8 @@ and to the watchdog, and checks the deadline where an action asks. :class:`Watch
 collective that cannot end any more, where the engine's communicators can be interrupted, and reports what it
 cannot end: a passed deadline, a dead peer, a new epoch. It writes no word of the rank and no heartbeat, which
 would hide the very hang that it is there for. Where the controller of a command does not come back, it does
-for the group what is owed to the command (:mod:`wsm.controller.recovery`). While nothing is under way it
-sleeps until a process of the group dies.
+for the group what is owed to the command (:mod:`wsm.controller.abandoned_commands`). While nothing is under
+way it sleeps until a process of the group dies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wsm import log
 from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.surfaces import InterruptibleGroups, ProcessGroupSurface
 from wsm.clock import Clock
-from wsm.controller.recovery import AbandonedCommands
+from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.declared_plans import DeclaredAction, DeclaredPlan, DeclaredPlans
 from wsm.errors import WsmError
 from wsm.signals.liveness import DeathWatch, Life, Liveness
