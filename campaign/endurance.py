@@ -1,7 +1,8 @@
-"""``python -m campaign endurance``: many cycles of clear and update, and what has grown by the end of them.
+"""``python -m campaign endurance``: many cycles of commands, and what has grown by the end of them.
 
 Two groups: ``memory`` (real processes and segment, an engine in plain memory) and ``gloo`` (real paddle
-weights; communicators stay up). Each cycle clears the group and loads the other one of two versions.
+weights; communicators stay up). Each cycle clears the group, loads one of two versions, and the other one
+under a hold.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ def endure(kind: str, cycles: int, ranks: int = 2, *, ending: Ending | None = No
             warm_up = max(cycles // 10, 20)
             samples: list[Footprint] = []
             for cycle in range(-warm_up, cycles):
-                for operation, version in (("clear", None), ("update", versions[cycle % 2])):
+                for operation, version in (
+                    *(("clear", None), ("update", versions[cycle % 2])),
+                    *(("hold", None), ("in_place", versions[(cycle + 1) % 2]), ("release", None)),
+                ):
                     answer = group.command(operation, version)
                     if answer.receipt is None:
                         raise RuntimeError(f"{operation} of cycle {cycle} failed: {answer.said}")
@@ -146,7 +150,9 @@ def _text(run: Endurance) -> str:
         ("logs there", str(first.logs), str(last.logs)),
         ("bytes of logs", str(first.log_bytes), str(last.log_bytes)),
     ]
-    lines = [f"{run.kind}: {run.cycles} cycles of clear and update, {run.seconds:.0f} s"]
+    lines = [
+        f"{run.kind}: {run.cycles} cycles of clear, update, and an update under a hold, {run.seconds:.0f} s"
+    ]
     lines += [f"  {'':20}{'first tenth':>14}{'last tenth':>14}"]
     lines += [f"  {name:20}{one:>14}{other:>14}" for name, one, other in rows]
     lines.append(f"  {'grown: ' + '; '.join(run.grown) if run.grown else 'nothing grew'}")

@@ -36,6 +36,8 @@ _SAMPLES = (
     "status\0nowhere\0--json",
     "explain\0--help",
     "clear\0nowhere\0--tags\0kv_cache\0--deadline\x0060",
+    "hold\0nowhere\0--owner\0trainer\0--lease\x0060\0--on-lease\0serve\0--json",
+    "release\0nowhere\0--force",
     "update\0nowhere\0--version\x007\0--hot\0--hot-fallback\0in-place\0--kv\0keep-in-flight",
     "rollout\0--name\0policy\0--ranks\x002",
     "demo\0--no-update\0--out\0there",

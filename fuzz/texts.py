@@ -1,17 +1,20 @@
-"""Texts that people and processes write (configurations, journals), and ZMQ's wire protocol, as formats."""
+"""Texts that people and processes write (configurations, journals, slots), and ZMQ's protocol, as formats."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fuzz.invariant import Format
+from wsm.command import CommandArguments
+from wsm.committed_record import CommittedRecord
 from wsm.config import config_from_mapping
 from wsm.config_reading import ConfigurationError
 from wsm.errors import WsmError
 from wsm.rollout.config import rollout_config_from_mapping
+from wsm.states.holding import Hold
 from wsm.states.journal import read_ndjson, transition_entry
 from wsm.states.machine import LifeCycle
-from wsm.states.vocabulary import WeightEvent
+from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, OnLease, WeightEvent
 from wsm.strategies.messages import connection
 from wsm.yaml_reading import YamlReadingError, plain_values
 
@@ -20,7 +23,7 @@ _MOST_BYTES = 1 << 10
 
 def text_formats() -> list[Format]:
     """Return them."""
-    return [_configuration(), _rollout_configuration(), _journal(), _wire()]
+    return [_configuration(), _rollout_configuration(), _journal(), _arguments(), _record(), _wire()]
 
 
 class _Read:
@@ -87,6 +90,45 @@ def _journal() -> Format:
         samples=tuple(
             f"{transition_entry(each, rank=0, wall_ns=1).to_line()}\n".encode() for each in records
         ),
+    )
+
+
+_HOLD = Hold("h1", "trainer", InFlightPolicy.KEEP, KVPolicy.DROP, 2.5, OnLease.SERVE, 7)
+
+
+def _arguments() -> Format:
+    asked = CommandArguments("r", tags=frozenset(), after=After.HELD, hold=_HOLD, of_admission=True)
+
+    def decode(data: bytes) -> _Read:
+        read = CommandArguments.from_bytes(data)
+        return _Read(read.to_bytes(), read)
+
+    return Format(
+        name="command arguments",
+        reader=CommandArguments.from_bytes,
+        decode=decode,
+        encode=lambda read: read.data,
+        samples=(asked.to_bytes(), CommandArguments("r", "step:3", deadline_s=5.0).to_bytes()),
+    )
+
+
+def _record() -> Format:
+    """What a group has committed, and the hold that it stands under."""
+
+    def decode(data: bytes) -> _Read:
+        read = CommittedRecord.from_bytes(3, 1, data)
+        hold = None if read.hold is None else Hold.of(read.hold)
+        if hold is not None:
+            hold.left_s(10**15)
+        return _Read(data, (read, hold))
+
+    return Format(
+        name="committed record",
+        reader=CommittedRecord.from_bytes,
+        decode=decode,
+        encode=lambda read: read.data,
+        samples=(CommittedRecord(3, "step:3", "00" * 16, 3, _HOLD.facts()).to_bytes(),),
+        errors=(ValueError,),
     )
 
 
