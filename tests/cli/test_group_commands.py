@@ -332,6 +332,12 @@ def test_what_one_process_prepares_others_commit_or_take_back(group: LivingGroup
     status = " ".join(wsm("status", group.name).out.split())
     assert "waits for its caller's decision" in status
     assert f"'wsm commit {group.name} --request-id two' serves it" in status
+    assert "MiB are staged on each rank; its lease lasts" in status
+    told = json.loads(wsm("status", group.name, "--json").out)
+    assert 0 < told["decision_left_s"] <= 60
+    assert all(rank["staged_bytes"] > 0 for rank in told["ranks"])
+    explained = json.loads(wsm("explain", group.name, "--json").out)
+    assert f"wsm commit {group.name} --request-id two" in explained["commands"]
     busy = wsm("clear", group.name)
     assert (busy.code, busy.out) == (1, "")
     assert "two" in busy.err
@@ -342,3 +348,11 @@ def test_what_one_process_prepares_others_commit_or_take_back(group: LivingGroup
     assert (receipt["outcome"], receipt["version"], receipt["lease_s"]) == ("prepared", "2", 300)
     assert receipt["staged_bytes"] > 0
     assert "serves version 2" in wsm("commit", group.name, "--request-id", "again").out
+    assert json.loads(wsm("status", group.name, "--json").out)["ranks"][0]["staged_bytes"] == 0
+    refused = wsm("prepare", group.name, "--version", 1, "--partial")
+    assert (refused.code, "partial" in refused.err) == (1, True)
+    assert "KV policy 'keep'" in wsm("prepare", group.name, "--version", 1, "--kv", "keep").err
+    options = ("--in-place", "--partial", "--hot-fallback", "in-place", "--after", "held")
+    wsm("prepare", group.name, "--version", 1, *options, "--request-id", "part")
+    receipt = json.loads(wsm("commit", group.name, "--request-id", "part", "--json").out)
+    assert (receipt["version"], receipt["partial"], receipt["hold"]["owner"]) == ("1", True, "unnamed")

@@ -11,6 +11,7 @@ from wsm.states.journal import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, Journ
 from wsm.states.vocabulary import Tag
 from wsm.states.words import (
     CommandWord,
+    Decider,
     Operation,
     StatusCode,
     StatusWord,
@@ -55,6 +56,14 @@ def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -
         ranks=ranks,
         **facts,
     )
+
+
+def decided_by(decider: Decider, **facts) -> GroupFacts:
+    """A hot update that all have prepared, rank 1 last."""
+    facts.setdefault("arguments", replace(ASKED, lease_s=60.0))
+    ranks = [serving_rank(number, code=StatusCode.PREPARED, staged_bytes=3 << 19) for number in range(2)]
+    found = group(ranks[0], replace(ranks[1], told_s=2.0), operation=Operation.HOT_UPDATE, **facts)
+    return replace(found, command=CommandWord(2, 7, Operation.HOT_UPDATE, decider))
 
 
 def parked(step: int = 40) -> StepWord:
@@ -256,6 +265,14 @@ SITUATIONS = {
         controller_stopped=True,
         supervisor_life="stopped",
     ),
+    "prepared by a process that decides": decided_by(Decider.CALLER),
+    "prepared by a process that decides, and that is stopped": decided_by(
+        Decider.CALLER, controller_stopped=True
+    ),
+    "prepared under a lease": decided_by(
+        Decider.CALLER, arguments=replace(ASKED, lease_s=60.0, leased=True), controller_pid=None
+    ),
+    "prepared for a decision that is made outside": decided_by(Decider.OUTSIDE, controller_pid=None),
     "a commit whose version nobody wrote": group(
         serving_rank(0), serving_rank(1), operation=Operation.COMMIT, controller_pid=None
     ),

@@ -28,6 +28,10 @@ SERVING = (
     "nothing to do",
     "serving, and a step broke in the epoch before",
     "staging",
+    "prepared by a process that decides",
+    "prepared by a process that decides, and that is stopped",
+    "prepared under a lease",
+    "prepared for a decision that is made outside",
 )
 TEXTS = Path(__file__).with_name("texts")
 
@@ -81,6 +85,13 @@ def advised(situation: str) -> tuple[str, list[str]]:
     """The whole advice of a situation, and the commands in it."""
     found = find(SITUATIONS[situation])
     return " ".join(one.text for one in found.advice), [each for one in found.advice for each in one.commands]
+
+
+def test_the_rest_of_a_lease_counts_from_the_last_rank_that_has_prepared():
+    status = status_of(SITUATIONS["prepared under a lease"])
+    assert (status.decision_left_s, status.without_times().decision_left_s) == (58.0, None)
+    assert [rank["staged_bytes"] for rank in status.to_mapping()["ranks"]] == [3 << 19] * 2
+    assert status_of(SITUATIONS["prepared for a decision that is made outside"]).decision_left_s is None
 
 
 def test_the_end_of_a_supervisor_that_has_the_controller_role_is_never_advised():

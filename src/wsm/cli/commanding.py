@@ -134,6 +134,58 @@ _version_options = _decorating(
         help="The version to load; by default the newest that the source announces.",
     ),
     click.option("--force", is_flag=True, help="Load even if the group holds that version already."),
+    click.option(
+        "--partial",
+        is_flag=True,
+        help="Let tensors be missing in the version: they keep what they hold. Only for a group that serves. "
+        "The receipt says whether a lost rank could be restored then.",
+    ),
+    click.option(
+        "--hot-fallback",
+        type=click.Choice([fallback.value.replace("_", "-") for fallback in HotFallback]),
+        default=HotFallback.REFUSE.value,
+        show_default=True,
+        help="Of a hot one, where there is no room for two versions, or none is served: refuse, or load in "
+        "place.",
+    ),
+    _kv_option(
+        KVPolicy.DROP,
+        "KV blocks that the old weights computed: forget them all (drop), go on with them all, prefixes "
+        "too (keep), or with those of running requests alone (keep-in-flight, needs --in-flight keep).",
+        in_flight=True,
+    ),
+    click.option(
+        "--transfer-mode",
+        type=click.Choice([mode.value for mode in TransferMode]),
+        help="By which way the version travels, for the strategy gdr. Default: as the ranks are configured.",
+    ),
+    click.option(
+        "--verify-checksum/--no-verify-checksum",
+        default=None,
+        help="For the strategies rsync and gdr: refuse a stream that promises no digests, or load it "
+        "unverified. Default: as the ranks are configured.",
+    ),
+    click.option(
+        "--rsync-config",
+        "--rsync_config",
+        type=RsyncOptions(),
+        metavar="JSON",
+        help="FastDeploy's rsync_config for this command alone, over the one that is configured.",
+    ),
+    click.option(
+        "--unknown-tensors",
+        type=click.Choice([choice.value for choice in UnknownTensors]),
+        help="Tensors of the version that the model does not have: refuse the version, or leave them out and "
+        "count them. Default: as the ranks are configured.",
+    ),
+    click.option(
+        "--after",
+        type=click.Choice([after.value for after in After]),
+        default=After.AS_BEFORE.value,
+        show_default=True,
+        help="Whether the group is held behind it: as it was before, held, or serving, which ends a hold.",
+    ),
+    click.option("--owner", default=ANY_OWNER, show_default=True, help="Whose hold it begins, or ends."),
 )
 
 
@@ -176,68 +228,16 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
 )
 @_version_options
 @click.option(
-    "--partial",
-    is_flag=True,
-    help="Let tensors be missing in the version: they keep what they hold. Only for a group that serves. "
-    "The receipt says whether a lost rank could be restored then.",
-)
-@click.option(
     "--hot",
     is_flag=True,
     help="Stage the version in memory of its own while the old one serves, and stop only to switch.",
 )
-@click.option(
-    "--hot-fallback",
-    type=click.Choice([fallback.value.replace("_", "-") for fallback in HotFallback]),
-    default=HotFallback.REFUSE.value,
-    show_default=True,
-    help="With --hot, where there is no room for two versions, or none is served: refuse, or load in place.",
-)
-@_kv_option(
-    KVPolicy.DROP,
-    "KV blocks that the old weights computed: forget them all (drop), go on with them all, prefixes "
-    "too (keep), or with those of running requests alone (keep-in-flight, needs --in-flight keep).",
-    in_flight=True,
-)
-@click.option(
-    "--transfer-mode",
-    type=click.Choice([mode.value for mode in TransferMode]),
-    help="By which way the version travels, for the strategy gdr. Default: as the ranks are configured.",
-)
-@click.option(
-    "--verify-checksum/--no-verify-checksum",
-    default=None,
-    help="For the strategies rsync and gdr: refuse a stream that promises no digests, or load it unverified. "
-    "Default: as the ranks are configured.",
-)
-@click.option(
-    "--rsync-config",
-    "--rsync_config",
-    type=RsyncOptions(),
-    metavar="JSON",
-    help="FastDeploy's rsync_config for this command alone, over the one that is configured.",
-)
-@click.option(
-    "--unknown-tensors",
-    type=click.Choice([choice.value for choice in UnknownTensors]),
-    help="Tensors of the version that the model does not have: refuse the version, or leave them out and "
-    "count them. Default: as the ranks are configured.",
-)
-@click.option(
-    "--after",
-    type=click.Choice([after.value for after in After]),
-    default=After.AS_BEFORE.value,
-    show_default=True,
-    help="Whether the group is held behind it: as it was before, held, or serving, which ends a hold.",
-)
-@click.option("--owner", default=ANY_OWNER, show_default=True, help="Whose hold it begins, or ends.")
 @_command_options(deadline_s=300.0, in_flight="abort; keep for a hot update")
 def update(
     name: str,
     version: str | None,
     hot_fallback: str,
     kv_policy: str,
-    transfer_mode: str | None,
     **options: Any,
 ) -> None:
     """Load a version on every rank of the group NAME, and serve it.
@@ -258,7 +258,6 @@ def update(
             version,
             hot_fallback=HotFallback(hot_fallback.replace("-", "_")),
             kv_policy=KVPolicy(kv_policy),
-            transfer_mode=transfer_mode,
             **shared,
         )
 
@@ -345,7 +344,15 @@ def release(name: str, **options: Any) -> None:
     help="Take it back if it is undecided that long after every rank has prepared it. Default: the deadline.",
 )
 @_command_options(deadline_s=300.0, in_flight="keep; abort in place")
-def prepare(name: str, version: str | None, *, in_place: bool, **options: Any) -> None:
+def prepare(
+    name: str,
+    version: str | None,
+    hot_fallback: str,
+    kv_policy: str,
+    *,
+    in_place: bool,
+    **options: Any,
+) -> None:
     """Load a version on every rank of the group NAME, and leave for later whether it is served.
 
     Every rank loads and verifies it, beside the version that serves on. Then this command ends, and its
@@ -354,7 +361,13 @@ def prepare(name: str, version: str | None, *, in_place: bool, **options: Any) -
     """
 
     def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
-        return controller.begin_lease(version, hot=not in_place, **shared)
+        return controller.begin_lease(
+            version,
+            hot=not in_place,
+            hot_fallback=HotFallback(hot_fallback.replace("-", "_")),
+            kv_policy=KVPolicy(kv_policy),
+            **shared,
+        )
 
     _command(name, begin, **options)
 

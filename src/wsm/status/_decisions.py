@@ -21,16 +21,39 @@ def decision_held(group: GroupFacts, state: str) -> Finding | None:
             (abort,),
         )
         return Finding(
-            "decided-outside", f"{state}, and waits for a decision that is made outside", advice=(then,)
+            "decided-outside",
+            f"{state}, and waits for a decision that is made outside",
+            _staged(group),
+            advice=(then,),
         )
     lease_s = 0.0 if arguments is None else arguments.lease_s or 0.0
     ends = f"It is aborted {lease_s:g} s after all ranks had prepared it."
+    because = "; ".join(part for part in (_staged(group), _left(group)) if part)
     if group.controller_pid is not None:
         pid = f"process {group.controller_pid}"
         then = Advice(f"Wait until {pid} commits or aborts it, or end that process, which aborts it. {ends}")
-        return Finding("decision-held", f"{state}, and waits for the decision of {pid}", advice=(then,))
+        stands = ", which is stopped" if group.controller_stopped else ""
+        return Finding(
+            "decision-held", f"{state}, and waits for the decision of {pid}{stands}", because, (then,)
+        )
     if arguments is None or not arguments.leased:
         return None
     commit = f"wsm commit {group.name} --request-id {arguments.request_id}"
     then = Advice(f"'{commit}' serves it, '{abort}' takes it back. {ends}", (commit, abort))
-    return Finding("decision-held", f"{state}, and waits for its caller's decision", advice=(then,))
+    return Finding("decision-held", f"{state}, and waits for its caller's decision", because, (then,))
+
+
+def _staged(group: GroupFacts) -> str:
+    """Say how much the ranks keep prepared until the decision; empty: nothing is known of it."""
+    amounts = sorted(rank.staged_bytes / 2**20 for rank in group.ranks if not rank.helper)
+    if not any(amounts):
+        return ""
+    least, most = f"{amounts[0]:.1f}", f"{amounts[-1]:.1f}"
+    return f"{least if least == most else f'{least} to {most}'} MiB are staged on each rank"
+
+
+def _left(group: GroupFacts) -> str:
+    left_s = group.decision_left_s
+    if left_s is None:
+        return ""
+    return f"its lease lasts {left_s:.0f} s more" if left_s > 0 else f"its lease ran out {-left_s:.0f} s ago"

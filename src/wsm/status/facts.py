@@ -15,7 +15,7 @@ from wsm.report import FailureReport
 from wsm.states.decide import Resident, resident_on_all
 from wsm.states.journal import JournalEntry
 from wsm.states.vocabulary import KVState, Tag, WeightState
-from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.words import CommandWord, Decider, StatusCode, StatusWord, StepKind, StepWord
 
 #: What can be known of a process.
 ALIVE, STOPPED, DEAD, NEVER, UNKNOWN = "alive", "stopped", "dead", "never", "unknown"
@@ -101,6 +101,8 @@ class RankFacts:
         The action that it is inside of, or that its status word names.
     failure : FailureFacts or None
         Its last failure.
+    staged_bytes : int
+        What it has prepared of a command that waits for a decision which its controller does not make.
     """
 
     rank: int
@@ -117,6 +119,7 @@ class RankFacts:
     plan: str | None = None
     action: ActionFacts | None = None
     failure: FailureFacts | None = None
+    staged_bytes: int = 0
 
     @property
     def number(self) -> int:
@@ -223,6 +226,20 @@ class GroupFacts:
         return self.committed.hold
 
     @property
+    def decision_left_s(self) -> float | None:
+        """Seconds until a caller's lease of its decision is over, negative if that is past; None: none.
+
+        It counts from the moment all were PREPARED, so from the last rank that said so.
+        """
+        command, lease_s = self.command, None if self.arguments is None else self.arguments.lease_s
+        if command is None or command.decider is not Decider.CALLER or command.operation.is_decision:
+            return None
+        told = [rank.told_s for rank in self.ranks if rank.code(command) is StatusCode.PREPARED]
+        ages = [age_s for age_s in told if age_s is not None]
+        all_told = bool(ages) and len(ages) == len(self.ranks)
+        return lease_s - min(ages) if lease_s is not None and all_told else None
+
+    @property
     def request_id(self) -> str | None:
         """The caller's name for the last command."""
         return None if self.arguments is None else self.arguments.request_id
@@ -298,6 +315,8 @@ class RankStatus:
         The action that it is inside of.
     since_s : float or None
         Seconds since it said `code`; None where it never said when.
+    staged_bytes : int
+        What it keeps prepared of a command whose decision its caller, or a system outside, still has to make.
     """
 
     rank: int
@@ -314,6 +333,7 @@ class RankStatus:
     heartbeat: int
     doing: str | None = None
     since_s: float | None = None
+    staged_bytes: int = 0
 
     @property
     def held(self) -> Resident:
@@ -354,6 +374,8 @@ class GroupStatus:
         The hold that the group stands under: ``id``, ``owner``, ``in_flight``, ``kv_policy``, ``lease_s``,
         ``on_lease``, ``renewed_ns`` of the host's monotonic clock; empty if only the committed word says that
         there is one; None: the group is open.
+    decision_left_s : float or None
+        Seconds until the lease of a prepared command's caller is over; None: no caller is asked for one.
     headline : str
         What the group does or holds, as ``wsm explain`` says it.
     because : str
@@ -378,6 +400,7 @@ class GroupStatus:
     because: str = ""
     advice: tuple[str, ...] = ()
     hold: Mapping[str, Any] | None = None
+    decision_left_s: float | None = None
 
     @property
     def serving(self) -> bool:
@@ -436,7 +459,8 @@ class GroupStatus:
 
     def without_times(self) -> GroupStatus:
         """Return it without what changes by itself as time passes."""
-        return replace(self, ranks=tuple(replace(rank, since_s=None, heartbeat=0) for rank in self.ranks))
+        ranks = tuple(replace(rank, since_s=None, heartbeat=0) for rank in self.ranks)
+        return replace(self, ranks=ranks, decision_left_s=None)
 
     def sentence(self) -> str:
         """Say in a few words what the group does and holds; what errors quote."""

@@ -28,7 +28,7 @@ from wsm.states.errors import WordFormatError
 from wsm.states.holding import Hold
 from wsm.states.journal import JournalEntry, read_ndjson
 from wsm.states.vocabulary import KVState, WeightState
-from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
+from wsm.states.words import CommandWord, CommittedWord, Decider, StatusCode, StatusWord, StepWord
 from wsm.status.facts import (
     ALIVE,
     DEAD,
@@ -130,7 +130,7 @@ def read_facts(
     layout = source.layout
     command = reader.word("command word", CommandWord, layout.command)
     committed, record_lost = reader.committed()
-    ranks = tuple(reader.rank(rank) for rank in range(source.participants))
+    ranks = tuple(reader.rank(rank, command) for rank in range(source.participants))
     arguments = None if command is None else _arguments(source, command)
     owner, supervisor = source.owner, source.supervisor
     controller_pid = None if lock_file is None else lock_file.holder(CONTROLLER_BYTE)
@@ -203,7 +203,7 @@ class _Reader:
         except ValueError:
             return None
 
-    def rank(self, rank: int) -> RankFacts:
+    def rank(self, rank: int, command: CommandWord | None) -> RankFacts:
         source, layout = self._source, self._source.layout
         status = self.word(f"status word of rank {rank}", StatusWord, layout.status[rank])
         step = None
@@ -229,7 +229,18 @@ class _Reader:
             plan=None if plan is None else plan.name,
             action=None if status is None else self._action(plan, status, presence),
             failure=self._failure(rank),
+            staged_bytes=0 if command is None else self._staged_bytes(rank, command),
         )
+
+    def _staged_bytes(self, rank: int, command: CommandWord) -> int:
+        """Return what a rank has prepared of a command that its controller does not decide."""
+        if command.operation.is_decision or command.decider is Decider.CONTROLLER:
+            return 0
+        data = self._source.report(rank).read(command.epoch, command.sequence, StatusCode.PREPARED)
+        try:
+            return 0 if data is None else RankReport.from_bytes(rank, data).bytes
+        except WsmError:
+            return 0
 
     def _life(self, rank: int, occupant: Occupant | None) -> str:
         if occupant is None:

@@ -7,6 +7,7 @@ commands that it means, with their version; the tests carry them out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from wsm.command import SOURCE_OVERWRITTEN
 from wsm.labels import is_unnamed
@@ -226,7 +227,10 @@ def _under_way(group: GroupFacts) -> Finding | None:
         )
     stopped = group.controller_stopped and not operation.is_decision
     holds = f"{meanwhile}has prepared the {what}"
-    held = controller_stopped(group, f"{meanwhile}{does}") if stopped else decision_held(group, holds)
+    held = decision_held(group, holds)
+    if stopped:
+        ends = controller_stopped(group, f"{meanwhile}{does}")
+        held = ends if held is None else replace(held, advice=ends.advice)
     if held is not None:
         return held
     if group.role_known and group.controller_pid is None and not operation.is_decision:

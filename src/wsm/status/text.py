@@ -199,6 +199,7 @@ def status_of(group: GroupFacts) -> GroupStatus:
         because=found.because,
         advice=tuple(advice.text for advice in found.advice),
         hold=group.hold,
+        decision_left_s=group.decision_left_s,
     )
 
 
@@ -545,6 +546,7 @@ def _rank_status(rank: RankFacts, command: CommandWord) -> RankStatus:
         heartbeat=rank.heartbeat,
         doing=rank.action.name if inside and rank.action is not None else None,
         since_s=rank.told_s,
+        staged_bytes=rank.staged_bytes,
     )
 
 
@@ -561,6 +563,7 @@ def _rank_mapping(rank: RankFacts, group: GroupFacts) -> Mapping[str, Any]:
         "step": None if rank.step is None else rank.step.step,
         "step_kind": rank.step_kind,
         "since_s": rank.told_s,
+        "staged_bytes": rank.staged_bytes,
         "plan": rank.plan,
         "action": None if rank.action is None else asdict(rank.action),
     }
