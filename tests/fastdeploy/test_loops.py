@@ -9,6 +9,7 @@ import pytest
 from living_group import eventually
 
 from tests.raising import raising
+from wsm import Tag
 from wsm.controller import errors as controller_errors
 from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy._loop_contract import Entry, Given
@@ -204,3 +205,36 @@ def test_methods_that_are_called_one_by_one_are_the_ranks_parts_of_group_command
     assert all("CLEARED" in said["error"] for said in job.each_says("not_there"))
     assert {said["version"] for said in job.each_says("ready")} == {"1"}
     job.end()
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_a_trainer_wakes_a_loop_that_sleeps_behind_the_engines_clear(make_job, block):
+    job = make_job(polls=True, block=block)
+    job.each_says("stepped")
+    trainer = job.controller()
+    for version in (2, 3):
+        job.asks(CLEARING)
+        job.answers(CLEARED)
+        job.publish(version)
+        assert trainer.update(version).version == str(version)
+        job.answers(NORMAL)
+    assert trainer.status().sequence == 2 + 4  # nothing was loaded twice
+    job.asks(CLEARING)
+    job.answers(CLEARED)
+    trainer.update(tags={Tag.WEIGHTS})
+    assert job.reads() != [NORMAL]
+    trainer.update(tags={Tag.KV_CACHE})
+    job.answers(NORMAL)
+    job.end()
+
+
+def test_an_engine_that_wakes_a_polling_loop_loads_once(make_job):
+    job = make_job(polls=True)
+    job.each_says("stepped")
+    before = job.controller().status().sequence
+    job.asks(CLEARING)
+    job.answers(CLEARED)
+    job.asks(UPDATING)
+    job.answers(NORMAL)
+    job.end()
+    assert job.controller().status().sequence == before + 2

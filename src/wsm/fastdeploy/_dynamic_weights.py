@@ -190,6 +190,7 @@ class DynamicWeightManager(DirectCalls):
                 Controller(config.name, directory=directory, journal_directory=config.journal_directory)
             )
             self._entries = Deciding(self._worker, segment, word, controller, deadline_s=DEADLINE_S)
+        undo.callback(self._entries.close)
 
     @staticmethod
     def check_model_weights_status(model_weights_status: Any, *rest: Any, block: bool | None = None) -> None:
@@ -240,9 +241,9 @@ class DynamicWeightManager(DirectCalls):
             if self._worker.rank == 0:
                 declare_loop(self._segment, polls=True, place="")
         self._end_turn()
-        self._entries.between_turns(self._surfaces.requests.in_flight)
-        self._permit = self._worker.step()
-        self._permit.__enter__()
+        if self._entries.between_turns(self._surfaces.requests.in_flight):
+            self._permit = self._worker.step()
+            self._permit.__enter__()
 
     def _end_turn(self) -> None:
         """End the step that the last turn of FastDeploy's loop was."""

@@ -7,6 +7,7 @@ stands before each entry, so all ranks count the same entries.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ from wsm.worker import HOLD, Worker
 
 #: Seconds that a turn waits at most where there is nothing to do.
 TURN_S = 0.001
+
+#: Seconds between two looks whether a sleeping loop is to be woken; the loop itself looks every second.
+WAKE_LOOK_S = 0.2
 
 #: Seconds after which every stream of FastDeploy's has looked at the word: they look every 10 s.
 STREAMS_LOOK_S = 11.0
@@ -160,7 +164,12 @@ class Entries:
         self._leads = leads
         self._kv_status: Any = None
         self._costs: Sequence[Sequence[float | None]] = ()
+        self._left = contract.NORMAL  # what the deciding word said at the last look
+        self._asleep = False  # whether FastDeploy's loop comes in next, before it turns again
         self._log = log.logger("fastdeploy", rank=worker.rank)
+
+    def close(self) -> None:
+        """Let go of what runs beside FastDeploy's loop; nothing on this rank."""
 
     def boot(self, attach_s: float) -> str:  # noqa: ARG002 - rank 0 waits that long for this one
         """Take part in the load at start; return why it failed, or nothing. Blocks."""
@@ -182,7 +191,7 @@ class Entries:
         """
         self.number += 1
         self._kv_status = kv_status if self._leads else None
-        self._live(entry)
+        self._asleep = contract.sleeps_behind(self._live(entry))
 
     def together(self, begin: Callable[[Controller], Pending]) -> None:  # noqa: ARG002 - rank 0 begins it
         """Take part in a command that every rank calls for at once. Blocks.
@@ -206,21 +215,33 @@ class Entries:
         rank = self._worker.rank
         return self._costs[rank] if rank < len(self._costs) else (0.0, None)
 
-    def between_turns(self, in_flight: Callable[[], int]) -> None:  # noqa: ARG002 - rank 0 looks at them
-        """Do what other processes' commands ask, between two turns of FastDeploy's loop. Blocks."""
+    def between_turns(self, in_flight: Callable[[], int]) -> bool:  # noqa: ARG002 - rank 0 looks at them
+        """Do what other processes' commands ask, between two turns of FastDeploy's loop. Blocks.
+
+        Returns
+        -------
+        bool
+            Whether the turn is a step; where the loop has slept, it comes in for an update first.
+        """
+        if self._asleep:
+            return False
         while self._worker.poll() is HOLD:
             self._require_all_here()
             self._worker.beat()
+        return True
 
-    def _live(self, _entry: Entry) -> None:
+    def _live(self, _entry: Entry) -> int:
+        """Take part until rank 0 says that all leave; return what the deciding word says then."""
         while not self._is_over():
             self._turn()
+        return self._left
 
     def _is_over(self) -> bool:
         said = self._said()
         if said.number != self.number:
             return said.number > self.number  # then the entry was over before this rank came
         self._show(said)
+        self._left = said.word
         return said.over and self._worker.finished >= said.after
 
     def _show(self, said: Said) -> None:
@@ -299,6 +320,9 @@ class Deciding(Entries):
         self._adopted = False  # whether what FastDeploy built itself counts as there
         self._outcome: tuple[int, Came] = (0, Came())  # of the entry of that number
         self._before = Came()
+        self._polls = False  # whether FastDeploy's loop has the second line
+        self._waking: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     def boot(self, attach_s: float) -> str:
         """Load the weights on every rank; return why that failed, or nothing. Blocks.
@@ -327,8 +351,31 @@ class Deciding(Entries):
             self._say(contract.NORMAL, over=True, came=Came(failure))
             return failure
 
-    def _live(self, entry: Entry) -> None:
-        """Decide what the entry is for, and stay until it is over."""
+    def stay(self, entry: Entry, kv_status: Any = None) -> None:
+        """As :meth:`Entries.stay`; behind it a sleeping loop is woken where a trainer commands the group."""
+        self.close()
+        super().stay(entry, kv_status)
+        if self._asleep and self._polls:
+            self._waking = threading.Thread(target=self._wake, name="wsm-fastdeploy-waking", daemon=True)
+            self._waking.start()
+
+    def close(self) -> None:
+        """Wake the loop no more. Idempotent."""
+        if self._waking is not None:
+            self._stopping.set()
+            self._waking.join()
+            self._waking = None
+            self._stopping.clear()
+
+    def _wake(self) -> None:
+        """Wait for a command of another process, and let the word wake FastDeploy's sleeping loop for it."""
+        while not self._stopping.wait(WAKE_LOOK_S):
+            if not self._controller.status().over:
+                self._woken = self._deciding.change(contract.CLEARED, contract.UPDATING)
+                return
+
+    def _live(self, entry: Entry) -> int:
+        """Decide what the entry is for, and stay until it is over; return what the word says then."""
         self._shown = entry.asked
         self._say(entry.asked, over=False)
         self._await_all()
@@ -341,7 +388,17 @@ class Deciding(Entries):
                 self._obey(entry, word)
             else:
                 self._turn()
+                self._follow()
         self._say(word, over=True)
+        return word
+
+    def _follow(self) -> None:
+        """Let a word that says CLEARED follow a group that a command of another process has brought back."""
+        if self._worker.kv is KVState.NORMAL and self._worker.weights is WeightState.NORMAL:
+            status = self._controller.status()
+            if status.over and held_by(status) == contract.NORMAL:
+                for before, after in contract.BACK_TO_NORMAL[1:]:
+                    self._deciding.change(before, after)
 
     def together(self, begin: Callable[[Controller], Pending]) -> None:
         """Begin a command that every rank calls for at once, and drive it. Blocks.
@@ -368,11 +425,14 @@ class Deciding(Entries):
         finally:
             self._say(self._now(), over=True, came=came)
 
-    def between_turns(self, in_flight: Callable[[], int]) -> None:
+    def between_turns(self, in_flight: Callable[[], int]) -> bool:
         """As :meth:`Entries.between_turns`; the word shows it to the engine as a clear and an update.
 
         Where requests ran, the word stays below 0 until every stream of the engine has looked at it.
         """
+        self._polls = True
+        if self._asleep:
+            return False
         self._adopt()
         since, ran, shown = 0.0, 0, False
         while True:
@@ -391,6 +451,7 @@ class Deciding(Entries):
         if shown:  # else it is the engine that asks for something, and its loop is yet to see that
             for before, after in contract.BACK_TO_NORMAL:
                 self._deciding.change(before, after)
+        return True
 
     def _rest(self) -> None:
         """Show a group that rests without serving, and obey an engine that asks for its weights."""
@@ -399,6 +460,8 @@ class Deciding(Entries):
             self._deciding.change(contract.CLEARING, contract.CLEARED)
             if self._now() == contract.UPDATING and status.hold is None:
                 self._command(Given.UPDATE, contract.UPDATING, status)
+                if held_by(self._controller.status()) == contract.CLEARED:  # it failed: it is asked anew
+                    self._deciding.change(contract.UPDATING, contract.CLEARED)
 
     def _now(self) -> int:
         """Return what the deciding word says."""

@@ -86,7 +86,7 @@ def given(word: int, held: int | None, *, woken: bool) -> Given:
     woken : bool
         Whether the word says UPDATING only to wake FastDeploy's loop.
     """
-    if woken and (word, held) == (UPDATING, NORMAL):
+    if woken and word == UPDATING and held is not None:
         return Given.NOTHING
     return GIVES[word, held]
 
@@ -110,6 +110,11 @@ def answer(entry: Entry, word: int, held: int | None, *, gave: Given) -> int | N
     if (word, held) == (CLEARING, NORMAL) and entry.sleeps:
         return UPDATING
     return ANSWERS[word, held]
+
+
+def sleeps_behind(left: int) -> bool:
+    """Whether FastDeploy's loop sleeps behind an entry that all left on this word, until it says UPDATING."""
+    return left != NORMAL
 
 
 def leaves(entry: Entry, word: int, *, woken: bool) -> bool:
