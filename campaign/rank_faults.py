@@ -48,7 +48,7 @@ def play(case: Case, group: GroupUnderFault) -> Result:
 
 
 def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
-    fault = case.fault
+    fault, may_commit = case.fault, True
     patience_s = STOPPED_DEADLINE_S[group.kind]
     for attempt in range(3):
         before = prepare(case.operation, group, result)
@@ -63,6 +63,7 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
         deadline_s = patience_s * 4**attempt if stands else 20.0
         asked_ns = time.monotonic_ns()
         answer = group.command(case.operation, version, deadline_s=deadline_s)
+        may_commit = answer.may_commit
         fired = group.await_fired(fault, 5.0 if answer.receipt is not None else 0.1)
         after_deadline = fired is not None and not stands and fired.at_ns - asked_ns > deadline_s * 1e9
         if after_deadline and answer.receipt is None:
@@ -79,7 +80,7 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
         result.problems.append(f"the point was never reached; the command said: {answer.said[:_MAX_MESSAGE]}")
         return
     aftermath(fault, group, mark, result)
-    judge_group(case.operation, group, result, before=before, version=version, may_commit=answer.may_commit)
+    judge_group(case.operation, group, result, before=before, version=version, may_commit=may_commit)
     if operation_of(case.operation).is_half:
         halves.repeat(case.operation, group, result)
     finish(group, result)

@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from campaign.asking import HangError
 from campaign.case import Case
 from campaign.group import GroupUnderFault
 from campaign.memory_rank import number_of
 from campaign.played_config import shards_of
+from campaign.playing import played
 from campaign.rank_faults import account, finish, prepare
 from campaign.result import Result, named_ranks
 from wsm.strategies.trainer.tensors import bytes_of, specs_of
@@ -43,24 +43,20 @@ def cases(kind: str, ranks: int) -> list[Case]:
 
 def play(case: Case, group: GroupUnderFault) -> Result:
     """Play one case."""
-    result, began = Result(str(case)), time.monotonic()
+    return played(case, group, _play)
+
+
+def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     way = case.what.partition(":")[0]
     chance = random.Random(case.what)  # noqa: S311 - a case must be the same every time
-    try:
-        prepare("in_place", group, result)
-        with _unnamed(group):
-            label = _load(group, result)
-            if way.startswith("while"):
-                _overwrite_while_loaded(group, result, chance, hot=way == "while staged")
-            elif label is not None:
-                _kill(group, result, chance, label, way)
-        finish(group, result)
-    except HangError as hang:
-        result.problems.append(f"hang: {hang}")
-        result.outcome = "hang"
-        result.leftovers += group.stop()
-    result.seconds = time.monotonic() - began
-    return result
+    prepare("in_place", group, result)
+    with _unnamed(group):
+        label = _load(group, result)
+        if way.startswith("while"):
+            _overwrite_while_loaded(group, result, chance, hot=way == "while staged")
+        elif label is not None:
+            _kill(group, result, chance, label, way)
+    finish(group, result)
 
 
 @contextmanager
