@@ -169,10 +169,14 @@ def _check_steps_can_end(move: Move, view: View) -> None:
 
 
 def _check_all_have_looked(move: Move, view: View) -> None:
-    """Check that no rank loads what another has not looked at yet: its files may be replaced in between."""
+    """Check that no rank stages what another has not looked at yet: its files may be replaced in between.
+
+    What is loaded in place is loaded where all stand for it, which they have looked at before; a rank that
+    runs its next action may read an old word of a peer again.
+    """
     key = move.state.epoch, move.state.sequence
     late = [index for index in range(len(view.steps)) if view.statuses[index][:2] != key]
-    if late and move.todo in (Todo.STAGE, Todo.RUN):
+    if late and move.todo is Todo.STAGE:
         raise RuleBrokenError(
             rule="no rank reads before all have looked at what they are to load",
             seen=f"it is told to {move.todo.value}, and rank {late[0]} has not begun the command",
