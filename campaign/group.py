@@ -148,6 +148,11 @@ class GroupUnderFault:
         """A controller in this process."""
         return self.supervisor.controller
 
+    @property
+    def rank_module(self) -> str:
+        """What its ranks run."""
+        return _MODULES.get(self.kind, "campaign.memory_rank")
+
     def start(self) -> None:
         """Start the group on the newest published version. Raises what the supervisor does."""
         os.environ.update(victims_environment(self.directory))  # the supervisor hands its own on
@@ -157,7 +162,7 @@ class GroupUnderFault:
         self.told.clear()
         supervisor = RolloutSupervisor(
             self.config,
-            rank_module=_MODULES.get(self.kind, "campaign.memory_rank"),
+            rank_module=self.rank_module,
             cache_module="campaign.cache_rank",
             tell=lambda said: self.told.append((time.monotonic_ns(), said)),
         )

@@ -110,7 +110,10 @@ def serves_again(controller: Controller, group: GroupUnderFault) -> bool:
 def owned_group(group: GroupUnderFault) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """Start an owner in a process of its own; return it and the processes of its ranks."""
     process = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
-        [sys.executable, "-m", "campaign.supervisor_process", json.dumps(group.config.as_mapping())],
+        [
+            *(sys.executable, "-m", "campaign.supervisor_process"),
+            *(json.dumps(group.config.as_mapping()), group.rank_module),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """A group's owner as a process of its own, so that it can be killed.
 
-``python -m campaign.supervisor_process CONFIG_JSON`` says ``ready`` with the processes of its ranks once the
-group serves, and ends it when its standard input is closed.
+``python -m campaign.supervisor_process CONFIG_JSON RANK_MODULE`` says ``ready`` with the processes of its
+ranks once the group serves, and ends it when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ def main() -> None:
     log.configure(level="critical")
     trap_controller("supervisor")
     config = rollout_config_from_mapping(json.loads(sys.argv[1]))
-    with RolloutSupervisor(
-        config, rank_module="campaign.memory_rank", cache_module="campaign.cache_rank"
-    ) as group:
+    with RolloutSupervisor(config, rank_module=sys.argv[2], cache_module="campaign.cache_rank") as group:
         sys.stdout.write(f"ready {json.dumps(group.pids())}\n")
         sys.stdout.flush()
         sys.stdin.read()
