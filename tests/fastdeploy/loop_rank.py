@@ -244,6 +244,13 @@ class Loop:
         except RuntimeError as error:
             self.says("not_there", error=str(error))
         manager.reload_model_weights()
+        before = int(self.word.value[0])
+        self.board.barrier()
+        manager._update_shared_status(self.port, UPDATING)
+        self.board.barrier()
+        self.says("shown", word=int(self.word.value[0]))
+        self.board.barrier()
+        manager._update_shared_status(self.port, before)
 
     def told(self, value):
         """One object from rank 0, by a file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,12 +81,8 @@ def device_groups(facts: WorkerFacts, parallel_config: Any) -> ProcessGroupSurfa
 
 
 def deepep_buffers() -> Any:
-    """Return FastDeploy's ``DeepEPBufferManager``."""
-    from fastdeploy.model_executor.layers.moe.ep import (  # type: ignore[import-not-found]  # noqa: PLC0415 - only there under expert parallelism
-        DeepEPBufferManager,
-    )
-
-    return DeepEPBufferManager
+    """Return FastDeploy's ``DeepEPBufferManager``; imported only where expert parallelism needs it."""
+    return importlib.import_module("fastdeploy.model_executor.layers.moe.ep").DeepEPBufferManager
 
 
 def captured_state(models: Iterable[Any]) -> dict[str, Any]:

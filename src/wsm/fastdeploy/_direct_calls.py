@@ -174,6 +174,19 @@ class DirectCalls:
             "rank": self.local_rank,
         }
 
+    def update_weights_by_gdr(
+        self, version: str | None = None, verify_checksum: bool = False
+    ) -> Mapping[str, Any]:
+        """As :meth:`update_weights_by_rdma`, by the way that FastDeploy calls ``gdr``."""
+        said = self.update_weights_by_rdma(version, verify_checksum, transfer_mode="gdr")
+        return {**{key: value for key, value in said.items() if key != "sync_cost"}, "transfer_mode": "gdr"}
+
+    def _update_shared_status(self, pid: Any, status: int) -> None:  # noqa: ARG002 - FastDeploy's own signature
+        """Let the word of this rank's part say `status`, over whatever it says; for its first rank."""
+        now = self._own_word.read() if self._leads else None
+        if now is not None:
+            self._own_word.change(now, int(status))
+
     def read_model_version_from_file(self) -> str | None:
         """Return the version that ``version.yaml`` names; None if it names none."""
         raise NotImplementedError
