@@ -46,7 +46,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strategies": CORE | {"config_reading", "yaml_reading"},
     "actions": CORE
     | {"states.plan_key"}
-    | {f"strategies.{name}" for name in ("tensor", "digest", "transposing", "paddle_dtypes")},
+    | {
+        f"strategies.{name}"
+        for name in ("tensor", "digest", "transposing", "paddle_dtypes", "checkpoint_models")
+    },
     "config": FOUNDATION | {"config_reading", "states", "signals", "actions", "strategies"},
     "config_reading": FOUNDATION | {"yaml_reading"},
     "yaml_reading": set(),

@@ -14,7 +14,7 @@ from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load, with_manifest
-from wsm.strategies.applier.loaders import AuxiliaryNames
+from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.transports.by_version import GdrSource
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions

@@ -7,15 +7,24 @@ come from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import cast
 
 from wsm.actions import errors, names
 from wsm.actions.base import Action, ActionContext, Loaded, require_digest, require_load
 from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.measuring import AddressContract, ResidentDigest, available_bytes, measure_before
-from wsm.actions.surfaces import AvailableMemory, NamingGraphs, Runner, StageableWeights, StagedWeights
+from wsm.actions.surfaces import (
+    AvailableMemory,
+    NamingGraphs,
+    Runner,
+    StageableWeights,
+    StagedWeights,
+    processing_of,
+)
 from wsm.strategies.tensor import (
     AdoptingTarget,
+    ReplaceableTarget,
     StagedTarget,
     TensorSpec,
     WeightTarget,
@@ -107,8 +116,37 @@ class WatchedStagedTarget(WatchedTarget):
         self._staged.written(name)
 
 
+class WatchedModels(WatchedTarget):
+    """The same for weights whose models may write into their parameters by themselves, in host memory."""
+
+    def __init__(self, target: WeightTarget, models: ReplaceableTarget, context: ActionContext) -> None:
+        super().__init__(target, context)
+        self._models = models
+
+    def restore(self) -> list[str]:
+        """Mark the command, then give memory to every tensor that holds none."""
+        self._context.weights_touched = True
+        return self._models.restore()
+
+    def recapture(self, restored: Collection[str] = ()) -> list[str]:
+        """Look anew which tensors the models have."""
+        return self._models.recapture(restored)
+
+
+class WatchedStagedModels(WatchedStagedTarget, WatchedModels):
+    """The same for models on a device."""
+
+    def __init__(self, target: WeightTarget, context: ActionContext) -> None:
+        WatchedModels.__init__(self, target, cast("ReplaceableTarget", target), context)
+        self._staged = cast("StagedTarget", target)
+
+
 def watched(target: WeightTarget, context: ActionContext) -> WatchedTarget:
     """Return `target`, marking `context` before the first byte of it can change."""
+    if isinstance(target, ReplaceableTarget):
+        if isinstance(target, StagedTarget):
+            return WatchedStagedModels(target, context)
+        return WatchedModels(target, target, context)
     if isinstance(target, StagedTarget):
         return WatchedStagedTarget(target, target, context)
     return WatchedTarget(target, context)
@@ -141,6 +179,49 @@ class LoadWeights(Action):
         """Bytes of the tensors that must be allocated for the load."""
         held = set(context.runner.weights.held())
         return sum(spec.nbytes for name, spec in context.runner.weights.specs().items() if name not in held)
+
+
+class ProcessLoaded(Action):
+    """Let the engine make of a checkpoint what it computes with: quantised, fused, turned round.
+
+    FastDeploy calls ``process_final_after_loading`` behind a load through the models. What comes of it is
+    verified, kept and compared from then on. A version that holds the final layout, as a snapshot does, is
+    left as it is.
+
+    Parameters
+    ----------
+    digest : callable
+        Gives what is comparable with the load's ``digest`` fact.
+    """
+
+    name = names.PROCESS_LOADED
+    purpose = "process what the models' loaders have written"
+    touches_weights = True
+    deadline_s = 300.0
+
+    def __init__(self, digest: ResidentDigest) -> None:
+        self._digest = digest
+
+    def run(self, context: ActionContext) -> None:
+        """Process, and look anew which tensors there are. Local. Its digest takes the load's place.
+
+        Raises
+        ------
+        PostconditionError
+            If the label is one that was committed, and the weights have become others than they were then.
+        """
+        process = processing_of(context.runner)
+        if process is None or not context.facts.get("through_models"):
+            return
+        weights = context.runner.weights
+        process()
+        if isinstance(weights, ReplaceableTarget):
+            weights.recapture()
+        digest = self._digest(weights, context.progress)
+        if context.promised_digest not in (None, digest):
+            expected = f"digest {context.promised_digest}"
+            raise PostconditionError(action=self.name, expected=expected, found=digest)
+        context.facts["digest"] = digest
 
 
 #: Bytes that stay free besides, for each rank: what steps and loads allocate meanwhile.

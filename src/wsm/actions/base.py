@@ -90,6 +90,10 @@ class Loaded:
         How many tensors had a digest that their source promised, which matched.
     unknown_tensors : int or None
         How many tensors of the source were left out since the model does not have them.
+    through_models : bool or None
+        Whether the models took the tensors by their own loaders, and may be processed then.
+    auxiliary_tensors : int or None
+        How many tensors were for auxiliary models, too.
     more : mapping
         Other facts for the receipt, JSON-ready.
     """
@@ -111,6 +115,8 @@ class Loaded:
     not_loaded: Sequence[str] | None = None
     verified_tensors: int | None = None
     unknown_tensors: int | None = None
+    through_models: bool | None = None
+    auxiliary_tensors: int | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -39,6 +39,7 @@ ABANDON_GROUPS: Final = "abandon_groups"
 
 RELEASE_WEIGHTS: Final = "release_weights"
 LOAD_WEIGHTS: Final = "load_weights"
+PROCESS_LOADED: Final = "process_loaded"
 
 PLAN_STAGING_MEMORY: Final = "plan_staging_memory"
 STAGE_WEIGHTS: Final = "stage_weights"

@@ -22,6 +22,7 @@ from wsm.actions.surfaces import (
     KeepingKVCacheSurface,
     Runner,
     completed,
+    processing_of,
 )
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
@@ -53,6 +54,9 @@ class PlanOptions:
     rejoins : bool
         Whether communicators, and the buffer on them, can be given up by one rank alone, so that its process
         outlives the death of a peer. Then the first update of each epoch creates them.
+    processes_loaded : bool
+        Whether the engine makes something else of a checkpoint that its models have loaded
+        (:class:`wsm.actions.surfaces.ProcessingRunner`).
     routing_replay : bool
         Whether expert choices are recorded.
     kv_policies : frozenset of KVPolicy
@@ -90,6 +94,7 @@ class PlanOptions:
     group_kinds: tuple[GroupKind, ...] = ()
     shut_down_groups: bool | None = None
     rejoins: bool = False
+    processes_loaded: bool = False
     routing_replay: bool = False
     kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP})
     in_flight_policies: frozenset[InFlightPolicy] = frozenset(InFlightPolicy)
@@ -184,6 +189,7 @@ class PlanOptions:
             shut_down_groups=shut_down_groups,
             rejoins=isinstance(runner.groups, AbandonableGroups)
             and (runner.deepep is None or isinstance(runner.deepep, AbandonableBuffer)),
+            processes_loaded=processing_of(runner) is not None,
             routing_replay=runner.routing_replay is not None,
             kv_policies=kv_policies,
             in_flight_policies=_honoured(runner) if in_flight_policies is None else in_flight_policies,

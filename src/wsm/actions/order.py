@@ -199,7 +199,7 @@ BEFORE: tuple[Before, ...] = (
         (names.LOAD_WEIGHTS,),
         "a group that cannot be had fails the update before a byte is loaded",
     ),
-    Before(names.LOAD_WEIGHTS, names.VERIFY_LOADED, _PROOF_WHY),
+    *_chain((names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED), _PROOF_WHY),
     *_each(
         (names.VERIFY_LOADED,),
         (names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS, *_REBUILT, *_FORGOTTEN, *_CAPTURED),
@@ -241,6 +241,7 @@ BEFORE: tuple[Before, ...] = (
 #: What must accompany what.
 NEEDS: tuple[Needs, ...] = (
     Needs(names.LOAD_WEIGHTS, names.VERIFY_LOADED, later=True, why=_PROOF_WHY),
+    Needs(names.PROCESS_LOADED, names.LOAD_WEIGHTS, later=False, why="there is nothing else to process"),
     Needs(names.VERIFY_LOADED, names.DECLARE_PREPARED, later=True, why=_FACTS_WHY),
     Needs(names.STAGE_WEIGHTS, names.VERIFY_STAGED, later=True, why=_PROOF_WHY),
     Needs(names.VERIFY_STAGED, names.DECLARE_STAGED, later=True, why=_FACTS_WHY),
@@ -308,6 +309,9 @@ PRESENT: tuple[Present, ...] = (
     Present(names.RESET_INPUTS, _resets_inputs, _INPUTS_WHY),
     Present(names.RESET_AUXILIARY_INPUTS, _resets_inputs, _INPUTS_WHY),
     Present(names.VERIFY_LOADED, _loads_where_it_stands, _PROOF_WHY),
+    Present(
+        names.PROCESS_LOADED, _loads_where_it_stands, "a checkpoint is not what the engine computes with"
+    ),
     Present(names.EMPTY_ALLOCATOR_CACHE, _gives_memory_back, _FREE_WHY, _gives_memory_back),
     Present(names.VERIFY_CLEARED, _gives_memory_back, _MEASURE_WHY, _gives_memory_back),
     Present(names.DECLARE_CLEARED, _gives_memory_back, _FACTS_WHY, _gives_memory_back),

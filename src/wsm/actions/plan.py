@@ -48,6 +48,7 @@ from wsm.actions._weights import (
     LoadWeights,
     MakeFlipReady,
     PlanStagingMemory,
+    ProcessLoaded,
     ReleaseWeights,
     StageWeights,
     VerifyStaged,
@@ -300,6 +301,8 @@ def _load_weights(options: PlanOptions) -> Iterator[Action]:
     """Load and verify the weights."""
     if not options.cache_only:
         yield LoadWeights()
+        if options.processes_loaded:
+            yield ProcessLoaded(options.resident_digest)
         yield VerifyLoaded(options.resident_digest, options.address_contract)
 
 

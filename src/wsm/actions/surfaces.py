@@ -13,7 +13,7 @@ Nothing here imports paddle or knows about words, states or commands.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from wsm.actions import errors
@@ -520,6 +520,20 @@ class _Completed:
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._runner, name, value)
+
+
+class ProcessingRunner(Protocol):
+    """What a runner implements besides, that makes something else of a checkpoint its models have loaded."""
+
+    def process_loaded(self) -> None:
+        """Quantise, fuse or turn round what was loaded, in every model. Local."""
+        ...
+
+
+def processing_of(runner: object) -> Callable[[], None] | None:
+    """Return how a :class:`ProcessingRunner` processes what was loaded; None of another runner."""
+    found = getattr(runner, "process_loaded", None)
+    return found if callable(found) else None
 
 
 def completed(runner: BareRunner) -> Runner:

@@ -25,7 +25,7 @@ from wsm.fastdeploy._direct_calls import DirectCalls, SingleActions
 from wsm.fastdeploy._entries import Deciding, Entries, PartWord
 from wsm.fastdeploy._loop_contract import Entry
 from wsm.fastdeploy._membership import Membership, meet, membership_of
-from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, surfaces_of_models
+from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, checkpoint_models, surfaces_of_models
 from wsm.group_segment import declare_loop, own_new_group
 from wsm.signals.segment import Segment
 from wsm.worker import StepPermit, Worker
@@ -148,6 +148,7 @@ class DynamicWeightManager(DirectCalls):
             memory=memory or calls.device_memory(),
             groups=calls.device_groups(facts, self.parallel_config) if config.shut_down_groups else None,
             deepep_buffers=calls.deepep_buffers() if facts.expert_parallel else None,
+            models=checkpoint_models(self.model_list, self.fd_config),
         )
         self._attach_s = config.deadlines.attach_s
         options = PlanOptions.from_runner(
@@ -181,8 +182,7 @@ class DynamicWeightManager(DirectCalls):
         self._segment = segment
         word = PartWord(facts.port, directory)
         undo.callback(word.close)
-        self._own_word, self._leads = word, facts.tensor_parallel_rank == 0
-        leads = self._leads
+        self._own_word, self._leads = word, (leads := facts.tensor_parallel_rank == 0)
         if member.rank:
             self._entries: Entries = Entries(self._worker, segment, word if leads else None, leads=leads)
         else:

@@ -30,6 +30,7 @@ from wsm.actions.surfaces import (
 )
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
+from wsm.strategies.checkpoint_models import CheckpointModel
 
 
 @dataclass(frozen=True)
@@ -301,6 +302,8 @@ class WorkerSurfaces:
         The worker's communicators.
     deepep_buffers : type or None
         ``DeepEPBufferManager`` under expert parallelism.
+    models : sequence of CheckpointModel
+        The main model and auxiliary ones, for checkpoints that they load by themselves.
     """
 
     def __init__(
@@ -311,7 +314,9 @@ class WorkerSurfaces:
         memory: MemorySurface,
         groups: ProcessGroupSurface | None = None,
         deepep_buffers: Any = None,
+        models: Sequence[CheckpointModel] = (),
     ) -> None:
+        self._models = tuple(models)
         self.weights = weights
         self.memory = memory
         self.groups = groups
@@ -348,6 +353,10 @@ class WorkerSurfaces:
     def routing_replay(self) -> RoutingReplaySurface | None:
         """The records of expert choices, where they are kept."""
         return self._replay
+
+    def loaders(self) -> Sequence[CheckpointModel]:
+        """Return the models that take a checkpoint, the main one first."""
+        return self._models
 
     def bind(self, model_runner: Any) -> bool:
         """Take a model runner that FastDeploy hands in; return whether it is the first time.
@@ -401,6 +410,15 @@ def surfaces_of_models(models: Sequence[Any]) -> WeightSurface:
     if place.is_cpu_place():
         return PaddleWeights(layers)
     return DeviceWeights(layers, place)
+
+
+def checkpoint_models(models: Sequence[Any], fd_config: Any) -> Sequence[CheckpointModel]:
+    """Return FastDeploy's models as what takes a checkpoint; none if one of them has no ``load_weights``."""
+    if not all(callable(getattr(model, "load_weights", None)) for model in models):
+        return ()
+    from wsm.actions.backends.model_loading import loading_models  # noqa: PLC0415 - as above
+
+    return loading_models(models, fd_config)
 
 
 class _Together:

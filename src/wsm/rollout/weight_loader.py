@@ -13,7 +13,8 @@ import numpy as np
 
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import ParameterLayout, ShardSplit, full_specs, parameter_table
-from wsm.strategies.applier.loaders import AuxiliaryNames, ParameterMemory
+from wsm.strategies.applier.loaders import ParameterMemory
+from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.tensor import TensorSpec
 
 

@@ -7,6 +7,7 @@ knows states, words or actions; paddle is imported only to read a pickle that th
 packages and modules                  responsible for
 ====================================  ====================================================================
 tensor, digest, transposing           what a tensor is, the one digest, memory with its axes turned
+checkpoint_models                     models that take a checkpoint by themselves
 offer, observer, errors               what a strategy yields, who follows it, what goes wrong
 strategy, sections                    what a strategy is; what it reads of a configuration
 registry                              the strategies by name, and those that other packages announce

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+from wsm.errors import BadInputError, GroupError, InternalError, NoRoomError, RefusedError
 from wsm.printable import counted
 from wsm.strategies.tensor import TensorReleasedError
 
@@ -577,13 +577,25 @@ def loader_contract(*, loader: str, problem: str, touched: bool) -> InternalErro
     )
 
 
-def no_auxiliary_tensors(*, loader: str) -> BadInputError:
+def models_write_in_place(*, model: str, target: str) -> NoRoomError:
+    """A version that models load by themselves was to be staged beside the one that serves."""
+    return NoRoomError(
+        f"{model} writes a version into its own parameters, and {target} holds others; nothing was changed: "
+        "update without --hot",
+        code="models-write-in-place",
+        model=model,
+        target=target,
+    )
+
+
+def no_auxiliary_tensors(*, loader: str, touched: bool = False) -> BadInputError:
     """An auxiliary model takes no tensor of the stream, so it would go on with old weights."""
     return BadInputError(
         f"the auxiliary model {loader} takes no tensor of the stream; its names match none, correct "
         "where its layers begin, or leave the model out",
         code="no-auxiliary-tensors",
         loader=loader,
+        touched=touched,
     )
 
 

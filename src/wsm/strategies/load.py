@@ -25,9 +25,10 @@ from wsm.strategies.applier import admission
 from wsm.strategies.applier.admission import Admit, LoadWay, memory_need
 from wsm.strategies.applier.apply import Applied, apply_tensors
 from wsm.strategies.applier.coverage import check_tied_coverage
-from wsm.strategies.applier.feeding import feed_loaders
+from wsm.strategies.applier.feeding import feed_loaders, feed_models
 from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
+from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer
@@ -109,6 +110,10 @@ class LoadReport:
         How many of the seconds were spent waiting for the sender of the weights, where that is known.
     unknown : tuple of str
         Names that the source has and the model does not, which were allowed and left out.
+    through_models : bool
+        Whether models took them that say nothing beforehand, and did with them what is theirs to know.
+    auxiliary : int
+        How many of the tensors were for auxiliary models, too, where those say nothing beforehand.
     """
 
     strategy: str
@@ -129,6 +134,8 @@ class LoadReport:
     read_bytes: int = 0
     sync_s: float = 0.0
     unknown: tuple[str, ...] = ()
+    through_models: bool = False
+    auxiliary: int = 0
 
     @property
     def apply_s(self) -> float:
@@ -167,7 +174,7 @@ def load(
     progress: Callable[[int, int], None] = no_progress,
     cancelled: Callable[[], bool] = never_cancelled,
     threads: int | None = None,
-    loaders: Sequence[ModelLoader] = (),
+    loaders: Sequence[ModelLoader | CheckpointModel] = (),
     admit: Admit | None = None,
     clock: Clock | None = None,
 ) -> LoadReport:
@@ -198,7 +205,7 @@ def load(
         How many copy and digest, the calling one included, where the strategy can be read in parallel; by
         default :func:`wsm.strategies.applier.parallel_copy.default_threads`. Whatever is called back, is
         called from the calling thread.
-    loaders : sequence of ModelLoader
+    loaders : sequence of ModelLoader, or of CheckpointModel
         How the models take a checkpoint's tensors, the main one first; used by strategies that bring such
         (``gdr``), which apply by name where there are none.
     admit : callable, optional
@@ -269,6 +276,8 @@ def load(
         read_bytes=applied.nbytes if offer.read_bytes is None else offer.read_bytes,
         sync_s=0.0 if offer.waited_s is None else offer.waited_s(),
         unknown=applied.unknown,
+        through_models=applied.through_models,
+        auxiliary=applied.auxiliary,
     )
 
 
@@ -276,7 +285,7 @@ def _applied(
     offer: Offer,
     target: WeightTarget,
     observer: LoadObserver,
-    loaders: Sequence[ModelLoader],
+    loaders: Sequence[ModelLoader | CheckpointModel],
     *,
     allowed_unknown: Collection[str],
     partial: bool,
@@ -286,7 +295,11 @@ def _applied(
     if loaders and offer.chunk_tensors is not None:
         if partial:
             raise errors.partial_feed()
-        return feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
+        models = [loader for loader in loaders if isinstance(loader, CheckpointModel)]
+        if models:
+            return feed_models(offer, models, target, observer)
+        declared = [loader for loader in loaders if not isinstance(loader, CheckpointModel)]
+        return feed_loaders(offer, declared, target, observer, allowed_unknown=allowed_unknown)
     return apply_tensors(
         offer.tensors,
         target,

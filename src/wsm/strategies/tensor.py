@@ -186,6 +186,25 @@ class ServedTarget(Protocol):
         ...
 
 
+@runtime_checkable
+class ReplaceableTarget(WeightTarget, Protocol):
+    """What a target implements besides, whose models write into their parameters by themselves."""
+
+    def restore(self) -> list[str]:
+        """Give every tensor memory that holds none, and return their names."""
+        ...
+
+    def recapture(self, restored: Collection[str] = ()) -> list[str]:
+        """Look anew which tensors the models have, since loaders may have replaced some.
+
+        Returns
+        -------
+        list of str
+            Those of `restored` that still hold nothing but what :meth:`restore` gave them.
+        """
+        ...
+
+
 def tied_names(target: WeightTarget) -> Mapping[str, str]:
     """Return further names of the target's tensors, and the name that it has each under."""
     return target.tied if isinstance(target, TiedTarget) else {}

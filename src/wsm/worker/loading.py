@@ -31,6 +31,7 @@ from wsm.strategies.applier.coverage import EVERY_NAME
 from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.tensor_ledger import keep_ledger
+from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.errors import LoadCancelledError, listed
 from wsm.strategies.files.file_looks import look_at
 from wsm.strategies.load import LoadReport, inspect, load
@@ -53,7 +54,7 @@ _log = log.logger("worker")
 class LoadingRunner(Protocol):
     """What a runner implements besides, whose models take a checkpoint's tensors by loaders of their own."""
 
-    def loaders(self) -> Sequence[ModelLoader]:
+    def loaders(self) -> Sequence[ModelLoader | CheckpointModel]:
         """Return the main model's, then those of the auxiliary models; known without any memory held."""
         ...
 
@@ -105,8 +106,7 @@ def load_function(sources: Sources) -> LoadFunction:
                 promised=context.promised_digest or "",
             )
         each = (*under, report)
-        if report.unknown:
-            _log.info(log.TENSORS_IGNORED, version=report.version, tensors=listed(report.unknown))
+        _say_what_was_ignored(report)
         return Loaded(
             version=report.version or version,
             manifest_digest=report.manifest_digest,
@@ -125,12 +125,19 @@ def load_function(sources: Sources) -> LoadFunction:
             not_loaded=list(report.missing),
             verified_tensors=0 if is_unnamed(version) else report.verified,
             unknown_tensors=len(report.unknown) if ignores else None,
+            through_models=report.through_models or None,
+            auxiliary_tensors=report.auxiliary or None,
         )
 
     return load_version
 
 
-def _loaders(runner: object) -> Sequence[ModelLoader]:
+def _say_what_was_ignored(report: LoadReport) -> None:
+    if report.unknown:
+        _log.info(log.TENSORS_IGNORED, version=report.version, tensors=listed(report.unknown))
+
+
+def _loaders(runner: object) -> Sequence[ModelLoader | CheckpointModel]:
     """Return the loaders of a :class:`LoadingRunner`; none of another runner."""
     loaders = getattr(runner, "loaders", None)
     return () if loaders is None else tuple(loaders())

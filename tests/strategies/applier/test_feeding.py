@@ -12,7 +12,8 @@ from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.applier.apply import Applied
 from wsm.strategies.applier.feeding import feed_loaders
-from wsm.strategies.applier.loaders import AuxiliaryNames, ParameterMemory
+from wsm.strategies.applier.loaders import ParameterMemory
+from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor

@@ -51,6 +51,10 @@ class DeviceWeights(PaddleWeights):
         self._place = place
         self._staged: tuple[str, np.ndarray[Any, Any]] | None = None
 
+    def _placed(self, name: str, memory: np.ndarray[Any, Any]) -> Any:
+        """Return a tensor like the named one on the device, with the content of an array of its carrier."""
+        return self.on_device(name, memory)
+
     def writable(self, name: str) -> memoryview:
         """Return host memory for the tensor's bytes; :meth:`written` moves them. One tensor at a time."""
         spec = self._specs[name]

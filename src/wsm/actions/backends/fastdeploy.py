@@ -27,6 +27,7 @@ from wsm.actions.surfaces import (
     RoutingReplaySurface,
     WeightSurface,
 )
+from wsm.strategies.checkpoint_models import CheckpointModel
 
 #: Older builds carry a typing error in the name.
 _CLEAR_GRAPHS = ("clear_graph_opt_backend", "clear_grpah_opt_backend")
@@ -298,6 +299,11 @@ class FastDeployRunner:
         ``DeepEPBufferManager`` under expert parallelism.
     pause, resume, forget_prefixes : callable
         Reach the engine: stop and continue admission, reset the prefix tree.
+    models : sequence of CheckpointModel
+        The main model and auxiliary ones, for checkpoints that they load by themselves
+        (:func:`wsm.actions.backends.model_loading.loading_models`).
+    process_loaded : callable or None
+        What FastDeploy does behind such a load, for every model: ``process_final_after_loading``.
 
     Raises
     ------
@@ -316,7 +322,11 @@ class FastDeployRunner:
         forget_prefixes: Callable[[], Any],
         groups: ProcessGroupSurface | None = None,
         deepep_buffers: Any = None,
+        models: Sequence[CheckpointModel] = (),
+        process_loaded: Callable[[], None] | None = None,
     ) -> None:
+        self._models = tuple(models)
+        self.process_loaded = process_loaded
         self.weights = weights
         self.memory = memory
         self.groups = groups
@@ -337,6 +347,10 @@ class FastDeployRunner:
         self.routing_replay: RoutingReplaySurface | None = (
             None if records is None else FastDeployRoutingReplay(records)
         )
+
+    def loaders(self) -> Sequence[CheckpointModel]:
+        """Return the models that take a checkpoint, the main one first."""
+        return self._models
 
 
 def _main_graphs(model_runner: Any) -> FastDeployGraphs:

@@ -15,10 +15,14 @@ import numpy as np
 
 from wsm.actions.backends import errors, paddle_bytes
 from wsm.actions.backends._paddle_staging import PaddleStaging
+from wsm.actions.backends.loader_attributes import carry_over
 from wsm.actions.backends.paddle_bytes import carrier_name, safetensors_name
 from wsm.strategies.paddle_dtypes import paddle_name
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order, swapped_shape
+
+#: From so many bytes on, all bits set is no content of integers either.
+_MANY_BYTES = 64
 
 
 class PaddleWeights:
@@ -57,12 +61,18 @@ class PaddleWeights:
     on_host = True
 
     def __init__(self, layers: Any, *, transposed: Collection[str] = ()) -> None:
-        named = layers if isinstance(layers, Mapping) else {"": layers}
+        self._layers = layers if isinstance(layers, Mapping) else {"": layers}
         self._tensors: dict[str, Any] = {}
         self._specs: dict[str, TensorSpec] = {}
+        self._declared: dict[str, TensorSpec] = {}
         self.tied: dict[str, str] = {}
+        self.transposed = frozenset(transposed)
+        self._capture()
+
+    def _capture(self) -> None:
+        self._tensors, self._specs, self.tied = {}, {}, {}
         first_names: dict[int, str] = {}
-        for prefix, layer in named.items():
+        for prefix, layer in self._layers.items():
             for local_name, tensor in layer.state_dict().items():
                 name = f"{prefix}{local_name}"
                 if id(tensor) in first_names:
@@ -71,7 +81,6 @@ class PaddleWeights:
                 first_names[id(tensor)] = name
                 self._specs[name] = self._spec(name, tensor)
                 self._tensors[name] = tensor
-        self.transposed = frozenset(transposed)
         self._declared = dict(self._specs)
         for name in sorted(self.transposed):
             self._declared[name] = self._turned(name)
@@ -137,6 +146,43 @@ class PaddleWeights:
         if not self._tensors[name]._is_initialized():
             raise TensorReleasedError(tensor=name)
         return self.as_declared(name, self.bytes_of(self.tensor(name)))
+
+    def restore(self) -> list[str]:
+        """Give every tensor memory that holds none, and return their names.
+
+        All bits of it are set, which no loaded weights are: so it is seen what a loader has left out.
+        """
+        released = [name for name, spec in self._specs.items() if spec.nbytes]
+        released = [name for name in released if not self._tensors[name]._is_initialized()]
+        for name in released:
+            carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
+            memory = np.empty(self._specs[name].shape, carrier)
+            memory.reshape(-1).view(np.uint8)[:] = 0xFF
+            self._share_into(name, self._placed(name, memory))
+        return released
+
+    def recapture(self, restored: Collection[str] = ()) -> list[str]:
+        """Look anew which tensors the layers have: loaders may have replaced some by others.
+
+        A parameter that was replaced keeps what loaders had hung on the one before it
+        (:func:`wsm.actions.backends.loader_attributes.carry_over`).
+
+        Returns
+        -------
+        list of str
+            Those of `restored` that still hold nothing but what :meth:`restore` gave them.
+        """
+        before = dict(self._tensors)
+        self._capture()
+        for name, tensor in self._tensors.items():
+            if name in before and before[name] is not tensor:
+                carry_over(before[name], tensor)
+        left = [name for name in restored if self._tensors.get(name) is before[name]]
+        return [name for name in left if _untouched(self._specs[name], self.readable(name))]
+
+    def _placed(self, name: str, memory: np.ndarray[Any, Any]) -> Any:
+        """Return a tensor like the named one where it belongs, over or from an array of its carrier."""
+        return self._tensor_over(name, memory)
 
     def adopts(self, name: str) -> bool:
         """Whether :meth:`adopt` may be called: the tensor is released, and its address was not captured."""
@@ -258,3 +304,9 @@ class PaddleWeights:
             if not tensor.is_contiguous():
                 raise errors.unsupported_tensor(tensor=name, found="strided", supported="contiguous tensors")
         return spec
+
+
+def _untouched(spec: TensorSpec, data: memoryview) -> bool:
+    """Whether every bit is set, in a tensor where that is no content: integers may all be -1."""
+    counts = spec.dtype[0] in "FB" or spec.nbytes >= _MANY_BYTES
+    return counts and bool((np.frombuffer(data, np.uint8) == 0xFF).all())

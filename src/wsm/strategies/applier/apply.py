@@ -57,7 +57,8 @@ class Applied:
     `missing` names the tensors that a partial load did not bring; their bytes count in `digest` all the same.
     `adopted` counts the bytes that were not copied: the target keeps the memory that they came in.
     `extra_bytes` is what was held at most beside the target and the source's own memory. `unknown` names what
-    came, was allowed, and is not the target's.
+    came, was allowed, and is not the target's; `through_models` says whether
+    models took it that say nothing beforehand, `auxiliary` counts what auxiliary ones were given of it.
     """
 
     nbytes: int
@@ -68,6 +69,8 @@ class Applied:
     extra_bytes: int = 0
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    through_models: bool = False
+    auxiliary: int = 0
 
 
 def apply_tensors(

@@ -2,15 +2,13 @@
 
 FastDeploy's models have ``load_weights(iterator)``; this is that protocol with its promises spoken: what the
 loader takes is known beforehand, it writes into the parameters' own memory, and it says when each is whole.
-Which names belong to a multi-token-prediction model is FastDeploy's rule, with layer numbers compared as
-numbers. Knows no strategies and no model.
+A model that makes none of these promises is in :mod:`wsm.strategies.checkpoint_models`. Knows no strategies
+and no model.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from wsm.errors import InternalError
@@ -18,32 +16,6 @@ from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.observer import Taint
 from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
-
-_MARKS = ("mtp_", "mtp_block")
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class AuxiliaryNames:
-    """Names that say MTP, or lie in layers behind the main model's last.
-
-    Parameters
-    ----------
-    first_layer : int
-        The first of its layers; the main model's number of layers.
-    layers : int
-        How many layers it has.
-    """
-
-    first_layer: int = 0
-    layers: int = 0
-
-    def match(self, name: str) -> bool:
-        """Whether the tensor called `name` is the auxiliary model's; layer 2 is not layer 20."""
-        if any(mark in name for mark in _MARKS):
-            return True
-        own = range(self.first_layer, self.first_layer + self.layers)
-        return any(int(found) in own for found in _LAYER.findall(name))
 
 
 class ParameterMemory:

@@ -1,0 +1,271 @@
+"""Real models of a few layers that take a checkpoint by ``load_weights(iterator)``, as FastDeploy's do."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+import paddle
+import pytest
+
+from tests.raising import raising
+from wsm.actions.backends.loader_attributes import carrying_over
+from wsm.actions.backends.model_loading import LoadingModel, loading_models
+from wsm.actions.backends.paddle_weights import PaddleWeights
+from wsm.strategies import errors
+from wsm.strategies.applier.feeding import feed_models
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.observer import UNOBSERVED, LoadObserver
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.tensor import TensorSpec
+
+pytestmark = pytest.mark.paddle
+
+
+def copied_into(parameter, loaded, part=None):
+    """A weight loader: turned round if the parameter says so, into one of two halves if it is fused."""
+    value = loaded.transpose([1, 0]) if getattr(parameter, "weight_need_transpose", False) else loaded
+    where = parameter if part is None else parameter[..., part * 2 : part * 2 + 2]
+    where.copy_(value, True)
+
+
+class Main(paddle.nn.Layer):
+    """A layer of two fused tensors, and one whose checkpoint lies the other way round."""
+
+    FUSED = MappingProxyType({"model.q.weight": 0, "model.k.weight": 1})
+
+    def __init__(self):
+        super().__init__()
+        self.qk = self.create_parameter([3, 4])
+        self.out = self.create_parameter([4, 2])
+        self.out.weight_need_transpose = True
+        self.seen = []
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            self.seen.append(name)
+            if name in self.FUSED:
+                copied_into(self.qk, tensor, self.FUSED[name])
+            elif name == "model.out.weight":
+                copied_into(self.out, tensor)
+
+
+class Draft(paddle.nn.Layer):
+    """A model of one layer behind the main model's two; it says where its layers begin."""
+
+    mtp_start_layer_idx = 2
+    num_mtp_layers = 1
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([2, 2])
+        self.bias = self.create_parameter([2])
+        self.calls = []
+
+    def load_weights(self, weights):
+        taken = dict(weights)
+        self.calls.append(sorted(taken))
+        for name, tensor in taken.items():
+            copied_into(self.weight if "weight" in name else self.bias, tensor)
+
+
+def checkpoint(seed=0):
+    random = np.random.default_rng(seed)
+    shapes = {
+        "model.q.weight": (3, 2),
+        "model.k.weight": (3, 2),
+        "model.out.weight": (2, 4),
+        "model.layers.2.mtp.weight": (2, 2),
+        "model.layers.2.mtp.bias": (2,),
+        "model.layers.20.rotary": (2,),
+    }
+    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def offered(state, *, promised=True, chunk=16):
+    def one(name, array, digest=None):
+        spec = TensorSpec(name, "F32", array.shape)
+        return OfferedTensor.of_bytes(spec, "the test", array.tobytes(), digest)
+
+    digests = {name: digest_of(array.tobytes()) if promised else None for name, array in state.items()}
+    tensors = iter([one(name, array, digests[name]) for name, array in state.items()])
+    specs = tuple(TensorSpec(name, "F32", array.shape) for name, array in state.items())
+    return Offer(
+        "1",
+        tensors,
+        ("the test",),
+        None,
+        ManifestScope.LOADED,
+        declared=False,
+        promised=specs if promised else None,
+        chunk_tensors=chunk,
+    )
+
+
+class Engine:
+    def __init__(self):
+        self.main, self.draft = Main(), Draft()
+        self.weights = PaddleWeights({"": self.main, "mtp.": self.draft})
+        self.models = loading_models([self.main, self.draft], None)
+        self.taints = 0
+
+    def load(self, offer):
+        return feed_models(offer, self.models, self.weights, LoadObserver(self.taint))
+
+    def taint(self):
+        self.taints += 1
+
+    def digest(self):
+        specs = self.weights.specs().items()
+        return shard_digest((spec, digest_of(self.weights.readable(name))) for name, spec in specs)
+
+
+def test_a_checkpoint_goes_through_the_models_own_loaders_in_place_and_after_a_clear():
+    engine = Engine()
+    for seed in (1, 2):
+        state = checkpoint(seed)
+        applied = engine.load(offered(state, chunk=1))
+        fused = np.concatenate([state["model.q.weight"], state["model.k.weight"]], axis=1)
+        assert np.array_equal(engine.main.qk.numpy(), fused)
+        assert np.array_equal(engine.main.out.numpy(), state["model.out.weight"].T)
+        assert np.array_equal(engine.draft.weight.numpy(), state["model.layers.2.mtp.weight"])
+        assert (applied.tensors, applied.verified, applied.auxiliary) == (6, 6, 2)
+        assert applied.digest == engine.digest()
+        engine.weights.release()
+    assert engine.taints == 2
+
+
+def test_the_main_model_gets_every_tensor_and_the_draft_its_own_in_chunks():
+    engine = Engine()
+    engine.load(offered(checkpoint(), chunk=1))
+    assert engine.main.seen == list(checkpoint())
+    assert engine.draft.calls == [["model.layers.2.mtp.weight"], ["model.layers.2.mtp.bias"]]
+    engine.load(offered(checkpoint(), chunk=16))
+    assert len(engine.draft.calls) == 3
+
+
+def test_where_an_mtp_models_layers_begin_is_read_off_the_configuration_too():
+    class Config:
+        start_layer_index, num_nextn_predict_layers = 4, 2
+
+    class Told:
+        model_config = Config
+
+    _, silent = loading_models([Main(), Main()], Told)
+    assert [silent.match(f"layers.{index}.w") for index in (3, 4, 5, 6)] == [False, True, True, False]
+
+
+def test_a_draft_that_no_tensor_is_for_is_refused_before_anything_where_that_is_known():
+    for promised in (True, False):
+        engine = Engine()
+        state = {name: array for name, array in checkpoint().items() if "mtp" not in name}
+        with raising(errors.no_auxiliary_tensors) as caught:
+            engine.load(offered(state, promised=promised))
+        assert caught.value.touched == bool(engine.taints) == (not promised)
+
+
+def test_a_parameter_that_no_tensor_was_written_to_after_a_clear_is_named():
+    engine = Engine()
+    engine.weights.release()
+    state = checkpoint()
+    del state["model.out.weight"]
+    with raising(errors.loader_contract, match="1 parameters were not written: 'out'") as caught:
+        engine.load(offered(state, promised=False))
+    assert caught.value.touched
+
+
+def test_what_was_promised_comes_once_and_is_what_it_was():
+    state = checkpoint()
+    torn = offered({**state, "model.q.weight": state["model.q.weight"] + 1})
+    good = {tensor.spec.name: tensor.digest for tensor in offered(state).tensors}
+    wrong = list(torn.tensors)
+    for tensor in wrong:
+        tensor.digest = good[tensor.spec.name]
+    engine = Engine()
+    with raising(errors.DigestMismatchError, match="model.q.weight"):
+        engine.load(Offer(**{**vars(torn), "tensors": iter(wrong)}))
+    twice = [*offered(state).tensors, *offered(state).tensors]
+    with raising(errors.not_covered, match="duplicate"):
+        engine.load(Offer(**{**vars(offered(state)), "tensors": iter(twice)}))
+    with raising(errors.not_covered, match="missing"):
+        engine.load(Offer(**{**vars(offered(state)), "tensors": iter(twice[:3])}))
+    assert engine.load(offered(state)).tensors == 6
+
+
+def test_a_loader_that_takes_only_some_is_named():
+    class Lazy(Main):
+        def load_weights(self, weights):
+            next(iter(weights))
+
+    weights = PaddleWeights(lazy := Lazy())
+    with raising(errors.loader_contract, match="took 0 tensors and not the rest"):
+        feed_models(offered(checkpoint()), [LoadingModel(lazy, "the main model")], weights, UNOBSERVED)
+
+
+def test_what_is_staged_beside_a_version_that_serves_is_not_what_models_write_into():
+    engine = Engine()
+    before = engine.digest()
+    with raising(errors.models_write_in_place, match="update without --hot"):
+        feed_models(offered(checkpoint()), engine.models, engine.weights.stage(), UNOBSERVED)
+    assert engine.digest() == before
+
+
+# -- parameters that are made anew ---------------------------------------------------------------------------
+
+
+def turned(layer, name):
+    """FastDeploy's way under dynamic load: an empty parameter of the exchanged shape takes the place."""
+    old = getattr(layer, name)
+    shape = list(old.shape)
+    new = layer.create_parameter([*shape[:-2], shape[-1], shape[-2]])
+    old.value().get_tensor()._clear()
+    setattr(layer, name, new)
+
+
+@pytest.mark.parametrize("shape", [[4, 2], [3, 4, 2], [2, 2]])
+def test_a_transpose_that_makes_a_parameter_anew_keeps_how_it_is_loaded(shape):
+    layer = paddle.nn.Layer()
+    layer.weight = layer.create_parameter(shape)
+    axes = len(shape)
+    layer.weight.weight_loader = copied_into
+    layer.weight.output_dim = True
+    layer.weight.split_axis = axes - 1
+    layer.weight.weight_need_transpose = False
+    layer.weight.is_distributed = True
+    layer.weight.tensor_track = object()
+    carrying_over(turned)(layer, "weight")
+    new = layer.weight
+    assert list(new.shape) == [*shape[:-2], shape[-1], shape[-2]]
+    assert (new.output_dim, new.split_axis, new.weight_need_transpose) == (False, axes - 2, True)
+    assert new.is_distributed
+    assert new.weight_loader is copied_into
+    assert not hasattr(new, "tensor_track")
+    layer.weight.output_dim = None
+    carrying_over(turned)(layer, "weight")
+    assert (layer.weight.output_dim, layer.weight.split_axis) == (None, axes - 1)
+    assert layer.weight.weight_need_transpose is False
+
+
+def test_a_loader_that_replaces_parameters_leaves_no_stale_state_and_no_lost_attributes():
+    class Replacing(Main):
+        def load_weights(self, weights):
+            super().load_weights(weights)
+            value = self.out.numpy().T.copy()
+            turned(self, "out")
+            self.out.set_value(value)
+
+    engine = Engine()
+    engine.main = Replacing()
+    engine.main.out.weight_loader = copied_into
+    engine.weights = PaddleWeights({"": engine.main, "mtp.": engine.draft})
+    engine.models = loading_models([engine.main, engine.draft], None)
+    applied = engine.load(offered(checkpoint(3)))
+    assert engine.weights.specs()["out"].shape == (2, 4)
+    assert engine.weights.tensor("out") is engine.main.out
+    assert engine.main.out.weight_need_transpose is False
+    assert engine.main.out.weight_loader is copied_into
+    assert applied.digest == engine.digest()
+    applied = engine.load(offered(checkpoint(4)))
+    assert np.array_equal(engine.main.out.numpy(), checkpoint(4)["model.out.weight"].T)
+    assert engine.weights.release() > 0
+    assert not list(engine.weights.held())
