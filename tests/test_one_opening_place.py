@@ -32,7 +32,13 @@ PLACE = {"shared_directory", "own_descriptor"}
 ELSEWHERE = {
     "files of the kernel": {
         "actions.backends.paddle_memory",
+        "fastdeploy._membership",
         "signals.identity",
+    },
+    "calls of FastDeploy, bound to its own objects and read in its own source": {
+        "fastdeploy._calls",
+        "fastdeploy._dynamic_weights",
+        "fastdeploy._runner_surfaces",
     },
     "files that the user names, read or written as any program does": {
         "cli.diagrams",
