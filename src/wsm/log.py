@@ -93,6 +93,7 @@ DELTA_ROUTE: Final = "delta.route"
 CLIENT_GONE: Final = "client.gone"
 PARAMETER_FOUND: Final = "parameter.found"
 DEVICE_MEMORY: Final = "device.memory"
+MEMORY_MEASURED: Final = "memory.measured"
 
 #: The root of every logger of wsm; a host sets its level or handlers as for any library.
 ROOT: Final = "wsm"

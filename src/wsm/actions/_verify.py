@@ -14,7 +14,14 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, require_digest
 from wsm.actions.errors import PostconditionError
-from wsm.actions.measuring import NOT_MEASURED, AddressContract, MemoryProof, ResidentDigest, resident_bytes
+from wsm.actions.measuring import (
+    NOT_MEASURED,
+    AddressContract,
+    MemoryProof,
+    ResidentDigest,
+    log_memory,
+    resident_bytes,
+)
 from wsm.actions.surfaces import GroupKind
 from wsm.states.vocabulary import ALL_TAGS, Tag
 
@@ -190,6 +197,7 @@ class DeclareCleared(Action):
             kind.value for kind in kinds if runner.groups is not None and runner.groups.alive(kind)
         ]
         context.facts["deepep_up"] = runner.deepep is not None and runner.deepep.allocated()
+        log_memory(context, "clear")
 
 
 class DeclareStaged(Action):
@@ -212,6 +220,7 @@ class DeclareStaged(Action):
         if self._has_weights:
             _expect_version(context, self.name)
             context.look_again()
+        log_memory(context, "staging")
 
 
 class DeclarePrepared(Action):
@@ -242,3 +251,4 @@ class DeclarePrepared(Action):
         if self._has_weights:
             _expect_version(context, self.name)
             context.look_again()
+        log_memory(context, "update")

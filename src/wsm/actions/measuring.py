@@ -12,12 +12,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from wsm import log
 from wsm.actions import errors
 from wsm.actions.base import ActionContext
 from wsm.actions.surfaces import AvailableMemory
 from wsm.shortage import described
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.tensor import TensorSpec, WeightTarget
+
+_log = log.logger("actions")
+_GIB = 1 << 30
 
 #: Fact of a command in which a measurement could not be taken: why.
 NOT_MEASURED = "not_measured"
@@ -34,6 +38,28 @@ def resident_bytes(context: ActionContext) -> int | None:
     except Exception as error:  # noqa: BLE001 - whatever a kernel or a driver answers: there is no figure
         _not_measured(context, error)
         return None
+
+
+@runtime_checkable
+class DetailedMemory(Protocol):
+    """What a memory surface implements besides, that knows more than what is resident."""
+
+    def figures(self) -> Mapping[str, int]:
+        """Return bytes that are allocated and reserved now, and were at most, by name."""
+        ...
+
+
+def log_memory(context: ActionContext, after: str) -> None:
+    """Write one line with what is allocated and reserved, and was at most, in GiB. Never raises."""
+    memory = context.runner.memory
+    try:
+        found = memory.figures() if isinstance(memory, DetailedMemory) else {}
+        found = found or {"resident": memory.resident_bytes()}
+    except Exception as error:  # noqa: BLE001 - as above
+        _log.info(log.MEMORY_MEASURED, after=after, error=described(error))
+        return
+    rounded = {f"{name}_gib": round(value / _GIB, 3) for name, value in found.items()}
+    _log.info(log.MEMORY_MEASURED, after=after, rank=context.rank, **rounded)
 
 
 def measure_before(context: ActionContext) -> None:

@@ -522,6 +522,20 @@ class _Completed:
         setattr(self._runner, name, value)
 
 
+class ProgressingRunner(Protocol):
+    """What a runner implements besides, whose engine looks at a heartbeat of its own (FastDeploy's)."""
+
+    def progressed(self) -> None:
+        """Show that the rank is at work: called at polls, in actions and with each loaded chunk. Cheap."""
+        ...
+
+
+def progress_of(runner: object) -> Callable[[], None] | None:
+    """Return how a :class:`ProgressingRunner` shows progress; None of another runner."""
+    found = getattr(runner, "progressed", None)
+    return found if callable(found) else None
+
+
 class ProcessingRunner(Protocol):
     """What a runner implements besides, that makes something else of a checkpoint its models have loaded."""
 

@@ -30,6 +30,7 @@ from wsm.actions.surfaces import (
 )
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
+from wsm.signals.live_signal import LiveSignal
 from wsm.strategies.checkpoint_models import CheckpointModel
 
 
@@ -317,6 +318,8 @@ class WorkerSurfaces:
         models: Sequence[CheckpointModel] = (),
     ) -> None:
         self._models = tuple(models)
+        # FastDeploy's heartbeat, written where this rank shows progress.
+        self.progressed = LiveSignal(facts.port, facts.tensor_parallel_rank).beat
         self.weights = weights
         self.memory = memory
         self.groups = groups

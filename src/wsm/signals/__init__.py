@@ -19,7 +19,7 @@ module                  responsible for
 :mod:`.identity`        pid, start time and pid namespace: which process it is
 :mod:`.liveness`        who stands for a participant, who is the controller; being told when one dies
 :mod:`.waiting`         waiting for words by futex, and waking the threads that wait
-:mod:`.fastdeploy`      FastDeploy's int32 words, changed by compare-exchange
+:mod:`.fastdeploy`      FastDeploy's int32 words, by compare-exchange; :mod:`.live_signal`, its heartbeat
 :mod:`.errors`          what can be wrong with all of these
 ======================  ==================================================================================
 """

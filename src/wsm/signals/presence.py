@@ -18,6 +18,7 @@ heartbeat   a counter that grows with every turn that is not the quiet path
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from wsm.states.words import MAX_ACTION
@@ -77,9 +78,15 @@ class PresenceWords:
         Of the segment.
     heartbeat : int
         Index of its heartbeat.
+
+    Attributes
+    ----------
+    beside : callable or None
+        Called with every beat.
     """
 
     def __init__(self, words: memoryview[int], heartbeat: int) -> None:
+        self.beside: Callable[[], None] | None = None
         self._words = words
         self._heartbeat = heartbeat
 
@@ -87,6 +94,8 @@ class PresenceWords:
         """Show progress."""
         self._words[self._heartbeat + _BEAT_AT] = now_ns
         self._words[self._heartbeat] += 1
+        if self.beside is not None:
+            self.beside()
 
     def told(self, now_ns: int) -> None:
         """Say that the status word was stored just now."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
+from wsm.actions.surfaces import progress_of
 from wsm.clock import Clock
 from wsm.config import Deadlines
 from wsm.errors import InternalError
@@ -104,6 +105,8 @@ class RankLoop:
         self.state = RankState(rank=rank, epoch=0)
         self.life = LifeCycle()
         self.words = GroupWords(segment, rank, clock)
+        # Written where this rank shows progress, by the loop's own thread: never by a timer.
+        self.words.presence.beside = progress_of(work.runner)
         self.watch = ActionWatch(rank, self.words.presence, work.plans, clock)
         self.recorder = recorder
         self.reader = CommandReader(

@@ -142,7 +142,7 @@ class Recorder:
         """An action is done, and probed; `version`: what it has loaded."""
         loaded = {} if version is None else {"version": version}
         self._note(kinds.ACTION_FINISHED, name=name, seconds=seconds, **loaded)
-        self._log.debug(log.ACTION_FINISHED, action=name, seconds=seconds)
+        self._log.info(log.ACTION_FINISHED, action=name, seconds=seconds)
 
     @_never_raises
     def action_failed(self, name: str, error: BaseException) -> None:

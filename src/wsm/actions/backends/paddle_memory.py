@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -47,6 +47,14 @@ class HostMemory:
             if line.startswith(("RssAnon:", "RssShmem:")):
                 kib += int(line.split()[1])
         return kib * 1024
+
+    def figures(self) -> Mapping[str, int]:
+        """Bytes that are resident now, and were at most (``VmHWM``)."""
+        peak = 0
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                peak = int(line.split()[1]) * 1024
+        return {"resident": self.resident_bytes(), "peak_resident": peak}
 
     def available_bytes(self) -> int | None:
         """Bytes that may still be taken from the host, within every limit on it; None: unreadable."""
@@ -91,6 +99,17 @@ class DeviceMemory:
                 raise errors.call_missing(
                     owner="paddle.device.cuda", call=call, needed_for="measuring GPU memory"
                 )
+
+    def figures(self) -> Mapping[str, int]:
+        """Bytes that the allocator has given out and holds, now and at most, as far as paddle says."""
+        calls = {
+            "allocated": "memory_allocated",
+            "reserved": "memory_reserved",
+            "peak_allocated": "max_memory_allocated",
+            "peak_reserved": "max_memory_reserved",
+        }
+        found = {name: getattr(self._cuda, call, None) for name, call in calls.items()}
+        return {name: int(call()) for name, call in found.items() if call is not None}
 
     def resident_bytes(self) -> int:
         """Bytes that the allocator holds of the device, in use or cached."""
