@@ -31,6 +31,8 @@ MAX_REQUEST_ID = 200
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
 
+#: What a command says, besides the configuration, of how its version is loaded.
+_LOAD_OPTIONS = ("transfer_mode", "verify_checksum", "rsync_config")
 _FLAGS = ("reload", "clears", "restores", "partial", "of_admission", "leased")
 
 #: Codes that other processes look for in a rank's report.
@@ -228,6 +230,22 @@ class CommandArguments:
     after: After = After.AS_BEFORE
     hold: Hold | None = None
     of_admission: bool = False
+
+    def load_options(self) -> dict[str, Any]:
+        """Return how the version is loaded where the command says so, not the configuration; plain values."""
+        said = json.loads(self.to_bytes())
+        return {name: said[name] for name in _LOAD_OPTIONS if said[name] is not None}
+
+    def loading_as(self, options: Mapping[str, Any]) -> CommandArguments:
+        """Return arguments that load as :meth:`load_options` of another command says.
+
+        Raises
+        ------
+        CommandArgumentsError
+            If these are no such options.
+        """
+        said = {name: value for name, value in options.items() if name in _LOAD_OPTIONS}
+        return CommandArguments.from_bytes(json.dumps({**json.loads(self.to_bytes()), **said}).encode())
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""

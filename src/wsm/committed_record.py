@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from wsm.errors import BadInputError
@@ -52,6 +52,8 @@ class CommittedRecord:
         Digest of its manifest, if that speaks for the whole group.
     load_sequence : int
         The command that loaded that version: under it the ranks reported what they loaded.
+    load : mapping
+        What that command said of how it is loaded (:meth:`wsm.command.CommandArguments.load_options`).
     hold : mapping or None
         The hold that the group stands under; None: it stands under none.
     revision : int
@@ -64,6 +66,7 @@ class CommittedRecord:
     load_sequence: int = 0
     hold: Mapping[str, Any] | None = None
     revision: int = 1
+    load: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def word(self) -> CommittedWord:
@@ -77,6 +80,7 @@ class CommittedRecord:
             "version": self.version,
             "digest": self.digest,
             "load_sequence": self.load_sequence,
+            "load": dict(self.load),
             "hold": None if self.hold is None else dict(self.hold),
         }
         return json.dumps(content, ensure_ascii=False).encode()
@@ -93,14 +97,15 @@ class CommittedRecord:
         try:
             content = json.loads(data)
             version, digest, hold = content["version"], content["digest"], content["hold"]
-            load_sequence = content["load_sequence"]
+            load_sequence, load = content["load_sequence"], content["load"]
             label = None if version is None else recorded_version(version)
         except (KeyError, TypeError, RecursionError, BadInputError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         texts = label == version and (digest is None or isinstance(digest, str))
-        if not (texts and (hold is None or isinstance(hold, dict)) and type(load_sequence) is int):
+        mappings = isinstance(load, dict) and isinstance(hold, dict | None)
+        if not (texts and mappings and type(load_sequence) is int):
             raise ValueError(f"{content}")
-        return cls(sequence, version, digest, load_sequence, hold, revision)
+        return cls(sequence, version, digest, load_sequence, hold, revision, load)
 
 
 #: What is known of a group that has committed nothing.

@@ -11,12 +11,14 @@ from recovered_group import recovered
 
 from tests.raising import raising
 from wsm import Outcome
+from wsm.committed_record import committed_record
 from wsm.controller import _opening as opening
 from wsm.controller import errors, journal
 from wsm.controller import recovery as recoveries
 from wsm.controller.errors import CommandRefusedError, RankFailedError, RankLostError
 from wsm.errors import WsmError
 from wsm.signals.errors import RoleBusyError
+from wsm.signals.segment import Segment
 from wsm.states import epochs
 from wsm.states.errors import CommandOpenError
 
@@ -47,6 +49,14 @@ def commander(kept):
     return kept.group._controllers[0]
 
 
+def load_of(kept):
+    """How the version that is served was to be loaded, as the group has it on record."""
+    with Segment.attach(
+        kept.group.name, world_size=kept.group.ranks, directory=kept.group.directory
+    ) as segment:
+        return committed_record(segment).load
+
+
 def assert_all_hold(kept, version):
     """Every rank's bytes are those that were published, as the ranks have measured them."""
     status = commander(kept).status()
@@ -72,6 +82,18 @@ def test_a_group_that_served_serves_the_same_version_again(kept, victim):
     kept.group.stop()
     kept.group.assert_steps_are_pure([1, 2])
     kept.group.assert_journals_are_possible()
+
+
+def test_a_version_is_restored_as_its_command_said_that_it_is_loaded(kept):
+    kept = kept()
+    commander(kept).update(2, verify_checksum=False)
+    commander(kept).hold()
+    for victim in (0, 1):
+        kept.kill(victim)
+        assert kept.recover(victim).version == "2"
+        assert load_of(kept) == {"verify_checksum": False}
+    commander(kept).update(1)
+    assert load_of(kept) == {}
 
 
 def test_several_ranks_that_die_at_once_are_one_recovery(kept):

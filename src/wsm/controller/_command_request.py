@@ -51,6 +51,9 @@ ANY_OWNER = "unnamed"
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0
 
+#: A record has room for so much beside a version and a hold.
+_OPTIONS_BYTES = 8 * 1024
+
 _Choice = TypeVar("_Choice", bound=enum.Enum)
 _Self = TypeVar("_Self")
 _Keywords = TypeVar("_Keywords")
@@ -194,19 +197,22 @@ class CommandRequest:
 
 
 def plain_options(rsync_config: object) -> Mapping[str, Any]:
-    """Return options that travel with a command as JSON.
+    """Return options that travel with a command as JSON, and outlive it in the group's record.
 
     Raises
     ------
     BadInputError
-        If they are no mapping of plain values.
+        If they are no mapping of plain values, or longer than 8 KiB.
     """
+    if not isinstance(rsync_config, Mapping):
+        raise errors.bad_rsync_config(problem=f"it is {rsync_config!r}")
     try:
-        if isinstance(rsync_config, Mapping):
-            return dict(json.loads(json.dumps(dict(rsync_config), allow_nan=False)))
-    except (TypeError, ValueError) as error:
+        text = json.dumps(dict(rsync_config), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise errors.bad_rsync_config(problem=str(error)) from error
-    raise errors.bad_rsync_config(problem=f"it is {rsync_config!r}")
+    if len(text) > _OPTIONS_BYTES:
+        raise errors.bad_rsync_config(problem=f"it has {len(text)} bytes of {_OPTIONS_BYTES}")
+    return dict(json.loads(text))
 
 
 def request_id_of(asked: str | None) -> str:

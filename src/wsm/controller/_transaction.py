@@ -160,7 +160,11 @@ def committed_by(
                 if report is not None and report.manifest_digest is not None:
                     digests.add(report.manifest_digest)
     digest = digests.pop() if len(digests) == 1 else None
-    return CommittedRecord(sequence, version, digest, sequence, hold)
+    load = arguments.load_options()
+    if arguments.partial:  # a restore loads what it was put on as well
+        with suppress(CommittedRecordError):
+            load = {**group.committed(view).load, **load}
+    return CommittedRecord(sequence, version, digest, sequence, hold, load=load)
 
 
 #: How a command ends that was committed, where that is no update.

@@ -266,7 +266,7 @@ class Recovery:
             self.release()
             return None
         try:
-            version = self._group.committed(view).version
+            record = self._group.committed(view)
         except CommittedRecordError:
             self.release()  # no process can restore it: any may update it
             raise
@@ -274,11 +274,11 @@ class Recovery:
         # A rank that dies in this command must find the group's goal, not the empty hands it begins with.
         arguments = CommandArguments(
             f"recovery-epoch-{command.epoch}",
-            version,
+            record.version,
             before=WeightState.NORMAL,
             restores=True,
             deadline_s=deadline_s,
-        )
+        ).loading_as(record.load)
         return self._drive(view, command, arguments, deadline_s=deadline_s, settle_s=settle_s)
 
     def clear_again(self, *, deadline_s: float = 300.0, settle_s: float = SETTLE_S) -> Pending:
