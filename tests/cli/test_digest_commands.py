@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
-from commanded_group import LivingGroup, wait_until
+from commanded_group import LivingGroup
 from small_model import SPECS, publish
 
 from wsm import Controller, WsmError
@@ -271,12 +271,11 @@ def test_a_group_that_serves_can_be_asked_for_its_digests_whatever_is_staged_or_
             same = controller.update(1)  # which finds it served already, and says by what
             assert [report.digest for report in same.ranks] == [digest for _, digest in served]
         flip_last_bit(part(group.snapshots, 2, rank=1))
+        prepared = controller.prepare(2)
         group.stop(1)
-        pending = controller.begin_update(2, hot=True)
-        wait_until(lambda: controller.status().ranks[0].code == "PREPARED")
         assert held() == served
         group.resume(1)
-        pending.result()
+        prepared.commit()
         assert held() != served
         served = held()
         controller.clear(tags=[Tag.KV_CACHE])
