@@ -70,7 +70,8 @@ class LoopJob:
         shards = {}
         for rank in range(self.ranks):
             shards[rank] = {
-                spec.name: (spec, bytes([version * 16 + rank]) * spec.nbytes) for spec in loop_rank.SPECS
+                spec.name: (spec, bytes([version * 16 + rank]) * spec.nbytes)
+                for spec in (loop_rank.TRAINED_SPECS if self.settings.get("trained") else loop_rank.SPECS)
             }
         publish_snapshot(self.model, version, shards, durable=False)
 

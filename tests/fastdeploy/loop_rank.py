@@ -25,6 +25,8 @@ from wsm.strategies.tensor import TensorSpec
 
 NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
 SPECS = (TensorSpec("embedding", "F32", (8, 16)), TensorSpec("layer.weight", "BF16", (16, 16)))
+#: The first under its trainer's name.
+TRAINED_SPECS = (TensorSpec("trained.embedding", "F32", (8, 16)), SPECS[1])
 ENDS = 99
 PATIENCE_S = 60.0
 
@@ -157,6 +159,11 @@ class SteeredWeights(MemoryTarget):
     def __init__(self, directory: Path, rank: int) -> None:
         super().__init__(SPECS)
         self._orders, self._rank = directory, rank
+
+    def get_name_mappings_to_training(self, trainer_degree=None):
+        """As FastDeploy's models say it: names of tensors that are not there, and merged ones, too."""
+        experts = ["trained.0", "trained.1"]
+        return {"embedding": "trained.embedding", "head": "embedding", "layer.weight": experts}
 
     def _passes(self, point: str) -> None:
         order = self._orders / f"{self._rank}.{point}"

@@ -208,6 +208,18 @@ def test_methods_that_are_called_one_by_one_are_the_ranks_parts_of_group_command
     job.end()
 
 
+def test_versions_under_training_names_reach_the_model_that_says_what_they_are_called(make_job):
+    job = make_job(trained=True)
+    job.asks(CLEARING)
+    job.answers(CLEARED)
+    job.settings["trained"] = False
+    job.publish(2)
+    job.asks(UPDATING)
+    job.answers(NORMAL)
+    assert {said["version"] for said in job.each_says("stepped")} == {"2"}
+    job.end()
+
+
 @pytest.mark.parametrize("block", [False, True])
 def test_a_trainer_wakes_a_loop_that_sleeps_behind_the_engines_clear(make_job, block):
     job = make_job(polls=True, block=block)
@@ -232,10 +244,11 @@ def test_a_trainer_wakes_a_loop_that_sleeps_behind_the_engines_clear(make_job, b
 def test_an_engine_that_wakes_a_polling_loop_loads_once(make_job):
     job = make_job(polls=True)
     job.each_says("stepped")
-    before = job.controller().status().sequence
+    trainer = job.controller()
+    before = trainer.status().sequence
     job.asks(CLEARING)
     job.answers(CLEARED)
     job.asks(UPDATING)
     job.answers(NORMAL)
     job.end()
-    assert job.controller().status().sequence == before + 2
+    assert trainer.status().sequence == before + 2

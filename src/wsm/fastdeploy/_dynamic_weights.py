@@ -25,7 +25,12 @@ from wsm.fastdeploy._direct_calls import DirectCalls, SingleActions
 from wsm.fastdeploy._entries import Deciding, Entries, PartWord
 from wsm.fastdeploy._loop_contract import Entry
 from wsm.fastdeploy._membership import Membership, meet, membership_of
-from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, checkpoint_models, surfaces_of_models
+from wsm.fastdeploy._runner_surfaces import (
+    WorkerSurfaces,
+    checkpoint_models,
+    surfaces_of_models,
+    training_names_of,
+)
 from wsm.group_segment import declare_loop, own_new_group
 from wsm.signals.segment import Segment
 from wsm.worker import StepPermit, Worker
@@ -142,14 +147,7 @@ class DynamicWeightManager(DirectCalls):
             },
             where="fd_config",
         )
-        self._surfaces = WorkerSurfaces(
-            facts,
-            weights=surfaces_of_models(self.model_list),
-            memory=memory or calls.device_memory(),
-            groups=calls.device_groups(facts, self.parallel_config) if config.shut_down_groups else None,
-            deepep_buffers=calls.deepep_buffers() if facts.expert_parallel else None,
-            models=checkpoint_models(self.model_list, self.fd_config),
-        )
+        self._surfaces = self._surfaces_of(facts, memory, shut_down_groups=config.shut_down_groups)
         self._attach_s = config.deadlines.attach_s
         options = PlanOptions.from_runner(
             self._surfaces, address_contract=AddressContract() if facts.graphs else None
@@ -191,6 +189,20 @@ class DynamicWeightManager(DirectCalls):
             )
             self._entries = Deciding(self._worker, segment, word, controller, deadline_s=DEADLINE_S)
         undo.callback(self._entries.close)
+
+    def _surfaces_of(
+        self, facts: WorkerFacts, memory: MemorySurface | None, *, shut_down_groups: bool
+    ) -> WorkerSurfaces:
+        weights = surfaces_of_models(self.model_list)
+        return WorkerSurfaces(
+            facts,
+            weights=weights,
+            memory=memory or calls.device_memory(),
+            groups=calls.device_groups(facts, self.parallel_config) if shut_down_groups else None,
+            deepep_buffers=calls.deepep_buffers() if facts.expert_parallel else None,
+            models=checkpoint_models(self.model_list, self.fd_config),
+            names=training_names_of(self.model_list, weights),
+        )
 
     @staticmethod
     def check_model_weights_status(model_weights_status: Any, *rest: Any, block: bool | None = None) -> None:

@@ -32,6 +32,8 @@ from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.signals.live_signal import LiveSignal
 from wsm.strategies.checkpoint_models import CheckpointModel
+from wsm.strategies.tensor import tied_names
+from wsm.strategies.training_names import TrainingNames
 
 
 @dataclass(frozen=True)
@@ -305,6 +307,8 @@ class WorkerSurfaces:
         ``DeepEPBufferManager`` under expert parallelism.
     models : sequence of CheckpointModel
         The main model and auxiliary ones, for checkpoints that they load by themselves.
+    names : TrainingNames or None
+        What the trainer calls the models' tensors; None: the same.
     """
 
     def __init__(
@@ -316,8 +320,10 @@ class WorkerSurfaces:
         groups: ProcessGroupSurface | None = None,
         deepep_buffers: Any = None,
         models: Sequence[CheckpointModel] = (),
+        names: TrainingNames | None = None,
     ) -> None:
         self._models = tuple(models)
+        self._names = names or TrainingNames({})
         # FastDeploy's heartbeat, written where this rank shows progress.
         self.progressed = LiveSignal(facts.port, facts.tensor_parallel_rank).beat
         self.weights = weights
@@ -360,6 +366,10 @@ class WorkerSurfaces:
     def loaders(self) -> Sequence[CheckpointModel]:
         """Return the models that take a checkpoint, the main one first."""
         return self._models
+
+    def training_names(self) -> TrainingNames:
+        """Return what the trainer calls the models' tensors."""
+        return self._names
 
     def bind(self, model_runner: Any) -> bool:
         """Take a model runner that FastDeploy hands in; return whether it is the first time.
@@ -422,6 +432,24 @@ def checkpoint_models(models: Sequence[Any], fd_config: Any) -> Sequence[Checkpo
     from wsm.actions.backends.model_loading import loading_models  # noqa: PLC0415 - as above
 
     return loading_models(models, fd_config)
+
+
+def training_names_of(models: Sequence[Any], weights: WeightSurface) -> TrainingNames:
+    """Return what FastDeploy's models say of their trainer's names; those that say nothing have the same.
+
+    They may name tensors that this configuration of theirs does not have; `weights` says which they have.
+
+    Raises
+    ------
+    BadInputError (``bad-training-names``)
+        If they do not say which tensor is which.
+    """
+    there = weights.specs().keys() | tied_names(weights).keys()
+    said: dict[str, Any] = {}
+    for model in models:
+        ask = getattr(model, "get_name_mappings_to_training", None)
+        said.update({own: name for own, name in (ask() if callable(ask) else {}).items() if own in there})
+    return TrainingNames.of_model(said)
 
 
 class _Together:

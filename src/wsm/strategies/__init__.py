@@ -8,6 +8,7 @@ packages and modules                  responsible for
 ====================================  ====================================================================
 tensor, digest, transposing           what a tensor is, the one digest, memory with its axes turned
 checkpoint_models                     models that take a checkpoint by themselves
+training_names                        what a trainer calls the tensors of a model
 offer, observer, errors               what a strategy yields, who follows it, what goes wrong
 strategy, sections                    what a strategy is; what it reads of a configuration
 registry                              the strategies by name, and those that other packages announce
@@ -56,6 +57,7 @@ from wsm.strategies.snapshot.version_manifest import VersionManifest
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.strategies.trainer.retention import Retention
+from wsm.strategies.training_names import TrainingNames
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.stream_manifest import with_manifest
 
@@ -92,6 +94,7 @@ __all__ = [
     "StagedVersion",
     "Strategy",
     "TensorSpec",
+    "TrainingNames",
     "VersionManifest",
     "WeightTarget",
     "delta_between",

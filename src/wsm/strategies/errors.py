@@ -434,6 +434,28 @@ def not_covered(
     )
 
 
+def bad_training_names(*, tensor: str, problem: str) -> BadInputError:
+    """A map from training names to those of inference does not say which tensor is which."""
+    return BadInputError(
+        f"the training names cannot be exchanged for those of inference at {tensor!r}: {problem}; map each "
+        "training name to one name of the model's, and no two to the same",
+        code="bad-training-names",
+        tensor=tensor,
+        problem=problem,
+    )
+
+
+def mapped_name_exists(*, tensor: str, name: str) -> BadInputError:
+    """A tensor comes under its training name, and another one under the name that it is mapped to."""
+    return BadInputError(
+        f"tensor {tensor!r} is called {name!r} in the model, and a tensor {name!r} comes, too; nothing was "
+        "touched: leave one of them out, or correct the map of training names",
+        code="mapped-name-exists",
+        tensor=tensor,
+        name=name,
+    )
+
+
 def dtype_mismatch(
     *, mismatches: Sequence[tuple[str, str, str, str]], touched: bool = False
 ) -> BadInputError:

@@ -35,6 +35,7 @@ from wsm.strategies.offer import ManifestScope, Offer
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.strategy import OverTarget, Strategy
 from wsm.strategies.tensor import WeightTarget, tied_names
+from wsm.strategies.training_names import TrainingNames
 
 #: So many more containers must exist than at the last collection before the next one begins. Ten thousand
 #: tensors make about as many; ten times the bound gains nothing more.
@@ -175,6 +176,7 @@ def load(
     cancelled: Callable[[], bool] = never_cancelled,
     threads: int | None = None,
     loaders: Sequence[ModelLoader | CheckpointModel] = (),
+    names: TrainingNames | None = None,
     admit: Admit | None = None,
     clock: Clock | None = None,
 ) -> LoadReport:
@@ -208,6 +210,8 @@ def load(
     loaders : sequence of ModelLoader, or of CheckpointModel
         How the models take a checkpoint's tensors, the main one first; used by strategies that bring such
         (``gdr``), which apply by name where there are none.
+    names : TrainingNames, optional
+        What the source may call the target's tensors. Loaders take a checkpoint's own names all the same.
     admit : callable, optional
         Told what memory the load will take, before its first byte, where the target says what it holds;
         what it raises ends the load. Without it every load is admitted.
@@ -238,7 +242,7 @@ def load(
     try:
         with ExitStack() as stack:
             with rare_collections():
-                offer = stack.enter_context(opened).read_by(threads)
+                offer = _renamed(stack.enter_context(opened).read_by(threads), names, loaders)
             need = None if admit is None else memory_need(offer, target)
             if admit is not None and need is not None:
                 admit(need)
@@ -292,7 +296,7 @@ def _applied(
     threads: int,
 ) -> Applied:
     """Bring what is offered to the model's loaders where they take it in chunks, else to the target."""
-    if loaders and offer.chunk_tensors is not None:
+    if _through_loaders(offer, loaders):
         if partial:
             raise errors.partial_feed()
         models = [loader for loader in loaders if isinstance(loader, CheckpointModel)]
@@ -311,6 +315,17 @@ def _applied(
         partial=partial,
         threads=threads if offer.parallel else 1,
     )
+
+
+def _renamed(
+    offer: Offer, names: TrainingNames | None, loaders: Sequence[ModelLoader | CheckpointModel] = ()
+) -> Offer:
+    """Return the offer under the target's names; loaders take a checkpoint's own."""
+    return offer if names is None or _through_loaders(offer, loaders) else names.offer(offer)
+
+
+def _through_loaders(offer: Offer, loaders: Sequence[ModelLoader | CheckpointModel]) -> bool:
+    return bool(loaders) and offer.chunk_tensors is not None
 
 
 def _opened(
@@ -335,12 +350,13 @@ def inspect(
     target: WeightTarget | None = None,
     allowed_unknown: Collection[str] = (),
     threads: int | None = None,
+    names: TrainingNames | None = None,
 ) -> Preview:
     """Look at what :func:`load` would load: everything is checked that can be without reading data.
 
     Parameters
     ----------
-    source, version, name, allowed_unknown, threads
+    source, version, name, allowed_unknown, threads, names
         As in :func:`load`.
     target : WeightTarget, optional
         If given, its specs are compared with what the source declares; its memory is not asked for.
@@ -353,7 +369,7 @@ def inspect(
     strategy = strategy_for(name, source)
     wanted = None if version is None else checked_version(version)
     with rare_collections(), strategy.preview(source, wanted) as seen:
-        offer = seen.read_by(threads or default_threads())
+        offer = _renamed(seen.read_by(threads or default_threads()), names)
         known = offer.known
         if target is not None and known is not None:
             check_tied_coverage(

@@ -39,6 +39,7 @@ from wsm.strategies.registry import strategy_called
 from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
+from wsm.strategies.training_names import TrainingNames
 from wsm.worker._command import Find, Found, Load
 from wsm.worker.errors import (
     other_version,
@@ -59,6 +60,15 @@ class LoadingRunner(Protocol):
         ...
 
 
+@runtime_checkable
+class RenamingRunner(Protocol):
+    """What a runner implements besides, whose trainer has names of its own for the model's tensors."""
+
+    def training_names(self) -> TrainingNames:
+        """Return the map from those names to the model's."""
+        ...
+
+
 def load_function(sources: Sources) -> LoadFunction:
     """Return ``load(context, target) -> Loaded`` for the configured strategy."""
     strategy = sources.strategy
@@ -73,8 +83,7 @@ def load_function(sources: Sources) -> LoadFunction:
         if context.partial and (not context.from_normal or context.weights_touched):
             raise partial_update_refused(why=f"rank {context.rank} holds none that serve")
         context.look_again()  # before the first byte is touched
-        asked = context.version
-        version = _announced(source, strategy) if asked is None else recorded_version(asked)
+        version = _wanted(context.version, source, strategy)
         ignores = sources.ignores_unknown(context.unknown_tensors)
 
         def brought(version: str, *, a_part: bool) -> LoadReport:
@@ -86,6 +95,7 @@ def load_function(sources: Sources) -> LoadFunction:
                 progress=lambda _done, _total: context.progress(),
                 cancelled=context.cancelled,
                 loaders=_loaders(context.runner),
+                names=_names(context.runner),
                 threads=sources.threads,
                 partial=a_part,
                 allowed_unknown=EVERY_NAME if ignores else (),
@@ -141,6 +151,11 @@ def _loaders(runner: object) -> Sequence[ModelLoader | CheckpointModel]:
     """Return the loaders of a :class:`LoadingRunner`; none of another runner."""
     loaders = getattr(runner, "loaders", None)
     return () if loaders is None else tuple(loaders())
+
+
+def _names(runner: object) -> TrainingNames | None:
+    """Return the map of a :class:`RenamingRunner`; None of another runner."""
+    return runner.training_names() if isinstance(runner, RenamingRunner) else None
 
 
 def _base(context: ActionContext, base: str, brought: Callable[[str], LoadReport]) -> LoadReport:
@@ -220,8 +235,10 @@ def _admit(need: MemoryNeed, context: ActionContext) -> None:
         need.fits(host=available)
 
 
-def _announced(source: object, strategy: str) -> str:
-    """Refuse weights that neither name a version nor were given one, before the first byte is applied."""
+def _wanted(asked: str | None, source: object, strategy: str) -> str:
+    """Return the version that was asked for, or is announced; refuse weights that have neither."""
+    if asked is not None:
+        return recorded_version(asked)
     preview = inspect(source, name=strategy)
     if preview.version is None:
         raise unversioned_weights(strategy=strategy, files=preview.files)
