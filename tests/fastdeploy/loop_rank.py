@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.base import Loaded
 from wsm.actions.measuring import resident_digest
 from wsm.errors import WsmError
 from wsm.fastdeploy import DynamicWeightManager, _entries
@@ -180,6 +181,15 @@ class SteeredWeights(MemoryTarget):
         return super().release()
 
 
+def feeds(context, target):
+    """Brings a checkpoint as the models' own loaders take it, one of its tensors to the draft, too."""
+    for spec in SPECS:
+        target.writable(spec.name)[:] = bytes(spec.nbytes)
+    digest = resident_digest(target, lambda: None)
+    nbytes = sum(spec.nbytes for spec in SPECS)
+    return Loaded(context.version or "1", digest, digest, nbytes, len(SPECS), auxiliary_tensors=1)
+
+
 class Loop:
     def __init__(self, settings, rank: int) -> None:
         self.settings, self.rank = settings, rank
@@ -207,7 +217,9 @@ class Loop:
         )
         config = SimpleNamespace(
             parallel_config=parallel,
-            load_config=SimpleNamespace(load_strategy="ipc_snapshot", rsync_config=None),
+            load_config=SimpleNamespace(
+                load_strategy="ipc_snapshot", rsync_config=self.settings.get("rsync_config")
+            ),
             model_config=SimpleNamespace(model=self.settings["model"]),
         )
         self.weights = SteeredWeights(self.directory, self.rank)
@@ -217,9 +229,12 @@ class Loop:
             self.rank,
             member=member,
             memory=HostMemory(),
+            load=feeds if self.settings.get("feeds") else None,
             directory=self.directory,
         )
         self.runner.initialize_kv_cache()
+        if self.settings.get("feeds"):
+            self.says("fed", **self.manager.update_weights_by_gdr("1"))
         if self.settings.get("calls"):
             self.calls_one_by_one()
         self.says("ready", version=self.manager.version, first_load=self.manager.first_load)

@@ -208,6 +208,16 @@ def test_methods_that_are_called_one_by_one_are_the_ranks_parts_of_group_command
     job.end()
 
 
+def test_an_update_by_gdr_says_what_came_by_fastdeploys_keys(make_job):
+    job = make_job(feeds=True, starts=False, rsync_config='{"gdr_mtp_chunk_size": 3}')
+    job.launch()
+    for rank, said in enumerate(job.each_says("fed")):
+        assert (said["update_count"], said["mtp_cache_count"], said["gdr_mtp_chunk_size"]) == (2, 1, 3)
+        assert (said["transfer_mode"], said["version"], said["rank"]) == ("gdr", "1", rank)
+        assert {"update_cost", "total_cost"} <= said.keys()
+    job.end()
+
+
 def test_versions_under_training_names_reach_the_model_that_says_what_they_are_called(make_job):
     job = make_job(trained=True)
     job.asks(CLEARING)

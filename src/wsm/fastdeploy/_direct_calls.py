@@ -78,6 +78,7 @@ class DirectCalls:
     _own_word: PartWord
     _leads: bool
     _single: SingleActions
+    _mtp_chunk_size: int
 
     def clear_parameters(self, pid: Any = 0, shutdown_process_group: bool = False) -> None:  # noqa: ARG002 - FastDeploy's own signature
         """Give the weights back on every rank, and let the word say CLEARED. Collective, blocks.
@@ -164,11 +165,10 @@ class DirectCalls:
         began = time.perf_counter()
         self._load(asked, verify_checksum=verify_checksum, transfer_mode=transfer_mode)
         total_s = time.perf_counter() - began
-        sync_s, apply_s = self._entries.load_seconds
-        sync_s = sync_s or 0.0
+        brought = self._entries.brought
         return {
-            "sync_cost": sync_s,
-            "update_cost": total_s - sync_s if apply_s is None else apply_s,
+            "sync_cost": brought.sync_s,
+            "update_cost": total_s - brought.sync_s if brought.apply_s is None else brought.apply_s,
             "total_cost": total_s,
             "version": asked,
             "rank": self.local_rank,
@@ -177,9 +177,24 @@ class DirectCalls:
     def update_weights_by_gdr(
         self, version: str | None = None, verify_checksum: bool = False
     ) -> Mapping[str, Any]:
-        """As :meth:`update_weights_by_rdma`, by the way that FastDeploy calls ``gdr``."""
+        """As :meth:`update_weights_by_rdma`, by the way that FastDeploy calls ``gdr``.
+
+        Returns
+        -------
+        mapping
+            As there without ``sync_cost``; also ``transfer_mode``, ``update_count`` (tensors that came),
+            ``mtp_cache_count`` (those of them for MTP models) and ``gdr_mtp_chunk_size`` (how many of these
+            an MTP model gets at once).
+        """
         said = self.update_weights_by_rdma(version, verify_checksum, transfer_mode="gdr")
-        return {**{key: value for key, value in said.items() if key != "sync_cost"}, "transfer_mode": "gdr"}
+        brought = self._entries.brought
+        return {
+            **{key: value for key, value in said.items() if key != "sync_cost"},
+            "transfer_mode": "gdr",
+            "update_count": brought.tensors,
+            "mtp_cache_count": brought.auxiliary,
+            "gdr_mtp_chunk_size": self._mtp_chunk_size,
+        }
 
     def _update_shared_status(self, pid: Any, status: int) -> None:  # noqa: ARG002 - FastDeploy's own signature
         """Let the word of this rank's part say `status`, over whatever it says; for its first rank."""

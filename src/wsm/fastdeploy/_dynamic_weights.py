@@ -112,6 +112,7 @@ class DynamicWeightManager(DirectCalls):
         self.model_list = models if isinstance(models, list) else [models]
         self.state_dict: dict[str, Any] = {}
         self.rdma_handle = None
+        self._mtp_chunk_size = facts.mtp_chunk_size
         self._capture_model_state()
         with ExitStack() as undo:
             self._join(facts, member, undo, memory=memory, load=load, directory=directory)

@@ -24,6 +24,7 @@ from wsm.fastdeploy import errors
 from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.group_segment import owner_adds, owner_said
 from wsm.receipt import Receipt
+from wsm.report import RankReport
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.signals.liveness import Liveness
@@ -50,6 +51,34 @@ MAX_FAILURE = 1000
 _ENTRY = "entry"
 
 
+class Brought(NamedTuple):
+    """What a load has brought to one rank.
+
+    Parameters
+    ----------
+    sync_s, apply_s : float or None
+        Seconds that bytes took to come, and to be applied; None where that is one.
+    tensors, auxiliary : int
+        How many tensors came, and how many of them were for auxiliary models, too.
+    """
+
+    sync_s: float = 0.0
+    apply_s: float | None = None
+    tensors: int = 0
+    auxiliary: int = 0
+
+    @classmethod
+    def of(cls, report: RankReport) -> Brought:
+        """Return what a rank's report says of its load."""
+        facts = report.facts
+        return cls(
+            float(facts.get("sync_s") or 0.0),
+            facts.get("apply_s"),
+            report.tensors,
+            int(facts.get("auxiliary_tensors") or 0),
+        )
+
+
 class Came(NamedTuple):
     """What became of the command of a direct call, or of the load at start.
 
@@ -57,13 +86,12 @@ class Came(NamedTuple):
     ----------
     failure : str
         Why it has failed; empty if it has not.
-    costs : sequence
-        Of a command that loaded: by rank, the seconds that bytes took to come, and to be applied; None where
-        that is one.
+    brought : sequence
+        By rank, the fields of :class:`Brought`.
     """
 
     failure: str = ""
-    costs: Sequence[Sequence[float | None]] = ()
+    brought: Sequence[Sequence[Any]] = ()
 
 
 class Said(NamedTuple):
@@ -163,7 +191,7 @@ class Entries:
         self._word = word
         self._leads = leads
         self._kv_status: Any = None
-        self._costs: Sequence[Sequence[float | None]] = ()
+        self._brought: Sequence[Sequence[Any]] = ()
         self._left = contract.NORMAL  # what the deciding word said at the last look
         self._asleep = False  # whether FastDeploy's loop comes in next, before it turns again
         self._log = log.logger("fastdeploy", rank=worker.rank)
@@ -207,13 +235,13 @@ class Entries:
         came = self._came()
         if came.failure:
             raise errors.call_failed(rank=self._worker.rank, why=came.failure)
-        self._costs = came.costs
+        self._brought = came.brought
 
     @property
-    def load_seconds(self) -> Sequence[float | None]:
-        """Seconds that the bytes of the last load took to come to this rank, and to be applied."""
+    def brought(self) -> Brought:
+        """What the last command that every rank called for has brought to this one."""
         rank = self._worker.rank
-        return self._costs[rank] if rank < len(self._costs) else (0.0, None)
+        return Brought(*self._brought[rank]) if rank < len(self._brought) else Brought()
 
     def between_turns(self, in_flight: Callable[[], int]) -> bool:  # noqa: ARG002 - rank 0 looks at them
         """Do what other processes' commands ask, between two turns of FastDeploy's loop. Blocks.
@@ -414,10 +442,8 @@ class Deciding(Entries):
         came = Came("rank 0 did not come to its end")  # unless it says otherwise below
         try:
             receipt = self._run(begin(self._controller))
-            self._costs = tuple(
-                (float(said.facts.get("sync_s") or 0.0), said.facts.get("apply_s")) for said in receipt.ranks
-            )
-            came = Came(costs=self._costs)
+            self._brought = tuple(Brought.of(said) for said in receipt.ranks)
+            came = Came(brought=self._brought)
         except WsmError as error:
             came = Came(_bounded(error))
             self._until_at_rest()
