@@ -92,6 +92,7 @@ LOAD_ENDED: Final = "load.ended"
 DELTA_ROUTE: Final = "delta.route"
 CLIENT_GONE: Final = "client.gone"
 PARAMETER_FOUND: Final = "parameter.found"
+PARAMETER_COPIED: Final = "parameter.copied"
 DEVICE_MEMORY: Final = "device.memory"
 MEMORY_MEASURED: Final = "memory.measured"
 

@@ -179,12 +179,22 @@ def test_a_version_without_a_persistable_buffer_is_refused_by_its_name(surface, 
 
 
 @EVERYWHERE
-def test_a_strided_parameter_is_refused_by_type_when_the_model_is_handed_in(surface):
-
+def test_a_strided_parameter_is_copied_once_with_a_warning_and_loads_as_any_other(surface, tmp_path, caplog):
+    whole = paddle.arange(16, dtype="float32").reshape([4, 4])
     layer = Buffered()
-    layer.register_buffer("strided", paddle.zeros([4, 4])[:, :2])
-    with pytest.raises(BadInputError, match="'strided' is strided"):
+    layer.register_buffer("strided", whole[:, :2])
+    strided, held = layer.strided, layer.strided.tolist()
+    with caplog.at_level("WARNING", "wsm"):
+        weights = surface(layer)
         surface(layer)
+    assert len([line for line in caplog.records if "parameter.copied" in line.getMessage()]) == 1
+    assert (layer.strided is strided, strided.tolist()) == (True, held)
+    for version in (1, 2):
+        publish_snapshot(tmp_path, version, {0: state(weights, float(version))}, durable=False)
+        load(SnapshotSource(tmp_path, rank=0), weights, version=version)
+        assert strided.tolist() == [[float(version)] * 2] * 4
+        weights.release()
+    assert whole.tolist()[0] == [0.0, 1.0, 2.0, 3.0]
 
 
 @EVERYWHERE

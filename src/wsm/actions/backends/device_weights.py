@@ -41,7 +41,7 @@ class DeviceWeights(PaddleWeights):
     Raises
     ------
     BadInputError (``unsupported-tensor``)
-        If a tensor's dtype has no safetensors name, or it is not contiguous.
+        If a tensor's dtype has no safetensors name.
     """
 
     on_host = False

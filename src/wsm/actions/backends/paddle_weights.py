@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from wsm import log
 from wsm.actions.backends import errors, paddle_bytes
 from wsm.actions.backends._paddle_staging import PaddleStaging
 from wsm.actions.backends.loader_attributes import carry_over
@@ -20,6 +21,8 @@ from wsm.actions.backends.paddle_bytes import carrier_name, safetensors_name
 from wsm.strategies.paddle_dtypes import paddle_name
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order, swapped_shape
+
+_log = log.logger("weights")
 
 #: From so many bytes on, all bits set is no content of integers either.
 _MANY_BYTES = 64
@@ -49,11 +52,14 @@ class PaddleWeights:
     Raises
     ------
     BadInputError (``unsupported-tensor``)
-        If a tensor's dtype has no safetensors name, it is not contiguous, it does not lie in host memory, or
-        it is said to be transposed and is no parameter of two axes or more.
+        If a tensor's dtype has no safetensors name, it does not lie in host memory, or it is said to be
+        transposed and is no parameter of two axes or more.
 
     Notes
     -----
+    A strided tensor is copied to contiguous memory of its own when it is seen first, with a warning in the
+    log: what it was a view of is another tensor then, and does not follow its loads.
+
     A view that :meth:`writable` or :meth:`readable` returned keeps its memory alive after
     :meth:`release`, as does any slice, reshape or shared alias: drop them, and measure.
     """
@@ -81,9 +87,19 @@ class PaddleWeights:
                 first_names[id(tensor)] = name
                 self._specs[name] = self._spec(name, tensor)
                 self._tensors[name] = tensor
+        for name, tensor in self._tensors.items():
+            if tensor._is_initialized() and not tensor.is_contiguous():
+                self._copy_strided(name, tensor)
         self._declared = dict(self._specs)
         for name in sorted(self.transposed):
             self._declared[name] = self._turned(name)
+
+    def _copy_strided(self, name: str, tensor: Any) -> None:
+        """Give a strided tensor contiguous memory of its own, with what it holds."""
+        strides = list(tensor.stride())
+        tensor.contiguous()._share_buffer_to(tensor)
+        self._require_contiguous(name, tensor)
+        _log.warning(log.PARAMETER_COPIED, name=name, shape=list(tensor.shape), strides=strides)
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Name, shape and dtype of every tensor, tied ones once; known without any memory held.
@@ -272,6 +288,7 @@ class PaddleWeights:
     def _expect_unchanged(self, name: str) -> None:
         tensor, before = self._tensors[name], self._specs[name]
         now = self._spec(name, tensor)
+        self._require_contiguous(name, tensor)
         # A shared buffer that is too small leaves the tensor its shape, and paddle reads past its end.
         whole = paddle_bytes.memory_is_enough(tensor) if tensor._is_initialized() else True
         if now != before or not whole:
@@ -296,14 +313,15 @@ class PaddleWeights:
         spec = TensorSpec(
             name, safetensors_name(tensor, name=name), tuple(int(extent) for extent in tensor.shape)
         )
-        if tensor._is_initialized():
-            if self.on_host and not tensor.place.is_cpu_place():
-                raise errors.unsupported_tensor(
-                    tensor=name, found=f"on {tensor.place}", supported="host memory; DeviceWeights moves them"
-                )
-            if not tensor.is_contiguous():
-                raise errors.unsupported_tensor(tensor=name, found="strided", supported="contiguous tensors")
+        if tensor._is_initialized() and self.on_host and not tensor.place.is_cpu_place():
+            raise errors.unsupported_tensor(
+                tensor=name, found=f"on {tensor.place}", supported="host memory; DeviceWeights moves them"
+            )
         return spec
+
+    def _require_contiguous(self, name: str, tensor: Any) -> None:
+        if tensor._is_initialized() and not tensor.is_contiguous():
+            raise errors.unsupported_tensor(tensor=name, found="strided", supported="contiguous tensors")
 
 
 def _untouched(spec: TensorSpec, data: memoryview) -> bool:
