@@ -8,6 +8,8 @@ segment, the files and the processes are real.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -167,6 +169,8 @@ class SteeredWeights(MemoryTarget):
         return {"embedding": "trained.embedding", "head": "embedding", "layer.weight": experts}
 
     def _passes(self, point: str) -> None:
+        if (self._orders / f"{self._rank}.{point} is its end").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
         order = self._orders / f"{self._rank}.{point}"
         if order.exists():
             order.unlink()
@@ -266,6 +270,7 @@ class Loop:
         except RuntimeError as error:
             self.says("not_there", error=str(error))
         manager.reload_model_weights()
+        self.announced_to_one_rank()
         before = int(self.word.value[0])
         self.board.barrier()
         manager._update_shared_status(self.port, UPDATING)
@@ -273,6 +278,19 @@ class Loop:
         self.says("shown", word=int(self.word.value[0]))
         self.board.barrier()
         manager._update_shared_status(self.port, before)
+
+    def announced_to_one_rank(self) -> None:
+        """An update that names no version; rank 0 alone finds the file that does, and then rank 1 alone."""
+        (Path(self.settings["model"]) / "version.yaml").write_text("step: 1\n")
+        for finds in (0, 1):
+            if self.rank != finds:
+                self.manager.fd_config.model_config.model = str(self.directory / "elsewhere")
+            else:
+                self.manager.fd_config.model_config.model = self.settings["model"]
+            try:
+                self.says("announced", **self.manager.update_weights_by_rdma())
+            except WsmError as error:
+                self.says("not_announced", code=error.code, error=str(error))
 
     def told(self, value):
         """One object from rank 0, by a file."""

@@ -9,15 +9,18 @@ import pytest
 
 from wsm.config import WsmConfig
 from wsm.errors import GroupError
+from wsm.fastdeploy import _entries
 from wsm.fastdeploy._entries import Deciding, PartWord
+from wsm.fastdeploy._loop_contract import Entry
 from wsm.group_segment import own_group
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states.epochs import Backoff
 from wsm.states.vocabulary import WeightState
 from wsm.worker import HOLD, SERVE
 
 pytestmark = pytest.mark.needs("libatomic")
 
-NORMAL, CLEARING = 0, -1
+NORMAL, UPDATING, CLEARING = 0, 1, -1
 
 
 class Turns:
@@ -32,9 +35,12 @@ class Turns:
 
     def poll(self):
         self.seen.append(self._engine.read())
-        return next(self._turns)
+        return next(self._turns, SERVE)
 
     def beat(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
         pass
 
 
@@ -90,3 +96,23 @@ def test_a_call_that_ends_otherwise_on_rank_0_is_no_success_on_the_other_ranks(e
     assert said.over
     assert said.came.failure
     assert len(said.came.failure) < 2000
+
+
+def test_a_clear_that_failed_waits_before_it_is_given_again_and_another_wish_does_not_wait(
+    engine, make_deciding, monkeypatch
+):
+    monkeypatch.setattr(_entries, "AGAIN", Backoff(3600.0, 3600.0))
+    engine.store(CLEARING)
+    deciding = make_deciding(Turns(engine))
+    deciding._controller.status().ranks = (SimpleNamespace(held=SimpleNamespace(weights=None, kv=None)),)
+    given = []
+
+    def begin_clear(**_options):
+        given.append(engine.read())
+        raise GroupError("a teardown failed", code="rank-failed")
+
+    deciding._controller.begin_clear = begin_clear
+    for asked in (CLEARING, CLEARING, UPDATING, UPDATING):
+        engine.store(asked)
+        deciding._obey(Entry(CLEARING, block=True), asked)
+    assert given == [CLEARING, UPDATING]

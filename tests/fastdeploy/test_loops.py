@@ -203,6 +203,10 @@ def test_methods_that_are_called_one_by_one_are_the_ranks_parts_of_group_command
     assert (first["code"], second["code"]) == ("rank-failed", "call-failed")
     assert first["error"] in second["error"]
     assert all("CLEARED" in said["error"] for said in job.each_says("not_there"))
+    assert [said["version"] for said in job.each_says("announced")] == ["1", "1"]
+    missed, told = job.each_says("not_announced")
+    assert (missed["code"], told["code"]) == ("no-version", "call-failed")
+    assert missed["error"] in told["error"]
     assert {said["word"] for said in job.each_says("shown")} == {UPDATING}
     assert {said["version"] for said in job.each_says("ready")} == {"1"}
     job.end()

@@ -10,6 +10,14 @@ pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
 CLEARING, CLEARED = -1, -2
 
 
+def test_a_rank_that_dies_in_the_load_at_start_ends_it_on_every_other_rank(make_job):
+    job = make_job(part=3, starts=False)
+    job.order(1, "write is its end")
+    job.launch()
+    for rank in (0, 2):
+        assert "no weights after the load at start" in "".join(job.programs[rank].last_lines())
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_no_rank_waits_for_ever_for_one_that_is_gone(make_job, lost):
     job = make_job("2026", block=True)

@@ -8,7 +8,7 @@ weights are single actions with their checks; an action whose work is done alrea
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from wsm.actions import names
@@ -101,7 +101,7 @@ class DirectCalls:
         GroupError (``call-failed``), WsmError
             As :meth:`clear_parameters`.
         """
-        self._load(None)
+        self._load(lambda: None)
 
     def finalize_update(self, pid: Any = 0) -> None:  # noqa: ARG002 - FastDeploy's own signature
         """See that the weights are there, and let the word say NORMAL. Local: the group has agreed on them.
@@ -140,7 +140,7 @@ class DirectCalls:
 
     def reload_model_weights(self) -> None:
         """Load the weights on every rank. Collective, blocks; raises as :meth:`update_parameters`."""
-        self._load(None)
+        self._load(lambda: None)
 
     def update_weights_by_rdma(
         self, version: str | None = None, verify_checksum: bool = False, transfer_mode: str | None = None
@@ -155,22 +155,23 @@ class DirectCalls:
         Raises
         ------
         BadInputError (``no-version``)
-            If `version` is None or empty, and ``version.yaml`` names none.
+            If `version` is None or empty, and the ``version.yaml`` that rank 0 sees names none; on rank 0.
         GroupError (``call-failed``), WsmError
             As :meth:`clear_parameters`.
         """
-        asked = version or self.read_model_version_from_file()
-        if not asked:
-            raise errors.no_version(directory=str(self.fd_config.model_config.model))
         began = time.perf_counter()
-        self._load(asked, verify_checksum=verify_checksum, transfer_mode=transfer_mode)
+        self._load(
+            lambda: self._asked_or_announced(version),
+            verify_checksum=verify_checksum,
+            transfer_mode=transfer_mode,
+        )
         total_s = time.perf_counter() - began
         brought = self._entries.brought
         return {
             "sync_cost": brought.sync_s,
             "update_cost": total_s - brought.sync_s if brought.apply_s is None else brought.apply_s,
             "total_cost": total_s,
-            "version": asked,
+            "version": self._worker.version,
             "rank": self.local_rank,
         }
 
@@ -206,14 +207,21 @@ class DirectCalls:
         """Return the version that ``version.yaml`` names; None if it names none."""
         raise NotImplementedError
 
-    def _load(self, version: str | None, **options: Any) -> None:
+    def _load(self, version: Callable[[], str | None], **options: Any) -> None:
+        """Load what `version` returns, for rank 0 alone: what each rank sees of a file may differ."""
         given = {name: value for name, value in options.items() if value is not None}
 
         def begin(controller: Any) -> Any:
             there = Tag.WEIGHTS not in controller.status().missing
-            return controller.begin_update(version, tags={Tag.WEIGHTS}, force=there, **given)
+            return controller.begin_update(version(), tags={Tag.WEIGHTS}, force=there, **given)
 
         self._entries.together(begin)
+
+    def _asked_or_announced(self, version: str | None) -> str:
+        asked = version or self.read_model_version_from_file()
+        if not asked:
+            raise errors.no_version(directory=str(self.fd_config.model_config.model))
+        return asked
 
     def _say(self, before: int, after: int) -> None:
         """Answer the word of this rank's part, from exactly what it asks."""

@@ -118,7 +118,11 @@ class DynamicWeightManager(DirectCalls):
             self._join(facts, member, undo, memory=memory, load=load, directory=directory)
             self._ending = undo.pop_all()
         DynamicWeightManager.present = self
-        failure = self._entries.boot(self._attach_s)
+        try:
+            failure = self._entries.boot(self._attach_s)
+        except BaseException:
+            self.close()
+            raise
         if failure:
             self.close()
             raise errors.no_boot(rank=member.rank, group=self.group_name, why=failure)

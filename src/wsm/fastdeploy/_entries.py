@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from wsm.controller import Controller
 from wsm.controller._transaction import Pending
 from wsm.controller.engine_bridge import mirrored
 from wsm.controller.errors import CommandWithdrawnError
-from wsm.errors import WsmError
+from wsm.errors import GroupError, WsmError
 from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._loop_contract import Entry, Given
@@ -30,6 +31,7 @@ from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.signals.liveness import Liveness
 from wsm.signals.ownership import OWNER_BYTE
 from wsm.signals.segment import Segment
+from wsm.states.epochs import Backoff
 from wsm.states.errors import CommandOpenError
 from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.status.facts import GroupStatus, named
@@ -43,6 +45,9 @@ WAKE_LOOK_S = 0.2
 
 #: Seconds after which every stream of FastDeploy's has looked at the word: they look every 10 s.
 STREAMS_LOOK_S = 11.0
+
+#: How long a command waits that failed and is asked for still.
+AGAIN = Backoff(1.0, 30.0)
 
 #: Characters of a failure that the other ranks are told.
 MAX_FAILURE = 1000
@@ -349,6 +354,7 @@ class Deciding(Entries):
         self._outcome: tuple[int, Came] = (0, Came())  # of the entry of that number
         self._before = Came()
         self._polls = False  # whether FastDeploy's loop has the second line
+        self._failed, self._failures, self._again_at = contract.NORMAL, 0, 0.0  # the word, how often, when
         self._waking: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -375,7 +381,8 @@ class Deciding(Entries):
                 failure = _bounded(error)
             except WsmError as error:
                 failure = _bounded(error)
-                self._until_at_rest()
+                with suppress(GroupError):  # a rank is gone: the command never comes to its end
+                    self._until_at_rest()
             self._say(contract.NORMAL, over=True, came=Came(failure))
             return failure
 
@@ -498,7 +505,7 @@ class Deciding(Entries):
         """Do what the word asks, and answer it; what cannot be done now is done at another look."""
         self._turn()
         status = self._controller.status()
-        if not status.over:
+        if not status.over or (word == self._failed and time.monotonic() < self._again_at):
             return
         given = contract.given(word, held_by(status), woken=self._woken)
         self._say(word, over=False)
@@ -507,6 +514,7 @@ class Deciding(Entries):
         answer = contract.answer(entry, word, held_by(self._controller.status()), gave=given)
         if answer is None:
             return
+        self._failed, self._failures = contract.NORMAL, 0
         self._woken = answer == contract.UPDATING
         self._shown = answer
         answered = self._deciding.change(word, answer)
@@ -538,6 +546,8 @@ class Deciding(Entries):
         except WsmError as error:
             self._log.error(log.COMMAND_FAILED, asked=WeightState(word).name, error=str(error))
             self._until_at_rest()
+            self._failures = self._failures + 1 if word == self._failed else 1
+            self._failed, self._again_at = word, time.monotonic() + AGAIN.after(self._failures)
         return True
 
     def _adopt(self) -> None:
@@ -590,6 +600,7 @@ class Deciding(Entries):
     def _until_at_rest(self) -> None:
         """Do this rank's part of the way out of a command that failed."""
         while not self._controller.status().over:
+            self._require_all_here()
             self._turn()
 
     def _say(self, word: int, *, over: bool, came: Came | None = None) -> None:
