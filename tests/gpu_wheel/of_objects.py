@@ -66,6 +66,7 @@ EVERYDAY = frozenset(
         "exp",
         "flatten",
         "flip",
+        "get_name_mappings_to_training",
         "id",
         "item",
         "itemsize",
