@@ -83,7 +83,7 @@ class CommittedRecord:
             "load": dict(self.load),
             "hold": None if self.hold is None else dict(self.hold),
         }
-        return json.dumps(content, ensure_ascii=False).encode()
+        return json.dumps(content).encode()  # ASCII: what a command can carry, a record can
 
     @classmethod
     def from_bytes(cls, sequence: int, revision: int, data: bytes) -> CommittedRecord:

@@ -9,9 +9,12 @@ import pytest
 
 from tests.raising import raising
 from wsm.command import CommandArguments, CommandArgumentsError
+from wsm.committed_record import CommittedRecord
 from wsm.controller import errors
-from wsm.controller._command_request import UpdateKeywords
-from wsm.states.vocabulary import TransferMode
+from wsm.controller._command_request import HoldKeywords, PrepareKeywords, UpdateKeywords
+from wsm.controller._held import HeldDecision
+from wsm.states.vocabulary import KVPolicy, Tag, TransferMode
+from wsm.states.words import Operation
 
 
 @pytest.mark.parametrize("mode", [None, *TransferMode])
@@ -57,6 +60,49 @@ def test_a_restore_loads_as_the_last_load_did_and_takes_nothing_else_from_it():
         said, request_id="restore", restores=True
     )
     assert restoring.loading_as(restoring.load_options()) == restoring
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"force": 1},
+        {"partial": 1},
+        {"verify_checksum": "no"},
+        {"deadline_s": float("nan")},
+        {"deadline_s": True},
+        {"wait_s": "5"},
+    ],
+)
+def test_a_keyword_that_no_rank_would_take_is_refused_before_any_is_asked(keywords):
+    with raising(errors.bad_keyword):
+        UpdateKeywords("7", **keywords).request()
+
+
+@pytest.mark.parametrize("lease_s", [float("nan"), True, 1e19, 0])
+def test_a_lease_that_no_clock_reads_is_refused_where_it_is_asked_for(lease_s):
+    with raising(errors.bad_hold):
+        HoldKeywords(lease_s=lease_s).request()
+    if lease_s != 1e19:
+        with raising(errors.bad_keyword):
+            PrepareKeywords("7", lease_s=lease_s).held_by(HeldDecision(), leased=True)
+
+
+def test_a_mode_is_refused_where_no_weights_are_loaded():
+    with raising(errors.tags_contradict):
+        UpdateKeywords(tags={Tag.KV_CACHE}, transfer_mode="gdr").request()
+
+
+def test_what_is_left_of_an_update_without_work_forgets_no_blocks():
+    request = UpdateKeywords("7", after="held").request().of_admission()
+    assert (request.operation, request.arguments.kv_policy) == (Operation.HOLD, KVPolicy.KEEP)
+
+
+def test_what_a_command_can_carry_a_record_can():
+    options = {"log_file": "/log/\udcff"}
+    record = CommittedRecord(
+        3, "7", load=UpdateKeywords("7", rsync_config=options).request().arguments.load_options()
+    )
+    assert CommittedRecord.from_bytes(3, 1, record.to_bytes()) == record
 
 
 @pytest.mark.parametrize("field", [{"verify_checksum": 1}, {"rsync_config": [1]}])

@@ -19,6 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from wsm.command import (
     MAX_REQUEST_ID,
     CommandArguments,
+    CommandArgumentsError,
     checked_request_id,
     checked_tags,
     partial_update_refused,
@@ -125,6 +126,7 @@ class CommandRequest:
                 "version": asked.version is not None,
                 "force": asked.reload,
                 "partial": asked.partial,
+                "transfer_mode": asked.transfer_mode is not None,
                 "unknown_tensors": asked.unknown_tensors is not None,
                 "verify_checksum": asked.verify_checksum is not None,
                 "rsync_config": asked.rsync_config is not None,
@@ -144,7 +146,9 @@ class CommandRequest:
     def of_admission(self) -> CommandRequest:
         """Return what is left of an update whose version is there already: a hold, or a release."""
         operation = Operation.HOLD if self.arguments.after is After.HELD else Operation.RELEASE
-        asked = replace(self.arguments, version=None, tags=frozenset(), of_admission=True)
+        asked = replace(
+            self.arguments, version=None, tags=frozenset(), kv_policy=KVPolicy.KEEP, of_admission=True
+        )
         return replace(self, operation=operation, arguments=asked, forced=True)
 
     def in_place(self, why: str) -> CommandRequest:
@@ -226,6 +230,11 @@ def request_id_of(asked: str | None) -> str:
     return uuid.uuid4().hex if asked is None else checked_request_id(asked)
 
 
+def is_number(value: object) -> bool:
+    """Whether a value counts seconds: an integer or float, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def hold_of(
     hold_id: str,
     owner: str,
@@ -249,7 +258,7 @@ def hold_of(
         raise errors.bad_hold(
             argument="kv_policy", value=kv_policy, problem="a hold keeps all blocks or drops all"
         )
-    if lease_s is not None and not 0 < lease_s < math.inf:
+    if lease_s is not None and not (is_number(lease_s) and 0 < lease_s < holding.LATEST):
         raise errors.bad_hold(argument="lease_s", value=lease_s, problem="it must be more than 0 seconds")
     return Hold(
         hold_id,
@@ -296,6 +305,14 @@ class _CommandKeywords:
         owner: str = "",
         forced: bool = False,
     ) -> CommandRequest:
+        for name in ("deadline_s", "settle_s", "wait_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not (is_number(seconds) and not math.isnan(seconds)):
+                raise errors.bad_keyword(problem=f"{name} is {seconds!r}, no number of seconds")
+        try:
+            CommandArguments.from_bytes(arguments.to_bytes())  # as every rank will read it
+        except (CommandArgumentsError, TypeError, ValueError) as error:
+            raise errors.bad_keyword(problem=str(error)) from error
         return CommandRequest(
             operation,
             arguments,
@@ -396,6 +413,8 @@ class PrepareKeywords(UpdateKeywords):
     def held_by(self, held: HeldDecision, *, leased: bool) -> CommandRequest:
         """Return the request that they make, with a decision that its caller makes, or a lease holds."""
         lease_s = self.deadline_s if self.lease_s is None else self.lease_s
+        if not (is_number(lease_s) and lease_s > 0):
+            raise errors.bad_keyword(problem=f"lease_s is {lease_s!r}; it must be more than 0 seconds")
         asked = self.request()
         return replace(asked, arguments=replace(asked.arguments, lease_s=lease_s, leased=leased), held=held)
 

@@ -186,14 +186,15 @@ class Opening:
             try:
                 return transaction.drive()
             except WsmError as error:
-                if unneeded is not None and outcome.found_held(error):
-                    if request.changes_admission(held=view.committed.held):
-                        alone = request.of_admission()
-                        return self._write_of_admission(alone, self._group.view(), over).drive()
-                    return replace(unneeded, seconds=(self._clock.monotonic_ns() - begun_ns) / 1e9)
-                following = None if given_up.is_set() or request.is_taken_back else request.after(error)
-                if following is None:
+                found = unneeded if outcome.found_held(error) else None
+                if found is not None and not request.changes_admission(held=view.committed.held):
+                    return replace(found, seconds=(self._clock.monotonic_ns() - begun_ns) / 1e9)
+                following = request.after(error) if found is None else request.of_admission()
+                if following is None or given_up.is_set() or request.is_taken_back:
                     raise
+            if following.operation.is_of_admission:  # with the words of the command that found this
+                now = self._group.view()
+                return self._write_of_admission(following, now, over, given_up, takes_words=False).drive()
             # The update in place that a hot one falls back to, with the role still held.
             again = self._admit(following, self._group.view())
             return self._write(following, again, given_up, over).drive()
@@ -283,12 +284,21 @@ class Opening:
         transaction = self._write_of_admission(request, view, ending)
         return Pending.driven(transaction, ending.pop_all(), request.told(transaction.drive))
 
-    def _write_of_admission(self, request: CommandRequest, view: View, ending: ExitStack) -> Transaction:
+    def _write_of_admission(
+        self,
+        request: CommandRequest,
+        view: View,
+        ending: ExitStack,
+        given_up: threading.Event | None = None,
+        *,
+        takes_words: bool = True,
+    ) -> Transaction:
         """Write a hold or a release, and leave to `ending` what is to be done when it is over."""
         word = request.decided_in(require_able(self._group, view, request.operation))
         before, waits = before_admission(resident_on_each(view), owed=self._group.unrestored(view))
         asked = replace(request, arguments=replace(request.arguments, before=before, restores=waits))
-        return self._open(asked, view, word, self._group.known_version(view), ending)
+        previous = self._group.known_version(view)
+        return self._open(asked, view, word, previous, ending, given_up=given_up, takes_words=takes_words)
 
     def _admit(self, request: CommandRequest, view: View) -> _Admitted:
         """Refuse what this group cannot be asked now; return what was found."""
@@ -339,6 +349,7 @@ class Opening:
         *,
         before: WeightState | None = None,
         given_up: threading.Event | None = None,
+        takes_words: bool = True,
     ) -> Transaction:
         """Take FastDeploy's words, which say `before` now, and write the command's.
 
@@ -347,7 +358,7 @@ class Opening:
         arguments = replace(request.arguments, deadline_s=request.deadline_s)
         with ExitStack() as undo:
             taken = None
-            if self._engine_words.suffixes:
+            if takes_words and self._engine_words.suffixes:
                 if before is None:
                     found = self._group.status().engine_state
                     before = WeightState.CLEARED if found is None else WeightState(found.fastdeploy_code)

@@ -31,7 +31,7 @@ from wsm.states import decide, holding
 from wsm.states import journal as kinds
 from wsm.states.decide import resident_on_each
 from wsm.states.view import View
-from wsm.states.vocabulary import Tag
+from wsm.states.vocabulary import After, Tag
 from wsm.states.words import CommandWord, Decider, Operation, StatusCode
 from wsm.status.blame import Situation
 
@@ -165,10 +165,6 @@ def committed_by(
         with suppress(CommittedRecordError):
             load = {**group.committed(view).load, **load}
     return CommittedRecord(sequence, version, digest, sequence, hold, load=load)
-
-
-#: How a command ends that was committed, where that is no update.
-_OUTCOMES = {Operation.HOLD: Outcome.HELD, Operation.RELEASE: Outcome.RELEASED}
 
 
 _MAY_BE_COMMITTED = (
@@ -329,7 +325,11 @@ class Transaction:
 
     def _ended(self, view: View) -> Receipt:
         if view.command.operation.is_commit:
-            how = _OUTCOMES.get(self._command.operation, Outcome.UPDATED)
+            operation = self._command.operation  # COMMIT where another process had it decided before
+            how = Outcome.UPDATED
+            if operation.is_of_admission or self._arguments.of_admission:
+                holds = operation is Operation.HOLD or self._arguments.after is After.HELD
+                how = Outcome.HELD if holds else Outcome.RELEASED
             return self._receipt(how, StatusCode.DONE_COMMITTED)
         if view.command.operation is Operation.CLEAR:
             return self._receipt(Outcome.CLEARED, StatusCode.DONE_CLEARED)

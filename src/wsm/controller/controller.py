@@ -369,8 +369,12 @@ class Controller:
             held.tell(pending.result())  # nothing had to be prepared
         prepared = Prepared(pending, held, self._access.group.ring)
         self._undecided[prepared.request_id] = prepared
-        pending.add_done_callback(lambda _: self._undecided.pop(prepared.request_id, None))
+        pending.add_done_callback(lambda _: self._forget(prepared))
         return prepared
+
+    def _forget(self, prepared: Prepared) -> None:
+        if self._undecided.get(prepared.request_id) is prepared:  # another may have taken its id since
+            del self._undecided[prepared.request_id]
 
     @keywords_of(PrepareKeywords)
     def lease(self, keywords: PrepareKeywords) -> Receipt:

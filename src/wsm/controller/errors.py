@@ -429,6 +429,15 @@ def bad_hold(*, argument: str, value: object, problem: str) -> BadInputError:
     )
 
 
+def bad_keyword(*, problem: str) -> BadInputError:
+    """A keyword of a command has a value that no rank would take."""
+    return BadInputError(
+        f"a keyword of the command has a value that it cannot have: {problem}; no rank was asked",
+        code="bad-keyword",
+        problem=problem,
+    )
+
+
 def nothing_served(*, state: str) -> RefusedError:
     """A hot update was asked of a group that serves nothing."""
     return RefusedError(

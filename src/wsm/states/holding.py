@@ -37,7 +37,7 @@ from wsm.states.vocabulary import (
 )
 
 #: No clock reads so late, in ns, and no lease lasts so long, in seconds.
-_LATEST = 1 << 63
+LATEST = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class Hold:
         except (KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         texts = isinstance(hold_id, str) and isinstance(owner, str)
-        clock = type(renewed_ns) is int and 0 <= renewed_ns < _LATEST
-        seconds = lease_s is None or (type(lease_s) in (int, float) and 0 < lease_s < _LATEST)
+        clock = type(renewed_ns) is int and 0 <= renewed_ns < LATEST
+        seconds = lease_s is None or (type(lease_s) in (int, float) and 0 < lease_s < LATEST)
         if not (texts and clock and seconds):
             raise ValueError(f"{facts}")
         return hold

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from dataclasses import dataclass
 
 from wsm.command import PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN
@@ -117,7 +119,18 @@ def updates(group: GroupFacts) -> tuple[str, ...]:
     if version is None or group.served_bases:
         return ()
     named = "" if is_unnamed(version) else f" --version {version}"
-    return (f"wsm update {group.name}{named}",)
+    return (f"wsm update {group.name}{named}{_loaded_as(group, version)}",)
+
+
+def _loaded_as(group: GroupFacts, version: str) -> str:
+    """Return the options with which the committed version was loaded."""
+    said = group.committed.load if version == group.committed.version else {}
+    options = f" --transfer-mode {said['transfer_mode']}" if "transfer_mode" in said else ""
+    if "verify_checksum" in said:
+        options += " --verify-checksum" if said["verify_checksum"] else " --no-verify-checksum"
+    if "rsync_config" in said:
+        options += f" --rsync-config {shlex.quote(json.dumps(said['rsync_config']))}"
+    return options
 
 
 def then_update(group: GroupFacts) -> str:

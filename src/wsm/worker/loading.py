@@ -309,7 +309,8 @@ class Sources:
         RefusedError
             If the strategy has no such mode or option, or it is not available here.
         """
-        usual = self._strategy.default_mode(self._sections)
+        asked = self._strategy.as_asked(self._sections, verify_checksum=None, rsync_config=rsync_config)
+        usual = self._strategy.default_mode(asked)
         if mode is not None and usual is None:
             problem = f"the strategy {self.strategy} has no transfer modes"
             raise errors.transfer_mode_unavailable(mode=mode, problem=problem, available=())
