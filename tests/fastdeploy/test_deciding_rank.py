@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from wsm.config import WsmConfig
 from wsm.errors import GroupError
 from wsm.fastdeploy import _entries
-from wsm.fastdeploy._entries import Deciding, PartWord
+from wsm.fastdeploy._entries import Deciding, Entries, PartWord
 from wsm.fastdeploy._loop_contract import Entry
 from wsm.group_segment import own_group
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -20,7 +21,7 @@ from wsm.worker import HOLD, SERVE
 
 pytestmark = pytest.mark.needs("libatomic")
 
-NORMAL, UPDATING, CLEARING = 0, 1, -1
+NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
 
 
 class Turns:
@@ -82,7 +83,7 @@ def test_what_an_engine_asks_meanwhile_is_never_answered_by_the_end_of_a_hold(
 
 
 @pytest.mark.parametrize(
-    "error", [TypeError("no such option"), KeyboardInterrupt(), GroupError("x" * 20_000)]
+    "error", [TypeError("no such option"), KeyboardInterrupt(), GroupError("\u00fc" * 20_000)]
 )
 def test_a_call_that_ends_otherwise_on_rank_0_is_no_success_on_the_other_ranks(engine, make_deciding, error):
     deciding = make_deciding(Turns(engine))
@@ -95,7 +96,19 @@ def test_a_call_that_ends_otherwise_on_rank_0_is_no_success_on_the_other_ranks(e
     said = deciding._said()
     assert said.over
     assert said.came.failure
-    assert len(said.came.failure) < 2000
+    assert len(json.dumps(said.came.failure)) < 2000
+
+
+def test_what_is_said_of_a_group_of_many_ranks_has_room(engine, make_deciding):
+    deciding = make_deciding(Turns(engine))
+    for ranks in (200, 200, 5000):
+        report = SimpleNamespace(facts={"sync_s": 10 / 3, "apply_s": 1e-7}, tensors=1234)
+        receipt = SimpleNamespace(ranks=[report] * ranks)
+        deciding.together(lambda _, receipt=receipt: SimpleNamespace(over=True, result=lambda: receipt))
+        said = deciding._said()
+        assert said.over
+        assert len(said.came.brought) == (200 if ranks == 200 else 0)
+        assert deciding.brought == (3.3333, 0.0, 1234, 0)
 
 
 def test_a_clear_that_failed_waits_before_it_is_given_again_and_another_wish_does_not_wait(
@@ -116,3 +129,39 @@ def test_a_clear_that_failed_waits_before_it_is_given_again_and_another_wish_doe
         engine.store(asked)
         deciding._obey(Entry(CLEARING, block=True), asked)
     assert given == [CLEARING, UPDATING]
+
+
+def test_a_look_that_fails_does_not_end_the_waking_of_a_sleeping_loop(engine, make_deciding, monkeypatch):
+    monkeypatch.setattr(_entries, "WAKE_LOOK_S", 0.001)
+    engine.store(CLEARED)
+    deciding = make_deciding(Turns(engine))
+    looks = iter((GroupError("torn"), GroupError("torn"), SimpleNamespace(over=False)))
+
+    def status():
+        look = next(looks)
+        if isinstance(look, GroupError):
+            raise look
+        return look
+
+    deciding._controller.status = status
+    deciding._wake()
+    assert engine.read() == UPDATING
+
+
+@pytest.mark.parametrize("own", [CLEARING, NORMAL])
+def test_a_part_that_asked_the_same_is_answered_where_a_clear_kept_the_weights(engine, make_deciding, own):
+    deciding = make_deciding(Turns(engine))
+    other = Entries(deciding._worker, deciding._segment, deciding._deciding, leads=True)
+    deciding.number = other.number = 1
+    engine.store(own)
+    deciding._say(CLEARING, over=False)
+    assert not other._is_over()
+    assert engine.read() == CLEARING
+    deciding._say(NORMAL, over=True)
+    assert other._is_over()
+    assert engine.read() == NORMAL
+    engine.store(CLEARING)  # its engine asks anew, before the deciding one does
+    deciding.number = other.number = 2
+    deciding._say(NORMAL, over=True)
+    assert other._is_over()
+    assert engine.read() == CLEARING

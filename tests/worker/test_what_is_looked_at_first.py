@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from wsm import log
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
+from wsm.signals import live_signal
 from wsm.signals.live_signal import LiveSignal
 from wsm.strategies import TensorSpec
 from wsm.testing import InMemoryRunner
@@ -94,3 +97,9 @@ def test_a_signal_that_is_not_there_or_is_made_anew_is_taken_when_it_is(signal, 
     live.close()
     live.close()
     absent.close()
+
+
+def test_a_signal_that_cannot_be_mapped_stops_no_rank(signal, tmp_path, monkeypatch):
+    monkeypatch.setattr(live_signal, "SharedFile", Mock(side_effect=OSError(errno.ENOMEM, "no memory")))
+    LiveSignal("8002", 0, directory=tmp_path).beat()
+    assert times(signal) == (0, 0)

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
+from wsm import log
 from wsm.actions.base import LoadFunction
 from wsm.actions.measuring import AddressContract
 from wsm.actions.options import PlanOptions
@@ -33,10 +34,13 @@ from wsm.fastdeploy._runner_surfaces import (
 )
 from wsm.group_segment import declare_loop, own_new_group
 from wsm.signals.segment import Segment
+from wsm.strategies.transports.checkpoint_transfer_options import CACHE_IS_KEPT
 from wsm.worker import StepPermit, Worker
 
 #: Seconds for one command that FastDeploy's engine asks for, which waits 300 s itself and looks every second.
 DEADLINE_S = 290.0
+
+_log = log.logger("fastdeploy")
 
 
 class DynamicWeightManager(DirectCalls):
@@ -152,7 +156,12 @@ class DynamicWeightManager(DirectCalls):
             },
             where="fd_config",
         )
-        self._surfaces = self._surfaces_of(facts, memory, shut_down_groups=config.shut_down_groups)
+        self._surfaces = self._surfaces_of(
+            facts, memory, shut_down_groups=config.shut_down_groups, directory=directory
+        )
+        undo.callback(self._surfaces.close)
+        if facts.releases_cache and member.rank == 0:
+            _log.warning(log.TRANSPORT_OPTION_UNUSED, option="gdr_release_cache", fix=CACHE_IS_KEPT)
         self._attach_s = config.deadlines.attach_s
         options = PlanOptions.from_runner(
             self._surfaces, address_contract=AddressContract() if facts.graphs else None
@@ -196,7 +205,12 @@ class DynamicWeightManager(DirectCalls):
         undo.callback(self._entries.close)
 
     def _surfaces_of(
-        self, facts: WorkerFacts, memory: MemorySurface | None, *, shut_down_groups: bool
+        self,
+        facts: WorkerFacts,
+        memory: MemorySurface | None,
+        *,
+        shut_down_groups: bool,
+        directory: str | Path | None,
     ) -> WorkerSurfaces:
         weights = surfaces_of_models(self.model_list)
         return WorkerSurfaces(
@@ -207,6 +221,7 @@ class DynamicWeightManager(DirectCalls):
             deepep_buffers=calls.deepep_buffers() if facts.expert_parallel else None,
             models=checkpoint_models(self.model_list, self.fd_config),
             names=training_names_of(self.model_list, weights),
+            directory=directory,
         )
 
     @staticmethod

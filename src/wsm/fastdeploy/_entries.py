@@ -7,6 +7,7 @@ stands before each entry, so all ranks count the same entries.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +50,8 @@ STREAMS_LOOK_S = 11.0
 #: How long a command waits that failed and is asked for still.
 AGAIN = Backoff(1.0, 30.0)
 
-#: Characters of a failure that the other ranks are told.
-MAX_FAILURE = 1000
+#: Bytes of a failure, and of all that is said of two entries; the owner's settings take 16 KiB in all.
+MAX_FAILURE, MAX_SAID = 1000, 14_000
 
 #: Under which name the owner's settings hold what is said of the entry at hand.
 _ENTRY = "entry"
@@ -75,10 +76,10 @@ class Brought(NamedTuple):
     @classmethod
     def of(cls, report: RankReport) -> Brought:
         """Return what a rank's report says of its load."""
-        facts = report.facts
+        facts, apply_s = report.facts, report.facts.get("apply_s")
         return cls(
-            float(facts.get("sync_s") or 0.0),
-            facts.get("apply_s"),
+            round(float(facts.get("sync_s") or 0.0), 4),  # short: all ranks are told those of all
+            None if apply_s is None else round(float(apply_s), 4),
             report.tensors,
             int(facts.get("auxiliary_tensors") or 0),
         )
@@ -197,6 +198,10 @@ class Entries:
         self._leads = leads
         self._kv_status: Any = None
         self._brought: Sequence[Sequence[Any]] = ()
+        self._alike = (
+            0,
+            contract.NORMAL,
+        )  # the entry in which both words were alike, and what they said
         self._left = contract.NORMAL  # what the deciding word said at the last look
         self._asleep = False  # whether FastDeploy's loop comes in next, before it turns again
         self._log = log.logger("fastdeploy", rank=worker.rank)
@@ -282,6 +287,10 @@ class Entries:
         own = None if self._word is None else self._word.read()
         if self._word is not None and own is not None:
             shown = mirrored(said.word, own)
+            if said.over and said.word == contract.NORMAL and self._alike == (said.number, own):
+                shown = contract.NORMAL  # it asked for the same, and that is over without effect
+            if shown == said.word:
+                self._alike = (said.number, shown)
             if shown != own:
                 self._word.change(own, shown)
         if self._kv_status is not None:
@@ -404,10 +413,16 @@ class Deciding(Entries):
 
     def _wake(self) -> None:
         """Wait for a command of another process, and let the word wake FastDeploy's sleeping loop for it."""
+        told = ""
         while not self._stopping.wait(WAKE_LOOK_S):
-            if not self._controller.status().over:
-                self._woken = self._deciding.change(contract.CLEARED, contract.UPDATING)
-                return
+            try:
+                if not self._controller.status().over:
+                    self._woken = self._deciding.change(contract.CLEARED, contract.UPDATING)
+                    return
+            except WsmError as error:  # noqa: PERF203 - FastDeploy's loop sleeps on if this thread ends
+                if str(error) != told:
+                    told = str(error)
+                    self._log.error(log.COMMAND_FAILED, asked="waking the loop", error=told)
 
     def _live(self, entry: Entry) -> int:
         """Decide what the entry is for, and stay until it is over; return what the word says then."""
@@ -611,14 +626,19 @@ class Deciding(Entries):
         last = last if came is None else came
         self._outcome = (self.number, last)
         said = Said(self.number, word, self._worker.finished, over=over, came=last, before=self._before)
+        if len(json.dumps(said._asdict())) > MAX_SAID:  # better no seconds than a rank that is told nothing
+            came, before = (each._replace(brought=()) for each in (said.came, said.before))
+            said = said._replace(came=came, before=before)
         owner_adds(self._segment, **{_ENTRY: said._asdict()})
         self._show(said)
 
 
 def _bounded(error: WsmError) -> str:
     """Return what an error says, or its beginning: it has to fit twice into what the owner says."""
-    text = str(error)
-    return text if len(text) <= MAX_FAILURE else f"{text[:MAX_FAILURE]}... (rank 0 has the rest)"
+    text = kept = str(error)
+    while (size := len(json.dumps(kept))) > MAX_FAILURE:
+        kept = kept[: len(kept) * MAX_FAILURE // size]
+    return text if kept == text else f"{kept}... (rank 0 has the rest)"
 
 
 def held_by(status: GroupStatus) -> int | None:

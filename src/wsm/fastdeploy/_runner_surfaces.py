@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from wsm.actions.backends.fastdeploy import (
@@ -309,6 +310,8 @@ class WorkerSurfaces:
         The main model and auxiliary ones, for checkpoints that they load by themselves.
     names : TrainingNames or None
         What the trainer calls the models' tensors; None: the same.
+    directory : path or None
+        Where FastDeploy's words lie; ``/dev/shm`` by default.
     """
 
     def __init__(
@@ -321,11 +324,13 @@ class WorkerSurfaces:
         deepep_buffers: Any = None,
         models: Sequence[CheckpointModel] = (),
         names: TrainingNames | None = None,
+        directory: str | Path | None = None,
     ) -> None:
         self._models = tuple(models)
         self._names = names or TrainingNames({})
         # FastDeploy's heartbeat, written where this rank shows progress.
-        self.progressed = LiveSignal(facts.port, facts.tensor_parallel_rank).beat
+        self._live = LiveSignal(facts.port, facts.tensor_parallel_rank, directory=directory)
+        self.progressed = self._live.beat
         self.weights = weights
         self.memory = memory
         self.groups = groups
@@ -337,6 +342,10 @@ class WorkerSurfaces:
             None if deepep_buffers is None else FastDeployDeepEP(deepep_buffers)
         )
         self._runner: Any = None
+
+    def close(self) -> None:
+        """Let go of FastDeploy's heartbeat. Idempotent."""
+        self._live.close()
 
     @property
     def requests(self) -> RunnerRequests:

@@ -78,5 +78,5 @@ class LiveSignal:
                 if length:
                     self._memory = SharedFile(descriptor, self._path, length)
                     self._times = self._memory.cast("i")
-        except (SegmentMissingError, SegmentAccessError):
-            return
+        except (SegmentMissingError, SegmentAccessError, OSError, ValueError):
+            return  # ValueError: it has become shorter meanwhile

@@ -26,12 +26,17 @@ from wsm.strategies.strategy import Strategy
 from wsm.strategies.trainer.publications import published_last
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.checkpoint_transfer import Interface
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer_options import CACHE_IS_KEPT, CheckpointTransferOptions
 from wsm.strategies.transports.configured import RsyncConfig
 from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode, feeds_loaders
 from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
 
 _log = log.logger("strategies")
+
+
+def _warn_of_kept_cache(rsync_config: Mapping[str, Any]) -> None:
+    if rsync_config.get("gdr_release_cache"):
+        _log.warning(log.TRANSPORT_OPTION_UNUSED, option="gdr_release_cache", fix=CACHE_IS_KEPT)
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class ByVersion(Strategy):
         if section.transfer_mode is not None:  # what rsync_config says is for FastDeploy's commands
             check_transfer_mode(section.transfer_mode, section.transport)
         self._transports[section.transport].build(sections)
+        _warn_of_kept_cache(section.rsync_config)
 
     def source(self, sections: Sections, rank: int, ranks: int) -> RsyncSource:
         """Return one rank's way to the versions, and the size of an auxiliary model's chunks, if any."""
@@ -126,6 +132,7 @@ class ByVersion(Strategy):
         if rsync_config is not None:
             section = replace(section, rsync_config={**section.rsync_config, **rsync_config})
             CheckpointTransferOptions.of(section.rsync_config)
+            _warn_of_kept_cache(rsync_config)
         if verify_checksum is not None:
             if verify_checksum and INTERFACES[section.mode] is not Interface.STREAM:
                 _log.warning(log.TRANSFER_UNCHECKED, mode=section.mode)  # FastDeploy ignores it, too

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.batches import PackageBuffers
@@ -71,6 +71,9 @@ _MEBIBYTE = 1 << 20
 # What FastDeploy's configuration has if no option is set.
 _TWO_LARGE_ONES = PackageBuffers(2, 512 * _MEBIBYTE)
 
+#: What is to be done where ``gdr_release_cache`` is asked for.
+CACHE_IS_KEPT: Final = "an update leaves the KV cache's memory where it is: clear the tag kv_cache before it"
+
 
 @dataclass(frozen=True)
 class CheckpointTransferOptions:
@@ -91,7 +94,7 @@ class CheckpointTransferOptions:
     mtp_chunk_size : int
         Tensors per chunk for auxiliary models.
     release_cache : bool
-        Whether an update through the loaders gives the KV cache's memory back for its time.
+        Whether FastDeploy would give the KV cache's memory back for an update; wsm does so by a clear alone.
     mode : str or None
         The transfer mode that it names, ``rdma`` or ``gdr``; None if it names none.
     """
