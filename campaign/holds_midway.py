@@ -20,9 +20,8 @@ from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import outcome_of
 from campaign.playing import played
-from campaign.rank_faults import account
 from campaign.result import Result
-from campaign.supervisor_faults import await_ends, owned_group, serves_again
+from campaign.supervisor_faults import next_owner, owned_group, require_good_end, serves_again
 from wsm import Controller, Outcome, RoleBusyError
 
 #: The operation of these cases.
@@ -71,17 +70,8 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
                 send([owner.pid], signal.SIGCONT)
                 result.require(serves_again(controller, group), "the group takes no update")
         if act == "kill":
-            owner.wait()
-            await_ends(pids)
-            account(result, *group.audit())
-            group.begin_audit()  # the next owner numbers its epochs anew
-            owner, _ = ending.enter_context(owned_group(group))
-            result.outcome = "started again"
-            with Controller(group.config.group.name) as controller:
-                result.require(serves_again(controller, group), "the next owner's group takes no update")
-        _, said = owner.communicate()
-        result.require(owner.returncode == 0, f"the owner ended with {owner.returncode}: {said[-500:]}")
-        account(result, *group.audit())
+            owner = ending.enter_context(next_owner(group, owner, pids, result))
+        require_good_end(group, owner, result)
         result.leftovers += group.stop()
 
 

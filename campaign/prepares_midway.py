@@ -27,7 +27,7 @@ from campaign.playing import played
 from campaign.prepares import PREPARED
 from campaign.rank_faults import account, finish, prepare
 from campaign.result import Result
-from campaign.supervisor_faults import await_ends, owned_group, serves_again
+from campaign.supervisor_faults import next_owner, owned_group, require_good_end, serves_again
 from wsm import Controller, Outcome
 from wsm.command import CommandArguments
 from wsm.controller._transaction import due_decision, write_decision
@@ -251,17 +251,8 @@ def _owner(what: str, case: Case, group: GroupUnderFault, result: Result) -> Non
                 send([owner.pid], signal.SIGCONT)
                 result.require(serves_again(controller, group), "the group takes no update")
         if dies:
-            owner.wait()
-            await_ends(pids)
-            account(result, *group.audit())
-            group.begin_audit()  # the next owner numbers its epochs anew
-            owner, _ = ending.enter_context(owned_group(group))
-            result.outcome = "started again"
-            with Controller(group.config.group.name) as controller:
-                result.require(serves_again(controller, group), "the next owner's group takes no update")
-        _, said = owner.communicate()
-        result.require(owner.returncode == 0, f"the owner ended with {owner.returncode}: {said[-500:]}")
-        account(result, *group.audit())
+            owner = ending.enter_context(next_owner(group, owner, pids, result))
+        require_good_end(group, owner, result)
         result.leftovers += group.stop()
 
 

@@ -66,17 +66,8 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
                 send([owner.pid], signal.SIGCONT)
                 result.outcome = "recovered" if serves_again(controller, group) else "hang"
         if what.startswith("kill"):
-            owner.wait()
-            await_ends(pids)
-            account(result, *group.audit())
-            group.begin_audit()  # the next owner numbers its epochs anew
-            owner, _ = ending.enter_context(owned_group(group))
-            result.outcome = "started again"
-            with Controller(group.config.group.name) as controller:
-                result.require(serves_again(controller, group), "the next owner's group takes no update")
-        _, said = owner.communicate()
-        result.require(owner.returncode == 0, f"the owner ended with {owner.returncode}: {said[-500:]}")
-        account(result, *group.audit())
+            owner = ending.enter_context(next_owner(group, owner, pids, result))
+        require_good_end(group, owner, result)
         result.require(result.outcome != "hang", "the group did not come back")
         result.require(not segment_path(group.config.group.name).exists(), "the segment was left behind")
         result.leftovers += group.stop()
@@ -131,6 +122,29 @@ def owned_group(group: GroupUnderFault) -> Iterator[tuple[subprocess.Popen[str],
         process.communicate()
 
 
+@contextlib.contextmanager
+def next_owner(
+    group: GroupUnderFault, killed: subprocess.Popen[str], pids: list[int], result: Result
+) -> Iterator[subprocess.Popen[str]]:
+    """Judge what a killed owner and its ranks left, and start the next one, whose group takes an update."""
+    killed.wait()
+    _await_ends(pids)
+    account(result, *group.audit())
+    group.begin_audit()  # the next owner numbers its epochs anew
+    with owned_group(group) as (owner, _):
+        result.outcome = "started again"
+        with Controller(group.config.group.name) as controller:
+            result.require(serves_again(controller, group), "the next owner's group takes no update")
+        yield owner
+
+
+def require_good_end(group: GroupUnderFault, owner: subprocess.Popen[str], result: Result) -> None:
+    """End the owner, and judge how it ended and every step of its group."""
+    _, said = owner.communicate()
+    result.require(owner.returncode == 0, f"the owner ended with {owner.returncode}: {said[-500:]}")
+    account(result, *group.audit())
+
+
 def _runs(pid: int) -> bool:
     """An orphan that has ended stays a zombie where a container's first process reaps none."""
     try:
@@ -139,7 +153,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def await_ends(pids: list[int]) -> None:
+def _await_ends(pids: list[int]) -> None:
     """Wait until processes that are not our own have ended, as their owner did."""
     deadline = time.monotonic() + _START_S
     while any(_runs(pid) for pid in pids):
