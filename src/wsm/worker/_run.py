@@ -53,7 +53,7 @@ _LOADS = (names.LOAD_WEIGHTS, names.STAGE_WEIGHTS)
 _NOTHING = Plan(key=None, actions=())
 
 #: How long a command may be kept waiting for memory that an earlier staging is about to let go, in seconds.
-_REST_S = 0.05
+_REST_S = 0.5
 
 
 class Run:
