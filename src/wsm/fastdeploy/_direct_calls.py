@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, Plans
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
+from wsm.fastdeploy import _calls as calls
 from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._entries import Entries, PartWord
@@ -204,8 +206,8 @@ class DirectCalls:
             self._own_word.change(now, int(status))
 
     def read_model_version_from_file(self) -> str | None:
-        """Return the version that ``version.yaml`` names; None if it names none."""
-        raise NotImplementedError
+        """Return the version that ``version.yaml`` names; None, and a line in the log, if it names none."""
+        return calls.version_in(Path(self.fd_config.model_config.model))
 
     def _load(self, version: Callable[[], str | None], **options: Any) -> None:
         """Load what `version` returns, for rank 0 alone: what each rank sees of a file may differ."""

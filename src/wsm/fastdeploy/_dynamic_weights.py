@@ -304,10 +304,6 @@ class DynamicWeightManager(DirectCalls):
         """Return the number of this process's device, as file names carry it."""
         return calls.gpu_id()
 
-    def read_model_version_from_file(self) -> str | None:
-        """Return the version that ``version.yaml`` names; None, and a line in the log, if it names none."""
-        return calls.version_in(Path(self.fd_config.model_config.model))
-
     def _verify_parameters(self, operation: str) -> None:
         """Raise RuntimeError unless every parameter holds memory after an update, and none after a clear."""
         calls.verify(self.state_dict, operation)
