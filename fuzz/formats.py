@@ -25,7 +25,7 @@ from wsm.strategies.files.safetensors import (
     header_length,
     parse_header,
 )
-from wsm.strategies.files.version_file import parse_version
+from wsm.strategies.files.version_file import parse_version, version_bytes
 from wsm.strategies.messages import message_types as bucket_frames
 from wsm.strategies.messages.message_types import Frame
 from wsm.strategies.mooncake import lease_messages as mooncake_messages
@@ -123,7 +123,7 @@ def _version() -> Format:
         name="version.yaml",
         reader=parse_version,
         decode=partial(parse_version, file="fuzzed"),
-        encode=lambda version: f"step: {version}\n".encode(),
+        encode=version_bytes,
         samples=(b"step: 7\n", b"---\n# newest\nstep: '12'\nother: [1, {a: b}]\n"),
     )
 

@@ -21,7 +21,7 @@ else:
 SOURCE = Path(wsm.__path__[0])
 PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
 #: Extras that bring tools, not packages that the library imports.
-FOR_TOOLS = {"dev", "fuzz"}
+FOR_TOOLS = {"dev", "fuzz", "site"}
 
 
 def modules() -> dict[str, ast.Module]:

@@ -31,7 +31,7 @@ def held(group):
     group.order(1, "stop_admitting", "hold")
     pending = controller.begin_update(2)
     group.await_held(1, "stop_admitting")
-    eventually(lambda: controller.status().ranks[0].step_kind == "parked")
+    eventually(lambda: controller.status().ranks[0].code == "PARKING")
     return group, controller, pending
 
 

@@ -90,10 +90,21 @@ def write_version(directory: Path | str, version: str | int, *, durable: bool = 
         If the file cannot be written; the old one stands.
     """
     path = Path(directory) / VERSION_FILE
-    label = checked_version(version)
-    # Digits stand there as FastDeploy writes them; the quotes keep all else a text for every reader of YAML.
-    data = f"step: {label if label.isdecimal() else chr(34) + label + chr(34)}\n".encode("ascii")
+    data = version_bytes(version)
     try:
         replace_file(path, data, durable=durable)
     except OSError as error:
         raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
+
+
+def version_bytes(version: str | int) -> bytes:
+    """Return the bytes of a ``version.yaml`` that announces `version`.
+
+    Raises
+    ------
+    BadInputError
+        If `version` is none.
+    """
+    label = checked_version(version)
+    # Digits stand there as FastDeploy writes them; the quotes keep all else a text for every reader of YAML.
+    return f"step: {label if label.isdecimal() else chr(34) + label + chr(34)}\n".encode("ascii")
