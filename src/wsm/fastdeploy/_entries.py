@@ -425,17 +425,21 @@ class Deciding(Entries):
                     self._log.error(log.COMMAND_FAILED, asked="waking the loop", error=told)
 
     def _live(self, entry: Entry) -> int:
-        """Decide what the entry is for, and stay until it is over; return what the word says then."""
+        """Decide what the entry is for, and stay until it is over; return what all leave on.
+
+        That is what was answered, if anything was: an engine may ask for the next thing by then, for which
+        the loop comes in anew.
+        """
         self._shown = entry.asked
         self._say(entry.asked, over=False)
         self._await_all()
         self._adopt()
-        while True:
-            word = self._now()
-            if contract.leaves(entry, word, woken=self._woken):
-                break
+        while not contract.leaves(entry, word := self._now()):
             if word in contract.ASKS:
-                self._obey(entry, word)
+                answer = self._obey(entry, word)
+                if answer is not None and contract.leaves(entry, answer):
+                    word = answer
+                    break
             else:
                 self._turn()
                 self._follow()
@@ -516,25 +520,26 @@ class Deciding(Entries):
         word = self._deciding.read()
         return self._shown if word is None else word
 
-    def _obey(self, entry: Entry, word: int) -> None:
-        """Do what the word asks, and answer it; what cannot be done now is done at another look."""
+    def _obey(self, entry: Entry, word: int) -> int | None:
+        """Do what the word asks, and return the answer; None: what cannot be done now is for another look."""
         self._turn()
         status = self._controller.status()
         if not status.over or (word == self._failed and time.monotonic() < self._again_at):
-            return
+            return None
         given = contract.given(word, held_by(status), woken=self._woken)
         self._say(word, over=False)
         if given is not Given.NOTHING and not self._command(given, word, status):
-            return
+            return None
         answer = contract.answer(entry, word, held_by(self._controller.status()), gave=given)
         if answer is None:
-            return
+            return None
         self._failed, self._failures = contract.NORMAL, 0
         self._woken = answer == contract.UPDATING
         self._shown = answer
         answered = self._deciding.change(word, answer)
         self._say(answer, over=False)
         self._log.info(log.ENGINE_WORD_ANSWERED, answer=WeightState(answer).name, answered=answered)
+        return answer
 
     def _command(self, given: Given, word: int, status: GroupStatus) -> bool:
         """Run the command that is given; False: another process commands the group, look again."""
