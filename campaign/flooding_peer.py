@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.mooncake import lease_messages as read
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.mooncake import _lease_messages as read
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"

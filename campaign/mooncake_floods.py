@@ -25,10 +25,10 @@ from campaign.result import Result
 from wsm.clock import SystemClock
 from wsm.strategies import MooncakePublisher
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.mooncake.lease_messages import listen
-from wsm.strategies.mooncake.lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake._lease_messages import listen
+from wsm.strategies.mooncake._lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake._read_plan import MemoryRegion, TransferLayout
 from wsm.strategies.mooncake.publisher import PublishedMemory
-from wsm.strategies.mooncake.read_plan import MemoryRegion, TransferLayout
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 
 _LEASE_S = 2.0

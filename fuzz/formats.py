@@ -12,11 +12,11 @@ from fuzz.invariant import Format
 from fuzz.sealed import sealed_formats
 from fuzz.texts import text_formats
 from wsm.errors import BadInputError, GroupError
-from wsm.strategies.buckets import bucket_messages
-from wsm.strategies.delta.blocks import Block, BlockKind, table_problem
-from wsm.strategies.delta.codec import BlockError
-from wsm.strategies.delta.codec import decode as unfold
-from wsm.strategies.delta.codec import encode as fold
+from wsm.strategies.buckets import _bucket_messages as bucket_messages
+from wsm.strategies.delta._blocks import Block, BlockKind, table_problem
+from wsm.strategies.delta._codec import BlockError
+from wsm.strategies.delta._codec import decode as unfold
+from wsm.strategies.delta._codec import encode as fold
 from wsm.strategies.digest import digest_of
 from wsm.strategies.files.safetensors import (
     PREFIX_BYTES,
@@ -28,9 +28,9 @@ from wsm.strategies.files.safetensors import (
 from wsm.strategies.files.version_file import parse_version, version_bytes
 from wsm.strategies.messages import message_types as bucket_frames
 from wsm.strategies.messages.message_types import Frame
-from wsm.strategies.mooncake import lease_messages as mooncake_messages
-from wsm.strategies.mooncake.read_plan import MemoryRegion, Placed, TransferLayout
-from wsm.strategies.snapshot.part_metadata import PartMetadata
+from wsm.strategies.mooncake import _lease_messages as mooncake_messages
+from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, TransferLayout
+from wsm.strategies.snapshot.manifest import PartMetadata
 from wsm.strategies.tensor import TensorSpec
 
 _SPECS = (TensorSpec("a", "F32", (2, 4)), TensorSpec("b", "BF16", (3,)), TensorSpec("c", "I64", ()))

@@ -14,15 +14,13 @@ from functools import partial
 from typing import Any
 
 from fuzz.invariant import Format
-from wsm.strategies.delta.blocks import Block, BlockKind
-from wsm.strategies.delta.manifest import DeltaManifest
-from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
+from wsm.strategies.delta._blocks import Block, BlockKind
+from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import seal
 from wsm.strategies.ipc.metas import IpcMetas, TensorMeta
-from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest
+from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, TensorEntry
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split
-from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.transports.stream_manifest import StreamManifest

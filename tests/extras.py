@@ -64,5 +64,5 @@ MADE_OF = {
         "wsm.rollout.runner",
         "wsm.rollout.worker_process",
     ),
-    "zstandard": ("wsm.strategies.delta.codec",),
+    "zstandard": ("wsm.strategies.delta._codec",),
 }

@@ -22,8 +22,8 @@ from wsm.strategies import (
     publish_snapshot,
 )
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.buckets import bucket_messages as bucket_words
-from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.buckets import _bucket_messages as bucket_words
+from wsm.strategies.delta._manifest import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.documents import seal
 from wsm.strategies.errors import UnreadableFileError
@@ -33,8 +33,8 @@ from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.messages.message_types import Frame, encode
-from wsm.strategies.mooncake import lease_messages as mooncake_words
-from wsm.strategies.mooncake.read_plan import MemoryRegion, ReadPlan, Span
+from wsm.strategies.mooncake import _lease_messages as mooncake_words
+from wsm.strategies.mooncake._read_plan import MemoryRegion, ReadPlan, Span
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.transports.stream_manifest import StreamManifest
 

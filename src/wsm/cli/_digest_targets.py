@@ -25,7 +25,7 @@ from wsm.strategies.inventory import Inventory, TensorDigest, inventory_of_file,
 from wsm.strategies.ipc.metas import is_metas_file
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.ipc.strategy import rank_of_metas
-from wsm.strategies.snapshot.shards_present import shards_in
+from wsm.strategies.snapshot.lookup import shards_in
 from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.worker.loading import Sources
 

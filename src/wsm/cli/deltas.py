@@ -10,7 +10,7 @@ import click
 from wsm.cli._base import TeachingCommand, Version, json_option, show_json, show_text
 from wsm.printable import printable
 from wsm.strategies.delta.between import delta_between
-from wsm.strategies.delta.report import DeltaReport
+from wsm.strategies.delta.publish import DeltaReport
 
 
 @click.command(

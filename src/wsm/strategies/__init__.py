@@ -35,8 +35,7 @@ from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.buckets.sender import BucketSender, Sending, SendReport
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.delta.between import delta_between
-from wsm.strategies.delta.publish import publish_delta
-from wsm.strategies.delta.report import DeltaReport
+from wsm.strategies.delta.publish import DeltaReport, publish_delta
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.files.version_file import read_version, write_version
 from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
@@ -50,9 +49,8 @@ from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.registry import STRATEGIES, register_strategy
 from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.manifest import ShardManifest
-from wsm.strategies.snapshot.publish import PublishReport, publish_snapshot
+from wsm.strategies.snapshot.publish import PublishReport, StagedVersion, publish_snapshot
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.snapshot.staged_version import StagedVersion
 from wsm.strategies.snapshot.version_manifest import VersionManifest
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.tensor import TensorSpec, WeightTarget

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpoint_transfer import wire
-from wsm.strategies.transports.foreign import foreign_bytes
+from wsm.strategies.transports._foreign import foreign_bytes
 
 #: What a sender can be made to do wrong.
 FAULTS = ("lie", "truncate", "die", "silent", "endless", "dribble", "cut")

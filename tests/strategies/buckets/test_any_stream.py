@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from tests.raising import matches
 from wsm.errors import WsmError
 from wsm.strategies import BucketSender, IpcAsyncSource, LoadReport, MemoryTarget, TensorSpec, errors, load
-from wsm.strategies.buckets.bucket_plan import plan_buckets, window_at
+from wsm.strategies.buckets._bucket_plan import plan_buckets, window_at
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 from wsm.strategies.messages import errors as stream_errors
-from wsm.strategies.trainer.report import TrainerReport
+from wsm.strategies.trainer.tensors import TrainerReport
 
 # Far longer than any example takes: a stream that stands still fails, however slow the machine is.
 SILENCE_S = 20.0

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.labels import labels
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets.bucket_plan import ALIGNMENT, plan_buckets
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets._bucket_plan import ALIGNMENT, plan_buckets
 from wsm.strategies.digest import digest_of
 from wsm.strategies.messages import message_types
 from wsm.strategies.messages.errors import PeerMessageError

@@ -18,12 +18,12 @@ from receiving_rank import SPECS
 from tests.raising import raising
 from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets.bucket_plan import Marks, segment_bytes
-from wsm.strategies.buckets.bucket_socket import connect
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets._bucket_plan import Marks, segment_bytes
+from wsm.strategies.buckets._bucket_socket import connect
+from wsm.strategies.buckets._stream import RankStream
 from wsm.strategies.buckets.sender import BucketSender
 from wsm.strategies.buckets.source import IpcAsyncSource
-from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.digest import digest_of
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
 from wsm.strategies.messages import errors as stream_errors

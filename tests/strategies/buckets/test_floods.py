@@ -22,8 +22,8 @@ from campaign import flooding_peer
 from campaign.flooding_peer import KINDS, OPENING, frame
 from wsm.errors import WsmError
 from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets.bucket_socket import connect, listen
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets._bucket_socket import connect, listen
 from wsm.strategies.messages import errors as stream_errors
 
 pytestmark = pytest.mark.processes

@@ -14,8 +14,8 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import errors
+from wsm.strategies.buckets._bucket_plan import SEGMENT_PREFIX, Marks, segment_bytes, window_at
 from wsm.strategies.buckets._incoming_window import IncomingWindow
-from wsm.strategies.buckets.bucket_plan import SEGMENT_PREFIX, Marks, segment_bytes, window_at
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.ipc import shared_segment
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
@@ -152,8 +152,8 @@ def test_a_mark_is_never_seen_half_written(segment):
 
 _DYING = """
 import os, signal
-from wsm.strategies.buckets.bucket_plan import Marks
-from wsm.strategies.buckets.bucket_plan import SEGMENT_PREFIX, segment_bytes
+from wsm.strategies.buckets._bucket_plan import Marks
+from wsm.strategies.buckets._bucket_plan import SEGMENT_PREFIX, segment_bytes
 from wsm.strategies.ipc.shared_segment import OwnedSegment
 segment = OwnedSegment(SEGMENT_PREFIX, segment_bytes(128))
 Marks(segment, 5).offer(0)

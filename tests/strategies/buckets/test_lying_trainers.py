@@ -11,9 +11,9 @@ import pytest
 from tests.raising import matches
 from wsm.signals.segment import Segment
 from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets.bucket_plan import SEGMENT_PREFIX, segment_bytes
-from wsm.strategies.buckets.bucket_socket import listen
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets._bucket_plan import SEGMENT_PREFIX, segment_bytes
+from wsm.strategies.buckets._bucket_socket import listen
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 

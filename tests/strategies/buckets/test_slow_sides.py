@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from wsm.strategies import BucketSender, IpcAsyncSource, MemoryTarget, TensorSpec, load
-from wsm.strategies.buckets import bucket_messages as say
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets._bucket_plan import SEGMENT_PREFIX, Marks, segment_bytes
+from wsm.strategies.buckets._bucket_socket import listen
 from wsm.strategies.buckets._conversation import Conversation
-from wsm.strategies.buckets.bucket_plan import SEGMENT_PREFIX, Marks, segment_bytes
-from wsm.strategies.buckets.bucket_socket import listen
 from wsm.strategies.digest import digest_of
 from wsm.strategies.ipc.shared_segment import OwnedSegment
 from wsm.strategies.messages.errors import PeerMessageError, PeerSilentError

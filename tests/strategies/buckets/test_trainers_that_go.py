@@ -20,7 +20,7 @@ SPEC = TensorSpec("a", "U8", (3,))
 # A trainer that listens, says whom it hears, and never offers anything.
 _BUSY_TRAINER = """
 import sys
-from wsm.strategies.buckets.bucket_socket import listen
+from wsm.strategies.buckets._bucket_socket import listen
 heard = listen(sys.argv[1])
 print(heard.address, flush=True)
 while heard.poll(3600):

@@ -16,9 +16,8 @@ from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
 from wsm.strategies import errors, publish_snapshot
 from wsm.strategies.delta import errors as delta_errors
-from wsm.strategies.delta.manifest import DeltaManifest
+from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard
 from wsm.strategies.delta.publish import publish_delta
-from wsm.strategies.delta.shard import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
 
 BLOCKS = "delta.tp0.blocks"
@@ -28,7 +27,7 @@ GROUP_MANIFEST = "delta.manifest.json"
 # A publisher that is killed between its last block and the announcement.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies.delta.staged import StagedDelta
+from wsm.strategies.delta._writer import StagedDelta
 with StagedDelta(sys.argv[1], int(sys.argv[2]), durable=False) as staged:
     (staged.path / "delta.tp0.blocks").write_bytes(b"half of it")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -14,12 +14,12 @@ from wrongs import Expected, State, Wrong
 from wsm.strategies import errors
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.mooncake import _lease_messages as lease_messages
+from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake import lease_messages
-from wsm.strategies.mooncake import lease_messages as say
+from wsm.strategies.mooncake._read_plan import TransferLayout
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
 from wsm.strategies.mooncake.publisher import MooncakePublisher, PublishedMemory
-from wsm.strategies.mooncake.read_plan import TransferLayout
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.transport import KeptTransport
@@ -27,8 +27,8 @@ from wsm.strategies.transports.transport import KeptTransport
 # A trainer that is killed when the rank says that it has applied everything.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies.mooncake import lease_messages as say
-from wsm.strategies.mooncake.lease_server import LeaseServer
+from wsm.strategies.mooncake import _lease_messages as say
+from wsm.strategies.mooncake._lease_server import LeaseServer
 from wsm.strategies.mooncake.publisher import MooncakePublisher
 from wrongs import make_state
 answer = LeaseServer._answer

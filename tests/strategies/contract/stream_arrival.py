@@ -16,9 +16,9 @@ from wrongs import Expected, State, Wrong
 
 from wsm.errors import BadInputError
 from wsm.strategies import errors
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets import bucket_socket
-from wsm.strategies.buckets.bucket_plan import (
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets import _bucket_socket as bucket_socket
+from wsm.strategies.buckets._bucket_plan import (
     SEGMENT_PREFIX,
     Marks,
     plan_buckets,
@@ -26,9 +26,9 @@ from wsm.strategies.buckets.bucket_plan import (
     step_bytes,
     window_at,
 )
+from wsm.strategies.buckets._stream import RankStream
 from wsm.strategies.buckets.sender import BucketSender, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
-from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 from wsm.strategies.messages import errors as stream_errors
 from wsm.strategies.messages.connection import Connection

@@ -26,7 +26,7 @@ from wsm.strategies import (
     with_manifest,
 )
 from wsm.strategies.applier import finite
-from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.delta._manifest import DeltaShard
 
 GOOD, BETTER = make_state(seed=5, finite=True), make_state(seed=6, finite=True)
 

@@ -21,7 +21,7 @@ from wsm.strategies import (
     load,
 )
 from wsm.strategies.delta import errors as wrong
-from wsm.strategies.delta.reader import OpenDelta
+from wsm.strategies.delta._reader import OpenDelta
 
 
 @pytest.fixture
@@ -462,8 +462,8 @@ def test_a_target_without_the_package_is_told_what_to_install(directory, monkeyp
     directory.whole(1, A)
     directory.delta(2, 1, B)
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    monkeypatch.delitem(sys.modules, "wsm.strategies.delta.codec", raising=False)
-    monkeypatch.delattr("wsm.strategies.delta.codec", raising=False)
+    monkeypatch.delitem(sys.modules, "wsm.strategies.delta._codec", raising=False)
+    monkeypatch.delattr("wsm.strategies.delta._codec", raising=False)
     target = holding(A)
     with raising(wrong.zstandard_missing, match=r"wsm\[delta\]"):
         directory.load(2, target)

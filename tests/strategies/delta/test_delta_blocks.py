@@ -10,8 +10,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wsm.strategies.delta.blocks import SAME_BLOCK, Block, BlockKind, table_problem
-from wsm.strategies.delta.codec import BlockError, decode, encode
+from wsm.strategies.delta._blocks import SAME_BLOCK, Block, BlockKind, table_problem
+from wsm.strategies.delta._codec import BlockError, decode, encode
 
 ITEMS = (1, 2, 4, 8)
 

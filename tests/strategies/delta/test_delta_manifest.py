@@ -9,8 +9,7 @@ from delta_directory import A, B, Directory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wsm.strategies.delta.manifest import DeltaManifest
-from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard
 from wsm.strategies.documents import seal
 from wsm.strategies.errors import ManifestError
 

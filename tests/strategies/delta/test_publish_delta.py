@@ -22,9 +22,9 @@ from wsm.strategies import (
     publish_delta,
 )
 from wsm.strategies.delta import errors as wrong
-from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.delta._manifest import DeltaShard
 from wsm.strategies.trainer import staged_directory
-from wsm.strategies.trainer.publisher_lock import take_publisher_lock
+from wsm.strategies.trainer.staged_directory import take_publisher_lock
 
 FINITE = {"w": (TensorSpec("w", "F32", (4096,)), b"\0" * 16384)}
 FINER = {"w": (FINITE["w"][0], b"\0\0\x80\x3f" + b"\0" * 16380)}

@@ -14,9 +14,10 @@ from tests.another_user import ANOTHER_USER
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.files.atomic_file import replace_file
-from wsm.strategies.ipc import abandoned, shared_tensors
+from wsm.strategies.ipc import _abandoned as abandoned
 from wsm.strategies.ipc import errors as share_errors
-from wsm.strategies.ipc.abandoned import remove_abandoned
+from wsm.strategies.ipc import shared_tensors
+from wsm.strategies.ipc._abandoned import remove_abandoned
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment, sweep
 from wsm.strategies.ipc.shared_tensors import SharedTensors

@@ -16,13 +16,13 @@ from wsm.strategies.digest import digest_of
 from wsm.strategies.messages import message_types as bucket_frames
 from wsm.strategies.messages.caller import Caller
 from wsm.strategies.messages.errors import PeerMessageError
+from wsm.strategies.mooncake import _lease_messages as lease_messages
+from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake import lease_messages
-from wsm.strategies.mooncake import lease_messages as say
-from wsm.strategies.mooncake.lease_messages import parse_address
-from wsm.strategies.mooncake.lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake._lease_messages import parse_address
+from wsm.strategies.mooncake._lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, ReadPlan, TransferLayout
 from wsm.strategies.mooncake.publisher import merged
-from wsm.strategies.mooncake.read_plan import MemoryRegion, Placed, ReadPlan, TransferLayout
 from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.tensor import TensorSpec
 

@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
-from wsm.strategies.delta.manifest import DeltaManifest
-from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
+from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import seal, unseal
 from wsm.strategies.ipc.metas import IpcMetas
-from wsm.strategies.snapshot.manifest import PartEntry
+from wsm.strategies.snapshot.manifest import PartEntry, TensorEntry
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Replicated, Split
-from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.snapshot.version_manifest import ShardEntry
 from wsm.strategies.transports.stream_manifest import StreamManifest
 

@@ -23,8 +23,8 @@ from wsm.strategies import (
 )
 from wsm.strategies.files.leases import is_leased
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.snapshot._shard_writer import cut_into_parts, write_shard
 from wsm.strategies.snapshot.manifest import ShardManifest
-from wsm.strategies.snapshot.shard_writer import cut_into_parts, write_shard
 
 
 def versions(root):

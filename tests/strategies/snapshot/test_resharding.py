@@ -13,9 +13,9 @@ from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, ins
 from wsm.strategies.documents import seal
 from wsm.strategies.inventory import take_inventory
 from wsm.strategies.snapshot import errors as snapshot_errors
+from wsm.strategies.snapshot._slice_reader import STAGING_BYTES
 from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split, split
-from wsm.strategies.snapshot.slice_reader import STAGING_BYTES
 from wsm.strategies.tensor import ITEM_BYTES
 
 #: Whole tensors: dtype, shape, placement. Some have rows longer than a staging buffer and a chunk.

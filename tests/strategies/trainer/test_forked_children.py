@@ -28,7 +28,7 @@ from wsm.strategies import (
 )
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
-from wsm.strategies.snapshot.staged_version import StagedVersion
+from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.snapshot.version_pins import VersionPins
 
 pytestmark = pytest.mark.processes

@@ -12,7 +12,7 @@ import pytest
 
 from wsm.errors import InternalError
 from wsm.strategies.transports import batches as module
-from wsm.strategies.transports.batches import END, Batches
+from wsm.strategies.transports._batches import END, Batches
 
 SMALL, LARGE = 16, 1 << 17
 Item = tuple[str, np.ndarray[Any, Any]]

@@ -32,11 +32,11 @@ from wsm.strategies import (
 )
 from wsm.strategies.messages import errors as stream_errors
 from wsm.strategies.observer import UNOBSERVED
-from wsm.strategies.transports import batches
+from wsm.strategies.transports import _batches as batches
 from wsm.strategies.transports import errors as transport_errors
+from wsm.strategies.transports._foreign import ForeignThread
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.foreign import ForeignThread
 from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = pytest.mark.processes

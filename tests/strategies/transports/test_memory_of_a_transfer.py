@@ -14,7 +14,7 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 
 from wsm.strategies import TensorSpec, with_manifest
-from wsm.strategies.transports.batches import BATCH_BYTES, PackageBuffers
+from wsm.strategies.transports._batches import BATCH_BYTES, PackageBuffers
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.transports.stream_manifest import StreamManifest
 

@@ -13,7 +13,7 @@ from wsm.config import config_from_mapping
 from wsm.errors import BadInputError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.transports import errors as transport_errors
-from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode
+from wsm.strategies.transports._transfer_modes import INTERFACES, check_transfer_mode
 from wsm.worker.loading import Sources
 
 

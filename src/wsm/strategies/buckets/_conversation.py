@@ -14,9 +14,9 @@ from collections.abc import Callable
 from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, WsmError, error_name
 from wsm.strategies import errors
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets import bucket_socket
-from wsm.strategies.buckets.bucket_socket import PeerWait
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets import _bucket_socket as bucket_socket
+from wsm.strategies.buckets._bucket_socket import PeerWait
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.errors import (
     LoadCancelledError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wsm.strategies.buckets.bucket_plan import (
+from wsm.strategies.buckets._bucket_plan import (
     SEGMENT_PREFIX,
     Marks,
     segment_bytes,

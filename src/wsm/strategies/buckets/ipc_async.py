@@ -16,16 +16,16 @@ from typing import TypeAlias
 from wsm.clock import Clock
 from wsm.errors import GroupError
 from wsm.strategies import errors
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets._conversation import Conversation
-from wsm.strategies.buckets._incoming_window import IncomingWindow
-from wsm.strategies.buckets.bucket_plan import (
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets._bucket_plan import (
     Piece,
     plan_buckets,
     segment_bytes,
     step_bytes,
     stream_bytes,
 )
+from wsm.strategies.buckets._conversation import Conversation
+from wsm.strategies.buckets._incoming_window import IncomingWindow
 from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
 from wsm.strategies.documents import content_digest

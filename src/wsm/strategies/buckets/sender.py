@@ -8,7 +8,7 @@ meanwhile. Ranks come when they are told to load; what they ask for is held agai
 One loop talks to all ranks of one version, keeps the deadlines and ends all streams as one: when one rank
 fails, the others are told to stop. Every process that reaches the address may speak; a rank is only a process
 that has its memory, and what others say ends nothing. The streams themselves decide what is said
-(:mod:`wsm.strategies.buckets.stream`).
+(:mod:`wsm.strategies.buckets._stream`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from wsm.clock import Clock, SystemClock
 from wsm.errors import WsmError, error_name
 from wsm.labels import checked_version
 from wsm.strategies.applier.finite import check_finite
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets import bucket_socket
-from wsm.strategies.buckets.bucket_plan import ALIGNMENT, SEGMENT_PREFIX, segment_bytes
-from wsm.strategies.buckets.bucket_socket import PeerWait
-from wsm.strategies.buckets.stream import RankStream, Stage
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets import _bucket_socket as bucket_socket
+from wsm.strategies.buckets._bucket_plan import ALIGNMENT, SEGMENT_PREFIX, segment_bytes
+from wsm.strategies.buckets._bucket_socket import PeerWait
+from wsm.strategies.buckets._stream import RankStream, Stage
 from wsm.strategies.documents import content_digest
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.messages import errors as message_errors
@@ -43,8 +43,7 @@ from wsm.strategies.messages.errors import (
 )
 from wsm.strategies.messages.listener import Listener
 from wsm.strategies.observer import never_cancelled
-from wsm.strategies.trainer.report import TrainerReport
-from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
 
 # How long we write or wait before messages, cancellation, deadlines and the ranks' lives are looked at again.
 _GLANCE_S = 0.02

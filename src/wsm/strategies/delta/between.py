@@ -14,19 +14,16 @@ from pathlib import Path
 from wsm.clock import Clock, SystemClock
 from wsm.labels import checked_version
 from wsm.strategies.delta import errors as delta_errors
-from wsm.strategies.delta.blocks import BLOCK_BYTES
-from wsm.strategies.delta.names import DELTAS_DIRECTORY
-from wsm.strategies.delta.publish import CROSSOVER
-from wsm.strategies.delta.report import DeltaReport
-from wsm.strategies.delta.route import places, whole_offer
-from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.delta._blocks import BLOCK_BYTES
+from wsm.strategies.delta._manifest import DeltaShard
+from wsm.strategies.delta._route import places, whole_offer
+from wsm.strategies.delta._writer import DeltaPlan, StagedDelta, write_delta
+from wsm.strategies.delta.publish import CROSSOVER, DeltaReport
 from wsm.strategies.delta.source import DeltaSource
-from wsm.strategies.delta.staged import StagedDelta
 from wsm.strategies.delta.strategy import published_tensors
-from wsm.strategies.delta.writer import DeltaPlan, write_delta
-from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.files.snapshot_names import DELTAS_DIRECTORY, VERSIONS_DIRECTORY
 from wsm.strategies.offer import Offer
-from wsm.strategies.snapshot.shards_present import shards_in
+from wsm.strategies.snapshot.lookup import shards_in
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 
 _NANOSECONDS = 1_000_000_000

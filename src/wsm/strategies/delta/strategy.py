@@ -1,7 +1,7 @@
 """The strategy ``delta``: changed elements only, on top of the version that a rank holds, or of whole files.
 
 What the rank holds is read and compared with the base's digests before the first byte is changed, and so are
-the blocks that are going to change it. It puts together what :mod:`wsm.strategies.delta.route` has found.
+the blocks that are going to change it. It puts together what :mod:`wsm.strategies.delta._route` has found.
 
 A target's tensors are digested before anything else happens to them, in one pass; the pass is the proof that
 they are the base, whatever was recorded of them. The tensors of a whole snapshot are a base, too.
@@ -21,9 +21,9 @@ from wsm.errors import BadInputError, InternalError, RefusedError
 from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.delta import errors as delta_errors
-from wsm.strategies.delta.errors import DeltaLayoutError
-from wsm.strategies.delta.reader import OpenDelta
-from wsm.strategies.delta.route import (
+from wsm.strategies.delta._manifest import DeltaShard, DeltaTensor
+from wsm.strategies.delta._reader import OpenDelta
+from wsm.strategies.delta._route import (
     Held,
     Route,
     find_route,
@@ -32,7 +32,7 @@ from wsm.strategies.delta.route import (
     whole_for_this_layout,
     whole_offer,
 )
-from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
+from wsm.strategies.delta.errors import DeltaLayoutError
 from wsm.strategies.delta.source import DeltaConfig, DeltaSource
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.files.snapshot_names import VERSION_FILE
@@ -153,7 +153,7 @@ class TargetBase:
 
     def read(self, spec: TensorSpec, offset: int, destination: memoryview) -> None:
         """Fill `destination` from the target, unless it is the target's own memory. Blocks."""
-        from wsm.strategies.delta.codec import same_memory  # noqa: PLC0415 - needs an optional package
+        from wsm.strategies.delta._codec import same_memory  # noqa: PLC0415 - needs an optional package
 
         with self._lock:
             view, left = self._views.get(spec.name) or (self._view(spec), spec.nbytes)

@@ -31,12 +31,12 @@ from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.shard_source import device_id_from_environment, device_index_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.ipc import errors as ipc_errors
-from wsm.strategies.ipc.abandoned import head_of
+from wsm.strategies.ipc._abandoned import head_of
 from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, HOST, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import HEAD_BYTES, MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.publisher_lock import take_publisher_lock
+from wsm.strategies.trainer.staged_directory import take_publisher_lock
 
 _LOOK_EVERY_S = 0.01
 

@@ -24,13 +24,12 @@ from wsm.strategies.digest import digest_of, running_digest, shard_digest
 from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
-from wsm.strategies.ipc.abandoned import head_of, remove_abandoned
+from wsm.strategies.ipc._abandoned import head_of, remove_abandoned
 from wsm.strategies.ipc.metas import SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
-from wsm.strategies.trainer.publisher_lock import SHARER_LOCK, take_publisher_lock
-from wsm.strategies.trainer.report import TrainerReport
-from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
+from wsm.strategies.trainer.staged_directory import SHARER_LOCK, take_publisher_lock
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
 
 # Every tensor begins on a cache line, and no vector instruction minds where it was adopted.
 _ALIGNMENT = 64

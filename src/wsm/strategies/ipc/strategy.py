@@ -19,7 +19,8 @@ from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMis
 from wsm.strategies.files.part_file import is_pickle
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.ipc import errors as ipc_errors
-from wsm.strategies.ipc.abandoned import remove_abandoned
+from wsm.strategies.ipc._abandoned import remove_abandoned
+from wsm.strategies.ipc._pickled_metas import PickledMetas, device_tensor
 from wsm.strategies.ipc.errors import SharedMemoryBusyError, SharedMemoryGoneError
 from wsm.strategies.ipc.metas import (
     DEVICE_SEGMENT_PREFIX,
@@ -30,7 +31,6 @@ from wsm.strategies.ipc.metas import (
     is_metas_file,
     metas_name,
 )
-from wsm.strategies.ipc.pickled_metas import PickledMetas, device_tensor
 from wsm.strategies.ipc.shared_segment import AttachedSegment
 from wsm.strategies.ipc.source import IpcConfig, IpcSource
 from wsm.strategies.observer import UNOBSERVED, LoadObserver

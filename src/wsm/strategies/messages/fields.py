@@ -1,8 +1,8 @@
 """What the fields of messages may hold: one check per kind of field, the same for every protocol.
 
 A check takes what a peer sent and returns the field's value, or :data:`WRONG`. Pure; knows no message by
-name: the protocols in :mod:`wsm.strategies.buckets.bucket_messages` and
-:mod:`wsm.strategies.mooncake.lease_messages` say which field takes which check.
+name: the protocols in :mod:`wsm.strategies.buckets._bucket_messages` and
+:mod:`wsm.strategies.mooncake._lease_messages` say which field takes which check.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.messages.errors import PeerMessageError, PeerSilentError
+from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake import lease_messages as say
-from wsm.strategies.mooncake.lease_client import RankLease
-from wsm.strategies.mooncake.lease_messages import parse_address
+from wsm.strategies.mooncake._lease_client import RankLease
+from wsm.strategies.mooncake._lease_messages import parse_address
+from wsm.strategies.mooncake._read_plan import ReadPlan, Span, TransferLayout, in_reading_order
 from wsm.strategies.mooncake.publisher import manifest_digest
-from wsm.strategies.mooncake.read_plan import ReadPlan, Span, TransferLayout, in_reading_order
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor

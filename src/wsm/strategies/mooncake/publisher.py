@@ -31,14 +31,13 @@ from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import RunningDigest, running_digest, shard_digest
 from wsm.strategies.documents import content_digest
 from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.mooncake import _lease_messages as lease_messages
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake import lease_messages
-from wsm.strategies.mooncake.lease_server import Leases, LeaseServer, ServedPublication
-from wsm.strategies.mooncake.read_plan import MemoryRegion, Placed, TransferLayout
+from wsm.strategies.mooncake._lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, TransferLayout
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings, address_of
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.report import TrainerReport
-from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
 
 #: Tensors smaller than this share a region of copies.
 PACKED_BELOW = 1 << 20

@@ -1,8 +1,9 @@
 """The strategy ``ipc_snapshot``: one rank's shard from files, FastDeploy's names, safetensors inside.
 
 It puts together what :mod:`wsm.strategies.snapshot.lookup` finds and
-:mod:`wsm.strategies.snapshot.shard_reader` has checked, and yields it as an offer; a version that was written
-for another number of ranks comes from :mod:`wsm.strategies.snapshot.resliced_shard`. It applies nothing.
+:mod:`wsm.strategies.snapshot._shard_reader` has checked, and yields it as an offer; a version that was
+written for another number of ranks comes from :mod:`wsm.strategies.snapshot._resliced_shard`. It applies
+nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from wsm.strategies import errors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.sections import Sections
+from wsm.strategies.snapshot._resliced_shard import open_resliced
+from wsm.strategies.snapshot._shard_reader import OpenShard, open_shard, read_ahead
+from wsm.strategies.snapshot._slice_reader import STAGING_BYTES
 from wsm.strategies.snapshot.lookup import locate, locate_published
-from wsm.strategies.snapshot.manifest_files import read_version_manifest
-from wsm.strategies.snapshot.resliced_shard import open_resliced
-from wsm.strategies.snapshot.shard_parts import read_ahead
-from wsm.strategies.snapshot.shard_reader import OpenShard, open_shard
-from wsm.strategies.snapshot.slice_reader import STAGING_BYTES
 from wsm.strategies.snapshot.source import SnapshotConfig, SnapshotSource
+from wsm.strategies.snapshot.version_manifest import read_version_manifest
 from wsm.strategies.strategy import Strategy
 
 

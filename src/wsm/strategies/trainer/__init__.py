@@ -3,10 +3,8 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-tensors                               what a trainer may hand over
-report                                what it is told afterwards
-publisher_lock                        one publisher per directory at a time
-staged_directory                      a publication that becomes visible whole, or not at all
+tensors                               what a trainer may hand over, and what it is told afterwards
+staged_directory                      a publication that becomes visible whole, or not at all; one at a time
 publications                          which versions are there, and which was published last
 retention                             retire old versions, but none that may be loaded again
 ====================================  ====================================================================

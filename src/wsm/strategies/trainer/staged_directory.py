@@ -1,8 +1,9 @@
 """A publication on its way to its readers: a directory that becomes visible whole, or not at all.
 
 It is written under ``.staging-…``, which readers do not look at, and renamed to its version's label once it
-is complete. The kernel's lock of the publishers dies with its holder, so whatever staging directory is found
-under the lock is a dead publisher's. What it holds, a whole version or a delta, who derives from it knows.
+is complete. One process publishes to a directory at a time: the kernel's lock of the publishers dies with its
+holder, so a staging directory that is found under the lock is a dead publisher's. What it holds, a whole
+version or a delta, the derived class knows.
 """
 
 from __future__ import annotations
@@ -15,14 +16,50 @@ from types import TracebackType
 from typing import TypeVar
 
 from wsm.labels import checked_version
-from wsm.shared_directory import FileLock
+from wsm.shared_directory import FileLock, try_lock_file
 from wsm.strategies import errors
-from wsm.strategies.errors import StorageError, VersionExistsError
+from wsm.strategies.errors import PublisherBusyError, StorageError, VersionExistsError
 from wsm.strategies.files.atomic_file import sync_directory
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.trainer.publications import label_in, next_ordinal
-from wsm.strategies.trainer.publisher_lock import take_publisher_lock
 from wsm.strategies.trainer.retention import bring_in, finish_removals, remove_unless_read
+
+#: Of those who publish whole versions and deltas; those who share memory have another one.
+PUBLISHER_LOCK, SHARER_LOCK = ".publisher.lock", ".ipc_metas.lock"
+
+
+def take_publisher_lock(
+    place: Path, name: str = PUBLISHER_LOCK, *, directory: Path | None = None
+) -> FileLock:
+    """Keep other publishers out until the lock is released. Does not wait.
+
+    Parameters
+    ----------
+    place : path
+        The directory that the lock file lies in; created if it does not exist.
+    name : str
+        Of the lock file.
+    directory : path, optional
+        What errors call the directory; `place` if not given.
+
+    Raises
+    ------
+    PublisherBusyError
+        If another process publishes there.
+    StorageError
+        If the file system refuses.
+    wsm.shared_directory.ForeignPathError
+        If the lock file is no regular file, or in a directory of all users another user's.
+    """
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        lock = try_lock_file(place / name)
+    except OSError as error:
+        raise StorageError(path=str(place), reason=error.strerror or str(error)) from error
+    if lock is None:
+        raise PublisherBusyError(directory=str(directory or place))
+    return lock
+
 
 _STAGING_PREFIX = ".staging-"
 

@@ -1,4 +1,4 @@
-"""What a trainer may hand over, turned into specs and bytes one tensor at a time.
+"""What a trainer may hand over, turned into specs and bytes one tensor at a time, and what it is told then.
 
 Accepted per tensor: a ``(TensorSpec, buffer)`` pair, whose bytes are taken as they are; a numpy array;
 any C-contiguous object with the buffer protocol. numpy is only looked at, never imported. A numpy
@@ -8,6 +8,7 @@ any C-contiguous object with the buffer protocol. numpy is only looked at, never
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -16,6 +17,32 @@ from wsm.strategies.documents import is_text
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.files.safetensors import METADATA_KEY
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerReport:
+    """A version that was handed over.
+
+    Parameters
+    ----------
+    version : str
+        The version.
+    manifest_digest : str
+        Digest of the publication; what every rank's load reports.
+    digests : mapping of int to str
+        Digest of the tensors of each rank.
+    bytes : int
+        Bytes of all tensors.
+    seconds : float
+        What it took.
+    """
+
+    version: str
+    manifest_digest: str
+    digests: Mapping[int, str]
+    bytes: int
+    seconds: float
+
 
 #: A state dict: names to tensors in any of the accepted forms.
 TrainerTensors: TypeAlias = Mapping[str, Any]

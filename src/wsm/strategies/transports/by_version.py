@@ -25,10 +25,10 @@ from wsm.strategies.sections import Sections
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.trainer.publications import published_last
 from wsm.strategies.transports import errors as transport_errors
+from wsm.strategies.transports._transfer_modes import INTERFACES, check_transfer_mode, feeds_loaders
 from wsm.strategies.transports.checkpoint_transfer import Interface
 from wsm.strategies.transports.checkpoint_transfer_options import CACHE_IS_KEPT, CheckpointTransferOptions
 from wsm.strategies.transports.configured import RsyncConfig
-from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode, feeds_loaders
 from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
 
 _log = log.logger("strategies")

@@ -33,9 +33,9 @@ from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.transports import errors as transport_errors
-from wsm.strategies.transports.batches import BATCH_S, END, Batches, PackageBuffers
+from wsm.strategies.transports._batches import BATCH_S, END, Batches, PackageBuffers
+from wsm.strategies.transports._foreign import CallExpiredError, ForeignThread, foreign_bytes
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.foreign import CallExpiredError, ForeignThread, foreign_bytes
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 

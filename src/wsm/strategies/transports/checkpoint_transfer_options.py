@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from wsm.strategies.transports import errors as transport_errors
-from wsm.strategies.transports.batches import PackageBuffers
+from wsm.strategies.transports._batches import PackageBuffers
 
 _NUMBER = (int, float)
 _DEVICE = (str, int)

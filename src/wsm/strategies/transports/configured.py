@@ -9,9 +9,9 @@ from typing import Any
 
 from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.sections import Sections
+from wsm.strategies.transports._transfer_modes import INTERFACES
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.transfer_modes import INTERFACES
 from wsm.strategies.transports.transport import TransportKind
 
 

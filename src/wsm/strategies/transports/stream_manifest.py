@@ -19,7 +19,7 @@ from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import SealedDocument
 from wsm.strategies.errors import ManifestError, TrainerTensorError
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.transports.foreign import foreign_bytes
+from wsm.strategies.transports._foreign import foreign_bytes
 
 #: The manifest's name in the stream; it sorts before any name that a model would use.
 MANIFEST_TENSOR = "!wsm.manifest"

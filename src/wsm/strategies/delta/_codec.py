@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from wsm.strategies.delta.blocks import MAX_BLOCK_BYTES, POSITION_BYTES, SAME_BLOCK, Block, BlockKind
+from wsm.strategies.delta._blocks import MAX_BLOCK_BYTES, POSITION_BYTES, SAME_BLOCK, Block, BlockKind
 
 #: zstd's fastest ordinary level: the others cost more time than their bytes do on any network with GPUs.
 LEVEL = 1
@@ -125,7 +125,7 @@ class Patch:
 
 
 def decode(block: Block, data: bytes | memoryview, *, length: int, item: int) -> Patch:
-    """Unfold a block whose row was checked (:func:`wsm.strategies.delta.blocks.table_problem`).
+    """Unfold a block whose row was checked (:func:`wsm.strategies.delta._blocks.table_problem`).
 
     Takes at most the memory that the row declares, whatever the data say of themselves.
 

@@ -17,10 +17,8 @@ from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.safetensors import file_order, write_safetensors
 from wsm.strategies.snapshot.errors import PlacementError
-from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest
-from wsm.strategies.snapshot.part_metadata import PartMetadata
+from wsm.strategies.snapshot.manifest import PartEntry, PartMetadata, ShardManifest, TensorEntry
 from wsm.strategies.snapshot.placement import Placement, whole_shape
-from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from wsm.errors import InternalError
 from wsm.strategies.errors import TrainerTensorError
-from wsm.strategies.transports.foreign import foreign_bytes, host_nbytes
+from wsm.strategies.transports._foreign import foreign_bytes, host_nbytes
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
 #: What a stream yields after its last tensor.

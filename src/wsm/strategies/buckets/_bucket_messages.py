@@ -14,9 +14,9 @@ Abort      either           I give up, and why
 =========  ===============  =================================================================
 
 The bytes are ahead of these messages: how far each side is, marks say
-(:mod:`wsm.strategies.buckets.bucket_plan`). A piece's digest is that of its tensor's bytes from the first one
-to the end of the piece, so that one pass over the bytes verifies each piece when it is there and the whole
-tensor with its last one.
+(:mod:`wsm.strategies.buckets._bucket_plan`). A piece's digest is that of its tensor's bytes from the first
+one to the end of the piece, so that one pass over the bytes verifies each piece when it is there and the
+whole tensor with its last one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, get_args
 
-from wsm.strategies.buckets.bucket_plan import ALIGNMENT, MAX_BUCKETS, fewest_bytes
+from wsm.strategies.buckets._bucket_plan import ALIGNMENT, MAX_BUCKETS, fewest_bytes
 from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.message_types import MessageTypes

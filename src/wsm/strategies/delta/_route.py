@@ -13,15 +13,14 @@ from dataclasses import dataclass
 
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.delta import errors as delta_errors
+from wsm.strategies.delta._manifest import DeltaShard
+from wsm.strategies.delta._published import content_digests, version_with_digest
+from wsm.strategies.delta._reader import OpenDelta, open_delta
 from wsm.strategies.delta.errors import DeltaBaseError, DeltaLayoutError
-from wsm.strategies.delta.names import DELTAS_DIRECTORY
-from wsm.strategies.delta.published import content_digests, version_with_digest
-from wsm.strategies.delta.reader import OpenDelta, open_delta
-from wsm.strategies.delta.shard import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import SnapshotNotFoundError
-from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.files.snapshot_names import DELTAS_DIRECTORY, VERSIONS_DIRECTORY
 from wsm.strategies.offer import Offer
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.snapshot.source import SnapshotSource

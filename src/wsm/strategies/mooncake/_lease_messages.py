@@ -32,7 +32,7 @@ from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.listener import Listener, listen_at
 from wsm.strategies.messages.message_types import MessageTypes
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake.read_plan import MemoryRegion, Placed, TransferLayout
+from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, TransferLayout
 
 _TCP = re.compile(r"tcp://([0-9.]{7,15}):([0-9]{1,5})")
 # A socket's address on Linux holds 108 characters, the last of them zero.

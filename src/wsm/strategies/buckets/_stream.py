@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from wsm.strategies.applier.copying import copy_and_digest
-from wsm.strategies.buckets import bucket_messages as say
-from wsm.strategies.buckets.bucket_plan import (
+from wsm.strategies.buckets import _bucket_messages as say
+from wsm.strategies.buckets._bucket_plan import (
     Marks,
     fewest_bytes,
     plan_buckets,

@@ -13,9 +13,9 @@ from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import LoadCancelledError, VersionMismatchError
 from wsm.strategies.messages.caller import Caller, PeerPresence
 from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
+from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake import lease_messages as say
-from wsm.strategies.mooncake.lease_messages import parse_address
+from wsm.strategies.mooncake._lease_messages import parse_address
 from wsm.strategies.observer import LoadObserver
 
 # How long a wait lasts before cancellation and deadlines are looked at again.

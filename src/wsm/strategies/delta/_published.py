@@ -8,10 +8,14 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from wsm.strategies.delta.manifest import DeltaManifest
-from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY
+from wsm.strategies.delta._manifest import DeltaManifest
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
+from wsm.strategies.files.snapshot_names import (
+    DELTA_MANIFEST,
+    DELTAS_DIRECTORY,
+    VERSION_MANIFEST,
+    VERSIONS_DIRECTORY,
+)
 from wsm.strategies.snapshot.version_manifest import VersionManifest
 from wsm.strategies.trainer.publications import listed_versions
 

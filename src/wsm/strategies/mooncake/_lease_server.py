@@ -15,8 +15,8 @@ from wsm.clock import Clock
 from wsm.strategies.messages.connection import Connection
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.listener import Listener
-from wsm.strategies.mooncake import lease_messages as say
-from wsm.strategies.mooncake.read_plan import TransferLayout
+from wsm.strategies.mooncake import _lease_messages as say
+from wsm.strategies.mooncake._read_plan import TransferLayout
 
 
 @dataclass

@@ -13,9 +13,8 @@ from typing import TypeAlias
 from wsm.errors import InternalError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.snapshot import errors as snapshot_errors
-from wsm.strategies.snapshot.manifest import ShardManifest
+from wsm.strategies.snapshot.manifest import ShardManifest, TensorEntry
 from wsm.strategies.snapshot.placement import AxisRun, Placement, Shape, Split, local_shape, runs, whole_shape
-from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.tensor import TensorSpec
 
 

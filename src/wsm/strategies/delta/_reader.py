@@ -16,15 +16,20 @@ from pathlib import Path
 
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.delta import errors as delta_errors
-from wsm.strategies.delta.blocks import BlockKind
+from wsm.strategies.delta._blocks import BlockKind
+from wsm.strategies.delta._manifest import (
+    DeltaManifest,
+    DeltaShard,
+    DeltaTensor,
+    blocks_name,
+    rank_manifest_name,
+)
 from wsm.strategies.delta.errors import DeltaLayoutError
-from wsm.strategies.delta.manifest import DeltaManifest
-from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY, blocks_name, rank_manifest_name
-from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.digest import running_digest
 from wsm.strategies.errors import LoadCancelledError, ManifestError, UnreadableFileError, VersionMismatchError
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
+from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, DELTAS_DIRECTORY
 from wsm.strategies.observer import LoadObserver, never_touched
 from wsm.strategies.tensor import ITEM_BYTES
 
@@ -137,7 +142,7 @@ class OpenDelta:
             self._descriptor = -1
 
     def _patch_block(self, row: DeltaTensor, index: int, begin: int, destination: memoryview) -> None:
-        from wsm.strategies.delta import codec  # noqa: PLC0415 - needs an optional package
+        from wsm.strategies.delta import _codec as codec  # noqa: PLC0415 - needs an optional package
 
         block, position = row.blocks[index], self._where[row.spec.name][index]
         if block.kind is BlockKind.FULL:
@@ -305,6 +310,6 @@ def _opened(directory: SnapshotDirectory, name: str) -> int:
 
 def _require_codec() -> None:
     try:
-        from wsm.strategies.delta import codec  # noqa: F401, PLC0415 - an optional package, asked for in time
+        from wsm.strategies.delta import _codec as codec  # noqa: F401, PLC0415 - an optional package, asked for in time
     except ImportError as error:
         raise delta_errors.zstandard_missing() from error

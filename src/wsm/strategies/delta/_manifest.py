@@ -1,24 +1,36 @@
-"""What one rank's delta consists of, as written beside its blocks.
+"""What one rank's delta consists of, and what ties the deltas of all ranks of a version together.
 
-It is the promise that a load is checked against, on both sides: the digest that every tensor of the base must
-have before, and the one that it must have afterwards. Knows nothing about directories or targets.
-:mod:`wsm.strategies.delta.manifest` ties the deltas of all ranks together.
+The digest of the version's manifest is what the ranks of a group compare before they switch, also where one
+of them had to load the whole version. Knows nothing about tensors' bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from wsm.strategies.delta.blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind, table_problem
+from wsm.strategies.delta._blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind, table_problem
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.documents import FieldReader, SealedDocument, is_count
 from wsm.strategies.errors import ManifestError
+from wsm.strategies.files.snapshot_names import DELTA_MANIFEST
+from wsm.strategies.snapshot.version_manifest import PublicationManifest
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.trainer.publications import MANIFEST_FORMATS, ordinal_of
 
 _KINDS = {int(kind): kind for kind in BlockKind}
+
+
+def blocks_name(rank: int) -> str:
+    """Return the name of the file with the changed blocks of one rank."""
+    return f"delta.tp{rank}.blocks"
+
+
+def rank_manifest_name(rank: int) -> str:
+    """Return the name of the manifest of one rank's delta."""
+    return f"delta.tp{rank}.manifest.json"
 
 
 @dataclass(frozen=True)
@@ -200,3 +212,68 @@ def _block(row: Any, reader: FieldReader) -> Block:
     if not isinstance(row, list) or len(row) != 3 or not all(map(is_count, row)) or row[0] not in _KINDS:
         raise reader.refuse("blocks", "a list of kind, stored and decoded bytes")
     return Block(_KINDS[row[0]], row[1], row[2])
+
+
+@dataclass(frozen=True)
+class DeltaEntry:
+    """One rank's delta: its manifest's digest, and the digests of its tensors before and afterwards."""
+
+    digest: str
+    base_digest: str
+    content_digest: str
+
+
+@dataclass(frozen=True)
+class DeltaManifest(PublicationManifest[DeltaEntry]):
+    """The manifest of a delta.
+
+    Parameters
+    ----------
+    version, publication, shards, ordinal : str, str, tuple of DeltaEntry, int
+        As for every publication; the version is the one that it leads to.
+    base_version : str
+        The version that it leads from.
+    """
+
+    FORMAT: ClassVar[str] = MANIFEST_FORMATS[DELTA_MANIFEST]
+    FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"version", "publication", "shards", "base_version", "ordinal"}
+    )
+
+    base_version: str
+
+    def same_content(self, other: DeltaManifest) -> bool:
+        """Whether both lead from the same bytes to the same bytes, rank by rank."""
+        return (self.version, self.base_version) == (other.version, other.base_version) and [
+            (shard.base_digest, shard.content_digest) for shard in self.shards
+        ] == [(shard.base_digest, shard.content_digest) for shard in other.shards]
+
+    @classmethod
+    def of(cls, shards: Iterable[DeltaShard], *, ordinal: int = 0) -> DeltaManifest:
+        """Return the manifest of the shards of one publication, given in rank order."""
+        shards = tuple(shards)
+        entries = tuple(DeltaEntry(shard.digest, shard.base_digest, shard.content_digest) for shard in shards)
+        first = shards[0]
+        return cls(first.version, first.publication, entries, first.base_version, ordinal=ordinal)
+
+    @classmethod
+    def decode(cls, data: bytes, *, file: str) -> DeltaManifest:
+        """Parse a manifest's file.
+
+        Raises
+        ------
+        ManifestError
+            If it is damaged or of an unknown layout. Any bytes give this or a manifest.
+        """
+        reader = cls._unsealed(data, file=file)
+        base_version = reader.version("base_version")
+        manifest = cls(*cls._common(reader, _entry, file=file), base_version, ordinal=ordinal_of(reader))
+        manifest._as_read(reader)
+        return manifest
+
+    def _content(self) -> dict[str, Any]:
+        return {**super()._content(), "base_version": self.base_version}
+
+
+def _entry(reader: FieldReader) -> DeltaEntry:
+    return DeltaEntry(reader.digest("digest"), reader.digest("base_digest"), reader.digest("content_digest"))

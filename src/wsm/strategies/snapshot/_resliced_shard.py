@@ -18,15 +18,14 @@ from wsm.strategies.errors import VersionMismatchError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.part_file import PartFile
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.snapshot import reslice_plan
+from wsm.strategies.snapshot import _reslice_plan as reslice_plan
+from wsm.strategies.snapshot._reslice_plan import Assembly
+from wsm.strategies.snapshot._shard_reader import check_content, common_metadata, open_parts, read_ahead
+from wsm.strategies.snapshot._slice_reader import Slice, SliceReader, SourceTensor
 from wsm.strategies.snapshot.lookup import FoundVersion
 from wsm.strategies.snapshot.manifest import ShardManifest
-from wsm.strategies.snapshot.manifest_files import read_shard_manifest, require_listed
-from wsm.strategies.snapshot.reslice_plan import Assembly
-from wsm.strategies.snapshot.shard_parts import check_content, common_metadata, open_parts, read_ahead
-from wsm.strategies.snapshot.slice_reader import Slice, SliceReader, SourceTensor
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.snapshot.version_manifest import VersionManifest
+from wsm.strategies.snapshot.version_manifest import VersionManifest, read_shard_manifest, require_listed
 from wsm.strategies.tensor import ITEM_BYTES
 
 _log = log.logger("strategies")
