@@ -11,8 +11,8 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
+from wsm.strategies.ipc import _pickled_metas as module
 from wsm.strategies.ipc import errors as share_errors
-from wsm.strategies.ipc import pickled_metas as module
 from wsm.strategies.ipc.metas import TensorMeta
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.offer import ManifestScope

@@ -9,8 +9,8 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
+from wsm.strategies.ipc import _pickled_metas as reading
 from wsm.strategies.ipc import errors as share_errors
-from wsm.strategies.ipc import pickled_metas as reading
 from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
 from wsm.strategies.ipc.source import IpcSource
 

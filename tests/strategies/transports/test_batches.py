@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wsm.errors import InternalError
-from wsm.strategies.transports import batches as module
+from wsm.strategies.transports import _batches as module
 from wsm.strategies.transports._batches import END, Batches
 
 SMALL, LARGE = 16, 1 << 17
