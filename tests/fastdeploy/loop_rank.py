@@ -38,11 +38,43 @@ class TornMeetingError(Exception):
     """Another rank did not come."""
 
 
+class Walk:
+    """The lines of wsm.fastdeploy that a rank comes by inside FastDeploy's check; it ends itself at one.
+
+    A line is told by its file, its number, and whether the weights word is below 0 then.
+    """
+
+    def __init__(self, settings, rank: int) -> None:
+        self.lines: dict[str, None] = {}
+        self._end = settings.get("ends_at") if rank == settings["walker"] else None
+        self._word: Signal | None = None
+
+    def begin(self, word: Signal) -> None:
+        self._word = word
+        sys.settrace(self._call)
+
+    def end(self) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame, _event, _argument):
+        return self._line if "/wsm/fastdeploy/" in frame.f_code.co_filename else None
+
+    def _line(self, frame, event, _argument):
+        if event == "line":
+            file = Path(frame.f_code.co_filename).name
+            here = f"{file}:{frame.f_lineno}:{'away' if self._word.value[0] < 0 else 'back'}"
+            self.lines[here] = None
+            if here == self._end:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self._line
+
+
 class Board:
     """What stands for collectives: each rank counts its calls in a file that all have mapped."""
 
     def __init__(self, directory: Path, rank: int, ranks: int) -> None:
         self._rank, self._ranks, self._calls = rank, ranks, 0
+        self._torn = directory / "torn"
         path = directory / "board"
         path.touch()
         if path.stat().st_size < 16 * ranks:
@@ -68,7 +100,7 @@ class Board:
     def _until(self, question) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not question():
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._torn.exists():
                 raise TornMeetingError
             time.sleep(0.0005)
 
@@ -203,6 +235,7 @@ class Loop:
         self.runner = ModelRunner(settings["generation"])
         self.word = Signal(self.directory / f"model_weights_status.{self.port}")
         self.turns = 0
+        self.walk = Walk(settings, rank) if "walker" in settings else None
 
     def says(self, event: str, **more) -> None:
         sys.stdout.write(json.dumps({"event": event, "rank": self.rank, **more}) + "\n")
@@ -328,8 +361,12 @@ class Loop:
         if self.settings.get("own_check"):
             self.runner.manager = self.manager
             self.own_check(block=block)
-        else:
+        elif self.walk is None:
             self.manager.check_model_weights_status(self.word, *arguments)
+        else:
+            self.walk.begin(self.word)
+            self.manager.check_model_weights_status(self.word, *arguments)
+            self.walk.end()
         self.says(
             "left",
             signal=signal,
@@ -376,7 +413,7 @@ class Loop:
         self.start()
         turn = {"2025": self.turn_of_2025, "2026": self.turn_of_2026}[self.settings["generation"]]
         self.event_loop_normal(turn)
-        self.says("ended", turns=self.turns)
+        self.says("ended", turns=self.turns, lines=[] if self.walk is None else list(self.walk.lines))
         self.manager.close()
 
     def event_loop_normal(self, turn) -> None:
@@ -389,6 +426,8 @@ class Loop:
                 break
             turn(number)
             number += 1
+            if self.walk is not None and self.walk.lines and self.word.value[0] == NORMAL:
+                (self.directory / "end").touch()
 
     @property
     def model_runner(self) -> ModelRunner:

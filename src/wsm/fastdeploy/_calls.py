@@ -11,10 +11,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 from wsm import log
+from wsm.actions.backends.fastdeploy import required_call
 from wsm.actions.surfaces import GroupKind, MemorySurface, ProcessGroupSurface
 from wsm.errors import WsmError
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
+from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.files.version_file import read_version
 
 _log = log.logger("fastdeploy")
@@ -168,6 +170,32 @@ def take_state(state: Mapping[str, Any], brought: Mapping[str, Any], source: str
                 if not target._is_initialized():
                     paddle.empty(target.shape, dtype=target.dtype)._share_buffer_to(target)
                 target[...] = new
+
+
+def opened_metas(metas: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the tensors that handles of CUDA lead to, opened on this process's device.
+
+    Parameters
+    ----------
+    metas : mapping of str to sequence
+        By tensor, what paddle's ``_share_cuda`` says; the handle may be text, one byte each character.
+
+    Raises
+    ------
+    BadInputError (``call-missing``)
+        If this build of paddle has no CUDA.
+    """
+    import paddle  # noqa: PLC0415 - the tensors are its own
+
+    core = paddle.base.core
+    dense = getattr(core, "LoDTensor", None) or core.DenseTensor
+    opens = required_call(dense, "_new_shared_cuda", needed_for="opening a trainer's device tensors")
+    device = device_index_from_environment(os.environ)
+    opened = {}
+    for name, (handle, *fields) in metas.items():
+        as_bytes = handle.encode("latin-1") if isinstance(handle, str) else handle
+        opened[name] = paddle.to_tensor(opens((as_bytes, *fields[:5], device, *fields[6:])))
+    return opened
 
 
 def log_memory(context: str) -> None:

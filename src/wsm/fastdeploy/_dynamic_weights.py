@@ -213,11 +213,12 @@ class DynamicWeightManager(DirectCalls):
         directory: str | Path | None,
     ) -> WorkerSurfaces:
         weights = surfaces_of_models(self.model_list)
+        needs_groups = shut_down_groups or facts.expert_parallel  # an exchange buffer lives on its group
         return WorkerSurfaces(
             facts,
             weights=weights,
             memory=memory or calls.device_memory(),
-            groups=calls.device_groups(facts, self.parallel_config) if shut_down_groups else None,
+            groups=calls.device_groups(facts, self.parallel_config) if needs_groups else None,
             deepep_buffers=calls.deepep_buffers() if facts.expert_parallel else None,
             models=checkpoint_models(self.model_list, self.fd_config),
             names=training_names_of(self.model_list, weights),
@@ -315,6 +316,11 @@ class DynamicWeightManager(DirectCalls):
     def _update_model_from_state(self, state_dict: Mapping[str, Any], src_type: str) -> None:
         """Let every parameter of a name in `state_dict` have its memory; other names are left out."""
         calls.take_state(self.state_dict, state_dict, src_type)
+
+    @staticmethod
+    def _convert_ipc_meta_to_tensor(ipc_meta: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the device tensors that the handles of a trainer's processes lead to."""
+        return calls.opened_metas(ipc_meta)
 
     def _log_memory(self, context: str) -> None:
         """Write one line with what the device's allocator holds and has held at most."""

@@ -1,0 +1,376 @@
+"""The methods of FastDeploy's weight manager that its runners and tests call, over paddle's parameters.
+
+The situations are those of FastDeploy's own tests, in a version of our own: one process, one rank, real
+files, a real word and real parameters. ``DeepEPBufferManager`` and CUDA's handles are stand-ins.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import threading
+import time
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+
+from tests.raising import raising
+from wsm import log
+from wsm.config import ConfigurationError
+from wsm.fastdeploy import DynamicWeightManager, errors
+from wsm.fastdeploy._membership import Membership
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+
+pytestmark = [pytest.mark.paddle, pytest.mark.needs("libatomic")]
+
+NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
+
+
+class Buffers:
+    """FastDeploy's ``DeepEPBufferManager``, as far as it is called."""
+
+    calls: list[str]
+
+    @classmethod
+    def clear_buffer(cls) -> None:
+        cls.calls.append("clear_buffer")
+
+    @classmethod
+    def recreate_buffer(cls) -> None:
+        cls.calls.append("recreate_buffer")
+
+
+class ModelRunner:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.share_inputs = {"stop_flags": paddle.ones([2, 1], dtype="bool"), "caches": []}
+
+    def clear_requests(self) -> None:
+        self.calls.append("clear_requests")
+
+    def clear_cache(self) -> None:
+        self.calls.append("clear_cache")
+
+    def initialize_kv_cache(self) -> None:
+        self.calls.append("initialize_kv_cache")
+
+
+class Job:
+    """What FastDeploy's worker has when it makes its weight manager."""
+
+    def __init__(self, directory, monkeypatch) -> None:
+        self.directory, self.model_directory = directory, directory / "model"
+        self.model_directory.mkdir()
+        self.port = secrets.randbelow(1 << 30) + 10_000
+        self.word = EngineWord.create(EngineWordKind.WEIGHTS, self.port, NORMAL, directory=directory)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+        monkeypatch.setenv("FLAGS_selected_gpus", "1")
+        monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)
+        self.managers: list[DynamicWeightManager] = []
+
+    def model(self) -> paddle.nn.Layer:
+        with paddle.LazyGuard():
+            return paddle.nn.Linear(4, 2)
+
+    def saves(self, name: str, value: float, *, parameters=("weight", "bias")) -> None:
+        shapes = {"weight": (4, 2), "bias": (2,), "more": (3,)}
+        state = {each: paddle.full(shapes[each], value, dtype="float32") for each in parameters}
+        paddle.save(state, str(self.model_directory / name), safetensors=True)
+
+    def manager(
+        self, models=None, *, experts: bool = False, strategy: str = "ipc_snapshot", tp_rank: int = 0
+    ):
+        parallel = SimpleNamespace(
+            tensor_parallel_rank=tp_rank,
+            tensor_parallel_size=1,
+            enable_expert_parallel=experts,
+            expert_parallel_size=1,
+            tp_group=None,
+            ep_group=SimpleNamespace(ranks=[0], process_group=SimpleNamespace(shutdown=None)),
+            engine_worker_queue_port=self.port,
+            shutdown_comm_group_if_worker_idle=False,
+        )
+        config = SimpleNamespace(
+            parallel_config=parallel,
+            load_config=SimpleNamespace(load_strategy=strategy, rsync_config=None),
+            model_config=SimpleNamespace(model=str(self.model_directory)),
+        )
+        made = DynamicWeightManager(
+            config,
+            models or self.model(),
+            directory=self.directory,
+            member=Membership(0, [0], lambda told: told),
+        )
+        self.managers.append(made)
+        return made
+
+    def close(self) -> None:
+        for manager in self.managers:
+            manager.close()
+        self.word.unlink()
+        self.word.close()
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    made = Job(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def manager(job):
+    """One that has loaded FastDeploy's plain file, which says no version."""
+    job.saves("model_state.tp0.5.pdparams", 1.0)
+    return job.manager()
+
+
+def values(manager) -> dict[str, float]:
+    return {name: float(tensor.mean()) for name, tensor in manager.state_dict.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "loaded"),
+    [
+        ({"model_state.tp0.5.pdparams": 2.0, "model_state.tp05.pdparams": 3.0}, 2.0),
+        ({"model_state.tp05.pdparams": 3.0}, 3.0),
+        ({"model_state.tp0.5.partabc.pdparams": 9.0, "model_state.tp0.5.pdparams": 2.0}, 2.0),
+    ],
+)
+def test_the_files_of_a_snapshot_are_found_in_fastdeploys_order(job, files, loaded):
+    for name, value in files.items():
+        job.saves(name, value)
+    assert values(job.manager()) == {"weight": loaded, "bias": loaded}
+
+
+def test_parts_of_a_snapshot_go_before_a_whole_file_and_by_their_numbers(job):
+    job.saves("model_state.tp0.5.pdparams", 9.0)
+    job.saves("model_state.tp0.5.part10.pdparams", 3.0, parameters=["bias", "more"])
+    job.saves("model_state.tp0.5.part2.pdparams", 2.0, parameters=["weight"])
+    assert values(job.manager()) == {"weight": 2.0, "bias": 3.0}  # "more" is no parameter of the model
+
+
+def test_a_start_without_files_says_where_it_looked(job):
+    with raising(errors.no_boot, match=r"model_state\.tp0\.5\.pdparams"):
+        job.manager()
+    assert DynamicWeightManager.present is None
+    assert not list(job.directory.glob("wsm.*"))
+
+
+def test_a_strategy_that_brings_no_weights_is_refused_before_a_group_is_made(job):
+    with pytest.raises(ConfigurationError, match="'meta', which brings no weights"):
+        job.manager(strategy="meta")
+    assert not list(job.directory.glob("wsm.*"))
+
+
+def test_several_models_are_one_state_and_one_model_is_a_list(job):
+    job.saves("model_state.tp0.5.pdparams", 1.0)
+    one = job.model()
+    manager = job.manager(one)
+    assert manager.model_list == [one]
+    assert (manager.rank, manager.nranks, manager.meta_src_id, manager.first_load) == (0, 1, 5, False)
+    assert manager.ipc_path == "/shared_ipc_meta/ipc_metas_5"
+    manager.close()
+    with paddle.LazyGuard():
+        draft = paddle.nn.Sequential(("draft", paddle.nn.Linear(3, 1, bias_attr=False)))
+    state = {
+        "weight": paddle.full([4, 2], 1.0),
+        "bias": paddle.full([2], 2.0),
+        "draft.weight": paddle.full([3, 1], 3.0),
+    }
+    paddle.save(state, str(job.model_directory / "model_state.tp0.5.pdparams"), safetensors=True)
+    assert values(job.manager([job.model(), draft])) == {"weight": 1.0, "bias": 2.0, "draft.weight": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("visible", "selected", "number"), [("4,5,6", "2", 6), ("7", None, 7), (None, None, 0)]
+)
+def test_the_devices_number_is_read_off_the_environment(manager, monkeypatch, visible, selected, number):
+    for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("FLAGS_selected_gpus", selected)):
+        if value is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, value)
+    assert manager._get_gpu_id() == number
+
+
+def test_tensors_that_match_pass_and_others_are_named(manager):
+    here = paddle.zeros([2, 3])
+    manager._validate_parameter_match("w", paddle.ones([2, 3]), here)
+    with pytest.raises(TypeError, match="for w"):
+        manager._validate_parameter_match("w", paddle.ones([2, 3], dtype="float64"), here)
+    with pytest.raises(ValueError, match="for w"):
+        manager._validate_parameter_match("w", paddle.ones([3, 2]), here)
+
+
+def test_a_state_is_shared_where_strides_are_equal_and_copied_where_not(manager):
+    weight, bias = paddle.full([4, 2], 5.0), paddle.full([2], 6.0)
+    with pytest.raises(ValueError, match="No parameter"):
+        manager._update_model_from_state({}, "raw")
+    manager._update_model_from_state({"weight": weight, "unknown": bias}, "raw")
+    assert manager.state_dict["weight"].data_ptr() == weight.data_ptr()
+    assert values(manager) == {"weight": 5.0, "bias": 1.0}
+    with pytest.raises(TypeError, match="weight"):
+        manager._update_model_from_state({"weight": weight.astype("float64")}, "raw")
+    strided = paddle.arange(8, dtype="float32").reshape([2, 4]).t()
+    held = manager.state_dict["weight"]
+    manager._update_model_from_state({"weight": strided}, "raw")
+    assert held.numpy().tolist() == strided.numpy().tolist()
+    held._clear_data()
+    manager._update_model_from_state({"weight": strided}, "raw")
+    assert held.numpy().tolist() == strided.numpy().tolist()
+    assert held.is_contiguous()
+
+
+def test_parameters_are_verified_after_an_update_and_after_a_clear(manager):
+    manager._verify_parameters("update")
+    with pytest.raises(RuntimeError, match=r"clearance verification failed: 2 .* the first is weight"):
+        manager._verify_parameters("clearance")
+    manager.clear_parameters(0)
+    manager._verify_parameters("clearance")
+    with pytest.raises(RuntimeError, match="update verification failed: 2"):
+        manager._verify_parameters("update")
+
+
+def test_one_line_tells_what_the_allocator_holds_and_held_at_most(manager, caplog):
+    manager._log_memory("after clear")
+    (line,) = [each for each in caplog.records if log.DEVICE_MEMORY in each.getMessage()]
+    for figure in ("max_allocated", "max_reserved", "current_allocated", "current_reserved", "after clear"):
+        assert figure in line.getMessage()
+
+
+def test_the_word_is_written_by_the_first_rank_of_a_part_alone(job):
+    job.saves("model_state.tp0.5.pdparams", 1.0)
+    manager = job.manager(tp_rank=1)
+    assert job.word.read() == NORMAL
+    manager._update_shared_status(job.port, CLEARED)
+    assert job.word.read() == NORMAL
+    manager.close()
+    manager = job.manager()
+    assert job.word.read() == NORMAL  # the first load writes none
+    manager._update_shared_status(job.port, UPDATING)
+    assert job.word.read() == UPDATING
+    manager.finalize_update(job.port)
+    assert job.word.read() == NORMAL
+
+
+def test_direct_calls_answer_the_word_as_fastdeploys_do(job, manager):
+    job.word.store(CLEARING)
+    manager.clear_parameters(job.port, shutdown_process_group=False)
+    assert job.word.read() == CLEARED
+    with pytest.raises(RuntimeError, match="update verification failed"):
+        manager.finalize_update(job.port)
+    job.word.store(UPDATING)
+    job.saves("model_state.tp0.5.pdparams", 7.0)
+    manager.update_parameters(job.port, restart_process_group=False)
+    assert (job.word.read(), values(manager)["weight"]) == (UPDATING, 7.0)
+    manager.finalize_update(job.port)
+    assert job.word.read() == NORMAL
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("step: 12345\n", "12345"), ("step: global_step_7\n", "global_step_7"), (None, None)]
+    + [(text, None) for text in ("other: 1\n", "- 1\n", "step: [\n")],
+)
+def test_the_version_file_is_read_and_what_it_lacks_is_no_version(job, manager, text, version, caplog):
+    path = job.model_directory / "version.yaml"
+    if text is not None:
+        path.write_text(text)
+    assert manager.read_model_version_from_file() == version
+    assert (version is None) == ("version.yaml" in caplog.text)
+
+
+def test_handles_of_cuda_are_opened_as_bytes_on_this_process_own_device(manager, monkeypatch):
+    opened = []
+
+    class Dense:
+        @staticmethod
+        def _new_shared_cuda(fields):
+            opened.append(fields)
+            return np.zeros(2, dtype=np.float32)
+
+    monkeypatch.setattr(paddle.base.core, "LoDTensor", Dense, raising=False)
+    metas = {"a": ["\x80\xff", 512, 8, 5, [2], [], 0], "b": (b"\x01", 0, 8, 5, [2], [], 3)}
+    converted = manager._convert_ipc_meta_to_tensor(metas)
+    assert [tuple(tensor.shape) for tensor in converted.values()] == [(2,), (2,)]
+    assert opened == [(b"\x80\xff", 512, 8, 5, [2], [], 1), (b"\x01", 0, 8, 5, [2], [], 1)]
+    manager._update_model_from_state({"bias": converted["a"]}, "raw")
+    assert values(manager)["bias"] == 0.0
+
+
+@pytest.fixture
+def buffers(monkeypatch):
+    """FastDeploy's module with the exchange buffer, which needs DeepEP."""
+    Buffers.calls = []
+    module = ModuleType("fastdeploy.model_executor.layers.moe.ep")
+    module.DeepEPBufferManager = Buffers
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(paddle.distributed, "barrier", lambda _group: None)  # the group is none of paddle's
+    return Buffers
+
+
+def test_the_exchange_buffer_is_cleared_and_made_anew_where_experts_are_spread(job, buffers):
+    job.saves("model_state.tp0.5.pdparams", 1.0)
+    manager = job.manager(experts=True)
+    assert buffers.calls == []  # the start leaves what the model has made
+    manager.clear_deepep_buffer()
+    manager.recreate_deepep_buffer()
+    assert buffers.calls == ["clear_buffer", "recreate_buffer"]
+    manager.clear_parameters(job.port)
+    assert buffers.calls[2:] == ["clear_buffer"]
+    manager.update_parameters(job.port)
+    assert buffers.calls[3:] == ["recreate_buffer"]
+
+
+def test_without_spread_experts_and_groups_that_go_the_single_units_do_nothing(manager, buffers):
+    manager.clear_deepep_buffer()
+    manager.recreate_deepep_buffer()
+    manager.clear_communication_group()
+    manager.restart_communication_group()
+    assert buffers.calls == []
+    assert values(manager) == {"weight": 1.0, "bias": 1.0}
+
+
+class Signal:
+    """FastDeploy's IPCSignal, of this job's word."""
+
+    def __init__(self, word: EngineWord) -> None:
+        self.value = np.memmap(word.path, dtype=np.int32, mode="r+", shape=(1,))
+
+
+@pytest.mark.parametrize(
+    ("asked", "left", "calls"),
+    [
+        ((NORMAL, True), NORMAL, []),
+        ((UPDATING, True), NORMAL, ["clear_requests"]),
+        ((UPDATING, False), NORMAL, ["clear_requests"]),
+        ((CLEARING, False), CLEARED, ["clear_requests", "clear_cache"]),
+    ],
+)
+def test_the_check_of_the_loop_leaves_where_fastdeploys_does(job, manager, asked, left, calls):
+    runner = ModelRunner()
+    word, block = asked
+    job.word.store(word)
+    manager.check_model_weights_status(Signal(job.word), None, runner, job.port, block)
+    assert job.word.read() == left
+    assert runner.calls[: len(calls)] == calls
+
+
+@pytest.mark.parametrize("status", [99, CLEARED])
+def test_a_status_that_asks_nothing_is_waited_out(job, manager, status):
+    runner = ModelRunner()
+    job.word.store(status)
+
+    def writes() -> None:
+        time.sleep(0.05)
+        job.word.store(NORMAL)
+
+    other = threading.Thread(target=writes)
+    other.start()
+    manager.check_model_weights_status(Signal(job.word), runner, job.port)
+    other.join()
+    assert runner.calls == []
+    assert values(manager)["weight"] == 1.0
