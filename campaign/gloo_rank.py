@@ -9,7 +9,7 @@ from typing import Any
 from campaign.points import Trap, trap_rank, trap_writes
 from wsm.actions.backends._paddle_staging import PaddleStaging
 from wsm.rollout import worker_process
-from wsm.rollout.parallel import Communicator
+from wsm.rollout.model.parallel import Communicator
 
 
 def main(arguments: list[str]) -> None:

@@ -30,8 +30,8 @@ from wsm import log
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.options import PlanOptions
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.model.sharding import shard_specs
 from wsm.rollout.run_directory import CONFIG_FILE
-from wsm.rollout.sharding import shard_specs
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.segment import Segment
 from wsm.states.vocabulary import KVPolicy

@@ -21,7 +21,7 @@ from campaign.rank_faults import finish, good_update
 from campaign.result import Result
 from wsm import log
 from wsm.errors import WsmError
-from wsm.rollout.sharding import shard_specs
+from wsm.rollout.model.sharding import shard_specs
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY
 from wsm.strategies import SnapshotSource, load
 from wsm.strategies.applier.memory_target import MemoryTarget

@@ -29,8 +29,8 @@ from campaign.token_audit import TokenAudit
 from campaign.versioned_cache import VersionedCache
 from wsm.command import parse_tags
 from wsm.controller.errors import CommandTimeoutError, RankLostError
+from wsm.rollout.model.shape import ModelShape
 from wsm.rollout.request import FinishReason, Generation
-from wsm.rollout.shape import ModelShape
 from wsm.signals.names import segment_path
 from wsm.states.vocabulary import KVPolicy, Tag
 from wsm.status.blame import Late

@@ -9,10 +9,10 @@ import pytest
 
 from wsm.demo.task import CopyTask
 from wsm.demo.trainer import Trainer
-from wsm.rollout.model import full_logits
-from wsm.rollout.sampling import choose
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import full_specs, initial_state
+from wsm.rollout.model.sampling import choose
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import full_specs, initial_state
+from wsm.rollout.model.transformer import full_logits
 
 pytestmark = pytest.mark.paddle
 

@@ -13,7 +13,7 @@ from tests.raising import raising
 from wsm.demo import errors
 from wsm.demo.task import CopyTask
 from wsm.demo.trainer_process import TrainerProcess
-from wsm.rollout.shape import ModelShape
+from wsm.rollout.model.shape import ModelShape
 from wsm.strategies.files.version_file import read_version
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]

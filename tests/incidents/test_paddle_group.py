@@ -15,7 +15,7 @@ import pytest
 from living_group import eventually
 
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.sharding import initial_state, shard
+from wsm.rollout.model.sharding import initial_state, shard
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import InFlightPolicy, WeightState
@@ -36,8 +36,8 @@ def publish(config: RolloutConfig, version: int) -> None:
 
 def greedy(config: RolloutConfig, version: int, prompt: list[int], count: int) -> tuple[int, ...]:
     """What the weights of `version` say after `prompt`."""
-    from wsm.rollout.model import full_logits  # noqa: PLC0415 - it needs paddle, which may be absent
-    from wsm.rollout.moe import local_mixture  # noqa: PLC0415
+    from wsm.rollout.model.moe import local_mixture  # noqa: PLC0415
+    from wsm.rollout.model.transformer import full_logits  # noqa: PLC0415 - it needs paddle, which may be absent
 
     shape = config.engine.shape
     weights = {name: paddle.to_tensor(array) for name, array in initial_state(shape, version).items()}

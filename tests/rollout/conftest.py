@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from wsm.rollout.engine import EngineOptions, Limits
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import initial_state
 from wsm.rollout.runner import RolloutRunner
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import initial_state
 
 # Processes that tests start import the same helpers; they have no pytest to find them.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -16,11 +16,11 @@ from wsm.actions.backends.paddle_groups import PaddleGlooGroups
 from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.surfaces import GroupKind
 from wsm.rollout.engine import EngineOptions, Limits
-from wsm.rollout.model import causal_attention, logits
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import initial_state, shard
+from wsm.rollout.model.transformer import causal_attention, logits
 from wsm.rollout.request import GenerationRequest
 from wsm.rollout.runner import RolloutRunner
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import initial_state, shard
 
 RANKS = 2
 PROMPTS = [(1, 2, 3), (4, 5, 6, 7, 8), (9,), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)]

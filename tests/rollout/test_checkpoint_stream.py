@@ -13,10 +13,10 @@ from checkpoint_transfer.sender import FakeSender
 from wsm import Outcome, Tag, TransferMode
 from wsm.errors import WsmError
 from wsm.rollout.config import rollout_config_from_mapping
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import initial_state, shard, shard_specs
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import initial_state, shard, shard_specs
+from wsm.rollout.model.weight_loader import loaders_for
 from wsm.rollout.supervisor import RolloutSupervisor
-from wsm.rollout.weight_loader import loaders_for
 from wsm.strategies import MemoryTarget, with_manifest, write_version
 from wsm.strategies.applier.feeding import feed_loaders
 from wsm.strategies.digest import digest_of, shard_digest

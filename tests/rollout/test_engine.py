@@ -14,12 +14,12 @@ from wsm.actions import surfaces
 from wsm.actions._caches import carry_over
 from wsm.rollout import errors
 from wsm.rollout.engine import EngineOptions, Limits
-from wsm.rollout.model import full_logits
-from wsm.rollout.moe import local_mixture
+from wsm.rollout.model.moe import local_mixture
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import initial_state
+from wsm.rollout.model.transformer import full_logits
 from wsm.rollout.request import FinishReason, GenerationRequest
 from wsm.rollout.runner import RolloutRunner
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import initial_state
 from wsm.states.vocabulary import KVPolicy
 from wsm.worker.errors import PermitExpiredError
 

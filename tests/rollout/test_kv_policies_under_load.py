@@ -13,10 +13,10 @@ import pytest
 
 from wsm.receipt import Outcome
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.model import full_logits
-from wsm.rollout.moe import local_mixture
+from wsm.rollout.model.moe import local_mixture
+from wsm.rollout.model.sharding import initial_state, shard
+from wsm.rollout.model.transformer import full_logits
 from wsm.rollout.request import Generation
-from wsm.rollout.sharding import initial_state, shard
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies import Retention, publish_snapshot

@@ -21,11 +21,11 @@ from wsm.errors import WsmError
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.errors import GroupNotReadyError, RankExitedError
-from wsm.rollout.model import full_logits
-from wsm.rollout.moe import local_mixture
+from wsm.rollout.model.moe import local_mixture
+from wsm.rollout.model.sharding import initial_state, shard
+from wsm.rollout.model.transformer import full_logits
 from wsm.rollout.request import FinishReason
 from wsm.rollout.run_directory import run_directory_path
-from wsm.rollout.sharding import initial_state, shard
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.journal import read_ndjson

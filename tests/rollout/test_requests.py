@@ -21,13 +21,18 @@ from wsm.rollout.errors import (
     GenerationRefusedError,
     RolloutUnreachableError,
 )
-from wsm.rollout.frames import MAX_FRAME_BYTES, FrameReader, encode
+from wsm.rollout.model.sampling import Choices
+from wsm.rollout.model.shape import ModelShape
 from wsm.rollout.request import FinishReason
 from wsm.rollout.request_service import RequestService
-from wsm.rollout.request_socket import RequestSocket, request_socket_path
-from wsm.rollout.sampling import Choices
+from wsm.rollout.request_socket import (
+    MAX_FRAME_BYTES,
+    FrameReader,
+    RequestSocket,
+    encode,
+    request_socket_path,
+)
 from wsm.rollout.scheduler import Scheduler
-from wsm.rollout.shape import ModelShape
 
 
 class Leader(threading.Thread):

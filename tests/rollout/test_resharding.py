@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.sharding import initial_state, placements, shard
+from wsm.rollout.model.sharding import initial_state, placements, shard
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
 

@@ -7,10 +7,10 @@ from tests.raising import raising
 from wsm.rollout import errors
 from wsm.rollout.block_pool import BlockPool
 from wsm.rollout.engine import Limits
+from wsm.rollout.model.sampling import Choices
+from wsm.rollout.model.shape import ModelShape
 from wsm.rollout.request import FinishReason, GenerationRequest
-from wsm.rollout.sampling import Choices
 from wsm.rollout.scheduler import Scheduler
-from wsm.rollout.shape import ModelShape
 
 SHAPE = ModelShape(vocabulary=50, context=40)
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.raising import raising
 from wsm.rollout import errors
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import full_specs, initial_state, local_experts, shard, shard_specs, unshard
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import full_specs, initial_state, local_experts, shard, shard_specs, unshard
 
 SHAPES = [
     ModelShape(),

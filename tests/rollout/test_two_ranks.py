@@ -13,10 +13,10 @@ import rank_program
 
 from tests.forkserver import WITH_PADDLE
 from wsm.rollout.engine import Limits
-from wsm.rollout.model import full_logits
-from wsm.rollout.moe import local_mixture
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import initial_state
+from wsm.rollout.model.moe import local_mixture
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import initial_state
+from wsm.rollout.model.transformer import full_logits
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 

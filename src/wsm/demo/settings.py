@@ -9,7 +9,7 @@ from typing import Any
 from wsm.demo import errors
 from wsm.demo.task import CopyTask
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.shape import ModelShape
+from wsm.rollout.model.shape import ModelShape
 
 #: Where the ranks write their journals, in the output directory.
 JOURNAL_DIRECTORY = "journals"

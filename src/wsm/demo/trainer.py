@@ -1,8 +1,8 @@
 """A policy-gradient trainer for the reference model: whole weights in, better weights out.
 
-It shares the forward pass with the rollout group (:func:`wsm.rollout.model.full_logits`), so that what it
-improves is exactly what the group serves; it knows neither the group nor the words, files and processes
-between them. Reading this file takes paddle.
+It shares the forward pass with the rollout group (:func:`wsm.rollout.model.transformer.full_logits`),
+so that what it improves is exactly what the group serves; it knows neither the group nor the words, files
+and processes between them. Reading this file takes paddle.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy.typing as npt
 import paddle
 import paddle.nn.functional as F  # noqa: N812 - paddle's own convention
 
-from wsm.rollout.model import full_logits
-from wsm.rollout.moe import local_mixture
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import initial_state
+from wsm.rollout.model.moe import local_mixture
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import initial_state
+from wsm.rollout.model.transformer import full_logits
 
 Array = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
@@ -95,7 +95,7 @@ class Trainer:
         )
 
     def state(self) -> dict[str, Array]:
-        """Copy out the full weights, under the names of :func:`wsm.rollout.sharding.full_specs`."""
+        """Copy out the full weights, under the names of :func:`wsm.rollout.model.sharding.full_specs`."""
         return {name: tensor.numpy().copy() for name, tensor in self._parameters.items()}
 
     def improve(self, prompts: Tokens, answers: Tokens, rewards: Array) -> Improvement:

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from wsm.demo import errors
 from wsm.errors import error_name
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import placements, shard
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import placements, shard
 from wsm.strategies.snapshot.publish import publish_snapshot
 
 if TYPE_CHECKING:

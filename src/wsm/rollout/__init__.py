@@ -3,23 +3,19 @@
 ==================================  ======================================================================
 modules                             responsible for
 ==================================  ======================================================================
-shape, sharding                     what the model is, and how its weights are split over ranks (no paddle)
-model, moe, _attention, _draft      the forward pass
-parallel, _exchange                 its collectives, and the expert-parallel exchange buffer
-_parameters, _graphs                weights that only a step's permit opens; captured execution
-block_pool, _paged_cache            KV blocks: who holds them, and their memory
-request, scheduler, sampling        continuous batching on rank 0
+model                               a package: the model, its sharding, its forward pass
+block_pool                          KV blocks: who holds them
+request, scheduler                  continuous batching on rank 0
 _step_plan, _plan_channel           what one step does, and how rank 0 tells the others
 _routing_replay                     which experts a request's tokens were sent to
 engine, runner                      all of it put together as :class:`wsm.actions.surfaces.Runner`
 worker_process, step_bell           one rank as a process, and how the others learn that rank 0 steps
 cache_process                       the KV-cache process, where there is one, and what it holds
 process_life                        how all of these processes end
-frames, request_socket              messages on the request socket; connections and bytes
+request_socket                      messages, connections and bytes of the request socket
 request_service, client             what the messages mean; the other end of the socket
 config, run_directory               what a group is told; where its processes meet
 supervisor, load                    the owner of a group, from start to end; requests of its own
-weight_loader, _residence           how weights arrive in the parameters; which memory they have
 rank_processes                      starting and ending the processes of ranks
 errors                              what can go wrong in it
 ==================================  ======================================================================

@@ -14,9 +14,9 @@ import paddle
 from wsm.actions.backends.paddle_bytes import array_of
 from wsm.labels import MAX_LENGTH
 from wsm.rollout import errors
-from wsm.rollout._parameters import Permit
 from wsm.rollout._step_plan import Int32, StepPlan
-from wsm.rollout.parallel import Communicator
+from wsm.rollout.model.parallel import Communicator
+from wsm.rollout.model.parameters import Permit
 
 _LABEL = MAX_LENGTH // 4  # words of a version's label, filled up with zeros
 _HEADER = 3 + _LABEL

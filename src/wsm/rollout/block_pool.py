@@ -1,6 +1,6 @@
 """Which KV block belongs to whom: free blocks, reference counts, versions, and the prefix tree.
 
-Bookkeeping only, held by rank 0; the memory is in :mod:`wsm.rollout._paged_cache`. Every block carries the
+Bookkeeping only, held by rank 0; the memory is in :mod:`wsm.rollout.model.attention`. Every block carries the
 versions of the weights that computed it. A prefix is found by the whole chain of tokens that leads to a
 block *and* by the version that computed it, so no block is reused across versions unless
 :meth:`~BlockPool.keep_all` has said that it may be.

@@ -15,9 +15,8 @@ from typing import Any, TypeVar, final
 from wsm.errors import WsmError
 from wsm.rollout import errors
 from wsm.rollout.errors import ClientTimeoutError, GenerationRefusedError, RolloutUnreachableError
-from wsm.rollout.frames import FrameReader, Message, encode
 from wsm.rollout.request import Generation
-from wsm.rollout.request_socket import request_socket_path
+from wsm.rollout.request_socket import FrameReader, Message, encode, request_socket_path
 from wsm.rollout.run_directory import run_directory_path
 from wsm.shared_directory import connect_socket
 

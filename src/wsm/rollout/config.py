@@ -1,6 +1,6 @@
 """What a rollout group is told before it starts: one YAML file, checked whole, passed on to every rank.
 
-Sections: ``group`` (:class:`wsm.config.WsmConfig`), ``model`` (:class:`~wsm.rollout.shape.ModelShape`),
+Sections: ``group`` (:class:`wsm.config.WsmConfig`), ``model`` (:class:`~wsm.rollout.model.shape.ModelShape`),
 ``engine`` (:class:`~wsm.rollout.engine.EngineOptions`), ``load`` (:class:`LoadConfig`, or absent),
 ``recovery`` (:class:`.RecoveryConfig`) and ``seed``. Opens one file, imports no paddle.
 """
@@ -21,8 +21,8 @@ from wsm.controller.keeper import RecoveryConfig
 from wsm.printable import size_text
 from wsm.rollout import errors
 from wsm.rollout.engine import EngineOptions, Limits
+from wsm.rollout.model.shape import MOST, ModelShape
 from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
-from wsm.rollout.shape import MOST, ModelShape
 from wsm.status.facts import CacheProcess
 from wsm.strategies.registry import strategy_called
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wsm.rollout.shape import ModelShape
+from wsm.rollout.model.shape import ModelShape
 
 #: Bytes of one number, of a weight, a key or a value.
 ITEM_BYTES = 4

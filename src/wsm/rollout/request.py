@@ -8,7 +8,7 @@ from typing import Any
 
 from wsm.rollout import errors
 from wsm.rollout.block_pool import ROOT_CHAIN
-from wsm.rollout.shape import ModelShape
+from wsm.rollout.model.shape import ModelShape
 
 MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3

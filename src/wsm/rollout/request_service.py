@@ -25,9 +25,8 @@ from typing import Any
 
 from wsm.errors import WsmError, error_name
 from wsm.rollout import errors
-from wsm.rollout.frames import Message
 from wsm.rollout.request import Generation, GenerationRequest
-from wsm.rollout.request_socket import ClientConnection, RequestSocket
+from wsm.rollout.request_socket import ClientConnection, Message, RequestSocket
 from wsm.rollout.scheduler import Scheduler
 
 #: Bits of a request's seed that tell the prompts of one call apart.

@@ -1,23 +1,86 @@
 """The Unix-domain socket on which rank 0 takes requests: connections, bytes, bounds.
 
-Non-blocking, one thread, driven by the worker's event loop between steps. Knows messages, but not
-what they mean. A client that sends garbage, or does not read what it asked for, loses its connection
-and nothing else happens.
+A message is a JSON object behind its length: four bytes, big-endian, then UTF-8. Both ends bound what they
+accept, and nothing is unpickled. The socket is non-blocking, one thread, driven by the worker's event loop
+between steps. Knows messages, but not what they mean. A client that sends garbage, or does not read what it
+asked for, loses its connection and nothing else happens.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import selectors
 import socket
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from wsm import log
 from wsm.rollout.errors import FrameError
-from wsm.rollout.frames import FrameReader, Message, encode
 from wsm.shared_directory import ForeignPathError, bind_socket, remove_socket
 from wsm.signals.names import segment_path
+
+#: A batch of 10,000 prompts of 100 tokens is 5 MiB.
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+
+_LENGTH = struct.Struct(">I")
+
+Message = dict[str, Any]
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame of a message.
+
+    Raises
+    ------
+    FrameError
+        If it is longer than :data:`MAX_FRAME_BYTES`.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameError(problem=f"a message of {len(body)} bytes; at most {MAX_FRAME_BYTES} travel at once")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take what arrived, return the messages that it completes.
+
+        Raises
+        ------
+        FrameError
+            If a frame is too long or no JSON object. The stream cannot be read on.
+        """
+        self._pending += data
+        messages = []
+        while len(self._pending) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._pending)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(problem=f"a frame of {length} bytes; at most {MAX_FRAME_BYTES} are accepted")
+            if len(self._pending) < _LENGTH.size + length:
+                break
+            body = bytes(self._pending[_LENGTH.size : _LENGTH.size + length])
+            del self._pending[: _LENGTH.size + length]
+            messages.append(_parse(body))
+        return messages
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(problem=f"a frame that is no JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise FrameError(problem=f"a frame that is a {type(message).__name__}, not an object")
+    return message
+
 
 MAX_CONNECTIONS = 64
 #: What a client that does not read may have outstanding.

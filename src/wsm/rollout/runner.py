@@ -17,24 +17,22 @@ from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.surfaces import GroupKind, ProcessGroupSurface
 from wsm.rollout import errors
-from wsm.rollout._attention import StepInputs, paged_attention
-from wsm.rollout._draft import DraftModel
-from wsm.rollout._exchange import ExchangeBuffer
-from wsm.rollout._graphs import CapturedExecution, powers_of_two
-from wsm.rollout._paged_cache import PagedKVCache
-from wsm.rollout._parameters import Parameters, Permit
 from wsm.rollout._plan_channel import PlanChannel
 from wsm.rollout._routing_replay import RoutingReplay
 from wsm.rollout._step_plan import StepPlan
 from wsm.rollout.block_pool import BlockPool
 from wsm.rollout.engine import EngineOptions
-from wsm.rollout.model import Decoder, Mix, Weights, logits
-from wsm.rollout.moe import Mixture
-from wsm.rollout.parallel import Communicator
-from wsm.rollout.sampling import choose
+from wsm.rollout.model.attention import PagedKVCache, StepInputs, paged_attention
+from wsm.rollout.model.draft import DraftModel
+from wsm.rollout.model.graphs import CapturedExecution, powers_of_two
+from wsm.rollout.model.moe import Mixture
+from wsm.rollout.model.parallel import Communicator, ExchangeBuffer
+from wsm.rollout.model.parameters import Parameters, Permit
+from wsm.rollout.model.sampling import choose
+from wsm.rollout.model.sharding import shard_specs
+from wsm.rollout.model.transformer import Decoder, Mix, Weights, logits
+from wsm.rollout.model.weight_loader import ShardLoader, loaders_for
 from wsm.rollout.scheduler import Scheduler
-from wsm.rollout.sharding import shard_specs
-from wsm.rollout.weight_loader import ShardLoader, loaders_for
 
 
 class Groups(ProcessGroupSurface, Protocol):

@@ -2,7 +2,9 @@
 
 A :class:`wsm.actions.surfaces.HoldingRequestSurface`. Blocks for the longest possible sequence of a
 request are held from admission on, so a running request never has to be pushed out for want of memory. The
-other ranks have a scheduler for the surface; it is always empty, since rank 0 tells them what to compute.
+other ranks have a scheduler for the surface; it is always empty, since rank 0 tells them what to compute. A
+request's place in the KV cache is decided here as well: how it enters, what it leaves there for others, and
+whose work it reads.
 """
 
 from __future__ import annotations
@@ -14,13 +16,98 @@ from typing import Any
 import numpy as np
 
 from wsm.rollout import errors
-from wsm.rollout._residence import Residence
 from wsm.rollout._step_plan import StepPlan
 from wsm.rollout.block_pool import SCRATCH_BLOCK, BlockPool
 from wsm.rollout.engine import Limits
+from wsm.rollout.model.sampling import Choices
+from wsm.rollout.model.shape import ModelShape
 from wsm.rollout.request import FinishReason, Generation, GenerationRequest
-from wsm.rollout.sampling import Choices
-from wsm.rollout.shape import ModelShape
+
+
+class Residence:
+    """The requests of one pool.
+
+    Parameters
+    ----------
+    pool : BlockPool
+        Where they hold blocks.
+
+    Attributes
+    ----------
+    reused_tokens, crossed_tokens : int
+        Tokens whose keys and values were found instead of computed, since the start; of those, found by
+        another version than the one that had computed them.
+    mixed_tokens : int
+        Tokens generated from keys and values of more than their own version.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.reused_tokens = 0
+        self.crossed_tokens = 0
+        self.mixed_tokens = 0
+
+    def enter(self, request: GenerationRequest, version: str) -> bool:
+        """Hold blocks for a request's longest possible sequence; False, and nothing is held, if they lack."""
+        match = self._pool.match(request.known, version)
+        total = self.blocks_for(len(request.prompt) + request.max_tokens)
+        more = self._pool.take(total - len(match.blocks))
+        if more is None:
+            self._pool.release(match.blocks, self._pool.generation)
+            return False
+        size = self._pool.block_size
+        request.blocks = match.blocks + more
+        request.generation = self._pool.generation
+        request.chain = match.chain
+        request.kv_versions = set(match.versions)
+        request.computed = request.cached_tokens = len(match.blocks) * size
+        request.crossed_tokens = match.crossed * size
+        self.reused_tokens += request.cached_tokens
+        self.crossed_tokens += request.crossed_tokens
+        return True
+
+    def lost(self, request: GenerationRequest) -> bool:
+        """Whether the content of the request's blocks was forgotten since it entered."""
+        return request.generation != self._pool.generation
+
+    def computed(self, request: GenerationRequest, count: int, version: str) -> None:
+        """Take in that `version` has computed the next `count` tokens, and offer what is full to others."""
+        size, before = self._pool.block_size, request.computed
+        request.computed += count
+        self._pool.written(request.blocks[before // size : self.blocks_for(request.computed)], version)
+        request.kv_versions.add(version)
+        full = range(before // size, request.computed // size)
+        known = request.known if full else []
+        for index in full:
+            if request.chain is None:
+                return
+            tokens = known[index * size : (index + 1) * size]
+            request.chain = self._pool.publish(request.chain, tokens, request.blocks[index])
+
+    def chosen(self, request: GenerationRequest, version: str) -> None:
+        """Note from whose keys and values the token was chosen that `version` has just appended."""
+        if request.kv_versions != {version}:
+            request.mixed.append(len(request.tokens) - 1)
+            self.mixed_tokens += 1
+
+    def leave(self, request: GenerationRequest) -> None:
+        """Let go of the request's blocks; what it offered stays until the memory is needed."""
+        self._pool.release(request.blocks, request.generation)
+        request.leave_cache()
+
+    def blocks_for(self, tokens: int) -> int:
+        """Count the blocks of a sequence."""
+        return -(-tokens // self._pool.block_size)
+
+    def statistics(self) -> Mapping[str, Any]:
+        """Return counts for ``stats``: what was reused, across versions too, and whose blocks there are."""
+        return {
+            "reused_tokens": self.reused_tokens,
+            "crossed_tokens": self.crossed_tokens,
+            "mixed_tokens": self.mixed_tokens,
+            "blocks_by_version": dict(sorted(self._pool.by_version().items())),
+        }
+
 
 #: Returns a request's expert choices for its answer, or None.
 TakeRouting = Callable[[GenerationRequest], "list[list[list[int]]] | None"]
@@ -190,7 +277,7 @@ class Scheduler:
         return len(self._waiting)
 
     def kv_statistics(self) -> Mapping[str, Any]:
-        """Return what :meth:`wsm.rollout._residence.Residence.statistics` counts."""
+        """Return what :meth:`wsm.rollout.scheduler.Residence.statistics` counts."""
         return self._residence.statistics()
 
     def take_finished(self) -> list[Generation]:

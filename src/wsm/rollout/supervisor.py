@@ -28,6 +28,7 @@ from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig
 from wsm.rollout.errors import GroupNotReadyError, RankExitedError
 from wsm.rollout.load import LoadGenerator
+from wsm.rollout.model.sharding import initial_state, placements, shard
 from wsm.rollout.rank_processes import CACHE_MODULE, RankProcesses
 from wsm.rollout.request_socket import request_socket_path
 from wsm.rollout.run_directory import (
@@ -37,7 +38,6 @@ from wsm.rollout.run_directory import (
     remove_run_directory,
     run_directory_path,
 )
-from wsm.rollout.sharding import initial_state, placements, shard
 from wsm.shared_directory import ForeignPathError, remove_socket
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind

@@ -19,7 +19,7 @@ from tests.raising import matches
 from wsm import Controller, load_config
 from wsm.errors import WsmError
 from wsm.rollout.config import rollout_config_from_mapping
-from wsm.rollout.sharding import initial_state, shard
+from wsm.rollout.model.sharding import initial_state, shard
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
 from wsm.strategies.errors import UnreadableFileError, VersionMismatchError

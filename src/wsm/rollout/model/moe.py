@@ -15,16 +15,16 @@ import numpy.typing as npt
 import paddle
 import paddle.nn.functional as F  # noqa: N812 - paddle's own convention
 
-from wsm.rollout.model import Mix, Weights, feed_forward
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import local_experts
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import local_experts
+from wsm.rollout.model.transformer import Mix, Weights, feed_forward
 
 #: Called per layer with the chosen experts, int64 (tokens, experts per token), padding at the end included.
 RoutingListener = Callable[[int, npt.NDArray[np.int64]], None]
 
 
 class Exchange(Protocol):
-    """How tokens reach their experts and come back; see :class:`wsm.rollout._exchange.ExchangeBuffer`."""
+    """How tokens reach experts and come back; see :class:`wsm.rollout.model.parallel.ExchangeBuffer`."""
 
     def dispatch(self, tokens: Any) -> Any:
         """Return all ranks' tokens in rank order. Collective."""
@@ -48,7 +48,7 @@ class WholeExchange:
 
 
 class Mixture:
-    """One rank's part of the experts; a :class:`wsm.rollout.model.Mix`.
+    """One rank's part of the experts; a :class:`wsm.rollout.model.transformer.Mix`.
 
     Parameters
     ----------

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import ParameterLayout, ShardSplit, full_specs, parameter_table
+from wsm.rollout.model.shape import ModelShape
+from wsm.rollout.model.sharding import ParameterLayout, ShardSplit, full_specs, parameter_table
 from wsm.strategies.applier.loaders import ParameterMemory
 from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.tensor import TensorSpec

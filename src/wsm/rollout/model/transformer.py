@@ -3,7 +3,7 @@
 Pure functions of (weights, inputs). The same code runs a rank's shard with paged attention in a
 worker and the full model with causal attention under autograd in a trainer; what differs is handed
 in. It cannot tell whether weights may be used: that is decided by the caller that hands them in
-(:mod:`wsm.rollout._parameters`). No operand is optional, because paddle computes silently without a
+(:mod:`wsm.rollout.model.parameters`). No operand is optional, because paddle computes silently without a
 cleared optional operand such as a bias.
 """
 
@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import paddle
 import paddle.nn.functional as F  # noqa: N812 - paddle's own convention
 
-from wsm.rollout.parallel import Communicator, alone
-from wsm.rollout.shape import ModelShape
+from wsm.rollout.model.parallel import Communicator, alone
+from wsm.rollout.model.shape import ModelShape
 
 NORM_EPSILON = 1e-6
 
 
 class Weights(Protocol):
-    """Parameters by name: a dict in a trainer, :class:`~wsm.rollout._parameters.OpenWeights` in a worker."""
+    """Parameters by name: a dict in a trainer, in a worker :class:`.parameters.OpenWeights`."""
 
     def __getitem__(self, name: str, /) -> Any:
         """Return the parameter's tensor."""
@@ -135,11 +135,11 @@ def full_logits(shape: ModelShape, weights: Mapping[str, Any], tokens: Any, mix:
     shape : ModelShape
         The model.
     weights : mapping of str to paddle.Tensor
-        All parameters of :func:`wsm.rollout.sharding.full_specs`.
+        All parameters of :func:`wsm.rollout.model.sharding.full_specs`.
     tokens : paddle.Tensor
         int64, (rows, length).
     mix : Mix or None
-        :func:`wsm.rollout.moe.local_mixture` where the model has experts.
+        :func:`wsm.rollout.model.moe.local_mixture` where the model has experts.
 
     Returns
     -------

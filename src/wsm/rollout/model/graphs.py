@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wsm.rollout import errors
-from wsm.rollout._attention import StepInputs
-from wsm.rollout._parameters import Parameters, Permit
 from wsm.rollout._step_plan import StepPlan
+from wsm.rollout.model.attention import StepInputs
+from wsm.rollout.model.parameters import Parameters, Permit
 
 
 class CapturedExecution:

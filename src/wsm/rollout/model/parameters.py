@@ -73,7 +73,7 @@ class Parameters:
     Parameters
     ----------
     specs : mapping of str to TensorSpec
-        :func:`wsm.rollout.sharding.shard_specs` of the rank.
+        :func:`wsm.rollout.model.sharding.shard_specs` of the rank.
     """
 
     def __init__(self, specs: Mapping[str, TensorSpec]) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from wsm.rollout._attention import StepInputs, paged_attention
-from wsm.rollout._graphs import CapturedExecution
-from wsm.rollout._paged_cache import PagedKVCache
-from wsm.rollout.model import Decoder, Weights, logits
+from wsm.rollout.model.attention import PagedKVCache, StepInputs, paged_attention
+from wsm.rollout.model.graphs import CapturedExecution
+from wsm.rollout.model.sampling import Choices
+from wsm.rollout.model.transformer import Decoder, Weights, logits
 from wsm.rollout.request import GenerationRequest
-from wsm.rollout.sampling import Choices
 
 
 class DraftModel:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wsm.rollout import errors
-from wsm.rollout.shape import ModelShape
+from wsm.rollout.model.shape import ModelShape
 from wsm.strategies.snapshot import placement
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.tensor import TensorSpec

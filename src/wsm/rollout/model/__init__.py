@@ -1,0 +1,13 @@
+"""The reference group's model: what it is, how its weights are split over ranks, and its forward pass.
+
+==================================  ======================================================================
+modules                             responsible for
+==================================  ======================================================================
+shape, sharding                     what the model is, and how its weights are split over ranks (no paddle)
+transformer, moe, attention, draft  the forward pass; attention over the memory of a paged KV cache
+parallel                            its collectives, and the expert-parallel exchange buffer
+parameters, graphs                  weights that only a step's permit opens; captured execution
+weight_loader                       how weights arrive in the parameters
+sampling                            how a token is chosen (no paddle)
+==================================  ======================================================================
+"""
