@@ -145,7 +145,7 @@ ANY = LifeCycle()
 def taken_by_the_machine(before: JointState, event: Event, *, kept: bool, kv_kept: bool) -> JointState | None:
     """Where the live machines go from a state, reachable or not; None if they refuse and stay."""
     life = ANY
-    life._weights._model.state, life._kv._model.state, life._joint = before.weights, before.kv, before
+    life._weights.model.state, life._kv.model.state, life._joint = before.weights, before.kv, before
     try:
         fire_into(life, event, kept=kept, kv_kept=kv_kept)
     except IllegalTransitionError:

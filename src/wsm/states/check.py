@@ -134,7 +134,7 @@ def _one_row_per_case(chart: Chart) -> Iterator[TableFault]:
         for event in chart.events:
             rows = chart.rows_for(state, event)
             for kept in (True, False):
-                admitting = [row for row in rows if row.admits(kept=kept)]
+                admitting = [row for row in rows if row.guard is None or row.guard.holds(kept=kept)]
                 if len(admitting) > 1:
                     yield _found(
                         "ambiguous rows",

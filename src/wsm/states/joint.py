@@ -36,6 +36,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from wsm.errors import BadInputError
 from wsm.states.errors import IllegalTransitionError, JointRuleError, flag_not_bool
 from wsm.states.phases import Phase
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, MachineName, Row, State
@@ -193,16 +194,17 @@ def objection(joint: JointState, row: Row) -> str | None:
     """Say why the joint rules refuse a row that starts where `joint` is, or None where they do not."""
     if isinstance(row.event, AdmissionEvent):
         return None  # it asks for nothing that is held
-    other = joint.of(MachineName.KV if isinstance(row.event, WeightEvent) else MachineName.WEIGHTS)
+    other = joint.kv if isinstance(row.event, WeightEvent) else joint.weights
     for need in NEEDS:
-        if need.concerns(row) and other not in need.states:
+        if need.event is row.event and other not in need.states and need.concerns(row):
             return need.why
     if row.event is WeightEvent.PREPARED and joint.kv_stale:
         return STALE
     if row.guard is Guard.KEPT and not joint.held:
         return NOTHING_HELD
-    after = follow(joint, row, kv_kept=True)
-    return FORBIDDEN.get((after.weights, after.kv))
+    if isinstance(row.dest, KVState):
+        return FORBIDDEN.get((joint.weights, row.dest))
+    return FORBIDDEN.get((row.dest, joint.kv)) if isinstance(row.dest, WeightState) else None
 
 
 def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
@@ -239,17 +241,10 @@ def no_row(chart: Chart, state: State, event: Event) -> IllegalTransitionError:
     )
 
 
-def require_flags(**flags: bool) -> None:
-    """Refuse flags that are not bools: any other truthy value would fail both guards of an event.
-
-    Raises
-    ------
-    wsm.errors.BadInputError
-        Naming the first that is none.
-    """
-    for flag, value in flags.items():
-        if type(value) is not bool:
-            raise flag_not_bool(flag=flag, value=value)
+def flag_error(**flags: object) -> BadInputError:
+    """Return the error for the first flag that is no bool: it would fail both guards of an event."""
+    flag, value = next((flag, value) for flag, value in flags.items() if type(value) is not bool)
+    return flag_not_bool(flag=flag, value=value)
 
 
 def step(
@@ -282,9 +277,10 @@ def step(
     wsm.errors.BadInputError
         If a flag is not a bool.
     """
-    require_flags(kept=kept, kv_kept=kv_kept)
-    chart = chart_of(event)
-    state = joint.of(chart.machine)
+    if {type(kept), type(kv_kept)} != {bool}:
+        raise flag_error(kept=kept, kv_kept=kv_kept)
+    state: State
+    chart, state = (WEIGHT_CHART, joint.weights) if isinstance(event, WeightEvent) else (KV_CHART, joint.kv)
     row = chart.find(state, event, kept=kept)
     if row is None:
         raise no_row(chart, state, event)

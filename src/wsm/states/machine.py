@@ -67,7 +67,13 @@ _JOINT_RULES = "joint_rules"
 
 
 class _Model:
-    """What `transitions` keeps the state on; it binds a method per event to it, and none is called."""
+    """What `transitions` keeps the state on; it binds a method per event to it, and none is called.
+
+    Attributes
+    ----------
+    state : State
+        Where the machine is: a member of the chart's states. Only the machine assigns it.
+    """
 
     state: Any
 
@@ -79,13 +85,18 @@ class ChartMachine:
     ----------
     chart : Chart
         What it is built from.
+
+    Attributes
+    ----------
+    model : _Model
+        Where it is.
     """
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
-        self._model = _Model()
+        self.model = _Model()
         self._machine = Machine(
-            self._model,
+            self.model,
             states=list(chart.states),
             initial=chart.initial,
             transitions=[_transition(row) for row in chart.rows],
@@ -93,11 +104,6 @@ class ChartMachine:
             send_event=True,
             queued=False,
         )
-
-    @property
-    def state(self) -> Any:
-        """Where it is: a member of the chart's states."""
-        return self._model.state
 
     def take(self, event: Event, facts: Facts, expected: State | None) -> bool:
         """Let the machine decide; return whether it moved. Nothing is left to be done behind the move.
@@ -113,15 +119,15 @@ class ChartMachine:
             If it went elsewhere.
         """
         try:
-            moved = bool(self._machine.events[event.value].trigger(self._model, facts=facts))
+            moved = bool(self._machine.events[event.value].trigger(self.model, facts=facts))
         except MachineError:  # no row of this state takes the event
             return False
-        if moved and self._model.state is not expected:
+        if moved and self.model.state is not expected:
             raise machine_disagrees(
                 machine=self.chart.machine.value,
                 event=event.value,
                 expected="no transition" if expected is None else expected.name,
-                found=str(self._model.state.name),
+                found=str(self.model.state.name),
             )
         return moved
 
@@ -130,13 +136,13 @@ class ChartMachine:
 
         For the static checks and for proofs; unreachable states are taken, too.
         """
-        before, self._model.state = self._model.state, state
+        before, self.model.state = self.model.state, state
         try:
-            moved = self._machine.events[event.value].trigger(self._model, facts=facts)
-            went: State | None = self._model.state if moved else None
+            moved = self._machine.events[event.value].trigger(self.model, facts=facts)
+            went: State | None = self.model.state if moved else None
         except MachineError:
             went = None
-        self._model.state = before
+        self.model.state = before
         return went
 
     def edges(self) -> frozenset[Edge]:
@@ -153,7 +159,7 @@ class ChartMachine:
     def taken_names(self) -> frozenset[str]:
         """Return the names that an event must not have: calling it would do something else than fire."""
         bound = {name for event in self.chart.events for name in (event.value, f"may_{event.value}")}
-        return frozenset(dir(_Model)) | (frozenset(vars(self._model)) - bound)
+        return frozenset(dir(_Model)) | (frozenset(vars(self.model)) - bound)
 
 
 def _transition(row: Row) -> dict[str, Any]:
@@ -205,6 +211,11 @@ class LifeCycle:
         self._weights = ChartMachine(WEIGHT_CHART)
         self._kv = ChartMachine(KV_CHART)
         self._admission = ChartMachine(ADMISSION_CHART)
+        self._by_event: dict[type[Event], ChartMachine] = {
+            WeightEvent: self._weights,
+            KVEvent: self._kv,
+            AdmissionEvent: self._admission,
+        }
         self._joint = joint.START
         self._observers = tuple(observers)
         self._undelivered: deque[TransitionRecord] = deque()
@@ -214,30 +225,31 @@ class LifeCycle:
     @property
     def weights(self) -> WeightState:
         """Where the weights are."""
-        state: WeightState = self._weights.state
+        state: WeightState = self._weights.model.state
         return state
 
     @property
     def kv(self) -> KVState:
         """Where the KV cache is."""
-        state: KVState = self._kv.state
+        state: KVState = self._kv.model.state
         return state
 
     @property
     def admission(self) -> Admission:
         """Whether steps may begin, whatever is held."""
-        state: Admission = self._admission.state
+        state: Admission = self._admission.model.state
         return state
 
     @property
     def joint(self) -> JointState:
         """Where both are, and what their states alone do not tell."""
-        return self._joint._replace(weights=self.weights, kv=self.kv)
+        known = self._joint
+        return JointState(self._weights.model.state, self._kv.model.state, known.kv_stale, known.held)
 
     @property
     def whole(self) -> bool:
         """Whether weights and KV cache are there, all that a step needs in memory."""
-        return joint.serving(self.weights, self.kv)
+        return joint.serving(self._weights.model.state, self._kv.model.state)
 
     @property
     def serving(self) -> bool:
@@ -252,9 +264,10 @@ class LifeCycle:
         wsm.errors.BadInputError
             If `kept` is not a bool.
         """
-        joint.require_flags(kept=kept)
-        machine = self._machine_of(event)
-        row = machine.chart.find(machine.state, event, kept=kept)
+        if {type(kept)} != {bool}:
+            raise joint.flag_error(kept=kept)
+        machine = self._by_event[type(event)]
+        row = machine.chart.find(machine.model.state, event, kept=kept)
         return row is not None and joint.objection(self.joint, row) is None
 
     def fire(
@@ -305,10 +318,11 @@ class LifeCycle:
         if not self._inside.acquire(blocking=False):
             raise concurrent_fire(event=event.value)
         try:
-            joint.require_flags(kept=kept, kv_kept=kv_kept)
+            if {type(kept), type(kv_kept)} != {bool}:
+                raise joint.flag_error(kept=kept, kv_kept=kv_kept)
             before = self.joint
-            machine = self._machine_of(event)
-            row = machine.chart.find(machine.state, event, kept=kept)
+            machine = self._by_event[type(event)]
+            row = machine.chart.find(machine.model.state, event, kept=kept)
             after, record = before, None
             if row is not None:
                 # What may raise for want of memory comes before the move, so that no move goes unrecorded.
@@ -361,15 +375,10 @@ class LifeCycle:
     def _machines(self) -> tuple[ChartMachine, ...]:
         return self._weights, self._kv, self._admission
 
-    def _machine_of(self, event: Event) -> ChartMachine:
-        if isinstance(event, WeightEvent):
-            return self._weights
-        return self._kv if isinstance(event, KVEvent) else self._admission
-
     def _refusal(self, machine: ChartMachine, event: Event, *, kept: bool) -> Exception:
         """Return the error that says which rule refused the event."""
         if isinstance(event, AdmissionEvent):
-            return joint.no_row(machine.chart, machine.state, event)
+            return joint.no_row(machine.chart, machine.model.state, event)
         try:
             row, _ = joint.step(self.joint, event, kept=kept)
         except IllegalTransitionError as error:

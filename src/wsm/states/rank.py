@@ -10,6 +10,8 @@ knows what an action is or what a weight is; the shell fires the state machines 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from wsm.errors import InternalError
@@ -287,16 +289,20 @@ def _but(state: RankState, **changes: Any) -> RankState:
     return changed
 
 
+def _says(operation: Operation, _state: RankState, view: View) -> bool:
+    return view.command.operation is operation
+
+
 #: Conditions of the rank itself; an outcome depends on these alone.
 OF_THE_RANK: dict[When, Callable[[RankState], bool]] = {
-    When.HOT: lambda state: state.operation.is_hot,
+    When.HOT: attrgetter("operation.is_hot"),
     When.IN_PLACE: lambda state: not state.operation.is_hot,
     When.CLEARS: lambda state: state.operation is Operation.CLEAR,
     When.IS_HELPER: lambda state: not state.steps,
-    When.BROKEN: lambda state: state.broken,
+    When.BROKEN: attrgetter("broken"),
     When.WALKS: lambda state: not state.parked and not state.broken,
     When.NOT_ACCEPTED: lambda state: not state.accepted,
-    When.TOUCHED: lambda state: state.touched,
+    When.TOUCHED: attrgetter("touched"),
     When.PLAN_DONE: lambda state: state.action == len(state.collective),
     When.COLLECTIVE_NEXT: lambda state: state.collective[state.action],
 }
@@ -306,10 +312,10 @@ OF_THE_WORDS: dict[When, Callable[[RankState, View], bool]] = {
     When.NEW: lambda state, view: (
         view.command.epoch == state.epoch and view.command.sequence > max(state.done, state.sequence)
     ),
-    When.ABORTED: lambda _state, view: view.command.operation is Operation.ABORT,
-    When.HOT_ABORTED: lambda _state, view: view.command.operation is Operation.HOT_ABORT,
-    When.COMMITTED: lambda _state, view: view.command.operation is Operation.COMMIT,
-    When.HOT_COMMITTED: lambda _state, view: view.command.operation is Operation.HOT_COMMIT,
+    When.ABORTED: partial(_says, Operation.ABORT),
+    When.HOT_ABORTED: partial(_says, Operation.HOT_ABORT),
+    When.COMMITTED: partial(_says, Operation.COMMIT),
+    When.HOT_COMMITTED: partial(_says, Operation.HOT_COMMIT),
     When.MAY_STEP: may_step,
     When.BEHIND: lambda state, view: (
         may_step(state, view)

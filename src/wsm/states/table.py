@@ -137,10 +137,6 @@ class Row:
     note: str = ""
     plans: tuple[PlanKey, ...] = ()
 
-    def admits(self, *, kept: bool) -> bool:
-        """Whether the row's guard, if it has one, holds."""
-        return self.guard is None or self.guard.holds(kept=kept)
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -197,7 +193,7 @@ class Chart:
             If `kept` is not a bool and a guard depends on it.
         """
         for row in self._index.get((state, event), ()):
-            if row.admits(kept=kept):
+            if row.guard is None or row.guard.holds(kept=kept):
                 return row
         return None
 

@@ -77,11 +77,11 @@ def is_behind(steps: Sequence[StepWord], *, rank: int, epoch: int, step: int, se
         command already does not wait for this rank in a later step: it will follow when it has
         finished too.
     """
-    return any(
-        peer.epoch == epoch and steps_ahead(peer.step, step) > 0 and not _has_finished(peer, sequence)
-        for index, peer in enumerate(steps)
-        if index != rank
-    )
+    for index, peer in enumerate(steps):
+        is_later = index != rank and peer.epoch == epoch and steps_ahead(peer.step, step) > 0
+        if is_later and not _has_finished(peer, sequence):
+            return True
+    return False
 
 
 def any_broken(steps: Sequence[StepWord], *, epoch: int) -> bool:
@@ -97,11 +97,13 @@ def all_stand(
     With `follow` (a hot update's commit, which no rank can refuse any more) one peer that has finished
     the command already is proof enough that all stood.
     """
-    others = [word for index, word in enumerate(steps) if index != rank]
-    if follow and any(word.epoch == epoch and _has_finished(word, sequence) for word in others):
-        return True
-    here = StepWord(epoch, sequence, StepKind.PARKED, step_in_word(step))
-    return all(word == here for word in others)
+    here, stand = StepWord(epoch, sequence, StepKind.PARKED, step_in_word(step)), True
+    for index, word in enumerate(steps):
+        if index != rank:
+            if follow and word.epoch == epoch and _has_finished(word, sequence):
+                return True
+            stand = stand and word == here
+    return stand
 
 
 def _has_finished(peer: StepWord, sequence: int) -> bool:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from wsm.errors import InternalError
 from wsm.labels import VERSION_ID_BITS
 from wsm.states.errors import FieldOverflowError, WordFormatError
 
@@ -50,6 +51,8 @@ WORDS_VERSION = 2
 
 _LOW_EPOCH_BITS = 6
 _HALF_OF_STEPS = 1 << (STEP_BITS - 1)
+#: Three bits as a signed number.
+_SIGNED = (0, 1, 2, 3, -4, -3, -2, -1)
 
 
 #: Of the sequences of a segment so many are kept for what ends and restores its last commands.
@@ -81,7 +84,27 @@ def steps_ahead(one: int, other: int) -> int:
 
 
 class Operation(enum.IntEnum):
-    """What the command word asks for, or what was decided about it."""
+    """What the command word asks for, or what was decided about it.
+
+    Attributes
+    ----------
+    is_decision : bool
+        Whether the word carries a final decision.
+    is_commit : bool
+        Whether the decision is to serve the new version.
+    is_abort : bool
+        Whether the decision is against the command.
+    is_hot : bool
+        Whether new weights are staged beside the old ones while the group serves.
+    is_of_admission : bool
+        Whether the group is asked to stand still or to go on, and moves nothing in memory.
+    """
+
+    is_decision: bool
+    is_commit: bool
+    is_abort: bool
+    is_hot: bool
+    is_of_admission: bool
 
     NONE = 0
     CLEAR = 1
@@ -94,38 +117,31 @@ class Operation(enum.IntEnum):
     HOLD = 8
     RELEASE = 9
 
-    @property
-    def is_decision(self) -> bool:
-        """Whether the word carries a final decision."""
-        return self in _DECISIONS
 
-    @property
-    def is_commit(self) -> bool:
-        """Whether the decision is to serve the new version."""
-        return self in (Operation.COMMIT, Operation.HOT_COMMIT)
-
-    @property
-    def is_abort(self) -> bool:
-        """Whether the decision is against the command."""
-        return self in (Operation.ABORT, Operation.HOT_ABORT)
-
-    @property
-    def is_hot(self) -> bool:
-        """Whether new weights are staged beside the old ones while the group serves."""
-        return self in (Operation.HOT_UPDATE, Operation.HOT_COMMIT, Operation.HOT_ABORT)
-
-    @property
-    def is_of_admission(self) -> bool:
-        """Whether the group is asked to stand still or to go on, and moves nothing in memory."""
-        return self in (Operation.HOLD, Operation.RELEASE)
-
+#: What follows from an operation is kept on it: a rank asks at every look.
+for _each in Operation:
+    _each.is_commit = _each in (Operation.COMMIT, Operation.HOT_COMMIT)
+    _each.is_abort = _each in (Operation.ABORT, Operation.HOT_ABORT)
+    _each.is_decision = _each.is_commit or _each.is_abort
+    _each.is_hot = _each in (Operation.HOT_UPDATE, Operation.HOT_COMMIT, Operation.HOT_ABORT)
+    _each.is_of_admission = _each in (Operation.HOLD, Operation.RELEASE)
 
 _LAST_OPERATION = max(Operation)
-_DECISIONS = frozenset((Operation.COMMIT, Operation.ABORT, Operation.HOT_COMMIT, Operation.HOT_ABORT))
 
 
 class StatusCode(enum.IntEnum):
-    """How far a participant is with a sequence. Grows within one sequence; compare with ``>=``."""
+    """How far a participant is with a sequence. Grows within one sequence; compare with ``>=``.
+
+    Attributes
+    ----------
+    is_terminal : bool
+        Whether the participant is done with the sequence.
+    is_failure : bool
+        Whether the participant will never be PREPARED for the sequence (terminal codes aside).
+    """
+
+    is_terminal: bool
+    is_failure: bool
 
     NONE = 0
     ATTACHED = 1  # in this epoch, no command seen yet
@@ -143,15 +159,10 @@ class StatusCode(enum.IntEnum):
     DONE_COMMITTED = 13  # serves the new version
     DONE_FAULTED = 14  # a teardown failed; holds who knows what, serves nothing
 
-    @property
-    def is_terminal(self) -> bool:
-        """Whether the participant is done with the sequence."""
-        return self >= StatusCode.DONE_KEPT
 
-    @property
-    def is_failure(self) -> bool:
-        """Whether the participant will never be PREPARED for the sequence (terminal codes aside)."""
-        return StatusCode.FAILED <= self <= StatusCode.STOPPED_TOUCHED
+for _code in StatusCode:
+    _code.is_terminal = _code >= StatusCode.DONE_KEPT
+    _code.is_failure = StatusCode.FAILED <= _code <= StatusCode.STOPPED_TOUCHED
 
 
 def code_name(operation: Operation, code: StatusCode) -> str:
@@ -182,8 +193,8 @@ class CommandWord(NamedTuple):
 
     def pack(self) -> int:
         """Return the 64-bit value."""
-        _check("epoch", self.epoch, MAX_EPOCH)
-        _check("sequence", self.sequence, MAX_SEQUENCE)
+        if self.epoch >> EPOCH_BITS or self.sequence >> SEQUENCE_BITS:
+            raise _overflow(epoch=(self.epoch, MAX_EPOCH), sequence=(self.sequence, MAX_SEQUENCE))
         return self.epoch << 31 | self.sequence << 7 | self.decider << 5 | self.operation
 
     @classmethod
@@ -215,12 +226,10 @@ class CommittedWord(NamedTuple):
 
     def pack(self) -> int:
         """Return the 64-bit value."""
-        _check("sequence", self.sequence, MAX_SEQUENCE)
-        said = self.sequence << 40 | self.held << 39
-        if self.version_id is None:
-            return said
-        _check("version id", self.version_id, MAX_VERSION_ID)
-        return said | self.version_id << 1 | 1
+        named = self.version_id or 0
+        if self.sequence >> SEQUENCE_BITS or named >> VERSION_ID_BITS:
+            raise _overflow(sequence=(self.sequence, MAX_SEQUENCE), version_id=(named, MAX_VERSION_ID))
+        return self.sequence << 40 | self.held << 39 | named << 1 | (self.version_id is not None)
 
     @classmethod
     def unpack(cls, word: int) -> CommittedWord:
@@ -257,21 +266,22 @@ class StatusWord(NamedTuple):
 
     def pack(self) -> int:
         """Return the 64-bit value."""
-        _check("epoch", self.epoch, MAX_EPOCH)
-        _check("sequence", self.sequence, MAX_SEQUENCE)
-        _check("action", self.action, MAX_ACTION)
-        _check("ready", self.ready, MAX_ACTION + 1)
-        for state, codes in ((self.weights, WEIGHT_CODES), (self.kv, KV_CODES)):
-            if state not in codes:
-                raise FieldOverflowError(field="state code", value=state, limit=codes[-1])
+        epoch, sequence, code, action, ready, weights, kv = self
+        fits = not (epoch >> EPOCH_BITS or sequence >> SEQUENCE_BITS or ready >> 8)
+        if not (fits and 0 <= action <= MAX_ACTION):
+            of_word = {"epoch": (epoch, MAX_EPOCH), "sequence": (sequence, MAX_SEQUENCE)}
+            raise _overflow(**of_word, action=(action, MAX_ACTION), ready=(ready, MAX_ACTION + 1))
+        if weights not in WEIGHT_CODES or kv not in KV_CODES:
+            value, codes = (weights, WEIGHT_CODES) if weights not in WEIGHT_CODES else (kv, KV_CODES)
+            raise FieldOverflowError(field="state code", value=value, limit=codes[-1])
         return (
-            self.epoch << 51
-            | self.sequence << 27
-            | (self.weights & 7) << 24
-            | (self.kv & 7) << 21
-            | self.ready << 13
-            | self.action << 5
-            | self.code
+            epoch << 51
+            | sequence << 27
+            | (weights & 7) << 24
+            | (kv & 7) << 21
+            | ready << 13
+            | action << 5
+            | code
         )
 
     @classmethod
@@ -284,7 +294,7 @@ class StatusWord(NamedTuple):
             If a code is none that this build knows.
         """
         code = word & 0x1F
-        weights, kv = _signed3(word >> 24), _signed3(word >> 21)
+        weights, kv = _SIGNED[word >> 24 & 7], _SIGNED[word >> 21 & 7]
         known = code <= StatusCode.DONE_FAULTED and weights in WEIGHT_CODES and kv in KV_CODES
         if not known or word >> 62:
             raise WordFormatError(kind="status", word=word)
@@ -314,9 +324,9 @@ class StepWord(NamedTuple):
 
     def pack(self) -> int:
         """Return the 64-bit value."""
-        _check("epoch", self.epoch, MAX_EPOCH)
-        _check("sequence", self.sequence, MAX_SEQUENCE)
-        _check("step", self.step, MAX_STEP)
+        if self.epoch >> EPOCH_BITS or self.sequence >> SEQUENCE_BITS or self.step >> STEP_BITS:
+            of_word = {"epoch": (self.epoch, MAX_EPOCH), "sequence": (self.sequence, MAX_SEQUENCE)}
+            raise _overflow(**of_word, step=(self.step, MAX_STEP))
         high, low = divmod(self.epoch, 1 << _LOW_EPOCH_BITS)
         return self.sequence << 40 | self.kind << 38 | low << 32 | high << 27 | self.step
 
@@ -336,11 +346,9 @@ class StepWord(NamedTuple):
         return cls(epoch, word >> 40, StepKind(kind), word & MAX_STEP)
 
 
-def _signed3(bits: int) -> int:
-    value = bits & 7
-    return value - 8 if value & 4 else value
-
-
-def _check(field: str, value: int, limit: int) -> None:
-    if not 0 <= value <= limit:
-        raise FieldOverflowError(field=field, value=value, limit=limit)
+def _overflow(**fields: tuple[int, int]) -> FieldOverflowError:
+    """Return the error for the first field that is beyond its limit."""
+    for field, (value, limit) in fields.items():
+        if not 0 <= value <= limit:
+            return FieldOverflowError(field=field.replace("_", " "), value=value, limit=limit)
+    raise InternalError(f"each of {fields} fits into its word")
