@@ -17,6 +17,17 @@ FILES = {
     "fastdeploy/__init__.py": "",
     "fastdeploy/rl/__init__.py": "",
     "fastdeploy/rl/dynamic_weight_manager.py": "class DynamicWeightManager:\n    pass\n",
+    "fastdeploy/worker/__init__.py": "",
+    "fastdeploy/worker/xpu_model_runner.py": textwrap.dedent("""
+        from types import SimpleNamespace
+
+        class XPUModelRunner:
+            def __init__(self, dynamic):
+                self.fd_config = SimpleNamespace(load_config=SimpleNamespace(dynamic_load_weight=dynamic))
+
+            def load_model(self):
+                return 7
+        """),
     "fastdeploy/runner.py": "from fastdeploy.rl.dynamic_weight_manager import DynamicWeightManager\n",
 }
 SAYS = """
@@ -63,3 +74,17 @@ def test_the_entry_point_installs_only_where_the_variable_says_so(tmp_path, vari
     module, call = re.search(r'"([\w.]+):(\w+)"', group).groups()
     program = textwrap.dedent(f"import {module} as plugin; plugin.{call}()\n") + SAYS
     assert runs(tmp_path, program, WSM_FASTDEPLOY=variable) == said
+
+
+@pytest.mark.parametrize("before", ["", "import fastdeploy.worker.xpu_model_runner"])
+def test_a_runner_whose_build_makes_no_manager_is_refused_where_its_weights_are_to_change(tmp_path, before):
+    program = """
+import wsm.fastdeploy as w; w.install(); w.install()
+from fastdeploy.worker.xpu_model_runner import XPUModelRunner
+print(XPUModelRunner(False).load_model())
+try:
+    XPUModelRunner(True).load_model()
+except Exception as error:
+    print(error.code, error.context["call"], error.context["runner"])
+"""
+    assert runs(tmp_path, before + program) == "7\nno-manager DynamicWeightManager XPUModelRunner"

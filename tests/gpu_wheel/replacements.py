@@ -37,6 +37,14 @@ REPLACEMENTS: dict[str, tuple[frozenset[str], str]] = {
         frozenset({CPU}),
         "SharedDeviceTensors refuses to publish with code bad-device-meta",
     ),
+    **dict.fromkeys(
+        (
+            "paddle.device.memory_reserved",
+            "paddle.device.memory_allocated",
+            "paddle.device.empty_cache",
+        ),
+        (frozenset({CPU, GPU_2_6}), "DeviceMemory asks paddle.device.cuda, where that is there"),
+    ),
     "paddle.base.core.libpaddle._gpuDeviceProperties.total_memory": (
         frozenset({CPU}),
         "DeviceMemory refuses with BadInputError before anything is measured",

@@ -101,7 +101,7 @@ def test_every_replacement_is_of_a_symbol_that_is_used(found) -> None:
         "paddle.base.core.LoDTensor._new_shared_cuda",
         "paddle.base.core.LoDTensor._share_cuda",
         "paddle.base.core.ProcessGroupNCCL.shutdown",
-        "paddle.device.cuda.memory_reserved",
+        "paddle.device.memory_reserved",
         "paddle.device.cuda.graphs.CUDAGraph",
         "paddle.distributed.restart_process_group",
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -12,6 +12,7 @@ from typing import Any
 
 from wsm import log
 from wsm.actions.backends.fastdeploy import required_call
+from wsm.actions.measuring import DetailedMemory
 from wsm.actions.surfaces import GroupKind, MemorySurface, ProcessGroupSurface
 from wsm.errors import WsmError
 from wsm.fastdeploy import errors
@@ -61,7 +62,7 @@ class LoopCall:
 
 
 def device_memory() -> MemorySurface:
-    """Return the allocator of this process's device, or its host's where paddle sees no GPU."""
+    """Return the allocator of this process's device, or its host's where paddle sees none."""
     from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory  # noqa: PLC0415 - they need paddle
 
     try:
@@ -200,25 +201,15 @@ def opened_metas(metas: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 
 def log_memory(context: str) -> None:
     """Write one line with what the device's allocator holds and has held at most, in GiB."""
-    import paddle  # noqa: PLC0415 - only a worker with a device has an allocator
-
-    device = paddle.device.cuda
-    calls = {
-        "max_allocated": "max_memory_allocated",
-        "max_reserved": "max_memory_reserved",
-        "current_allocated": "memory_allocated",
-        "current_reserved": "memory_reserved",
+    memory = device_memory()
+    measured = memory.figures() if isinstance(memory, DetailedMemory) else {}
+    figures = {
+        f"{'max' if said.startswith('peak_') else 'current'}_{said.removeprefix('peak_')}": None
+        if said not in measured
+        else round(measured[said] / _GIB, 2)
+        for said in ("peak_allocated", "peak_reserved", "allocated", "reserved")
     }
-    figures = {name: _in_gib(getattr(device, call, None)) for name, call in calls.items()}
     _log.warning(log.DEVICE_MEMORY, context=context, **figures)
-
-
-def _in_gib(measure: Callable[[], int] | None) -> float | None:
-    """Return what is measured, in GiB; None where a build without CUDA measures nothing."""
-    try:
-        return None if measure is None else round(measure() / _GIB, 2)
-    except (ValueError, RuntimeError):
-        return None
 
 
 def place_of_loop(frame: FrameType | None) -> str:

@@ -29,6 +29,7 @@ from wsm.fastdeploy._membership import Membership, meet, membership_of
 from wsm.fastdeploy._runner_surfaces import (
     WorkerSurfaces,
     checkpoint_models,
+    examine,
     surfaces_of_models,
     training_names_of,
 )
@@ -82,6 +83,9 @@ class DynamicWeightManager(DirectCalls):
         If the first load failed; on every rank.
     RefusedError (``several-hosts``, ``already-managed``)
         If the ranks of the group run on several hosts, or this process is a rank already.
+    RefusedError (``unknown-generation``), BadInputError (``call-missing``)
+        If a model runner makes it that is of no known generation, or lacks a call that the configuration
+        needs. Nothing was touched.
     WsmError
         As :class:`wsm.Worker`.
     """
@@ -106,6 +110,9 @@ class DynamicWeightManager(DirectCalls):
         self.load_config = fd_config.load_config
         self.parallel_config = fd_config.parallel_config
         facts = read(fd_config, self.load_config)
+        loading = sys._getframe(1).f_locals.get("self")  # FastDeploy's runner makes one in its load_model
+        if callable(getattr(loading, "load_model", None)):
+            examine(loading, facts)
         member = member or membership_of(facts, self.parallel_config)
         self.rank = facts.tensor_parallel_rank
         self.local_rank = self.rank if local_rank is None else local_rank
@@ -238,7 +245,7 @@ class DynamicWeightManager(DirectCalls):
         ------
         RefusedError (``no-worker``)
             If this process manages no weights.
-        RefusedError (``unknown-generation``), BadInputError (``call-missing``)
+        RefusedError (``unknown-generation``, ``boots-only``), BadInputError (``call-missing``)
             If the model runner lacks a call that the configuration needs. Nothing was changed.
         """
         present = DynamicWeightManager.present

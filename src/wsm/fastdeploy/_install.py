@@ -1,4 +1,4 @@
-"""The way in: FastDeploy's module gets wsm's class, whenever a process imports it.
+"""The way in: FastDeploy's modules get wsm's class and watched model runners as a process imports them.
 
 ``install()`` is one line of a program that starts FastDeploy, or none: FastDeploy calls the entry point
 ``fastdeploy.model_register_plugins`` in every process, and it installs where ``WSM_FASTDEPLOY=1``.
@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
 import os
@@ -15,11 +16,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from wsm.fastdeploy import errors
 from wsm.fastdeploy._dynamic_weights import DynamicWeightManager
 
 #: FastDeploy's module with the class.
 MODULE = "fastdeploy.rl.dynamic_weight_manager"
 _CLASS = "DynamicWeightManager"
+
+#: FastDeploy's modules with model runners.
+RUNNER_MODULES = (
+    *(
+        f"fastdeploy.worker.{device}_model_runner"
+        for device in ("gpu", "dcu", "iluvatar", "metax", "gcu", "hpu", "xpu")
+    ),
+    "fastdeploy.worker.gpu.model_runner",
+)
 
 #: The variable that lets FastDeploy's plugin loader install.
 VARIABLE = "WSM_FASTDEPLOY"
@@ -28,13 +39,15 @@ VARIABLE = "WSM_FASTDEPLOY"
 def install() -> None:
     """Let FastDeploy use wsm's weight manager in this process. Idempotent; imports nothing of FastDeploy.
 
-    The class is replaced as its module is imported; in a module that was imported before, now.
+    The class is replaced, and model runners are watched, as their modules are imported; in modules that were
+    imported before, now.
     """
     if not any(isinstance(finder, _ReplacingFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _ReplacingFinder())
-    module = sys.modules.get(MODULE)
-    if module is not None:
-        _replace(module)
+    for name in (MODULE, *RUNNER_MODULES):
+        module = sys.modules.get(name)
+        if module is not None:
+            _replace(module)
 
 
 def install_if_asked(environment: Mapping[str, str] | None = None) -> None:
@@ -45,12 +58,12 @@ def install_if_asked(environment: Mapping[str, str] | None = None) -> None:
 
 
 class _ReplacingFinder(importlib.abc.MetaPathFinder):
-    """Finds FastDeploy's module as the others do, and lets its loader replace the class."""
+    """Finds FastDeploy's modules as the others do, and lets their loader replace what is wsm's."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != MODULE:
+        if fullname != MODULE and fullname not in RUNNER_MODULES:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
@@ -64,7 +77,7 @@ class _ReplacingFinder(importlib.abc.MetaPathFinder):
 
 
 class _ReplacingLoader(importlib.abc.Loader):
-    """Loads a module as its own loader does, then replaces the class in it."""
+    """Loads a module as its own loader does, then replaces what is wsm's in it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -79,9 +92,41 @@ class _ReplacingLoader(importlib.abc.Loader):
 
 
 def _replace(module: ModuleType) -> None:
+    """Replace the weight manager in its module, or methods of the model runners that a module defines."""
+    if module.__name__ == MODULE:
+        _replace_class(module)
+        return
+    for found in list(vars(module).values()):
+        if isinstance(found, type) and found.__module__ == module.__name__ and "load_model" in vars(found):
+            _watch(found)
+
+
+def _replace_class(module: ModuleType) -> None:
     """Replace the class in its module, and wherever a module of FastDeploy has taken it from there."""
     before = getattr(module, _CLASS, None)
     setattr(module, _CLASS, DynamicWeightManager)
     for name, other in list(sys.modules.items()):
         if name.startswith("fastdeploy.") and before is not None and vars(other).get(_CLASS) is before:
             setattr(other, _CLASS, DynamicWeightManager)
+
+
+def _watch(runner_class: Any) -> None:
+    """Let a model runner's class refuse at start what its build cannot do. Idempotent."""
+    load = runner_class.load_model
+    if hasattr(load, _WATCHED):
+        return
+
+    @functools.wraps(load)
+    def load_model(model_runner: Any, *arguments: Any, **options: Any) -> Any:
+        result = load(model_runner, *arguments, **options)
+        load_config = getattr(model_runner.fd_config, "load_config", None)
+        if getattr(load_config, "dynamic_load_weight", False) and DynamicWeightManager.present is None:
+            raise errors.no_manager(runner=type(model_runner).__name__)
+        return result
+
+    setattr(load_model, _WATCHED, True)
+    runner_class.load_model = load_model
+
+
+#: What a replaced method of a model runner carries.
+_WATCHED = "__wsm_watched__"

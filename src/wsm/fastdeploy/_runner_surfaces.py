@@ -7,6 +7,7 @@ loop hands the runner in; until then nothing of it is asked for. What FastDeploy
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from wsm.actions.backends.fastdeploy import (
+    CLEARS_GRAPHS,
     FastDeployDeepEP,
-    FastDeployGraphs,
     cache_tensors,
     required_call,
 )
@@ -49,20 +50,101 @@ class RunnerGeneration:
         ``recognised(model_runner)``: whether a runner is of it.
     resets : sequence of str
         How its shared inputs are reset; empty: it has no such call, and its own update makes none.
+    caches : callable
+        ``caches(model_runner)``: the tensors of its KV cache; none while there are none.
+    lets_go : callable
+        ``lets_go(model_runner)``: drops what its own ``clear_cache`` still holds of these tensors.
+    running : callable
+        ``running(model_runner)``: how many slots have a request.
+    stop : callable
+        ``stop(model_runner)``: ends them all; not every ``clear_requests`` does.
+    drafts : bool
+        Whether its MTP proposer can give its KV cache back.
+    boots_only : bool
+        Whether its runners load at start, and have no calls for anything else.
     """
 
     name: str
     recognised: Callable[[Any], bool]
     resets: Sequence[str]
+    caches: Callable[[Any], Iterable[Any]]
+    lets_go: Callable[[Any], None]
+    running: Callable[[Any], int]
+    stop: Callable[[Any], None]
+    drafts: bool = True
+    boots_only: bool = False
 
+
+def _shared_caches(model_runner: Any) -> Iterable[Any]:
+    return cache_tensors(model_runner.share_inputs)
+
+
+def _own_caches(model_runner: Any) -> Iterable[Any]:
+    return model_runner.caches or ()
+
+
+def _lets_nothing_go(_model_runner: Any) -> None:
+    """Do nothing: the build's own call has let everything go."""
+
+
+def _lets_own_caches_go(model_runner: Any) -> None:
+    model_runner.caches = None
+
+
+def _unstopped(model_runner: Any) -> int:
+    return sum(not bool(flag) for flag in model_runner.share_inputs["stop_flags"].numpy().reshape(-1))
+
+
+def _stop_by_flags(model_runner: Any) -> None:
+    model_runner.share_inputs["stop_flags"][:] = True
+
+
+def _with_tokens(model_runner: Any) -> int:
+    return sum(tokens > 0 for tokens in model_runner.request_state.num_tokens_per_seq)
+
+
+def _stop_by_tokens(model_runner: Any) -> None:
+    model_runner.request_state.num_tokens_per_seq[:] = 0
+
+
+def _never_changes(model_runner: Any) -> bool:
+    names = ("clear_requests", "clear_parameters", "update_parameters")
+    return hasattr(model_runner, "share_inputs") and not any(hasattr(model_runner, name) for name in names)
+
+
+_WITH_FLAGS: Mapping[str, Any] = {
+    "caches": _shared_caches,
+    "lets_go": _lets_nothing_go,
+    "running": _unstopped,
+    "stop": _stop_by_flags,
+}
 
 #: In the order in which they are looked for; a further generation is a further row.
 GENERATIONS = (
-    RunnerGeneration("the fork of December 2025", lambda runner: isinstance(runner.share_inputs, dict), ()),
+    RunnerGeneration(
+        "the HPU runner of December 2025", _never_changes, (), drafts=False, boots_only=True, **_WITH_FLAGS
+    ),
+    RunnerGeneration(
+        "the fork of December 2025",
+        lambda runner: isinstance(getattr(runner, "share_inputs", None), dict),
+        (),
+        drafts=False,
+        **_WITH_FLAGS,
+    ),
     RunnerGeneration(
         "the weight manager of 2026",
         lambda runner: hasattr(runner, "share_inputs"),
         ("reset", "reset_share_inputs"),
+        **_WITH_FLAGS,
+    ),
+    RunnerGeneration(
+        "model runner v1",
+        lambda runner: hasattr(getattr(runner, "request_state", None), "num_tokens_per_seq"),
+        (),
+        caches=_own_caches,
+        lets_go=_lets_own_caches_go,  # its clear_cache forgets this list, and with it no memory is freed
+        running=_with_tokens,
+        stop=_stop_by_tokens,
     ),
 )
 
@@ -75,13 +157,82 @@ def generation_of(model_runner: Any) -> RunnerGeneration:
     RefusedError (``unknown-generation``)
         If it is of none that is known.
     """
-    if hasattr(model_runner, "share_inputs"):
-        for generation in GENERATIONS:
-            if generation.recognised(model_runner):
-                return generation
+    for generation in GENERATIONS:
+        if generation.recognised(model_runner):
+            return generation
     raise errors.unknown_generation(
         runner=type(model_runner).__name__, known=[generation.name for generation in GENERATIONS]
     )
+
+
+def examine(model_runner: Any, facts: WorkerFacts) -> RunnerGeneration:
+    """Find the generation of a runner, and see that its build has every call that the configuration needs.
+
+    FastDeploy makes its weight manager while it loads the model: parts of the runner that it makes later are
+    judged by what makes them.
+
+    Raises
+    ------
+    RefusedError (``unknown-generation``), BadInputError (``call-missing``)
+        If it is of none that is known, or lacks a call.
+    """
+    generation = generation_of(model_runner)
+    if generation.boots_only:
+        return generation
+    for call, needed_for in _CALLS.items():
+        required_call(model_runner, call, needed_for=needed_for)
+    if generation.resets:
+        required_call(model_runner.share_inputs, *generation.resets, needed_for="resetting cached inputs")
+    if facts.graphs:
+        required_call(model_runner, "capture_model", needed_for="capturing CUDA graphs")
+        required_call(model_runner.model, *CLEARS_GRAPHS, needed_for="dropping CUDA graphs")
+    if facts.drafts:
+        proposer: Any = getattr(model_runner, "proposer", None) if generation.drafts else None
+        for call, needed_for in _DRAFT_CALLS.items():
+            required_call(proposer, call, needed_for=needed_for)
+        required_call(proposer.model_inputs, *_DRAFT_RESETS, needed_for="resetting MTP's inputs")
+        if facts.graphs:
+            required_call(proposer.model, *CLEARS_GRAPHS, needed_for="dropping MTP's CUDA graphs")
+    if facts.routing_replay:
+        required_call(
+            model_runner, "initialize_routing_replay_manager", needed_for="recording expert choices"
+        )
+    return generation
+
+
+#: What every runner that changes its weights has.
+_CALLS = {
+    "clear_requests": "aborting requests",
+    "clear_cache": "releasing the KV cache",
+    "initialize_kv_cache": "rebuilding the KV cache",
+}
+_DRAFT_CALLS = {
+    "clear_mtp_cache": "releasing MTP's KV cache",
+    "initialize_kv_cache": "rebuilding MTP's KV cache",
+}
+_DRAFT_RESETS = ("reset", "reset_model_inputs")
+
+
+def observed(owner: Any, *spellings: str, note: Callable[[], None], needed_for: str) -> Callable[..., Any]:
+    """Let an object say when one of its calls has come to its end, whoever makes it; return the call.
+
+    FastDeploy's own code makes the same calls as plans do, and what it has done is done.
+
+    Raises
+    ------
+    BadInputError (``call-missing``)
+        If it has none of them.
+    """
+    call = required_call(owner, *spellings, needed_for=needed_for)
+
+    @functools.wraps(call)
+    def noted(*arguments: Any, **options: Any) -> Any:
+        result = call(*arguments, **options)
+        note()
+        return result
+
+    setattr(owner, next(name for name in spellings if callable(getattr(owner, name, None))), noted)
+    return noted
 
 
 class RunnerCache:
@@ -96,9 +247,25 @@ class RunnerCache:
         self._there = False
 
     def bind(
-        self, release: Callable[[], Any], rebuild: Callable[[], Any], tensors: Callable[[], Iterable[Any]]
+        self,
+        owner: Any,
+        clear: str,
+        *,
+        rebuild: Callable[[], Any],
+        tensors: Callable[[], Iterable[Any]],
+        lets_go: Callable[[], None],
     ) -> None:
-        """Take the runner's calls; its cache is there."""
+        """Take the owner's calls; its cache is there."""
+
+        def gone() -> None:
+            lets_go()
+            self._there = False
+
+        def there() -> None:
+            self._there = True
+
+        release = observed(owner, clear, note=gone, needed_for="releasing a KV cache")
+        observed(owner, "initialize_kv_cache", note=there, needed_for="rebuilding a KV cache")
         self._calls, self._tensors, self._there = (release, rebuild), tensors, True
 
     def release(self) -> int:
@@ -106,14 +273,12 @@ class RunnerCache:
         freed = self.allocated_bytes()
         if self._there:
             self._bound()[0]()
-            self._there = False
         return freed
 
     def rebuild(self) -> int:
         """Allocate an empty cache; return its bytes. Idempotent."""
         if not self._there:
             self._bound()[1]()
-            self._there = True
         return self.allocated_bytes()
 
     def forget(self) -> None:
@@ -133,30 +298,47 @@ class RunnerCache:
 
 
 class RunnerGraphs:
-    """The CUDA graphs of one model of the runner's."""
+    """The CUDA graphs of one model of the runner's.
+
+    FastDeploy does not tell whether graphs are captured, so that is remembered here.
+    """
 
     def __init__(self) -> None:
-        self._graphs: FastDeployGraphs | None = None
+        self._clear: Callable[[], Any] | None = None
+        self._capture: Callable[[], Any] | None = None
+        self._captured = False
 
-    def bind(self, graphs: FastDeployGraphs) -> None:
-        """Take the runner's calls; its graphs are captured."""
-        self._graphs = graphs
+    def bind(self, model: Any, model_runner: Any) -> None:
+        """Take the model's call that drops, and the runner's one that captures those of every model."""
+        self._clear = observed(
+            model, *CLEARS_GRAPHS, note=lambda: self._note(captured=False), needed_for="dropping CUDA graphs"
+        )
+        self._capture = observed(
+            model_runner,
+            "capture_model",
+            note=lambda: self._note(captured=True),
+            needed_for="capturing CUDA graphs",
+        )
+        self._captured = True
 
     def drop(self) -> None:
         """Forget every captured graph. Idempotent."""
-        if self._graphs is not None:
-            self._graphs.drop()
+        if self._clear is not None and self._captured:
+            self._clear()
 
     def capture(self) -> None:
         """Capture again, where they were dropped; FastDeploy has captured the first ones itself."""
-        if self._graphs is None:
+        if self._capture is None:
             raise errors.not_bound(surface="graph capture")
-        if not self._graphs.captured():
-            self._graphs.capture()
+        if not self._captured:
+            self._capture()
 
     def captured(self) -> bool:
         """Whether any graph is held, as far as it is known."""
-        return self._graphs is not None and self._graphs.captured()
+        return self._captured
+
+    def _note(self, *, captured: bool) -> None:
+        self._captured = captured
 
 
 class RunnerRequests:
@@ -164,12 +346,11 @@ class RunnerRequests:
 
     def __init__(self) -> None:
         self._runner: Any = None
-        self._reset: Callable[[], Any] | None = None
+        self._generation: RunnerGeneration | None = None
 
-    def bind(self, model_runner: Any, reset: Callable[[], Any] | None) -> None:
+    def bind(self, model_runner: Any, generation: RunnerGeneration) -> None:
         """Take the runner's calls."""
-        self._runner, self._reset = model_runner, reset
-        required_call(model_runner, "clear_requests", needed_for="aborting requests")
+        self._runner, self._generation = model_runner, generation
 
     def stop_admitting(self) -> None:
         """Take no request: FastDeploy's loop is not left while this is asked for."""
@@ -178,27 +359,24 @@ class RunnerRequests:
         """Take requests again, once FastDeploy's loop is left."""
 
     def in_flight(self) -> int:
-        """Count the slots whose stop flag is down; 0 where no runner is known."""
-        if self._runner is None:
-            return 0
-        return sum(not bool(flag) for flag in self._flags().numpy().reshape(-1))
+        """Count the slots that have a request; 0 where no runner is known."""
+        return 0 if self._generation is None else self._generation.running(self._runner)
 
     def abort_all(self) -> int:
         """Stop every slot, as ``clear_requests`` does in some builds; return how many ran."""
-        if self._runner is None:
+        if self._generation is None:
             return 0
         running = self.in_flight()
         self._runner.clear_requests()
-        self._flags()[:] = True
+        self._generation.stop(self._runner)
         return running
 
     def reset_inputs(self) -> None:
         """Reset the input tensors shared with the kernels, where the build does that in an update."""
-        if self._reset is not None:
-            self._reset()
-
-    def _flags(self) -> Any:
-        return self._runner.share_inputs["stop_flags"]
+        if self._generation is not None and self._generation.resets:
+            required_call(
+                self._runner.share_inputs, *self._generation.resets, needed_for="resetting cached inputs"
+            )()
 
 
 class RunnerDraft:
@@ -234,20 +412,18 @@ class RunnerDraft:
         BadInputError (``call-missing``)
             If the build lacks one of them.
         """
-        proposer = required_call_owner(model_runner)
+        proposer = model_runner.proposer
         inputs = proposer.model_inputs
-        clear = required_call(proposer, "clear_mtp_cache", needed_for="releasing MTP's KV cache")
-        start = required_call(proposer, "initialize_kv_cache", needed_for="rebuilding MTP's KV cache")
-        self._reset = required_call(
-            inputs, "reset", "reset_model_inputs", needed_for="resetting MTP's inputs"
-        )
+        self._reset = required_call(inputs, *_DRAFT_RESETS, needed_for="resetting MTP's inputs")
         self._cache.bind(
-            clear,
-            lambda: start(main_model_num_blocks=model_runner.num_gpu_blocks),
-            lambda: cache_tensors(inputs),
+            proposer,
+            "clear_mtp_cache",
+            rebuild=lambda: proposer.initialize_kv_cache(main_model_num_blocks=_blocks(model_runner)),
+            tensors=lambda: cache_tensors(inputs),
+            lets_go=lambda: None,
         )
         if self._captures is not None:
-            self._captures.bind(FastDeployGraphs(proposer.model, capture=None))
+            self._captures.bind(proposer.model, model_runner)
 
     def reset_inputs(self) -> None:
         """Forget cached inputs. Idempotent."""
@@ -255,17 +431,10 @@ class RunnerDraft:
             self._reset()
 
 
-def required_call_owner(model_runner: Any) -> Any:
-    """Return the runner's proposer.
-
-    Raises
-    ------
-    BadInputError (``call-missing``)
-        If it has none.
-    """
-    proposer = getattr(model_runner, "proposer", None)
-    required_call(proposer, "clear_mtp_cache", needed_for="releasing MTP's KV cache")
-    return proposer
+def _blocks(model_runner: Any) -> int:
+    """Return the number of blocks of the main model's cache, by the name that its device has for it."""
+    names = ("num_gpu_blocks", "num_gcu_blocks")
+    return int(next(getattr(model_runner, name) for name in names if hasattr(model_runner, name)))
 
 
 class RunnerReplay:
@@ -326,6 +495,7 @@ class WorkerSurfaces:
         names: TrainingNames | None = None,
         directory: str | Path | None = None,
     ) -> None:
+        self._facts = facts
         self._models = tuple(models)
         self._names = names or TrainingNames({})
         # FastDeploy's heartbeat, written where this rank shows progress.
@@ -385,32 +555,28 @@ class WorkerSurfaces:
 
         Raises
         ------
-        RefusedError (``unknown-generation``), BadInputError (``call-missing``)
+        RefusedError (``unknown-generation``, ``boots-only``), BadInputError (``call-missing``)
             If the build lacks a call that the configuration needs. Nothing was bound.
         """
         if self._runner is model_runner:
             return False
-        generation = generation_of(model_runner)
-        calls = {
-            "release": required_call(model_runner, "clear_cache", needed_for="releasing the KV cache"),
-            "rebuild": required_call(
-                model_runner, "initialize_kv_cache", needed_for="rebuilding the KV cache"
-            ),
-        }
-        reset = None
-        if generation.resets:
-            reset = required_call(
-                model_runner.share_inputs, *generation.resets, needed_for="resetting cached inputs"
-            )
-        if self._graphs is not None:
-            capture = required_call(model_runner, "capture_model", needed_for="capturing CUDA graphs")
-            self._graphs.bind(FastDeployGraphs(model_runner.model, capture))
-        if self._draft is not None:
-            self._draft.bind(model_runner)
+        generation = examine(model_runner, self._facts)
+        if generation.boots_only:
+            raise errors.boots_only(runner=type(model_runner).__name__, generation=generation.name)
         if self._replay is not None:
             self._replay.bind(model_runner.routing_replay_manager)
-        self._requests.bind(model_runner, reset)
-        self._cache.bind(**calls, tensors=lambda: cache_tensors(model_runner.share_inputs))
+        if self._graphs is not None:
+            self._graphs.bind(model_runner.model, model_runner)
+        if self._draft is not None:
+            self._draft.bind(model_runner)
+        self._requests.bind(model_runner, generation)
+        self._cache.bind(
+            model_runner,
+            "clear_cache",
+            rebuild=lambda: model_runner.initialize_kv_cache(),  # noqa: PLW0108 - observed from here on
+            tensors=lambda: generation.caches(model_runner),
+            lets_go=lambda: generation.lets_go(model_runner),
+        )
         first, self._runner = self._runner is None, model_runner
         return first
 

@@ -73,11 +73,34 @@ def not_bound(*, surface: str) -> InternalError:
 def unknown_generation(*, runner: str, known: list[str]) -> RefusedError:
     """A model runner has none of the shapes that are known."""
     return RefusedError(
-        f"{runner} is of no generation of FastDeploy that wsm knows ({', '.join(known)}): it has no "
-        "share_inputs; run it without wsm.fastdeploy, or add its calls to wsm.fastdeploy's generations",
+        f"{runner} is of no generation of FastDeploy that wsm knows ({', '.join(known)}): it has neither "
+        "share_inputs nor request_state; run it without wsm.fastdeploy, or add its calls to the generations",
         code="unknown-generation",
         runner=runner,
         known=tuple(known),
+    )
+
+
+def boots_only(*, runner: str, generation: str) -> RefusedError:
+    """A runner that loads at start is asked for what its build has no calls for."""
+    return RefusedError(
+        f"{runner} ({generation}) has no clear_requests, clear_parameters and update_parameters: its weights "
+        "are loaded at start and stay; start it again with another version, or use a build with these calls",
+        code="boots-only",
+        runner=runner,
+        generation=generation,
+    )
+
+
+def no_manager(*, runner: str) -> RefusedError:
+    """A runner was told to load dynamically, and its build makes no weight manager."""
+    return RefusedError(
+        f"{runner}.load_model makes no DynamicWeightManager, although load_config.dynamic_load_weight is on: "
+        "weights that this build serves cannot change; start it without dynamic loading, or without "
+        "wsm.fastdeploy",
+        code="no-manager",
+        runner=runner,
+        call="DynamicWeightManager",
     )
 
 

@@ -30,7 +30,7 @@ from wsm.actions.surfaces import (
 from wsm.strategies.checkpoint_models import CheckpointModel
 
 #: Older builds carry a typing error in the name.
-_CLEAR_GRAPHS = ("clear_graph_opt_backend", "clear_grpah_opt_backend")
+CLEARS_GRAPHS = ("clear_graph_opt_backend", "clear_grpah_opt_backend")
 
 
 def required_call(owner: Any, *spellings: str, needed_for: str) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ class FastDeployGraphs:
     """
 
     def __init__(self, model: Any, capture: Callable[[], Any] | None) -> None:
-        self._clear = required_call(model, *_CLEAR_GRAPHS, needed_for="dropping CUDA graphs")
+        self._clear = required_call(model, *CLEARS_GRAPHS, needed_for="dropping CUDA graphs")
         self._capture = capture
         self._captured = True
 

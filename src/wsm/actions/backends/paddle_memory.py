@@ -1,7 +1,7 @@
 """How much memory this process really occupies, and handing back what is unused.
 
 Two measures behind one surface: the kernel's count of a process's own pages, and paddle's count of what its
-allocator has taken from a GPU. It must not know what the memory is used for.
+allocator has taken from a device. It must not know what the memory is used for.
 
 :func:`available_bytes` says how much this process may still take from its host: the kernel's estimate,
 within the limits of ``/proc`` and of the control groups (version 2, and 1 beside it). A file that is not
@@ -72,17 +72,17 @@ class HostMemory:
 
 
 class DeviceMemory:
-    """The memory that paddle's allocator has taken from this process's GPU.
+    """The memory that paddle's allocator has taken from this process's device: CUDA's, or a custom one.
 
     Parameters
     ----------
-    cuda : object, optional
-        Used in place of ``paddle.device.cuda``.
+    device : object, optional
+        Used in place of ``paddle.device``, whose generic calls are those of the device that a build is for.
 
     Raises
     ------
     BadInputError (``call-missing``)
-        If this build of paddle has no CUDA allocator to ask, or sees no GPU.
+        If this build of paddle has no allocator of a device to ask, or sees no device.
 
     Attributes
     ----------
@@ -92,12 +92,12 @@ class DeviceMemory:
 
     shared_by_ranks = False
 
-    def __init__(self, cuda: Any = None) -> None:
-        self._cuda = _paddle_cuda() if cuda is None else cuda
-        for call in ("memory_reserved", "empty_cache"):
-            if not hasattr(self._cuda, call):
+    def __init__(self, device: Any = None) -> None:
+        self._device = _paddle_device() if device is None else device
+        for call in _MEASURES:
+            if not hasattr(self._device, call):
                 raise errors.call_missing(
-                    owner="paddle.device.cuda", call=call, needed_for="measuring GPU memory"
+                    owner="paddle.device", call=call, needed_for="measuring a device's memory"
                 )
 
     def figures(self) -> Mapping[str, int]:
@@ -108,38 +108,49 @@ class DeviceMemory:
             "peak_allocated": "max_memory_allocated",
             "peak_reserved": "max_memory_reserved",
         }
-        found = {name: getattr(self._cuda, call, None) for name, call in calls.items()}
+        found = {name: getattr(self._device, call, None) for name, call in calls.items()}
         return {name: int(call()) for name, call in found.items() if call is not None}
 
     def resident_bytes(self) -> int:
         """Bytes that the allocator holds of the device, in use or cached."""
-        return int(self._cuda.memory_reserved())
+        return int(self._device.memory_reserved())
 
     def available_bytes(self) -> int | None:
         """Bytes of the device that this process does not use; None if paddle cannot say.
 
         What other processes hold of the device is not known to paddle: a device per rank is assumed.
         """
-        if not all(hasattr(self._cuda, call) for call in ("get_device_properties", "memory_allocated")):
+        if not all(hasattr(self._device, call) for call in ("get_device_properties", "memory_allocated")):
             return None
-        total = int(self._cuda.get_device_properties().total_memory)
-        return total - int(self._cuda.memory_allocated())
+        total = int(self._device.get_device_properties().total_memory)
+        return total - int(self._device.memory_allocated())
 
     def empty_cache(self) -> None:
         """Return cached blocks to the device. Synchronizes. Idempotent."""
-        self._cuda.empty_cache()
+        self._device.empty_cache()
 
 
-def _paddle_cuda() -> Any:
-    import paddle  # noqa: PLC0415 - only processes with a GPU pay for the import
+#: What measures a device.
+_MEASURES = ("memory_reserved", "empty_cache")
 
-    if not paddle.is_compiled_with_cuda():
+
+def _paddle_device() -> Any:
+    """Return what has the calls of this build's device; builds before paddle 3 have them for CUDA alone."""
+    import paddle  # noqa: PLC0415 - only processes with a device pay for the import
+
+    generic = all(hasattr(paddle.device, call) for call in _MEASURES)
+    if not generic and not paddle.is_compiled_with_cuda():
         raise errors.call_missing(
-            owner="this build of paddle", call="CUDA", needed_for="measuring GPU memory"
+            owner="this build of paddle",
+            call="CUDA or custom device",
+            needed_for="measuring a device's memory",
         )
-    if not paddle.device.cuda.device_count():  # the measuring call would end in an error of the driver's
-        raise errors.call_missing(owner="this machine", call="GPU", needed_for="measuring GPU memory")
-    return paddle.device.cuda
+    device = paddle.device if generic else paddle.device.cuda
+    if not device.device_count():  # the measuring call would end in an error of the driver's
+        raise errors.call_missing(
+            owner="this machine", call="GPU or custom device", needed_for="measuring a device's memory"
+        )
+    return device
 
 
 _MOUNT = "sys/fs/cgroup"

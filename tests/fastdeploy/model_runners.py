@@ -1,0 +1,161 @@
+"""Stand-ins of FastDeploy's model runners of each generation and device, written after what those have.
+
+Each has every call that its build has, by name and signature, and writes down what was called.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+
+class Flags:
+    """Stop flags; the flag of a slot with a request is down."""
+
+    def __init__(self) -> None:
+        self.values = np.ones((4, 1), dtype=bool)
+
+    def numpy(self):
+        return self.values
+
+    def __setitem__(self, index, value) -> None:
+        self.values[index] = value
+
+
+class SharedInputs:
+    """Shared inputs of 2026: items, and ``reset_share_inputs``."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.items = {"stop_flags": Flags()}
+        self._calls = calls
+
+    def __contains__(self, key) -> bool:
+        return key in self.items
+
+    def __getitem__(self, key):
+        return self.items[key]
+
+    def __setitem__(self, key, value) -> None:
+        self.items[key] = value
+
+    def pop(self, key, default=None):
+        return self.items.pop(key, default)
+
+    def reset_share_inputs(self) -> None:
+        self._calls.append("reset_share_inputs")
+
+
+class CacheTensor:
+    shape = (64,)
+
+    def element_size(self) -> int:
+        return 2
+
+
+class Model:
+    """A model with graphs; builds spell the call like this."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+
+    def clear_grpah_opt_backend(self) -> None:
+        self._calls.append("clear_grpah_opt_backend")
+
+
+class HpuRunner:
+    """It makes the manager, and has no call for a change."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.model = Model(self.calls)
+        self.share_inputs = {"stop_flags": Flags()}
+        self.fd_config = SimpleNamespace(load_config=SimpleNamespace(dynamic_load_weight=True))
+
+    def load_model(self) -> None:
+        self.calls.append("load_model")
+
+    def clear_cache(self) -> None:
+        self.calls.append("clear_cache")
+        self.share_inputs.pop("caches", None)
+
+    def initialize_kv_cache(self, profile: bool = False) -> None:
+        self.calls.append("initialize_kv_cache")
+        self.share_inputs["caches"] = [CacheTensor()]
+
+    def capture_model(self) -> None:
+        self.calls.append("capture_model")
+
+
+class Runner2025(HpuRunner):
+    """The gpu runner of December 2025, with those of DCU and Iluvatar; metax's is alike."""
+
+    num_gpu_blocks = 4
+
+    def clear_requests(self) -> None:
+        self.calls.append("clear_requests")
+        self.share_inputs["stop_flags"][:] = True
+
+    def clear_parameters(self, pid) -> None:
+        raise AssertionError("wsm runs units, never the runner's own clear")
+
+    def update_parameters(self, pid) -> None:
+        raise AssertionError("wsm runs units, never the runner's own update")
+
+
+class GcuRunner(Runner2025):
+    """Its blocks have another name, and its own update never finalizes."""
+
+    num_gcu_blocks = 4
+    num_gpu_blocks = property()
+
+
+class Proposer:
+    """MTP's of 2026; a cache that is gone already cannot be cleared again."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+        self.model = Model(calls)
+        self.model_inputs = SharedInputs(calls)
+        self.model_inputs.reset_model_inputs = lambda: calls.append("reset_model_inputs")
+        self.model_inputs["caches"] = [CacheTensor()]
+
+    def clear_mtp_cache(self, profile=False) -> None:
+        self._calls.append("clear_mtp_cache")
+        del self.model_inputs.items["caches"]
+
+    def initialize_kv_cache(self, main_model_num_blocks, profile=False) -> None:
+        self._calls.append(f"mtp.initialize_kv_cache {main_model_num_blocks}")
+        self.model_inputs["caches"] = [CacheTensor()]
+
+
+class Runner2026(Runner2025):
+    """The gpu runner of 2026."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share_inputs = SharedInputs(self.calls)
+        self.proposer = Proposer(self.calls)
+
+    def initialize_routing_replay_manager(self) -> None:
+        self.routing_replay_manager = SimpleNamespace(clear_all_request=lambda: None)
+
+
+class RunnerV1(Runner2025):
+    """Model runner v1: slots are counts of tokens; the cache lies on the runner, and its clear keeps that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.share_inputs
+        self.request_state = SimpleNamespace(num_tokens_per_seq=np.zeros(4, dtype=np.int32))
+        self.caches = None
+
+    def clear_requests(self) -> None:
+        self.calls.append("clear_requests")
+
+    def clear_cache(self, profile: bool = False) -> None:
+        self.calls.append("clear_cache")
+
+    def initialize_kv_cache(self, profile: bool = False) -> None:
+        self.calls.append("initialize_kv_cache")
+        self.caches = [CacheTensor()]

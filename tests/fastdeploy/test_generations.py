@@ -1,0 +1,136 @@
+"""Which model runners are known, and what a build lacks: said at start, by the call's name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import model_runners as runners
+import pytest
+
+from tests.raising import raising
+from wsm.actions.backends import errors as backend_errors
+from wsm.fastdeploy import errors
+from wsm.fastdeploy._configuration import WorkerFacts
+from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, examine
+
+
+def facts(**more) -> WorkerFacts:
+    known = {
+        "options": {},
+        "port": "8000",
+        "tensor_parallel_rank": 0,
+        "tensor_parallel_size": 1,
+        "expert_parallel": False,
+        "graphs": False,
+        "drafts": False,
+    }
+    return WorkerFacts(**{**known, **more})
+
+
+def bound(runner, tmp_path, **more) -> WorkerSurfaces:
+    surfaces = WorkerSurfaces(
+        facts(**more), weights=SimpleNamespace(), memory=SimpleNamespace(), directory=tmp_path
+    )
+    surfaces.bind(runner)
+    return surfaces
+
+
+def lacks(runner, name: str):
+    """Return the runner with one call that is not there."""
+    setattr(runner, name, None)
+    return runner
+
+
+KNOWN = [
+    (runners.HpuRunner, "the HPU runner of December 2025"),
+    (runners.Runner2025, "the fork of December 2025"),
+    (runners.GcuRunner, "the fork of December 2025"),
+    (runners.Runner2026, "the weight manager of 2026"),
+    (runners.RunnerV1, "model runner v1"),
+]
+
+
+@pytest.mark.parametrize(("runner", "name"), KNOWN)
+def test_the_generation_is_read_off_the_objects(runner, name):
+    assert examine(runner(), facts()).name == name
+
+
+@pytest.mark.parametrize(
+    ("runner", "missing", "more"),
+    [
+        (lacks(runners.Runner2025(), "clear_requests"), "clear_requests", {}),
+        (lacks(runners.Runner2026(), "clear_cache"), "clear_cache", {}),
+        (lacks(runners.RunnerV1(), "initialize_kv_cache"), "initialize_kv_cache", {}),
+        (lacks(runners.Runner2025(), "capture_model"), "capture_model", {"graphs": True}),
+        (runners.Runner2025(), "clear_mtp_cache", {"drafts": True}),
+        (runners.RunnerV1(), "clear_mtp_cache", {"drafts": True}),
+        (runners.RunnerV1(), "initialize_routing_replay_manager", {"routing_replay": True}),
+    ],
+)
+def test_what_a_configuration_needs_and_the_build_lacks_is_named(runner, missing, more):
+    with raising(backend_errors.call_missing, match=missing):
+        examine(runner, facts(**more))
+
+
+def test_a_runner_of_another_kind_is_refused():
+    with raising(errors.unknown_generation, match="model runner v1"):
+        examine(SimpleNamespace(), facts())
+
+
+def test_a_runner_that_only_boots_is_refused_where_a_change_is_asked(tmp_path):
+    with raising(errors.boots_only, match="HpuRunner"):
+        bound(runners.HpuRunner(), tmp_path)
+
+
+@pytest.mark.parametrize("runner", [runners.Runner2025, runners.GcuRunner, runners.Runner2026])
+def test_running_slots_are_those_whose_flag_is_down(tmp_path, runner):
+    runner = runner()
+    requests = bound(runner, tmp_path).requests
+    runner.share_inputs["stop_flags"].values[:3] = False
+    assert (requests.in_flight(), requests.abort_all(), requests.in_flight()) == (3, 3, 0)
+
+
+def test_running_slots_of_runner_v1_are_those_with_tokens_which_its_clear_requests_leaves(tmp_path):
+    runner = runners.RunnerV1()
+    requests = bound(runner, tmp_path).requests
+    runner.request_state.num_tokens_per_seq[1:3] = (7, 1)
+    assert (requests.in_flight(), requests.abort_all(), requests.in_flight()) == (2, 2, 0)
+    assert "clear_requests" in runner.calls
+    requests.reset_inputs()
+
+
+@pytest.mark.parametrize("runner", [runners.Runner2025, runners.Runner2026, runners.RunnerV1])
+def test_no_tensor_of_a_released_cache_is_held_whoever_releases_it(tmp_path, runner):
+    runner = runner()
+    runner.initialize_kv_cache()
+    cache = bound(runner, tmp_path).kv_cache
+    for release in (cache.release, runner.clear_cache):
+        assert cache.allocated_bytes() == 128
+        release()
+        assert cache.allocated_bytes() == 0
+        assert not getattr(runner, "caches", None)
+        count = runner.calls.count("clear_cache")
+        cache.release()
+        assert runner.calls.count("clear_cache") == count
+        cache.rebuild()
+    runner.clear_cache()
+    runner.initialize_kv_cache()
+    assert cache.rebuild() == 128
+    assert runner.calls.count("initialize_kv_cache") == 4
+
+
+def test_graphs_and_the_proposers_cache_follow_what_fastdeploy_itself_calls(tmp_path):
+    runner = runners.Runner2026()
+    surfaces = bound(runner, tmp_path, graphs=True, drafts=True)
+    (draft,) = surfaces.auxiliaries
+    runner.proposer.clear_mtp_cache()
+    draft.kv_cache.release()
+    assert draft.kv_cache.rebuild() == 128
+    runner.model.clear_grpah_opt_backend()
+    assert (surfaces.graphs.captured(), draft.graphs.captured()) == (False, True)
+    draft.graphs.drop()
+    runner.capture_model()
+    assert (surfaces.graphs.captured(), draft.graphs.captured()) == (True, True)
+    surfaces.graphs.capture()
+    assert runner.calls.count("capture_model") == 1
+    assert "mtp.initialize_kv_cache 4" in runner.calls
