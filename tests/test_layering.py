@@ -68,6 +68,7 @@ STRATEGIES: dict[str, set[str]] = {
     "files": set(),
     "trainer": {"files"},
     "messages": set(),
+    "adopt": {"files", "snapshot", "trainer", "transports"},
     "snapshot": {"applier", "files", "trainer"},
     "ipc": {"applier", "files", "snapshot", "trainer"},
     "buckets": {"applier", "files", "ipc", "messages", "trainer"},

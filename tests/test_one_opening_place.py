@@ -41,6 +41,7 @@ ELSEWHERE = {
         "fastdeploy._runner_surfaces",
     },
     "files that the user names, read or written as any program does": {
+        "cli.adopting",
         "cli.diagrams",
         "cli.journal",
         "demo.loop",

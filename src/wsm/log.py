@@ -59,6 +59,7 @@ ENGINE_WORD_SEEN: Final = "engine_word.seen"
 ENGINE_WORD_ANSWERED: Final = "engine_word.answered"
 ENGINE_WORD_CONFLICT: Final = "engine_word.conflict"
 
+ADOPTIONS_UNREADABLE: Final = "adoptions.unreadable"
 TENSORS_IGNORED: Final = "tensors.ignored"
 SNAPSHOT_PART_IGNORED: Final = "snapshot.part_ignored"
 SNAPSHOT_PARTS_MISSING: Final = "snapshot.parts_missing"

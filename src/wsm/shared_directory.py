@@ -19,12 +19,13 @@ import shutil
 import socket
 import stat
 import struct
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, final
 
-from wsm.errors import RefusedError
-from wsm.own_descriptor import OwnDescriptor, not_inherited
+from wsm.errors import BadInputError, RefusedError
+from wsm.own_descriptor import OwnDescriptor, not_inherited, path_of, reopened
 
 #: How a name is opened: never followed, never waited for, never passed on to another program.
 _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -185,12 +186,20 @@ def open_or_create_ours(
 
 def is_shared(directory: Path) -> bool:
     """Whether other users can make names in a directory: it is sticky, or open to the world."""
-    return bool(directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWOTH))
+    return _is_open_to_all(directory.stat())
+
+
+def _is_open_to_all(status: os.stat_result) -> bool:
+    return bool(status.st_mode & (stat.S_ISVTX | stat.S_IWOTH))
 
 
 def trusted_in(directory: Path) -> Container[int]:
     """Return the users whose files will do besides ours: none where every user can make some, else all."""
-    return () if is_shared(directory) else EVERY_USER
+    return _trusted_by(directory.stat())
+
+
+def _trusted_by(status: os.stat_result) -> Container[int]:
+    return () if _is_open_to_all(status) else EVERY_USER
 
 
 def read_ours(path: Path) -> bytes:
@@ -205,6 +214,86 @@ def read_ours(path: Path) -> bytes:
     """
     with os.fdopen(open_ours(path, os.O_RDONLY, also=trusted_in(path.parent)), "rb") as file:
         return file.read()
+
+
+def outside_roots(*, path: str, leads_to: str, roots: Sequence[str]) -> BadInputError:
+    """A path that a caller names leads out of the directories that were declared for such paths."""
+    below = ", ".join(roots) or "no directory at all"
+    return BadInputError(
+        f"{path} leads to {leads_to}, and only what lies below {below} is opened; "
+        "write it there, or declare the directory that it lies in",
+        code="outside-roots",
+        path=path,
+        leads_to=leads_to,
+        roots=tuple(roots),
+    )
+
+
+def open_below(
+    path: Path | str, roots: Sequence[Path | str], *, kind: int = stat.S_IFREG, at: int | None = None
+) -> int:
+    """Open for reading what a caller names, if it lies below a declared directory. Does not wait.
+
+    Links are followed first, and what they lead to is looked for again from the declared directory down,
+    following none: what changes in between is refused. Where every user can make names on the way, what
+    is found there must be ours.
+
+    Parameters
+    ----------
+    path : path or str
+        Where.
+    roots : sequence of path or str
+        The declared directories.
+    kind : int
+        What it must be, ``stat.S_IFREG`` or ``stat.S_IFDIR``.
+    at : int, optional
+        Descriptor of the directory that a relative path begins in.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    BadInputError (``outside-roots``)
+        If it lies below none of them.
+    ForeignPathError
+        If it is of another kind, another user's, or changes while it is opened.
+    OSError
+        If the operating system refuses for another reason.
+    """
+    named = [os.path.realpath(root) for root in roots]
+    with ExitStack() as stack:
+        held = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=at)
+        stack.callback(os.close, held)
+        leads_to = path_of(held)
+        root = next((each for each in named if os.path.commonpath((each, leads_to)) == each), None)
+        if root is None:
+            raise outside_roots(path=str(path), leads_to=leads_to, roots=named)
+        require(Path(root), Path(root).lstat(), stat.S_IFDIR, also=trusted_in(Path(root).parent))
+        found = os.open(root, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
+        stack.callback(os.close, found)
+        names = Path(leads_to).relative_to(root).parts
+        for depth, name in enumerate(names, 1):
+            also = _trusted_by(os.fstat(found))
+            found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=found)
+            stack.callback(os.close, found)
+            expected = kind if depth == len(names) else stat.S_IFDIR
+            require(Path(root, *names[:depth]), os.fstat(found), expected, also=also)
+        require(Path(leads_to), os.fstat(found), kind, also=EVERY_USER)
+        if not os.path.samestat(os.fstat(found), os.fstat(held)):
+            raise ForeignPathError(path=str(path), problem="it was exchanged while it was opened")
+        return reopened(found, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def link_opened(descriptor: int, path: Path) -> None:
+    """Give the very file that is open another name, whatever lies under its own by now.
+
+    Raises
+    ------
+    OSError
+        If the operating system refuses: another file system, another user's file, one without a name left.
+    """
+    # Python asks the kernel to follow the link in /proc only if it is given a directory, too.
+    os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
 
 
 def open_to_append(path: Path, *, reads: bool = False) -> int:

@@ -17,6 +17,7 @@ module                    responsible for
 :mod:`.explain`           ``wsm explain``
 :mod:`.memory_plan`       ``wsm memory``: what a load would need
 :mod:`.deltas`            ``wsm delta``
+:mod:`.adopting`          ``wsm adopt``
 :mod:`.digests`           ``wsm digest``, ``wsm verify``, ``wsm diff``, of what :mod:`._digest_targets` finds
 :mod:`._groups`           which groups there are; finding one by its name, and reading its configuration
 :mod:`.errors`            what can be wrong with a command

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wsm.cli import errors
 from wsm.cli._base import wrong_usage
@@ -14,6 +15,9 @@ from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.layout import MAGIC
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name, segment_path
+
+if TYPE_CHECKING:
+    from wsm.rollout.config import RolloutConfig
 
 _PREFIX = "wsm."
 
@@ -93,6 +97,37 @@ def read_config(file: Path, group: str = "group") -> WsmConfig:
     wsm.errors.BadInputError
         If it cannot be used.
     """
+    config = _read_either(file, group)
+    return config if isinstance(config, WsmConfig) else config.group
+
+
+def configuration_of(group: str | None, file: Path | None) -> WsmConfig | RolloutConfig:
+    """Return the configuration of a group: that in the file, or that of the running group of ``wsm rollout``.
+
+    Raises
+    ------
+    BadInputError
+        If neither is given or there, or the file is for another group.
+    wsm.errors.BadInputError
+        If it cannot be used.
+    """
+    if file is None:
+        from wsm.rollout.run_directory import CONFIG_FILE, run_directory_path  # noqa: PLC0415 - see above
+
+        if group is None:
+            raise errors.group_unnamed()
+        check_name(group)
+        file = run_directory_path(group) / CONFIG_FILE
+        if not file.exists():
+            raise errors.configuration_unknown(group=group, existing=existing_groups())
+    config = _read_either(file, group or "group")
+    found = config.name if isinstance(config, WsmConfig) else config.group.name
+    if group not in (None, found):
+        raise errors.foreign_configuration(file=str(file), found=found, group=str(group))
+    return config
+
+
+def _read_either(file: Path, group: str) -> WsmConfig | RolloutConfig:
     content = read_mapping(file)  # once: it may be a pipe
     if not _ROLLOUT_SECTIONS & content.keys():
         return config_from_mapping(content, where=str(file))
@@ -100,4 +135,4 @@ def read_config(file: Path, group: str = "group") -> WsmConfig:
 
     section = content.get("group")
     has_name = isinstance(section, dict) and "name" in section
-    return rollout_config_from_mapping(content, source=str(file), name=None if has_name else group).group
+    return rollout_config_from_mapping(content, source=str(file), name=None if has_name else group)

@@ -30,6 +30,26 @@ def foreign_configuration(*, file: str, found: str, group: str) -> BadInputError
     )
 
 
+def group_unnamed() -> BadInputError:
+    """Neither a group nor a configuration was given."""
+    return BadInputError(
+        "for which group? give --group NAME for a running group of wsm rollout, or --config FILE",
+        code="group-unnamed",
+    )
+
+
+def configuration_unknown(*, group: str, existing: Sequence[str]) -> BadInputError:
+    """A group keeps its configuration to itself: it is not one that ``wsm rollout`` runs."""
+    there = f"groups of this host: {', '.join(existing)}" if existing else "there is no group on this host"
+    return BadInputError(
+        f"no group {group!r} of wsm rollout runs here ({there}), so its configuration is not known; "
+        "give it by --config FILE",
+        code="configuration-unknown",
+        group=group,
+        existing=tuple(existing),
+    )
+
+
 def not_rereadable(*, file: str, strategy: str) -> RefusedError:
     """What a configuration names reaches each rank once; a command that read it would take it from a rank."""
     return RefusedError(

@@ -39,6 +39,7 @@ _COMMANDS: Final = {
     "memory": LazyCommand("wsm.cli.memory_plan", "plan", "Show what memory a load would take, by phase."),
     "convert": LazyCommand("wsm.cli.snapshots", "convert", "Turn pickle files into safetensors files."),
     "delta": LazyCommand("wsm.cli.deltas", "delta", "Put the change between two versions beside them."),
+    "adopt": LazyCommand("wsm.cli.adopting", "adopting", "Take in what a trainer wrote, as a version."),
     "digest": LazyCommand("wsm.cli.digests", "digest", "Read what files or a group hold, as digests."),
     "diff": LazyCommand("wsm.cli.digests", "diff", "Show in which tensors two of them differ."),
     "verify": LazyCommand("wsm.cli.digests", "verify", "Hold bytes against the digests promised for them."),

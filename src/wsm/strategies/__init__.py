@@ -21,6 +21,7 @@ ipc                                   ``ipc``: memory that a trainer on this hos
 buckets                               ``ipc_async``: buckets that a trainer on this host streams
 transports                            ``rsync`` and ``gdr``: versions over a transport, and CheckpointTransfer
 mooncake                              the transport over Mooncake's engine
+adopt                                 what trainers write, taken in as a version; the transport ``files``
 delta                                 ``delta``: what changed since the version that a rank holds
 trainer                               what all trainers' sides share
 messages                              framed messages between peers, and their errors
@@ -30,6 +31,9 @@ byte_copy, paddle_dtypes              copying bytes with the lock of Python let 
 ====================================  ====================================================================
 """
 
+from wsm.strategies.adopt.adopt import Adoption, AdoptSettings, AdoptWay, adopt
+from wsm.strategies.adopt.configured import adopt_settings
+from wsm.strategies.adopt.deciding import Relabel
 from wsm.strategies.applier.coverage import EVERY_NAME
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.buckets.sender import BucketSender, Sending, SendReport
@@ -62,6 +66,9 @@ from wsm.strategies.transports.stream_manifest import with_manifest
 __all__ = [
     "EVERY_NAME",
     "STRATEGIES",
+    "AdoptSettings",
+    "AdoptWay",
+    "Adoption",
     "BucketSender",
     "DeltaReport",
     "DeltaSource",
@@ -79,6 +86,7 @@ __all__ = [
     "OfferedTensor",
     "Preview",
     "PublishReport",
+    "Relabel",
     "Retention",
     "RsyncSource",
     "Sections",
@@ -95,6 +103,8 @@ __all__ = [
     "TrainingNames",
     "VersionManifest",
     "WeightTarget",
+    "adopt",
+    "adopt_settings",
     "delta_between",
     "inspect",
     "load",

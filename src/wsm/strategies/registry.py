@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from wsm.strategies import errors
+from wsm.strategies.adopt.checkpoint_files import FILES
 from wsm.strategies.buckets.ipc_async import IpcAsync
 from wsm.strategies.delta.strategy import Delta
 from wsm.strategies.errors import UnknownStrategyError
@@ -87,7 +88,11 @@ def _entry_points() -> EntryPoints:
 
 
 #: What ``rsync: {transport: ...}`` may name.
-TRANSPORTS: Mapping[str, TransportKind] = {"checkpoint_transfer": CHECKPOINT_TRANSFER, "mooncake": MOONCAKE}
+TRANSPORTS: Mapping[str, TransportKind] = {
+    "checkpoint_transfer": CHECKPOINT_TRANSFER,
+    "mooncake": MOONCAKE,
+    "files": FILES,
+}
 
 #: Every strategy of wsm, under the name that configuration and command line know it by.
 STRATEGIES: Mapping[str, Strategy] = {

@@ -9,7 +9,7 @@ a conversion script can use it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from wsm.rollout import errors
 from wsm.rollout.model.shape import ModelShape
+from wsm.strategies.adopt.adopt import PlacementHook
+from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.snapshot import placement
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.tensor import TensorSpec
@@ -95,6 +97,25 @@ def shard_specs(shape: ModelShape, rank: int, ranks: int) -> dict[str, TensorSpe
 def placements(shape: ModelShape) -> dict[str, Placement]:
     """Say of every parameter how it lies on the ranks, so that a group of another number can load it."""
     return {name: _placement(layout, shape) for name, layout in parameter_table(shape).items()}
+
+
+def checkpoint_placements(shape: ModelShape, allowed_unknown: Collection[str] = ()) -> PlacementHook:
+    """Return what says of a trainer's checkpoint how its tensors lie on the ranks, and refuses other models.
+
+    Parameters
+    ----------
+    shape : ModelShape
+        The model.
+    allowed_unknown : collection of str
+        Names that a checkpoint may have and the model does not; loads leave them out.
+    """
+
+    def placed(specs: Mapping[str, TensorSpec]) -> Mapping[str, Placement]:
+        offered = [(spec, "the checkpoint") for spec in specs.values()]
+        check_coverage(offered, full_specs(shape), allowed_unknown=allowed_unknown)
+        return {**dict.fromkeys(specs, placement.Replicated()), **placements(shape)}
+
+    return placed
 
 
 def shard(full_state: Mapping[str, Array], shape: ModelShape, rank: int, ranks: int) -> dict[str, Array]:

@@ -150,6 +150,7 @@ class StagedVersion(StagedDirectory):
         self,
         *,
         replace: bool = False,
+        keep_standing: bool = True,
         retain: Retention = KEEP_TWO,
         before_announcing: Callable[[], None] | None = None,
     ) -> Published:
@@ -163,6 +164,9 @@ class StagedVersion(StagedDirectory):
         ----------
         replace : bool
             Whether a version of this label may be replaced that has other content, or promises less.
+        keep_standing : bool
+            Whether one with the very same tensors stays as it stands; not where another process may have
+            written into its files since.
         retain : Retention
             Which older versions stay.
         before_announcing : callable, optional
@@ -182,7 +186,7 @@ class StagedVersion(StagedDirectory):
             staged = Publication(self._seal(shards), shards)
             standing = standing_publication(self.final)
             lacking = None if standing is None else standing.lacks(staged)
-            if standing is not None and lacking == ():
+            if keep_standing and standing is not None and lacking == ():
                 staged = standing
             else:
                 self._check_vacant(replace=replace, lacking=lacking)

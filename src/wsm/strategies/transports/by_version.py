@@ -150,6 +150,12 @@ class ByVersion(Strategy):
         """Look at what :meth:`open` would offer."""
         return seen(source, version)
 
+    def retired_from(self, sections: Sections) -> str | None:
+        """Return the directory that versions are published in, where the transport reads them there."""
+        section = sections.of(RsyncConfig)
+        kind = self._transports.get(section.transport)
+        return section.directory if kind is not None and kind.from_files else None
+
     def transport(self, sections: Sections) -> KeptTransport:
         """Return the configured transport, which is built for the first load and kept between loads."""
         name = sections.of(RsyncConfig).transport

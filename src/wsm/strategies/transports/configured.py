@@ -22,7 +22,8 @@ class RsyncConfig:
     Parameters
     ----------
     transport : str
-        ``checkpoint_transfer`` or ``mooncake``, which has a section of its own.
+        ``checkpoint_transfer``; ``mooncake``, which has a section of its own; or ``files``, for ``gdr``:
+        whole versions that are published in `directory`, as adopted ones are.
     directory : str or None
         Its ``version.yaml`` says which version a boot loads (FastDeploy: the model directory), else what was
         published last into it; None where every command names one, or the transport knows the newest.

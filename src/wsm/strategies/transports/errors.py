@@ -104,3 +104,12 @@ def transfer_too_long(*, peer: str, limit_s: float, tensors: int, touched: bool 
         tensors=tensors,
         touched=touched,
     )
+
+
+def files_without_directory() -> BadInputError:
+    """The transport ``files`` is configured without the directory that it reads."""
+    return BadInputError(
+        "rsync.transport: files reads versions where they are published, and no directory is named; "
+        "give rsync: {directory: ...}",
+        code="files-without-directory",
+    )

@@ -88,10 +88,13 @@ class TransportKind:
         what no load could use.
     sections : sequence of type
         The sections that it reads besides the strategy's own.
+    from_files : bool
+        Whether versions are read where they are published, in the strategy's directory.
     """
 
     build: Callable[[Sections], Transport]
     sections: Sequence[type] = ()
+    from_files: bool = False
 
 
 class KeptTransport:

@@ -1,0 +1,326 @@
+"""Adopting: what a trainer has written becomes a version that a group loads, in one call.
+
+The directory's tensors are described and digested first, and nothing is written if a version of that label
+and digest stands already. Else its files are linked or copied into ``versions/``, and announced, as every
+publication is. The digests are checked again by every load.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from wsm.clock import Clock, SystemClock
+from wsm.errors import WsmError
+from wsm.printable import counted, size_text
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.adopt import errors
+from wsm.strategies.adopt.checkpoint import Checkpoint, open_checkpoint
+from wsm.strategies.adopt.deciding import Decision, Relabel, decide, label_for
+from wsm.strategies.adopt.record import AdoptedContent, AdoptionRecord, known_labels, mtimes_of
+from wsm.strategies.adopt.taking import take_in
+from wsm.strategies.digest import shard_digest
+from wsm.strategies.errors import PublisherBusyError
+from wsm.strategies.snapshot.errors import PlacementError
+from wsm.strategies.snapshot.placement import Placement, runs, whole_shape
+from wsm.strategies.snapshot.publish import StagedVersion
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention
+from wsm.strategies.training_names import TrainingNames
+
+#: Says of each tensor of a whole model, by its name, how it lies on the ranks; refuses what is no such model.
+PlacementHook: TypeAlias = Callable[[Mapping[str, TensorSpec]], Mapping[str, Placement]]
+
+# Each further attempt takes another process that adopted something between our look and our lock.
+_ATTEMPTS = 4
+
+
+class AdoptWay(enum.Enum):
+    """How bytes are taken in.
+
+    LINK: hard links, copies where the file system has none. COPY: copies. NONE: not at all; only the label is
+    taken from the directory, and the version comes as the group's strategy brings it.
+    """
+
+    LINK = "link"
+    COPY = "copy"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class AdoptSettings:
+    """Into what and how directories are adopted.
+
+    Parameters
+    ----------
+    into : path or str
+        The directory in whose ``versions/`` they are published.
+    roots : sequence of path or str
+        The directories below which trainers write; nothing else is opened.
+    way : AdoptWay
+        How bytes are taken in.
+    relabel : Relabel
+        What happens to other content under a label that was used before.
+    ranks : int or None
+        Of the group that loads; None where every rank gets the whole model, for its own loaders.
+    placements : callable, optional
+        How a whole model lies on the ranks; needed for more than one.
+    names : TrainingNames, optional
+        What the trainer calls the model's tensors. A file with other names than the model's is copied.
+    device_id : int
+        The one in the names of rank 0's files.
+    retain : Retention
+        Which older versions stay.
+    durable : bool
+        Whether an adopted version must survive a power cut; what is linked, as far as its trainer saw to it.
+    """
+
+    into: Path | str
+    roots: Sequence[Path | str]
+    way: AdoptWay = AdoptWay.LINK
+    relabel: Relabel = Relabel.MARK
+    ranks: int | None = None
+    placements: PlacementHook | None = None
+    names: TrainingNames | None = None
+    device_id: int = 0
+    retain: Retention = KEEP_TWO
+    durable: bool = True
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What a directory was adopted as.
+
+    Parameters
+    ----------
+    label : str
+        The version to load.
+    asked : str
+        What it was asked to be called; another label if that was other content's.
+    source : str
+        The directory, links resolved.
+    digest : str or None
+        Digest of its tensors; None if it was not looked at (``none``).
+    already : bool
+        Whether it was there, so that nothing was written.
+    way : AdoptWay
+        How its bytes were taken in; COPY also where links were wanted and cannot be made.
+    files, bytes : int
+        How many files it has, and their size.
+    left_out : tuple of str
+        Safetensors files of the directory that its index does not name.
+    seconds : float
+        How long it took.
+    retired : tuple of str
+        Older versions that were removed.
+    """
+
+    label: str
+    asked: str
+    source: str
+    digest: str | None
+    already: bool
+    way: AdoptWay
+    files: int
+    bytes: int
+    left_out: tuple[str, ...]
+    seconds: float
+    retired: tuple[str, ...] = ()
+
+    @property
+    def reused(self) -> bool:
+        """Whether the label that was asked for had been other content's."""
+        return self.label != self.asked
+
+    def sentence(self) -> str:
+        """Return what happened, for a person."""
+        if self.digest is None:
+            return f"version {self.label}: nothing adopted"
+        what = f"{counted(self.files, 'file')}, {size_text(self.bytes)}, digest {self.digest}"
+        taken = "linked" if self.way is AdoptWay.LINK else "copied"
+        done = "is there already" if self.already else taken
+        reused = f"; label reused: {self.asked} was other content" if self.reused else ""
+        return f"version {self.label}: {done} ({what}){reused}"
+
+
+def adopt(
+    source: Path | str,
+    settings: AdoptSettings,
+    *,
+    version: str | int | None = None,
+    clock: Clock | None = None,
+) -> Adoption:
+    """Take in a directory of safetensors files as a version. Blocks; reads every byte once.
+
+    Touches no group, and may be called while one serves. Nothing is written into the directory.
+
+    Parameters
+    ----------
+    source : path or str
+        The directory.
+    settings : AdoptSettings
+        Into what, and how.
+    version : str or int, optional
+        Its label; else the number at the end of the directory's name, else that name.
+    clock : Clock, optional
+        For the seconds in the report.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such directory (``checkpoint-missing``), it lies elsewhere (``outside-roots``), holds
+        no whole checkpoint (``no-checkpoint``, ``incomplete-checkpoint``), changes meanwhile
+        (``checkpoint-changed``), or does not fit the group's model or number of ranks.
+    RefusedError
+        If the label was other content's and must not be (``label-reused``), nothing says how the model is
+        divided (``placements-unknown``), or something there is not to be trusted.
+    PublisherBusyError, StorageError
+        If it cannot be published now.
+    """
+    clock = clock or SystemClock()
+    begun = clock.monotonic_ns()
+    if settings.way is AdoptWay.NONE:
+        asked = label_for(Path(source).name, version)
+        return Adoption(asked, asked, str(source), None, False, AdoptWay.NONE, 0, 0, (), 0.0)
+    with open_checkpoint(source, settings.roots) as checkpoint:
+        described = _Described.of(checkpoint, settings, label_for(Path(checkpoint.path).name, version))
+        taken = None
+        for _ in range(_ATTEMPTS):
+            decision = described.decided()
+            if decision.already or (taken := described.taken(decision)) is not None:
+                break
+        else:
+            raise PublisherBusyError(directory=str(settings.into))
+        return Adoption(
+            label=decision.label,
+            asked=described.asked,
+            source=checkpoint.path,
+            digest=described.digest,
+            already=taken is None,
+            way=settings.way if taken is None else taken.way,
+            files=len(checkpoint.parts),
+            bytes=checkpoint.nbytes,
+            left_out=checkpoint.left_out,
+            seconds=(clock.monotonic_ns() - begun) / 1_000_000_000,
+            retired=() if taken is None else taken.retired,
+        )
+
+
+class _Taken(NamedTuple):
+    """How files were published, and which older versions went for it."""
+
+    way: AdoptWay
+    retired: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A checkpoint whose tensors are known, by name, digest and place."""
+
+    checkpoint: Checkpoint
+    settings: AdoptSettings
+    asked: str
+    tensors: Sequence[Sequence[tuple[TensorSpec, str]]]
+    placements: Mapping[TensorSpec, Placement | None]
+    digest: str
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, settings: AdoptSettings, asked: str) -> _Described:
+        """Describe a checkpoint. Blocks; reads it whole, once it is seen that it fits."""
+        described = _specs(checkpoint, settings)
+        placements = _placed(checkpoint.path, [spec for specs in described for spec in specs], settings)
+        tensors = [
+            list(zip(specs, part.digests(), strict=True))
+            for specs, part in zip(described, checkpoint.parts, strict=True)
+        ]
+        digest = shard_digest(row for rows in tensors for row in rows)
+        return cls(checkpoint, settings, asked, tensors, placements, digest)
+
+    def decided(self) -> Decision:
+        """Say what it is adopted as, by what is published and remembered now."""
+        known = known_labels(Path(self.settings.into), self.placements, self.settings.device_id)
+        return decide(self.asked, self.digest, known, self.settings.relabel)
+
+    def taken(self, decision: Decision) -> _Taken | None:
+        """Publish the files; None if another process changed what was decided before we had the lock."""
+        settings, into = self.settings, Path(self.settings.into)
+        with StagedVersion(into, decision.label, world_size=1, durable=settings.durable) as staged:
+            if self.decided() != decision:
+                return None
+            manifest, linked = take_in(
+                staged,
+                self.checkpoint,
+                self.tensors,
+                self.placements,
+                device_id=settings.device_id,
+                link=settings.way is AdoptWay.LINK and not self._is_renamed,
+                durable=settings.durable,
+            )
+
+            def remember() -> None:
+                times = mtimes_of(staged.final, manifest.parts)
+                content = AdoptedContent(decision.label, self.asked, self.digest, times)
+                AdoptionRecord.of(into).with_one(content).write(into, durable=settings.durable)
+
+            published = staged.commit(
+                replace=decision.replace,
+                keep_standing=False,
+                retain=settings.retain,
+                before_announcing=remember,
+            )
+        return _Taken(AdoptWay.LINK if linked else AdoptWay.COPY, published.retired)
+
+    @property
+    def _is_renamed(self) -> bool:
+        """Whether the model calls a tensor otherwise than its file does."""
+        return any(
+            spec != own
+            for part, rows in zip(self.checkpoint.parts, self.tensors, strict=True)
+            for spec, (own, _) in zip(part.content.specs(), rows, strict=True)
+        )
+
+
+def _specs(checkpoint: Checkpoint, settings: AdoptSettings) -> list[list[TensorSpec]]:
+    """Return the tensors of each file under the model's names; an error if two have one name."""
+    own = (lambda name: name) if settings.names is None else settings.names.of_inference
+    described = [
+        [TensorSpec(own(spec.name), spec.dtype, spec.shape) for spec in part.content.specs()]
+        for part in checkpoint.parts
+    ]
+    counts = Counter(spec.name for specs in described for spec in specs)
+    duplicate = sorted(name for name, count in counts.items() if count > 1)
+    if duplicate:
+        origins = [part.path for part in checkpoint.parts]
+        raise strategies_errors.not_covered(duplicate=duplicate, origins=origins)
+    if not counts:
+        raise errors.no_checkpoint(path=checkpoint.path, present=["safetensors files without tensors"])
+    return described
+
+
+def _placed(
+    path: str, specs: Sequence[TensorSpec], settings: AdoptSettings
+) -> dict[TensorSpec, Placement | None]:
+    """Return how each tensor lies on the ranks; an error if one cannot be divided by their number."""
+    hook, ranks = settings.placements, settings.ranks
+    if ranks is None or (ranks == 1 and hook is None):
+        return dict.fromkeys(specs)
+    if hook is None:
+        raise errors.placements_unknown(path=path, ranks=ranks)
+    named = getattr(hook, "__qualname__", repr(hook))
+    try:
+        said = dict(hook({spec.name: spec for spec in specs}))
+    except WsmError:
+        raise
+    except Exception as error:  # a function of the user's own, given what a trainer wrote
+        problem = f"{type(error).__name__}: {error}"
+        raise errors.bad_placements(hook=named, problem=problem) from error
+    for spec in specs:
+        if spec.name not in said:
+            raise PlacementError(tensor=spec.name, problem="has no placement")
+        whole_shape(spec.name, said[spec.name], spec.shape, 0, 1)
+        runs(spec.name, said[spec.name], spec.shape, 0, ranks)
+    return {spec: said[spec.name] for spec in specs}

@@ -1,0 +1,68 @@
+"""The transport ``files``: an adopted version whole, for the loaders of models that cut it themselves.
+
+``strategy: gdr`` with ``rsync: {transport: files, directory: ...}`` feeds each rank every tensor of a version
+that was published for one rank, as adopted ones are, verified, to ``load_weights``. Nothing is kept open
+between two loads.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from wsm.strategies.observer import UNOBSERVED, LoadObserver
+from wsm.strategies.offer import Offer
+from wsm.strategies.sections import Sections
+from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
+from wsm.strategies.snapshot.source import SnapshotSource
+from wsm.strategies.transports import errors
+from wsm.strategies.transports.configured import RsyncConfig
+from wsm.strategies.transports.transport import TransportKind
+
+
+class CheckpointFiles:
+    """Versions in files, each whole, for every rank alike.
+
+    Parameters
+    ----------
+    directory : str
+        The one that they are published in.
+    """
+
+    name = "files"
+
+    def __init__(self, directory: str) -> None:
+        # Each rank gets what is published as rank 0's of one: the whole model. Its manifests are required.
+        self._source = SnapshotSource(
+            directory, 0, device_id=0, world_size=1, shared_directory=None, verify="required"
+        )
+        self._strategy = IpcSnapshot()
+
+    def open(
+        self,
+        version: str | None,
+        rank: int,  # noqa: ARG002 - every rank gets the same
+        observer: LoadObserver,
+        *,
+        world_size: int | None = None,  # noqa: ARG002 - as many ranks as there are get the same
+    ) -> AbstractContextManager[Offer]:
+        """Open a version; see :class:`wsm.strategies.transports.transport.Transport`."""
+        return self._strategy.open(self._source, version, observer)
+
+    def preview(
+        self, version: str | None, rank: int, *, world_size: int | None = None
+    ) -> AbstractContextManager[Offer]:
+        """Look at a version."""
+        return self.open(version, rank, UNOBSERVED, world_size=world_size)
+
+    def close(self) -> None:
+        """Do nothing: nothing is kept."""
+
+
+def _build(sections: Sections) -> CheckpointFiles:
+    directory = sections.of(RsyncConfig).directory
+    if directory is None:
+        raise errors.files_without_directory()
+    return CheckpointFiles(directory)
+
+
+FILES = TransportKind(_build, from_files=True)

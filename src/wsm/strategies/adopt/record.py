@@ -1,0 +1,165 @@
+"""Which content was adopted under which label: a file beside the versions, ``adopted.json``.
+
+Versions are retired, and a trainer that is started again calls other content by the labels of old ones. The
+file remembers the last thousand adoptions, so that a label is known to be used after its version is gone.
+It is written under the publishers' lock. One that cannot be read counts as none, with a warning in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from wsm import log
+from wsm.shared_directory import read_ours
+from wsm.strategies.adopt.deciding import KnownLabel
+from wsm.strategies.documents import FieldReader, SealedDocument
+from wsm.strategies.errors import ManifestError
+from wsm.strategies.files.atomic_file import replace_file
+from wsm.strategies.files.file_looks import FileLook
+from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.snapshot.manifest import PartEntry
+from wsm.strategies.snapshot.placement import Placement
+from wsm.strategies.snapshot.publish import standing_publication
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.publications import listed_versions
+
+#: Beside ``version.yaml``.
+RECORD_FILE = "adopted.json"
+_MOST = 1000
+
+_log = log.logger("strategies")
+
+
+@dataclass(frozen=True)
+class AdoptedContent:
+    """One adoption.
+
+    Parameters
+    ----------
+    label : str
+        What the version is called.
+    asked : str
+        What it was asked to be called.
+    digest : str
+        Digest of its tensors.
+    mtimes_ns : tuple of int
+        When each of its files was changed last; of files that a trainer can still write.
+    """
+
+    label: str
+    asked: str
+    digest: str
+    mtimes_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AdoptionRecord(SealedDocument):
+    """All adoptions that are remembered, the last one last; each label once."""
+
+    FORMAT: ClassVar[str] = "wsm.adoptions"
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"adopted"})
+
+    adopted: tuple[AdoptedContent, ...] = ()
+
+    @classmethod
+    def decode(cls, data: bytes, *, file: str) -> AdoptionRecord:
+        """Parse the file.
+
+        Raises
+        ------
+        ManifestError
+            If it is damaged. Any bytes give this or a record.
+        """
+        reader = cls._unsealed(data, file=file)
+        record = cls(tuple(_content(row) for row in reader.objects("adopted")))
+        record._as_read(reader)
+        return record
+
+    @classmethod
+    def of(cls, directory: Path) -> AdoptionRecord:
+        """Read that of a directory; an empty one where there is none. Blocks (one small file).
+
+        Raises
+        ------
+        ForeignPathError
+            If another user could have written it.
+        """
+        file = directory / RECORD_FILE
+        try:
+            return cls.decode(read_ours(file), file=str(file))
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ManifestError) as error:
+            _log.warning(log.ADOPTIONS_UNREADABLE, file=str(file), reason=str(error))
+            return cls()
+
+    def with_one(self, content: AdoptedContent) -> AdoptionRecord:
+        """Return the record with one more, in the place of an older one of its label."""
+        others = tuple(each for each in self.adopted if each.label != content.label)
+        return AdoptionRecord((*others, content)[-_MOST:])
+
+    def write(self, directory: Path, *, durable: bool) -> None:
+        """Put it into a directory, in one step. Blocks; raises OSError."""
+        replace_file(directory / RECORD_FILE, self.encode(), durable=durable)
+
+    def _content(self) -> dict[str, Any]:
+        rows = [{**vars(each), "mtimes_ns": list(each.mtimes_ns)} for each in self.adopted]
+        return {"adopted": rows}
+
+
+def _content(row: FieldReader) -> AdoptedContent:
+    times = row.rows("mtimes_ns")
+    if any(type(time) is not int for time in times):
+        raise row.refuse("mtimes_ns", "a list of times")
+    return AdoptedContent(row.version("label"), row.version("asked"), row.digest("digest"), tuple(times))
+
+
+def known_labels(
+    directory: Path, promised: Mapping[TensorSpec, Placement | None], device_id: int
+) -> dict[str, KnownLabel]:
+    """Return every label that is published or remembered. Blocks; reads no tensors.
+
+    Parameters
+    ----------
+    directory : Path
+        That of the versions.
+    promised : mapping of TensorSpec to Placement
+        What a version must say of each tensor to be as good as a new one.
+    device_id : int
+        The one in the names of its files.
+    """
+    adopted = {each.label: each for each in AdoptionRecord.of(directory).adopted}
+    known = {label: KnownLabel(each.digest, stands=False) for label, each in adopted.items()}
+    for listed in listed_versions(directory / VERSIONS_DIRECTORY):
+        publication = standing_publication(listed.path)
+        if publication is None or len(publication.shards) > 1:
+            known[listed.label] = KnownLabel("", stands=False)
+            continue
+        (shard,) = publication.shards
+        remembered = adopted.get(listed.label)
+        stands = (
+            {entry.spec: entry.placement for entry in shard.tensors} == dict(promised)
+            and shard.device_id == device_id
+            and (remembered is None or remembered.mtimes_ns == mtimes_of(listed.path, shard.parts))
+        )
+        known[listed.label] = KnownLabel(shard.content_digest, stands)
+    return known
+
+
+def mtimes_of(path: Path, parts: Iterable[PartEntry]) -> tuple[int, ...]:
+    """Return when each part of a version was changed last; of one that is gone, 0."""
+    return tuple(FileLook.at(str(path / part.file)).mtime_ns or 0 for part in parts)
+
+
+def label_adopted_last(directory: Path | str, asked: str) -> str | None:
+    """Return the label under which what was asked to be called so was adopted last; None: it never was.
+
+    Blocks (one small file).
+    """
+    found = (
+        each.label for each in reversed(AdoptionRecord.of(Path(directory)).adopted) if each.asked == asked
+    )
+    return next(found, None)

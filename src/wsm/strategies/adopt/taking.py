@@ -1,0 +1,151 @@
+"""The files of a checkpoint as the one shard of a version: linked or copied, with a manifest beside them.
+
+A whole model is a version for one rank. Groups of other numbers of ranks read their slices of it, by the
+placements in its manifest, and models with loaders of their own get it whole. A linked file is the trainer's
+very file under a second name: it stays when the trainer deletes its own, and what the trainer writes into it
+in place is found by the digests. A copy is ours, begins with a header of ours, and may have other names.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from wsm.shared_directory import create_ours, link_opened
+from wsm.strategies.adopt import errors
+from wsm.strategies.adopt.checkpoint import Checkpoint, CheckpointPart
+from wsm.strategies.errors import StorageError
+from wsm.strategies.files import snapshot_names
+from wsm.strategies.files.atomic_file import write_all, write_new
+from wsm.strategies.files.safetensors import lay_out
+from wsm.strategies.snapshot.manifest import PartEntry, PartMetadata, ShardManifest, TensorEntry
+from wsm.strategies.snapshot.placement import Placement
+from wsm.strategies.snapshot.publish import StagedVersion
+from wsm.strategies.tensor import TensorSpec
+
+_CHUNK_BYTES = 1 << 21
+# Kernels, file systems and sandboxes without copy_file_range, and files that lie on two file systems.
+_NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
+
+
+def take_in(
+    staged: StagedVersion,
+    checkpoint: Checkpoint,
+    tensors: Sequence[Sequence[tuple[TensorSpec, str]]],
+    placements: Mapping[TensorSpec, Placement | None],
+    *,
+    device_id: int,
+    link: bool,
+    durable: bool,
+) -> tuple[ShardManifest, bool]:
+    """Put the files and their manifest into what is staged. Blocks.
+
+    Parameters
+    ----------
+    staged : StagedVersion
+        Of one rank; no reader looks there yet.
+    checkpoint : Checkpoint
+        The open files.
+    tensors : sequence of sequence of (TensorSpec, str)
+        For each file its tensors, under the model's names and in the order of the file, with their digests.
+    placements : mapping of TensorSpec to Placement
+        How each lies on the ranks; None where that is not said.
+    device_id : int
+        The one in the file names.
+    link : bool
+        Whether the files may be linked; where the file system refuses it, they are copied.
+    durable : bool
+        Whether manifests and copies must survive a power cut. What is linked is the trainer's to write down.
+
+    Returns
+    -------
+    manifest : ShardManifest
+        What was put beside them.
+    linked : bool
+        Whether they were linked.
+
+    Raises
+    ------
+    BadInputError (``checkpoint-changed``)
+        If a file was written meanwhile.
+    StorageError
+        If the file system refuses.
+    """
+    base = snapshot_names.shard_base(0, device_id)
+    paths = [staged.path / snapshot_names.part_name(base, index) for index, _ in enumerate(checkpoint.parts)]
+    metadata = PartMetadata(staged.version, 0, 1, staged.publication)
+    try:
+        linked = link and _link(checkpoint.parts, paths)
+        if not linked:
+            for part, path, held in zip(checkpoint.parts, paths, tensors, strict=True):
+                _copy(part, path, [spec for spec, _ in held], metadata, durable=durable)
+        for part in checkpoint.parts:
+            part.require_unchanged()
+        manifest = ShardManifest(
+            version=staged.version,
+            rank=0,
+            world_size=1,
+            device_id=device_id,
+            publication=staged.publication,
+            parts=tuple(PartEntry(path.name, path.stat().st_size) for path in paths),
+            tensors=tuple(
+                TensorEntry(spec, digest, index, placements[spec])
+                for index, held in enumerate(tensors)
+                for spec, digest in held
+            ),
+        )
+        path = staged.path / snapshot_names.shard_manifest_name(base)
+        write_new(path, manifest.encode(), durable=durable)
+    except OSError as error:
+        raise StorageError(path=str(staged.path), reason=error.strerror or str(error)) from error
+    return manifest, linked
+
+
+def _link(parts: Sequence[CheckpointPart], paths: Sequence[Path]) -> bool:
+    """Link all files, or none: readers take the parts of one version for all of one kind."""
+    try:
+        for part, path in zip(parts, paths, strict=True):
+            link_opened(part.descriptor, path)
+    except OSError:  # another file system, another user's file, a file whose last name is gone, ...
+        for path in paths:
+            with suppress(FileNotFoundError):
+                path.unlink()
+        return False
+    return True
+
+
+def _copy(
+    part: CheckpointPart, path: Path, specs: Sequence[TensorSpec], metadata: PartMetadata, *, durable: bool
+) -> None:
+    header = part.content.header
+    destination = create_ours(path, mode=None)
+    try:
+        write_all(destination, lay_out(specs, metadata.encode())[0])
+        _copy_bytes(part, header.data_begin, header.data_bytes, destination)
+        if durable:
+            os.fsync(destination)
+    finally:
+        os.close(destination)
+
+
+def _copy_bytes(part: CheckpointPart, begin: int, count: int, destination: int) -> None:
+    end, in_kernel = begin + count, True
+    while begin < end:
+        if in_kernel:
+            try:
+                moved = os.copy_file_range(part.descriptor, destination, end - begin, offset_src=begin)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY:
+                    raise
+                in_kernel = False
+                continue
+        else:
+            data = os.pread(part.descriptor, min(_CHUNK_BYTES, end - begin), begin)
+            write_all(destination, data)
+            moved = len(data)
+        if not moved:
+            raise errors.checkpoint_changed(file=part.path, problem="it ends early")
+        begin += moved

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
+
+from small_state import make_state
+from written_checkpoint import write_checkpoint
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "exchange" / "weight_v000012", make_state())
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "wsm.yaml"
+    file.write_text(f"name: policy\nranks: 1\nsnapshot: {{directory: {tmp_path / 'models'}}}\n")
+    return file
+
+
+def test_a_directory_becomes_a_version_that_can_be_verified(
+    wsm: Run, written: Path, config: Path, tmp_path: Path
+) -> None:
+    ended = wsm("adopt", written, "--config", config)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("version 12: linked (2 files, ")
+    assert wsm("verify", tmp_path / "models", "--version", 12).code == 0
+    again = json.loads(wsm("adopt", written, "--config", config, "--adopt", "copy", "--json").out)
+    assert (again["label"], again["already"], again["reused"], again["way"]) == ("12", True, False, "copy")
+    copied = wsm("adopt", written, "--config", config, "--adopt", "copy", "--version", "best")
+    assert copied.out.startswith("version best: copied")
+
+
+def test_names_and_placements_come_from_files_of_the_users(
+    wsm: Run, written: Path, config: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "my_engine_of_adopt.py").write_text(
+        "from wsm.strategies.snapshot.placement import Replicated\n"
+        "def placed(specs):\n    assert 'tokens' in specs\n    return dict.fromkeys(specs, Replicated())\n"
+    )
+    (tmp_path / "names.json").write_text('{"embed.weight": "tokens"}')
+    config.write_text(config.read_text().replace("ranks: 1", "ranks: 4"))
+    hook = ("--placements", "my_engine_of_adopt:placed", "--names", tmp_path / "names.json")
+    ended = wsm("adopt", written, "--config", config, *hook)
+    assert (ended.code, ended.err) == (0, "")
+    assert "copied" in ended.out
+    assert "says how its tensors lie on 4 ranks" in wsm("adopt", written, "--config", config).err
+    for wrong in ("my_engine_of_adopt:absent", "no_such_module:placed"):
+        assert wsm("adopt", written, "--config", config, "--placements", wrong).code == 2
+    (tmp_path / "names.json").write_text("[]")
+    assert "no object of names" in wsm("adopt", written, "--config", config, *hook).err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "give --group NAME"),
+        (("--group", "no-such-group"), "no group 'no-such-group' of wsm rollout runs here"),
+        (("--config", "wsm.yaml", "--group", "other"), "configures group 'policy', not 'other'"),
+        (("--config", "ipc.yaml"), "loads no files that could be adopted"),
+        (("--config", "wsm.yaml", "--root", "elsewhere"), "only what lies below"),
+        (("--config", "wsm.yaml", "--version", "latest"), "reserved"),
+    ],
+)
+def test_what_cannot_be_adopted_says_what_to_do(
+    wsm: Run, written: Path, config: Path, options: tuple[str, ...], said: str
+) -> None:
+    (config.parent / "elsewhere").mkdir()
+    Path("ipc.yaml").write_text("name: policy\nranks: 1\nstrategy: ipc\n")
+    ended = wsm("adopt", written, *options)
+    assert ended.code in (1, 2)
+    assert said in " ".join(ended.err.split())
