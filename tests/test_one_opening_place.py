@@ -56,6 +56,7 @@ ELSEWHERE = {
         "worker.recording",
     },
     "published versions: only who may write in the trainer's directory can put something there": {
+        "strategies.adopt.taking",
         "strategies.delta.publish",
         "strategies.delta._published",
         "strategies.delta._writer",

@@ -23,6 +23,7 @@ COMMANDS = (
     "memory",
     "convert",
     "delta",
+    "adopt",
     "digest",
     "diff",
     "verify",
