@@ -43,6 +43,7 @@ PACKAGES = {
     "matplotlib": Package(["matplotlib"], ["demo"], "matplotlib.figure"),
     "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"], "mooncake.engine"),
     "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
+    "starlette": Package(["starlette"], ["http"], "starlette.applications"),
     "zstandard": Package(["zstandard"], ["delta"]),
 }
 
@@ -61,6 +62,17 @@ MADE_OF = {
         "wsm.rollout._plan_channel",
         "wsm.rollout.runner",
         "wsm.rollout.worker_process",
+    ),
+    "starlette": (
+        "wsm.http",
+        "wsm.http.answers",
+        "wsm.http.app",
+        "wsm.http.commands",
+        "wsm.http.errors",
+        "wsm.http.kept",
+        "wsm.http.native",
+        "wsm.http.surface",
+        "wsm.http.surfaces",
     ),
     "zstandard": ("wsm.strategies.delta._codec",),
 }

@@ -16,6 +16,7 @@ worker                  the rank's side: ``poll()`` and ``step()`` in an engine'
 controller              the other side: commands, their outcome, recovery
 status                  what a group is doing, and which rank is to blame
 cli, rollout, demo      the command line, a reference engine, and a training loop on it
+http                    groups commanded over HTTP, by trainers as they are and by programs
 fastdeploy              FastDeploy's weight manager, as a rank of a group
 testing                 what tests of an engine need
 config, config_reading  what a group is told, and how options are checked

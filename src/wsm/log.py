@@ -53,6 +53,9 @@ CONTROLLER_STALLED: Final = "controller.stalled"
 EPOCH_BEGUN: Final = "epoch.begun"
 
 JOURNAL_ENDED: Final = "journal.ended"
+RECEIPTS_ENDED: Final = "receipts.ended"
+REQUEST_FAILED: Final = "request.failed"
+HOLD_CLOSED: Final = "hold.closed"
 SHORTAGE_MET: Final = "shortage.met"
 
 ENGINE_WORD_SEEN: Final = "engine_word.seen"

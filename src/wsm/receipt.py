@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wsm.labels import is_unnamed
-from wsm.report import RankReport
+from wsm.report import ActionSeconds, RankReport
 from wsm.states.vocabulary import Tag, sentence_of
 
 
@@ -126,6 +126,33 @@ class Receipt:
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
         return {**asdict(self), "outcome": self.outcome.value}
+
+    @classmethod
+    def from_mapping(cls, said: Mapping[str, Any]) -> Receipt:
+        """Return the receipt that :meth:`to_mapping` has described; what a newer build adds is left out.
+
+        Raises
+        ------
+        ValueError
+            If it describes none.
+        """
+        known = {name: value for name, value in said.items() if name in cls.__dataclass_fields__}
+        try:
+            ranks = tuple(
+                RankReport(
+                    **{
+                        **report,
+                        "actions": tuple(ActionSeconds(**action) for action in report["actions"]),
+                        "bases": tuple(report["bases"]),
+                    }
+                )
+                for report in known["ranks"]
+            )
+            known.update(ranks=ranks, outcome=Outcome(known["outcome"]))
+            known.update({name: tuple(known[name]) for name in ("tags", "missing") if name in known})
+            return cls(**known)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def _sentence_of_a_half(self) -> str:
         asked = sentence_of(Tag(tag) for tag in self.tags)

@@ -1,0 +1,23 @@
+"""Over HTTP: a group commanded by trainers as they are, by operators and by programs on other hosts.
+
+One ASGI app, mounted into an engine's own or served by ``wsm serve``. It needs the extra ``wsm[http]``.
+
+==================  ======================================================================================
+module              responsible for
+==================  ======================================================================================
+:mod:`.app`         :func:`create_app`: whose route answers which path; the gate of a held group
+:mod:`.commands`    one group's commands: once per request id, held by a surface, kept
+:mod:`.kept`        what outlives a server: the ends of requests, and why a hold is closed
+:mod:`.answers`     from receipts and errors to statuses, headers and bodies, and back
+:mod:`.native`      the routes of ``/wsm/v1``
+:mod:`.surface`     what a front for one kind of trainer is
+:mod:`.surfaces`    those fronts
+:mod:`.errors`      what a request can be told that no other part says
+==================  ======================================================================================
+"""
+
+from wsm.http.app import create_app
+from wsm.http.commands import ClosedHold, Commands, Origin
+from wsm.http.surface import InHold, Surface, SurfaceRoute
+
+__all__ = ["ClosedHold", "Commands", "InHold", "Origin", "Surface", "SurfaceRoute", "create_app"]

@@ -1,0 +1,241 @@
+"""From receipts and errors of wsm to HTTP: statuses, headers, bodies. Pure; every front says it from here.
+
+A 5xx says that trying again can help, and nothing else says it. What is wrong with the caller's input is 400
+where its words are, and 422 where its weights are, also if ranks found it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from wsm import errors
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
+from wsm.receipt import Receipt
+
+#: Seconds after which a caller that met another command, or a recovery, may ask again.
+RETRY_AFTER_S: Final = 1
+
+#: Codes of errors that say something of the weights that were to be loaded, whichever process found it.
+UNFIT_WEIGHTS: Final = frozenset(
+    {
+        "bad-bucket-size",
+        "bad-delta",
+        "bad-device-id",
+        "bad-device-meta",
+        "bad-file-size",
+        "bad-pickle",
+        "bad-safetensors",
+        "bad-slices",
+        "bad-source-type",
+        "bad-training-names",
+        "bad-version-file",
+        "delta-base",
+        "delta-base-not-published",
+        "delta-layout",
+        "delta-not-found",
+        "delta-of-other-model",
+        "differs-from-manifest",
+        "digest-mismatch",
+        "dtype-mismatch",
+        "empty-snapshot",
+        "foreign-segment",
+        "foreign-tensor",
+        "incomplete-publication",
+        "load-incomplete",
+        "manifest",
+        "manifest-mismatch",
+        "manifest-missing",
+        "mapped-name-exists",
+        "metas-not-found",
+        "mixed-parts",
+        "named-on-one",
+        "no-auxiliary-tensors",
+        "not-aregular-file",
+        "not-covered",
+        "not-finite",
+        "not-pickle",
+        "other-content",
+        "outside-directory",
+        "part-sequence",
+        "partial-load-refused",
+        "peer-message",
+        "pickle-refused",
+        "pickled-metas-refused",
+        "placement",
+        "placement-missing",
+        "shape-mismatch",
+        "shard-identity",
+        "shared-memory-gone",
+        "snapshot-not-found",
+        "source-changed",
+        "source-overwritten",
+        "tied-tensors-differ",
+        "too-many-buckets",
+        "trainer-tensor",
+        "unpromised-tensor",
+        "unreadable-file",
+        "unsupported-tensor",
+        "unverified-stream",
+        "unversioned-weights",
+        "version-file-missing",
+        "version-mismatch",
+        "version-unknown",
+        "version-unnamed",
+    }
+)
+
+#: Statuses of codes that their family does not answer; the code that an error quotes counts first.
+_STATUSES: Final = {
+    "command-timeout": 504,
+    "unsettled": 504,
+    "unsupported": 501,
+    "request-unknown": 404,
+    "not-found": 404,
+    "body-too-large": 413,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "misdirected": 421,
+    "upstream-unreachable": 502,
+    "lease-over": 409,  # to commit it again cannot help; what was prepared is gone
+    "segment-missing": 503,  # of a group that is started again
+    "segment-truncated": 500,
+    "controller-stopped": 503,
+    "teardown-failed": 500,
+    "server-busy": 503,
+    "admission-closed": 503,
+}
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """What is sent, before any framework has seen it.
+
+    Parameters
+    ----------
+    status : int
+        The status code.
+    body : object
+        Plain values, sent as JSON; None: an empty body.
+    headers : mapping of str to str
+        Beside those that the body asks for.
+    """
+
+    status: int
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def content(self) -> bytes:
+        """Return the body as it is sent."""
+        return b"" if self.body is None else json_bytes(self.body)
+
+
+def json_bytes(content: object) -> bytes:
+    """Return JSON; what it does not know becomes text, and a lone surrogate an escape."""
+    return json.dumps(content, default=_plain).encode()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, frozenset | set | tuple):
+        return sorted(value, key=str)
+    return str(value)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the status that answers an error."""
+    if not isinstance(error, WsmError):
+        return 500
+    quoted = getattr(error, "error", None)
+    if error.code in UNFIT_WEIGHTS or (isinstance(quoted, str) and quoted in UNFIT_WEIGHTS):
+        return 422
+    by_family = 400 if isinstance(error, BadInputError) else 409 if isinstance(error, RefusedError) else 500
+    return _STATUSES.get(error.code, 503 if error.retryable else by_family)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether the same input would fail in the same way, so that its failure is worth remembering."""
+    return status_of(error) == 422
+
+
+def failed(error: BaseException, *, request_id: str | None = None) -> HttpAnswer:
+    """Return the answer to a request that ended in an error."""
+    status = status_of(error)
+    headers = {} if request_id is None else {"X-Wsm-Request-Id": request_id}
+    if status == 503:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    body = {"error": error_mapping(error), "request_id": request_id}
+    return HttpAnswer(status, body, headers)
+
+
+def succeeded(receipt: Receipt) -> HttpAnswer:
+    """Return the answer to a command that ended well: its receipt."""
+    return HttpAnswer(200, {"receipt": dict(receipt.to_mapping())}, receipt_headers(receipt))
+
+
+def receipt_headers(receipt: Receipt) -> dict[str, str]:
+    """Return what every answer says of the command behind it."""
+    said = {
+        "X-Wsm-Request-Id": receipt.request_id,
+        "X-Wsm-Outcome": receipt.outcome.value,
+        "X-Wsm-Version": receipt.version,
+    }
+    return {name: header_text(value) for name, value in said.items() if value is not None}
+
+
+def header_text(value: str) -> str:
+    """Return a value as a header can carry it: printable ASCII, all else escaped."""
+    return value.encode("ascii", "backslashreplace").decode().translate({10: None, 13: None})
+
+
+def error_mapping(error: BaseException) -> dict[str, Any]:
+    """Return an error as plain values, from which :func:`error_of` makes it anew."""
+    if not isinstance(error, WsmError):
+        sentence = "the server met an error of its own; its log has the traceback"
+        return {"type": "InternalError", "code": "internal", "message": sentence, "context": {}}
+    public = next(kind for kind in type(error).__mro__ if kind.__name__ in _TYPES)
+    return {
+        "type": public.__name__,
+        "code": error.code,
+        "message": str(error),
+        "retryable": status_of(error) == 503,
+        "context": json.loads(json_bytes(error.context)),
+    }
+
+
+_FAMILIES: Final = {
+    kind.__name__: kind
+    for kind in (WsmError, RefusedError, BadInputError, GroupError, InternalError, errors.NoRoomError)
+}
+_TYPES: Final = frozenset((*_FAMILIES, *errors.PUBLIC))
+
+
+def error_of(said: object, *, status: int) -> WsmError:
+    """Return the error that a server's answer tells; the family alone where it tells none of ours.
+
+    Parameters
+    ----------
+    said : object
+        The body of the answer, as JSON had it.
+    status : int
+        Of the answer.
+    """
+    told = said.get("error") if isinstance(said, dict) else None
+    if not isinstance(told, dict) or not isinstance(told.get("message"), str):
+        family = GroupError if status >= 500 else RefusedError
+        return family(f"the server answered {status}, and no error of wsm: {said!r}", code="http-status")
+    name, code, context = told.get("type"), told.get("code"), told.get("context")
+    kind: type[WsmError] = GroupError if status >= 500 else RefusedError
+    if name in _FAMILIES:
+        kind = _FAMILIES[name]
+    elif name in errors.PUBLIC:
+        kind = getattr(errors, name)
+    error = kind.__new__(kind)
+    own = {str(key): value for key, value in context.items()} if isinstance(context, dict) else {}
+    own.pop("message", None)
+    own.pop("code", None)
+    WsmError.__init__(error, told["message"], code=code if isinstance(code, str) else None, **own)
+    return error

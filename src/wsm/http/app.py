@@ -1,0 +1,146 @@
+"""The ASGI app of one group: whose route answers which path, and what stands behind the paths of others.
+
+The native API comes first, then the primary surface, then what the others add; the rest is the engine's, or
+an upstream's. The gate of a held group stands before every path that asks for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from wsm import log
+from wsm.errors import WsmError
+from wsm.http import errors, native
+from wsm.http.answers import HttpAnswer, failed
+from wsm.http.commands import Commands
+from wsm.http.surface import InHold, Surface, SurfaceRoute
+
+
+def create_app(
+    commands: Commands | str, *, surfaces: Sequence[Surface] = (), rest: ASGIApp | None = None
+) -> ASGIApp:
+    """Return the app that commands a group over HTTP.
+
+    Parameters
+    ----------
+    commands : Commands or str
+        The group, or its name.
+    surfaces : sequence of Surface
+        The first is the primary one, which owns the paths that several have.
+    rest : ASGI app or None
+        What answers all other paths: the engine's own app, or an :class:`wsm.http.upstream.Upstream`.
+
+    Raises
+    ------
+    WsmError
+        As :class:`Commands`, if a name is given.
+    """
+    group = Commands(commands) if isinstance(commands, str) else commands
+    routes: dict[tuple[str, str], Route] = {}
+    primary = surfaces[0] if surfaces else None
+    health = native.health if primary is None or primary.health is None else primary.health
+    common = (*native.ROUTES, SurfaceRoute("GET", "/health", health))
+    for surface, offered in ((primary, common), *((each, each.routes) for each in surfaces)):
+        for route in offered:
+            if route.data and rest is not None:
+                continue  # an engine's data route is never replaced
+            key = (route.method, route.path)
+            if key not in routes:
+                routes[key] = Route(route.path, _endpoint(route, surface, group), methods=[route.method])
+    app = Starlette(routes=list(routes.values()))
+    app.router.redirect_slashes = False
+    app.state.commands = group
+    app.state.rest = rest
+    app.router.default = _Rest(group, surfaces, rest)
+    return _Slashes(app, {path for _, path in routes})
+
+
+def _endpoint(
+    route: SurfaceRoute, surface: Surface | None, commands: Commands
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            if route.data and surface is not None:
+                await admit(commands, surface.in_hold)
+            answer = await route.handler(request, commands)
+        except WsmError as error:
+            answer = failed(error, request_id=request.headers.get("idempotency-key"))
+            if surface is not None and surface.failed is not None:
+                answer = surface.failed(answer)
+        except Exception as error:  # noqa: BLE001 - a caller never sees a traceback, and the log does
+            log.logger("http").error(log.REQUEST_FAILED, operation=route.path, error=repr(error))
+            answer = failed(error)
+        return response_of(answer) if isinstance(answer, HttpAnswer) else answer
+
+    return endpoint
+
+
+def response_of(answer: HttpAnswer) -> Response:
+    """Return an answer as the framework sends it."""
+    headers = dict(answer.headers)
+    if answer.body is not None:
+        headers.setdefault("Content-Type", "application/json")
+    return Response(answer.content(), answer.status, headers)
+
+
+async def admit(commands: Commands, in_hold: InHold) -> None:
+    """Let a request for text pass once the group is open; what a hold means for it the surface says.
+
+    Raises
+    ------
+    RefusedError
+        If the group's hold is closed, or requests fail in a hold (code ``admission-closed``).
+    """
+    while commands.is_held():
+        closed = await commands.closed()
+        if closed is not None:
+            raise errors.admission_closed(why=f"{closed.verb} was refused: {closed.reason}")
+        if in_hold is InHold.FAIL:
+            raise errors.admission_closed(why="the group is held")
+        await commands.until_open()
+
+
+class _Rest:
+    """What answers the paths that wsm does not know; requests for text pass the gate of a held group."""
+
+    def __init__(self, commands: Commands, surfaces: Sequence[Surface], rest: ASGIApp | None) -> None:
+        self._commands = commands
+        self._in_hold = {path: each.in_hold for each in reversed(surfaces) for path in each.data_paths}
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if self._rest is not None and scope["type"] == "websocket":
+                await self._rest(scope, receive, send)
+            return
+        path = scope["path"]
+        try:
+            if path in self._in_hold:
+                await admit(self._commands, self._in_hold[path])
+            if self._rest is None:
+                raise errors.not_found(method=scope["method"], path=path)
+        except WsmError as error:
+            await response_of(failed(error))(scope, receive, send)
+            return
+        await self._rest(scope, receive, send)
+
+
+class _Slashes:
+    """Takes a path of ours with a slash behind it as the path: some trainers write it so."""
+
+    def __init__(self, app: Starlette, paths: set[str]) -> None:
+        self._app = app
+        self._paths = paths
+        self.state = app.state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path.endswith("/") and path.rstrip("/") in self._paths:
+            scope = {**scope, "path": path.rstrip("/")}
+        await self._app(scope, receive, send)

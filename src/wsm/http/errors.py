@@ -1,0 +1,91 @@
+"""What a request can be told that no other part of wsm says."""
+
+from __future__ import annotations
+
+from wsm.errors import BadInputError, GroupError, RefusedError
+
+
+def unsupported(*, verb: str, reason: str, use_instead: str) -> RefusedError:
+    """A verb of a trainer asks for what cannot be promised."""
+    return RefusedError(
+        f"{verb} is not supported: {reason}; use {use_instead} instead",
+        code="unsupported",
+        verb=verb,
+        reason=reason,
+        use_instead=use_instead,
+    )
+
+
+def hold_closed(*, surface: str, verb: str, reason: str) -> RefusedError:
+    """A group that is held since an update was refused would serve stale weights once it is released."""
+    return RefusedError(
+        f"the group stays held, since {verb} over {surface} was refused ({reason}) and no update came after "
+        "it; update the group, or release it with POST /wsm/v1/release and force",
+        code="hold-closed",
+        surface=surface,
+        verb=verb,
+        reason=reason,
+    )
+
+
+def admission_closed(*, why: str) -> RefusedError:
+    """A request for text came while none is admitted."""
+    return RefusedError(
+        f"no request is admitted now: {why}; ask again later", code="admission-closed", why=why
+    )
+
+
+def request_id_used(*, request_id: str, operation: str) -> RefusedError:
+    """An idempotency key names another request."""
+    return RefusedError(
+        f"the request id {request_id!r} names another request of this group, a {operation}; nothing was "
+        "changed: draw another",
+        code="request-id-used",
+        request_id=request_id,
+        operation=operation,
+    )
+
+
+def request_unknown(*, request_id: str) -> RefusedError:
+    """No request of that name is kept."""
+    return RefusedError(
+        f"no request {request_id!r} is known here; the oldest receipts are dropped",
+        code="request-unknown",
+        request_id=request_id,
+    )
+
+
+def server_busy(*, running: int) -> RefusedError:
+    """As many commands wait for their turn as a server lets wait."""
+    return RefusedError(
+        f"{running} commands are under way or wait already; ask again later",
+        code="server-busy",
+        running=running,
+    )
+
+
+def bad_body(*, field: str, problem: str) -> BadInputError:
+    """A request's body, query or header is not what its route takes."""
+    return BadInputError(f"{field}: {problem}", code="bad-body", field=field, problem=problem)
+
+
+def not_found(*, method: str, path: str) -> RefusedError:
+    """No route of that name."""
+    return RefusedError(
+        f"there is no {method} {path} here; GET /wsm/v1/openapi.json lists what there is",
+        code="not-found",
+        method=method,
+        path=path,
+    )
+
+
+def server_ended(*, operation: str, request_id: str, group: str) -> GroupError:
+    """The server ended while a command was under way, so that its end is known to the group alone."""
+    return GroupError(
+        f"the server ended while {operation} {request_id} was under way, and the group decided it by itself "
+        f"[{group}]; ask for it again: what was done already is not done twice",
+        code="server-ended",
+        request_id=request_id,
+        operation=operation,
+        group=group,
+    )

@@ -1,0 +1,71 @@
+"""What a front for one kind of trainer is: its routes, what a hold means for requests, how it answers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from wsm.http.answers import HttpAnswer
+from wsm.http.commands import Commands
+
+Handler: TypeAlias = Callable[[Request, Commands], Awaitable[HttpAnswer | Response]]
+
+
+class InHold(enum.Enum):
+    """What becomes of a request for text that arrives while the group is held."""
+
+    WAIT = "wait"
+    FAIL = "fail"
+
+
+class SurfaceRoute(NamedTuple):
+    """One verb.
+
+    Parameters
+    ----------
+    method, path : str
+        ``"POST"``, ``"/pause"``.
+    handler : callable
+        ``await handler(request, commands)`` answers it; errors of wsm may leave it.
+    data : bool
+        Whether it asks for text. It is then only there where no engine is behind this server, and passes the
+        gate of a held group.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    data: bool = False
+
+
+@dataclass(frozen=True)
+class Surface:
+    """A front for one kind of trainer.
+
+    Parameters
+    ----------
+    name : str
+        Its holds belong to the owner ``http:NAME``.
+    routes : tuple of SurfaceRoute
+        What it answers.
+    in_hold : InHold
+        What becomes of requests for text while the group is held.
+    data_paths : frozenset of str
+        Paths of the engine that ask for text; the gate of a held group stands before them, too.
+    health : callable or None
+        Answers ``GET /health`` where this surface is the primary one; None: as any.
+    failed : callable or None
+        From the answer to an error as any surface gives it (:func:`wsm.http.answers.failed`) to its own.
+    """
+
+    name: str
+    routes: tuple[SurfaceRoute, ...] = ()
+    in_hold: InHold = InHold.WAIT
+    data_paths: frozenset[str] = frozenset()
+    health: Handler | None = None
+    failed: Callable[[HttpAnswer], HttpAnswer] | None = None

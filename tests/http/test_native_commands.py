@@ -1,0 +1,125 @@
+"""The native API commands a real group: each verb, its receipt, and what is asked twice."""
+
+from __future__ import annotations
+
+import pytest
+
+import wsm
+from wsm.http import InHold, Origin, Surface, SurfaceRoute
+from wsm.http.answers import HttpAnswer, error_of
+from wsm.receipt import Outcome, Receipt
+
+pytestmark = pytest.mark.processes
+
+
+def receipt_of(answer) -> Receipt:
+    assert answer.status_code == 200, answer.text
+    return Receipt.from_mapping(answer.json()["receipt"])
+
+
+def test_every_verb_answers_the_receipt_of_the_command(front, living) -> None:
+    first = receipt_of(front.post("/wsm/v1/update", version=2))
+    assert (first.outcome, first.version, len(first.ranks)) == (Outcome.UPDATED, "2", 2)
+    assert receipt_of(front.post("/wsm/v1/hold")).hold["owner"] == "http:native"
+    assert receipt_of(front.post("/wsm/v1/clear", tags=["weights"])).missing == ("weights",)
+    assert front.ask("GET", "/health").status_code == 200, "a held and cleared group can be commanded"
+    assert front.ask("GET", "/wsm/v1/ready").status_code == 503
+    assert receipt_of(front.post("/wsm/v1/update", version=3, after="serve")).outcome is Outcome.UPDATED
+    assert front.ask("GET", "/wsm/v1/ready").status_code == 200
+    assert receipt_of(front.post("/wsm/v1/release")).outcome is Outcome.ALREADY_OPEN
+    said = front.ask("GET", "/wsm/v1/status").json()
+    assert (said["version"], said["closed"], said["serving"]) == ("3", None, True)
+    assert front.ask("GET", "/wsm/v1/explain").json()["group"] == living.name
+    living.await_steps()
+    living.assert_steps_are_pure()
+
+
+def test_what_is_prepared_is_decided_by_another_request(front) -> None:
+    prepared = receipt_of(
+        front.ask("POST", "/wsm/v1/prepare", json={"version": 2}, headers={"Idempotency-Key": "two"})
+    )
+    assert prepared.outcome is Outcome.PREPARED
+    refused = front.post("/wsm/v1/update", version=3)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert receipt_of(front.post("/wsm/v1/commit", request_id="two")).version == "2"
+    late = front.post("/wsm/v1/abort", request_id="two")
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "decided-otherwise")
+
+
+def test_an_idempotency_key_answers_the_receipt_again_also_after_a_restart(make_front) -> None:
+    named = {"Idempotency-Key": "once"}
+    front = make_front()
+    asked = {"json": {"version": 2, "force": True}, "headers": named}
+    first, same = front.ask_all(*[("POST", "/wsm/v1/update", asked)] * 2)
+    assert first.json() == same.json()
+    successor = make_front()
+    again = successor.ask("POST", "/wsm/v1/update", **asked)
+    assert receipt_of(again) == receipt_of(first)
+    assert successor.ask("GET", "/wsm/v1/commands/once").json()["state"] == "succeeded"
+    other = successor.ask("POST", "/wsm/v1/update", json={"version": 3}, headers=named)
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "request-id-used")
+
+
+def test_a_version_that_is_not_there_is_422_and_an_error_of_the_library_again(front) -> None:
+    refused = front.post("/wsm/v1/update", version=99)
+    assert refused.status_code == 422, refused.text
+    error = error_of(refused.json(), status=422)
+    assert isinstance(error, wsm.WsmError)
+    assert error.rank in (0, 1)
+    assert front.ask("GET", "/wsm/v1/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/wsm/v1/update", b"{", "body"),
+        ("/wsm/v1/update", b"[]", "body"),
+        ("/wsm/v1/update", b'{"version": 1.5}', "version"),
+        ("/wsm/v1/update", b'{"hot": 1}', "hot"),
+        ("/wsm/v1/update", b'{"versoin": 2}', "versoin"),
+        ("/wsm/v1/hold", b'{"lease_s": -1}', "lease_s"),
+        ("/wsm/v1/hold", b'{"lease_s": NaN}', "body"),
+        ("/wsm/v1/clear", b'{"tags": ["wieghts"]}', "tags"),
+        ("/wsm/v1/commit", b"{}", "request_id"),
+    ],
+)
+def test_a_body_that_is_none_is_400_by_its_field_and_reaches_no_rank(front, path, body, field) -> None:
+    before = front.ask("GET", "/wsm/v1/status").json()["sequence"]
+    answer = front.ask("POST", path, content=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["context"]["field"] == field
+    assert front.ask("GET", "/wsm/v1/status").json()["sequence"] == before
+
+
+def test_a_hold_belongs_to_its_surface_and_a_refused_verb_keeps_it_closed(make_front) -> None:
+    async def pause(_request, commands):
+        return HttpAnswer(200, {"held": (await commands.hold(Origin("made"))).outcome.value})
+
+    async def resume(_request, commands):
+        await commands.release(Origin("made"))
+        return HttpAnswer(200)
+
+    async def push(_request, commands):
+        closed = await commands.fail_closed(Origin("made"), verb="push", reason="no digest")
+        return HttpAnswer(501, {"closed": closed})
+
+    async def text(_request, _commands):
+        return HttpAnswer(200, "text")
+
+    verbs = [SurfaceRoute("POST", f"/{do.__name__}", do) for do in (pause, resume, push)]
+    made = Surface("made", (*verbs, SurfaceRoute("POST", "/text", text, data=True)), InHold.FAIL)
+    front = make_front(surfaces=[made])
+    answers = front.ask_all(*[("POST", "/pause/", {})] * 3)
+    assert sorted(each.json()["held"] for each in answers) == ["held", "hold renewed", "hold renewed"]
+    assert front.post("/wsm/v1/hold").json()["error"]["code"] == "held-by-another"
+    assert front.post("/wsm/v1/release").status_code == 409
+    assert front.post("/text").json()["error"]["code"] == "admission-closed"
+    assert front.post("/push").json() == {"closed": True}
+
+    successor = make_front(surfaces=[made])
+    assert successor.post("/resume").json()["error"]["code"] == "hold-closed"
+    assert successor.post("/text").status_code == 503
+    assert receipt_of(successor.post("/wsm/v1/update", version=3)).hold["owner"] == "http:made"
+    assert successor.post("/resume").status_code == 200
+    assert successor.post("/text").status_code == 200
+    assert successor.post("/push").json() == {"closed": False}
