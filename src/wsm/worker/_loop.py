@@ -253,6 +253,7 @@ class RankLoop:
     def broke_step(self, error: BaseException) -> None:
         """Store BROKEN: the step raised, so it is unknown which of its collectives were run."""
         self.raised = error
+        self.recorder.step_raised(self.state.epoch, self.state.step, error)
         self._tell(Event.BROKE)
         self.raised = None
         self.recorder.step_broken(self.state.epoch, self.state.step, error)

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TextIO
@@ -193,12 +194,19 @@ class Recorder:
         self._log.warning(log.GROUPS_INTERRUPTED, epoch=epoch, sequence=sequence, why=why)
 
     @_never_raises
+    def step_raised(self, epoch: int, step: int, error: BaseException) -> None:
+        """A step raised; told before its word says so, since a keeper ends the process then."""
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "unknown"
+        told = f"{error_name(error)}: {str(error)[:_MAX_MESSAGE]}"
+        self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=told, where=where)
+
+    @_never_raises
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
-        """A step raised."""
+        """The word says that a step raised."""
         self._epoch = epoch
         message = (str(error) or described(error))[:_MAX_MESSAGE]
         self._note(kinds.STEP_BROKEN, step=step, error=error_name(error), message=message)
-        self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=message)
 
     @_never_raises
     def wrote(self, move: Move) -> None:
