@@ -203,6 +203,41 @@ def test_a_call_that_timed_out_is_cancelled_and_its_late_answers_disturb_nobody(
     assert client.generate([[2]], 2)[0].tokens == (9, 9)
 
 
+def test_an_aborted_call_is_answered_with_the_tokens_it_has_also_while_it_waits_or_is_set_aside(
+    leader, client
+):
+    leader.stepping.clear()
+    calls = [client.submit([[1], [2, 3]], 8) for _ in range(3)]  # four requests run at once
+    while leader.scheduler.waiting() < 6:
+        time.sleep(0.01)
+    plan = leader.scheduler.next(version="3")
+    leader.scheduler.complete(plan, Choices(np.full(plan.rows, 9), np.full(plan.rows, -0.5)), version="3")
+    leader.scheduler.hold()
+    for aborted in (calls[0], None):
+        client.abort(aborted)
+    results: dict[int, list[tuple[str, list[int]]]] = {call: [] for call in calls}
+    while any(len(got) < 2 for got in results.values()):
+        message = client.receive(5)
+        results[message["id"]] += [
+            (result["finish_reason"], result["tokens"]) for result in message["results"]
+        ]
+    assert {reason for got in results.values() for reason, _ in got} == {FinishReason.ABORTED.value}
+    assert {len(tokens) for got in results.values() for _, tokens in got} == {0, 1}
+    assert leader.scheduler.waiting() == leader.scheduler.in_flight() == leader.scheduler.set_aside() == 0
+
+
+def test_streamed_tokens_come_with_their_log_probabilities_and_versions(client):
+    call = client.submit([[1]], 3, stream=True)
+    rows = []
+    while not (message := client.receive(5)).get("done"):
+        rows += message["tokens"]
+    assert message["id"] == call
+    assert [index for index, *_ in rows] == [0] * len(rows)
+    for tokens, logprobs, versions in (row[1:] for row in rows):
+        assert len(tokens) == len(logprobs) == len(versions)
+        assert set(tokens) | set(logprobs) | set(versions) == {9, -0.5, "3"}
+
+
 def test_a_group_that_is_not_there_is_named(tmp_path):
     with pytest.raises(RolloutUnreachableError, match="wsm rollout --name nobody"):
         RolloutClient("nobody", directory=tmp_path)

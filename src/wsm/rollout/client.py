@@ -143,6 +143,10 @@ class RolloutClient:
         """Drop the requests of a call that have no answer yet."""
         self._send({"op": "cancel", "call": call})
 
+    def abort(self, call: int | None = None) -> None:
+        """End the requests of a call, or of all, that have no answer yet: with the tokens that they have."""
+        self._send({"op": "abort", "call": call})
+
     def stats(self, *, timeout_s: float = 10.0) -> dict[str, Any]:
         """Return what the group is doing: running, waiting, finished, tokens per version, cache, draft model.
 
@@ -235,7 +239,7 @@ class RolloutClient:
         answers: dict[int, Generation] = {}
         while len(answers) < count:
             message = self._next_of(call, deadline)
-            for index, tokens in message.get("tokens", ()):
+            for index, tokens, _logprobs, _versions in message.get("tokens", ()):
                 if on_tokens is not None:
                     on_tokens(index, tokens)
             for result in message.get("results", ()):

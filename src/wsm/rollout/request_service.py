@@ -1,4 +1,4 @@
-"""What the messages on the request socket mean: generate, cancel, stats.
+"""What the messages on the request socket mean: generate, cancel, abort, stats.
 
 Between the socket and the scheduler of rank 0. Whatever a client gets wrong is answered with an error
 that has a type; nothing that a client sends can stop the group.
@@ -6,9 +6,11 @@ that has a type; nothing that a client sends can stop the group.
 ====================================================================== ==================================
 client sends                                                           client receives
 ====================================================================== ==================================
-``{id, op: generate, prompts, max_tokens, temperature?, seed?,``       ``{id, tokens: [[index, [..]]]}``,
-``stop_token?, stream?}``                                              ``{id, results: [..], done}``
+``{id, op: generate, prompts, max_tokens, temperature?, seed?,``       ``{id, tokens: [[index, tokens,``
+``stop_token?, stream?}``                                              ``logprobs, versions]]}``,
+                                                                       ``{id, results: [..], done}``
 ``{id, op: cancel, call}``                                             nothing
+``{id, op: abort, call?}``; without a call all of this connection      the results of those calls
 ``{id, op: stats}``                                                    ``{id, stats}``
 anything else                                                          ``{id, error: {type, message,``
                                                                        ``retryable}}``
@@ -91,10 +93,12 @@ class RequestService:
                 self._generate(connection, call_id, message)
             elif operation == "cancel":
                 self._forget(connection, message.get("call"))
+            elif operation == "abort":
+                self._scheduler.abort(self._open_of(connection, message.get("call")))
             elif operation == "stats":
                 self._socket.send(connection, {"id": call_id, "stats": self._all_stats()})
             else:
-                raise errors.bad_request(field="op", reason="must be generate, cancel or stats")
+                raise errors.bad_request(field="op", reason="must be generate, cancel, abort or stats")
         except WsmError as error:
             problem = {"type": error_name(error), "message": str(error), "retryable": error.retryable}
             self._socket.send(connection, {"id": call_id, "error": problem})
@@ -176,21 +180,26 @@ class RequestService:
         for name, (index, request) in call.open.items():
             sent = call.streamed.get(name, 0)
             if len(request.tokens) > sent:
-                news.append([index, request.tokens[sent:]])
+                said = (request.tokens, request.logprobs, request.versions)
+                news.append([index, *(each[sent:] for each in said)])
                 call.streamed[name] = len(request.tokens)
         if news:
             self._socket.send(call.connection, {"id": call.call_id, "tokens": news})
 
     def _forget(self, connection: ClientConnection, call_id: object = None) -> None:
         """Drop a client's requests: those of one call, or all."""
-        dropped = {
+        dropped = self._open_of(connection, call_id)
+        for name in dropped:
+            del self._calls[name]
+        self._scheduler.cancel(dropped)
+
+    def _open_of(self, connection: ClientConnection, call_id: object) -> set[str]:
+        """Return a client's requests that have no answer: those of one call, or all."""
+        return {
             name
             for name, call in self._calls.items()
             if call.connection is connection and call_id in (None, call.call_id)
         }
-        for name in dropped:
-            del self._calls[name]
-        self._scheduler.cancel(dropped)
 
     def _count(self, answer: Generation) -> None:
         self._finished += 1

@@ -268,6 +268,12 @@ class Scheduler:
                 self._residence.leave(request)
                 requests.remove(request)
 
+    def abort(self, request_ids: set[str]) -> None:
+        """End requests with what they have so far, those too that wait or were set aside."""
+        queues = (self._running, self._held, self._waiting)
+        for request in [each for queue in queues for each in queue if each.request_id in request_ids]:
+            self._finish(request, FinishReason.ABORTED)
+
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return bool(self._running) or (self._admitting and bool(self._waiting))
