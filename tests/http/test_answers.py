@@ -108,7 +108,7 @@ def codes_of(package: str, base: str) -> set[str]:
 def test_every_code_that_strategies_give_bad_input_is_known_as_unfit_or_as_configuration() -> None:
     of_configuration = {
         *("bad-address", "bad-engine-settings", "bad-transport-option", "not-astrategy"),
-        *("transport-unknown", "unknown-strategy"),
+        *("transport-unknown", "unknown-strategy", "bad-names", "files-without-directory"),
     }
     assert codes_of("strategies", "BadInputError") - of_configuration <= UNFIT_WEIGHTS
     everywhere = {

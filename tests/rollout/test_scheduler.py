@@ -49,7 +49,7 @@ def test_a_request_is_prefilled_then_decoded_until_its_length():
 
 def test_a_stop_token_ends_a_request_early_and_is_part_of_the_answer():
     requests = scheduler()
-    requests.submit(ask("a", stop_token=9))
+    requests.submit(ask("a", stop_tokens=frozenset({7, 9})))
     one_step(requests)
     assert answers(requests)["a"].tokens == (9,)
 

@@ -78,7 +78,7 @@ class RolloutClient:
         *,
         temperature: float = 1.0,
         seed: int | None = None,
-        stop_token: int | None = None,
+        stop_token: int | list[int] | None = None,
         timeout_s: float = 60.0,
         on_tokens: Callable[[int, list[int]], None] | None = None,
     ) -> list[Generation]:
@@ -94,8 +94,8 @@ class RolloutClient:
             0 for greedy.
         seed : int or None
             Fixes the answers, given the weights; None draws one.
-        stop_token : int or None
-            Ends an answer that contains it.
+        stop_token : int, list of int or None
+            Ends an answer that contains it; one of several.
         timeout_s : float
             When to give up and cancel the requests.
         on_tokens : callable or None

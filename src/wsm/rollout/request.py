@@ -38,8 +38,8 @@ class GenerationRequest:
         0 for greedy.
     seed : int
         Fixes the tokens, given the weights.
-    stop_token : int or None
-        Ends the request when it is generated; it is part of the result.
+    stop_tokens : frozenset of int
+        Each ends the request when it is generated; it is part of the result.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class GenerationRequest:
     max_tokens: int
     temperature: float = 1.0
     seed: int = 0
-    stop_token: int | None = None
+    stop_tokens: frozenset[int] = frozenset()
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)

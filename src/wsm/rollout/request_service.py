@@ -7,7 +7,7 @@ that has a type; nothing that a client sends can stop the group.
 client sends                                                           client receives
 ====================================================================== ==================================
 ``{id, op: generate, prompts, max_tokens, temperature?, seed?,``       ``{id, tokens: [[index, tokens,``
-``stop_token?, stream?}``                                              ``logprobs, versions]]}``,
+``stop_token?, stream?}``; one stop token or a list                    ``logprobs, versions]]}``,
                                                                        ``{id, results: [..], done}``
 ``{id, op: cancel, call}``                                             nothing
 ``{id, op: abort, call?}``; without a call all of this connection      the results of those calls
@@ -125,9 +125,10 @@ class RequestService:
             raise errors.bad_request(field="temperature", reason="must be a number")
         if seed is not None and not (type(seed) is int and 0 <= seed <= MAX_CALL_SEED):
             raise errors.bad_request(field="seed", reason=f"must be an integer within 0..{MAX_CALL_SEED}")
-        stop_token = message.get("stop_token")
-        if stop_token is not None and type(stop_token) is not int:
-            raise errors.bad_request(field="stop_token", reason="must be an integer")
+        said = message.get("stop_token")
+        stop_tokens = said if isinstance(said, list) else [] if said is None else [said]
+        if any(type(token) is not int for token in stop_tokens):
+            raise errors.bad_request(field="stop_token", reason="must be an integer, or a list of them")
         max_tokens = message.get("max_tokens")
         if type(max_tokens) is not int:
             raise errors.bad_request(field="max_tokens", reason="must be an integer")
@@ -139,7 +140,9 @@ class RequestService:
             self._next_request += 1
             name, own_seed = f"{self._next_request}", base << _INDEX_BITS | index
             requests.append(
-                GenerationRequest(name, tuple(prompt), max_tokens, temperature, own_seed, stop_token)
+                GenerationRequest(
+                    name, tuple(prompt), max_tokens, temperature, own_seed, frozenset(stop_tokens)
+                )
             )
         return requests
 

@@ -326,7 +326,7 @@ class Scheduler:
                 request.logprobs.append(float(choices.logprobs[row]))
                 request.versions.append(version)
                 self._residence.chosen(request, version)
-                if request.tokens[-1] == request.stop_token:
+                if request.tokens[-1] in request.stop_tokens:
                     self._finish(request, FinishReason.STOP)
                 elif len(request.tokens) >= request.max_tokens:
                     self._finish(request, FinishReason.LENGTH)
