@@ -44,6 +44,7 @@ PACKAGES = {
     "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"], "mooncake.engine"),
     "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
     "starlette": Package(["starlette"], ["http"], "starlette.applications"),
+    "prometheus_client": Package(["prometheus-client"], ["metrics"], "prometheus_client.core"),
     "zstandard": Package(["zstandard"], ["delta"]),
 }
 
@@ -75,4 +76,5 @@ MADE_OF = {
         "wsm.http.surfaces",
     ),
     "zstandard": ("wsm.strategies.delta._codec",),
+    "prometheus_client": ("wsm.metrics.families",),
 }

@@ -94,7 +94,7 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "status",
     "receipt",
 }
-APPLICATIONS = ("fastdeploy", "rollout", "http", "demo", "cli")
+APPLICATIONS = ("metrics", "fastdeploy", "rollout", "http", "demo", "cli")
 
 #: Parts whose modules may import paddle when they are imported. All others import it inside functions.
 MAY_NEED_PADDLE = ("actions.backends", "rollout", "demo")

@@ -15,6 +15,8 @@ strategies              how weights arrive
 worker                  the rank's side: ``poll()`` and ``step()`` in an engine's loop
 controller              the other side: commands, their outcome, recovery
 status                  what a group is doing, and which rank is to blame
+metrics                 what a group does and did, for Prometheus
+traces                  commands as spans: for Perfetto, and for OpenTelemetry
 cli, rollout, demo      the command line, a reference engine, and a training loop on it
 http                    groups commanded over HTTP, by trainers as they are and by programs
 fastdeploy              FastDeploy's weight manager, as a rank of a group

@@ -15,7 +15,7 @@ from typing import Any
 
 from wsm import log
 from wsm.config import WsmConfig
-from wsm.signals.segment import Segment
+from wsm.signals.segment import Segment, SegmentImage
 from wsm.states import journal as kinds
 from wsm.states.epochs import first_epoch
 
@@ -84,17 +84,17 @@ def _begin_journal(segment: Segment, directory: str | None) -> None:
     journal.note(kinds.STARTED, first_epoch(), pid=os.getpid())
 
 
-def journal_directory_of(segment: Segment) -> Path | None:
+def journal_directory_of(segment: Segment | SegmentImage) -> Path | None:
     """Return where a group keeps its journals; None if it keeps none, or its owner said nothing."""
     found = owner_said(segment).get("journal_directory")
     return Path(found) if isinstance(found, str) and found else None
 
 
-def owner_said(segment: Segment) -> Mapping[str, Any]:
+def owner_said(segment: Segment | SegmentImage) -> Mapping[str, Any]:
     """Return what the segment's owner says of the whole group, by name; empty where it says nothing."""
     for _ in range(_READS):
         data = segment.settings.read(*_SETTINGS_KEY)
-        if data is not None:
+        if data is not None or isinstance(segment, SegmentImage):  # a copy changes no more
             break
         time.sleep(_PAUSE_S)  # the owner is writing it, or was torn from it by its death
     try:

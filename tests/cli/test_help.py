@@ -28,6 +28,7 @@ COMMANDS = (
     "diff",
     "verify",
     "journal",
+    "metrics",
     "diagrams",
 )
 HEAVY = ("paddle", "matplotlib", "numpy", "rich.live", "rich.progress", "wsm.rollout", "wsm.demo")

@@ -11,7 +11,8 @@ module                    responsible for
 :mod:`.rollout`           ``wsm rollout``
 :mod:`.demo`              ``wsm demo``
 :mod:`.snapshots`         ``wsm inspect``, ``wsm convert``
-:mod:`.journal`           ``wsm journal``
+:mod:`.journal`           ``wsm journal``, ``wsm trace``
+:mod:`.metrics`           ``wsm metrics``: what Prometheus scrapes
 :mod:`.diagrams`          ``wsm diagrams``
 :mod:`.drawings`          what it draws: states, phases and plans as Mermaid and Markdown
 :mod:`.explain`           ``wsm explain``

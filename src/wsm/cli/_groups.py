@@ -1,9 +1,8 @@
-"""The groups of this host: which there are, what to say where one is not, and reading their configuration."""
+"""The groups of this host: what to say where one is not, and reading their configuration."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,22 +10,12 @@ from typing import TYPE_CHECKING
 from wsm.cli import errors
 from wsm.cli._base import wrong_usage
 from wsm.config import WsmConfig, config_from_mapping, read_mapping
-from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals.errors import SegmentMissingError
-from wsm.signals.layout import MAGIC
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name, segment_path
+from wsm.signals.names import check_name, segment_path
+from wsm.signals.segment import existing_groups
 
 if TYPE_CHECKING:
     from wsm.rollout.config import RolloutConfig
-
-_PREFIX = "wsm."
-
-
-def existing_groups(directory: Path = SHARED_MEMORY_DIRECTORY) -> list[str]:
-    """Return the names of all groups that have a segment, living or dead, in order."""
-    return sorted(
-        path.name.removeprefix(_PREFIX) for path in directory.glob(f"{_PREFIX}*") if _is_segment(path)
-    )
 
 
 @contextlib.contextmanager
@@ -47,18 +36,6 @@ def known_group(name: str) -> Iterator[None]:
             raise
         with wrong_usage():
             raise errors.no_such_group(group=name, existing=existing_groups()) from error
-
-
-def _is_segment(path: Path) -> bool:
-    """Whether a file begins as segments do; what lies beside a segment under its name does not."""
-    try:
-        descriptor = open_ours(path, os.O_RDONLY, also=EVERY_USER)
-    except (OSError, ForeignPathError):  # gone meanwhile, another user's, or no file at all
-        return False
-    try:
-        return os.pread(descriptor, len(MAGIC), 0) == MAGIC
-    finally:
-        os.close(descriptor)
 
 
 #: What only a file of ``wsm rollout`` has on its top level.

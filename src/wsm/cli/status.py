@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import click
 
 from wsm.cli._base import Seconds, TeachingCommand, json_option, json_text, show, show_json, show_text
-from wsm.cli._groups import existing_groups, known_group
+from wsm.cli._groups import known_group
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
-from wsm.signals.segment import Segment
+from wsm.signals.segment import Segment, existing_groups
 from wsm.status import GroupFacts, status_line, status_of, status_text
 
 

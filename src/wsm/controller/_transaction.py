@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wsm import log
 from wsm.clock import Clock
@@ -24,7 +24,7 @@ from wsm.controller._held import HeldDecision
 from wsm.controller._watch import LOOK_S, CommandWatch
 from wsm.controller.errors import DecisionHeldError, EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
-from wsm.errors import WsmError
+from wsm.errors import RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
 from wsm.states import decide, holding
@@ -450,12 +450,14 @@ class Transaction:
                 self._group, self._command, request_id=self.request_id, operation=operation, then=then
             )
         if outcome.found_held(error):
-            told = f"nothing to do: {error.context['cause']}"
+            told, ended = f"nothing to do: {error.context['cause']}", Outcome.ALREADY_SERVED.value
             self._log.info(log.COMMAND_FINISHED, outcome=told)
         else:
-            told = str(error)
+            told, ended = str(error), "refused" if isinstance(error, RefusedError) else "failed"
             self._log.error(log.COMMAND_FAILED, error=told)
-        self._group.journal.note(kinds.COMMAND_OVER, self._command, outcome=told)
+        self._group.journal.note(
+            kinds.COMMAND_OVER, self._command, outcome=told, ended=ended, error=error.code
+        )
         return error
 
     def _receipt(self, how: Outcome, code: StatusCode) -> Receipt:
@@ -498,7 +500,14 @@ class Transaction:
         if how is Outcome.PREPARED:
             return receipt
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
-        self._group.journal.note(kinds.COMMAND_OVER, self._command, outcome=receipt.sentence())
+        measured: dict[str, Any] = {"pause_s": receipt.pause_s}
+        if receipt.loaded:
+            measured["bytes"] = sum(report.bytes for report in found)
+        if receipt.hot:
+            measured["staging_s"] = receipt.staging_s
+        self._group.journal.note(
+            kinds.COMMAND_OVER, self._command, outcome=receipt.sentence(), ended=how.value, **measured
+        )
         return receipt
 
     def _elapsed_s(self, since_ns: int) -> float:

@@ -54,7 +54,32 @@ class LineRing:
 
     def lines(self) -> list[str]:
         """Return the lines that are there, oldest first; the oldest may be the end of one."""
+        return self._kept(self._written()).decode("utf-8", "replace").splitlines()
+
+    def lines_since(self, seen: int) -> tuple[list[str], int, bool]:
+        """Return what was written since a reader looked last.
+
+        Parameters
+        ----------
+        seen : int
+            Bytes that had ever been written then; 0: it never looked.
+
+        Returns
+        -------
+        lines : list of str
+            Oldest first; the oldest may be the end of one if some are lost.
+        written : int
+            Bytes that have ever been written, for the next look.
+        lost : bool
+            Whether lines are gone that this reader has not seen.
+        """
         written = self._written()
+        new = written - seen if 0 <= seen <= written else written  # less than before: another segment's
+        kept = self._kept(written)
+        found = kept[len(kept) - new :] if new <= len(kept) else kept
+        return found.decode("utf-8", "replace").splitlines(), written, new > len(kept)
+
+    def _kept(self, written: int) -> bytes:
         content = bytes(self._memory.bytes[self._begin : self._begin + RING_CAPACITY])
         place = written % RING_CAPACITY
         kept = content[place:] + content[:place] if written > RING_CAPACITY else content[:place]
@@ -62,7 +87,7 @@ class LineRing:
             kept = content
         # What was written while we copied lies at the oldest end.
         overtaken = self._written() - written
-        return kept[overtaken:].decode("utf-8", "replace").splitlines()
+        return kept[overtaken:]
 
     def _written(self) -> int:
         (written,) = _HEAD.unpack(self._memory.bytes[self._offset : self._begin])

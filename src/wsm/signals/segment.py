@@ -21,11 +21,13 @@ from wsm.signals import errors, ownership
 from wsm.signals._memory import SharedFile, refusal
 from wsm.signals.errors import SegmentBusyError, SegmentMissingError, SegmentTruncatedError
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, write_occupant
-from wsm.signals.layout import HEADER_BYTES, Header, layout_of
+from wsm.signals.layout import HEADER_BYTES, MAGIC, Header, layout_of
 from wsm.signals.lock_file import LockFile, LockHold
-from wsm.signals.names import segment_path
+from wsm.signals.names import SHARED_MEMORY_DIRECTORY, segment_path
 from wsm.signals.ring import LineRing
 from wsm.signals.slot import PayloadSlot
+
+_PREFIX = "wsm."  # of the names of segments
 
 
 @final
@@ -466,6 +468,11 @@ class SegmentImage:
         """Slots for what the group has committed; only to be read."""
         return tuple(PayloadSlot(self._copy, offset) for offset in self.layout.records)
 
+    @property
+    def settings(self) -> PayloadSlot:
+        """What the owner said of the whole group; only to be read."""
+        return PayloadSlot(self._copy, self.layout.settings)
+
     def arguments(self, sequence: int) -> PayloadSlot:
         """Slot for the arguments of a command; only to be read."""
         return PayloadSlot(self._copy, self.layout.arguments[sequence % len(self.layout.arguments)])
@@ -489,3 +496,22 @@ class SegmentImage:
     def journals(self) -> list[LineRing]:
         """Rings of all participants, and behind them that of the controllers; only to be read."""
         return [LineRing(self._copy, offset) for offset in self.layout.journal]
+
+
+def existing_groups(directory: Path = SHARED_MEMORY_DIRECTORY) -> list[str]:
+    """Return the names of all groups that have a segment, living or dead, in order."""
+    return sorted(
+        path.name.removeprefix(_PREFIX) for path in directory.glob(f"{_PREFIX}*") if _is_segment(path)
+    )
+
+
+def _is_segment(path: Path) -> bool:
+    """Whether a file begins as segments do; what lies beside a segment under its name does not."""
+    try:
+        descriptor = open_ours(path, os.O_RDONLY, also=EVERY_USER)
+    except (OSError, ForeignPathError):  # gone meanwhile, another user's, or no file at all
+        return False
+    try:
+        return os.pread(descriptor, len(MAGIC), 0) == MAGIC
+    finally:
+        os.close(descriptor)

@@ -27,7 +27,9 @@ kind                 facts
 ``step_broken``      ``step``, ``error``, ``message``
 ``interrupted``      ``message``: why communicators were broken under a collective that could not end
 ``command_issued``   ``operation``, ``request_id``: a controller wrote a command
-``command_over``     ``outcome``: how it ended, in words
+``command_over``     ``outcome``: how it ended, in words; ``ended``: as receipts say it, ``refused`` or
+                     ``failed``; of an error its code, ``error``; of a receipt ``pause_s``, the ``bytes`` that
+                     were loaded, and ``staging_s`` where it was hot
 ``rank_lost``        ``lost``: a controller saw that the process of that rank is gone
 ===================  =====================================================================================
 """

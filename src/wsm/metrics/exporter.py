@@ -1,0 +1,129 @@
+"""The exporter: reads the groups of this host when it is asked, and answers a scrape. Safe for threads."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import threading
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from wsm.errors import BadInputError, RefusedError, WsmError
+from wsm.metrics.follow import Followed
+from wsm.signals.lock_file import LockFile, open_lock_file
+from wsm.signals.names import check_name, lock_path, segment_path
+from wsm.signals.segment import SegmentImage, existing_groups
+from wsm.status import GroupFacts, read_facts
+
+#: Whose names of metrics there are aliases for.
+ALIASES: Final = ("vllm",)
+
+
+class Exporter:
+    """The metrics of groups, read off their segments and journals at each scrape.
+
+    It asks no process and takes no role, so it may run anywhere on the host, several at once, as a process of
+    its own or inside an engine. Registered with ``prometheus_client`` (``REGISTRY.register(exporter)``) it is
+    a collector like any other; not so where an engine sets ``PROMETHEUS_MULTIPROC_DIR``, which takes none.
+
+    Parameters
+    ----------
+    name : str or None
+        The group; None: every group of this host, as they come and go.
+    aliases : collection of str
+        ``"vllm"``: repeat the two metrics that vLLM has of weight updates, under its names.
+    journals : path or None
+        Where the group's journals are; None: where its owner says, else the rings of its segment.
+
+    Raises
+    ------
+    BadInputError
+        If the name cannot be a group's, or an alias is none.
+    RefusedError
+        If ``prometheus_client`` is not installed.
+    """
+
+    def __init__(
+        self, name: str | None = None, *, aliases: Collection[str] = (), journals: str | Path | None = None
+    ) -> None:
+        if importlib.util.find_spec("prometheus_client") is None:
+            raise RefusedError(
+                "metrics are written by prometheus_client, which is not installed; "
+                "install the extra: pip install 'wsm[metrics]'",
+                code="metrics-not-installed",
+            )
+        unknown = sorted(set(aliases) - set(ALIASES))
+        if unknown:
+            raise BadInputError(
+                f"there are no aliases for {unknown[0]!r}; there are for {', '.join(ALIASES)}",
+                code="unknown-metric-aliases",
+                aliases=tuple(unknown),
+            )
+        self._name = None if name is None else check_name(name)
+        self._aliases = tuple(aliases)
+        self._journals = None if journals is None else Path(journals)
+        self._started_s = time.time()
+        self._scraping = threading.Lock()
+        self._followed: dict[str, Followed] = {}
+        self._known: dict[str, GroupFacts] = {}
+
+    def collect(self) -> list[Any]:
+        """Return the families of a scrape, as ``prometheus_client`` asks a collector. Does not block.
+
+        It reads what was written since the last scrape; the first one reads journals from their beginning.
+        """
+        from wsm.metrics.families import families  # noqa: PLC0415 - an extra
+
+        with self._scraping:
+            names = [self._name] if self._name is not None else existing_groups()
+            read = [self._read(name) for name in names]
+            return families(
+                read, now_ns=time.monotonic_ns(), started_s=self._started_s, aliases=self._aliases
+            )
+
+    def answer(self, accept: str = "") -> tuple[int, Sequence[tuple[str, str]], bytes]:
+        """Return status, headers and body for a GET of ``/metrics``.
+
+        Parameters
+        ----------
+        accept : str
+            The request's header ``Accept``: by it the text is Prometheus' or OpenMetrics'.
+        """
+        from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - an extra
+
+        encode, content_type = choose_encoder(accept)
+        body = encode(self)  # it asks for no more than collect()
+        headers = (
+            ("Content-Type", content_type),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+        )
+        return 200, headers, body
+
+    def _read(self, name: str) -> tuple[GroupFacts, Any]:
+        followed = self._followed.setdefault(name, Followed(self._journals))
+        path = segment_path(name)
+        image: SegmentImage | None = None
+        try:
+            image = SegmentImage.read(path)
+        except WsmError as error:
+            facts = GroupFacts(name, problem=str(error))
+        else:
+            locks = _locks(path)
+            with contextlib.closing(locks) if locks else contextlib.nullcontext():
+                facts = read_facts(
+                    name, image, lock_file=locks, with_journal=False, known=self._known.get(name)
+                )
+            self._known[name] = facts
+        followed.look(image)
+        return facts, followed.history
+
+
+def _locks(path: Path) -> LockFile | None:
+    """Open the group's lock file, if it is there: the kernel knows who has the controller role."""
+    try:
+        return open_lock_file(lock_path(path))
+    except WsmError:
+        return None
