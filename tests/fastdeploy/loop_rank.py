@@ -21,7 +21,7 @@ from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.base import Loaded
 from wsm.actions.measuring import resident_digest
 from wsm.errors import WsmError
-from wsm.fastdeploy import DynamicWeightManager, _entries
+from wsm.fastdeploy import DynamicWeightManager, _entries, _part_words
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
@@ -106,10 +106,10 @@ class Board:
 
 
 class Signal:
-    """FastDeploy's IPCSignal, as far as its loop goes: a numpy view of one int32."""
+    """FastDeploy's IPCSignal, as far as its loop goes: a numpy view."""
 
-    def __init__(self, path: Path) -> None:
-        self.value = np.memmap(path, dtype=np.int32, mode="r+", shape=(1,))
+    def __init__(self, path: Path, places: int = 1) -> None:
+        self.value = np.memmap(path, dtype=np.int32, mode="r+", shape=(places,))
 
 
 class Flags:
@@ -155,8 +155,35 @@ class CacheTensor:
         return 2
 
 
+class Mapped:
+    """What a runner and the process that holds KV cache tell each other by ``cache_ready_signal``."""
+
+    def __init__(self, ready, rank: int, *, makes: bool) -> None:
+        self._ready, self._rank, self._makes = ready, rank, makes
+
+    def taken(self) -> None:
+        """The cache is to be there: that process makes it, or maps what is made here."""
+        if self._makes:
+            self._await(1)
+        self._ready[self._rank] = 1
+
+    def let_go(self) -> None:
+        """What was made here is freed once that process has no mapping of it."""
+        if not self._makes:
+            self._await(0)
+
+    def _await(self, value: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self._ready[self._rank] != value:
+            if time.monotonic() > deadline:
+                raise TornMeetingError
+            time.sleep(0.001)
+
+
 class ModelRunner:
     """Its calls are written down."""
+
+    mapped: Mapped | None = None
 
     def __init__(self, generation: str) -> None:
         self.calls: list[str] = []
@@ -166,10 +193,14 @@ class ModelRunner:
 
     def initialize_kv_cache(self) -> None:
         self.calls.append("initialize_kv_cache")
+        if self.mapped is not None:
+            self.mapped.taken()
         self.share_inputs["caches"] = [CacheTensor()]
 
     def clear_cache(self) -> None:
         self.calls.append("clear_cache")
+        if self.mapped is not None:
+            self.mapped.let_go()
         self.share_inputs.pop("caches", None)
 
     def clear_requests(self) -> None:
@@ -234,6 +265,12 @@ class Loop:
         self.board = Board(self.directory, rank, self.ranks)
         self.runner = ModelRunner(settings["generation"])
         self.word = Signal(self.directory / f"model_weights_status.{self.port}")
+        self.kv: Signal | None = None
+        cache_process = settings.get("cache_process")
+        if cache_process:
+            self.kv = Signal(self.directory / f"kv_cache_status.{self.port}")
+            ready = Signal(self.directory / f"cache_ready_signal.{self.port}", self.ranks).value
+            self.runner.mapped = Mapped(ready, rank, makes=cache_process == "makes")
         self.turns = 0
         self.walk = Walk(settings, rank) if "walker" in settings else None
 
@@ -258,7 +295,9 @@ class Loop:
                 load_strategy="ipc_snapshot", rsync_config=self.settings.get("rsync_config")
             ),
             model_config=SimpleNamespace(model=self.settings["model"]),
+            cache_config=SimpleNamespace(num_cpu_blocks=0 if self.kv is None else 4),
         )
+        _part_words.ANSWERS_S = self.settings.get("cache_answers_s", _part_words.ANSWERS_S)
         self.weights = SteeredWeights(self.directory, self.rank)
         self.manager = DynamicWeightManager(
             config,
@@ -353,7 +392,7 @@ class Loop:
     def check(self, signal: int, *, block: bool) -> None:
         arguments = (self.runner, self.port)
         if self.settings["generation"] == "2026":
-            arguments = (None, self.runner, self.port, block)
+            arguments = (self.kv, self.runner, self.port, block)
         late = self.directory / f"{self.rank}.late"
         while late.exists():
             time.sleep(0.002)
@@ -449,6 +488,8 @@ class Loop:
             self.board.barrier()
             block = self.settings["block"]
             self.word.value[0] = signal
+            if self.kv is not None:
+                self.kv.value[0] = signal
             self.check(signal, block=block)
             if signal == CLEARING and not block:
                 self.board.barrier()

@@ -11,8 +11,9 @@ import pytest
 from wsm.config import WsmConfig
 from wsm.errors import GroupError
 from wsm.fastdeploy import _entries
-from wsm.fastdeploy._entries import Deciding, Entries, PartWord
+from wsm.fastdeploy._entries import Deciding, Entries
 from wsm.fastdeploy._loop_contract import Entry
+from wsm.fastdeploy._part_words import PartWord
 from wsm.group_segment import own_group
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.epochs import Backoff
@@ -151,7 +152,7 @@ def test_a_look_that_fails_does_not_end_the_waking_of_a_sleeping_loop(engine, ma
 @pytest.mark.parametrize("own", [CLEARING, NORMAL])
 def test_a_part_that_asked_the_same_is_answered_where_a_clear_kept_the_weights(engine, make_deciding, own):
     deciding = make_deciding(Turns(engine))
-    other = Entries(deciding._worker, deciding._segment, deciding._deciding, leads=True)
+    other = Entries(deciding._worker, deciding._segment, deciding._deciding)
     deciding.number = other.number = 1
     engine.store(own)
     deciding._say(CLEARING, over=False)

@@ -9,6 +9,7 @@ _direct_calls     FastDeploy's methods called one by one: a command of the group
 _entries          a rank inside FastDeploy's loop: it polls until rank 0 says that all leave
 _install          the way in: FastDeploy's module gets wsm's class
 _loop_contract    what an entry does, what the words say, when ranks leave: tables and pure functions
+_part_words       FastDeploy's words of one data-parallel part; its cache process, asked by one of them
 _runner_surfaces  FastDeploy's objects as wsm's surfaces, bound when its loop hands them in
 _membership       which ranks are one group, and what its first rank tells the others
 _configuration    what ``fd_config`` and the environment say

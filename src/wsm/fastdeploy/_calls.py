@@ -33,14 +33,11 @@ class LoopCall:
     ----------
     model_runner : object
         FastDeploy's.
-    kv_cache_status : object or None
-        The signal of a process that holds KV cache.
     block : bool
         Whether the call stays inside while the weights are away.
     """
 
     model_runner: Any
-    kv_cache_status: Any
     block: bool
 
     @classmethod
@@ -53,11 +50,11 @@ class LoopCall:
             If it is neither.
         """
         if len(rest) == 2 and block is None:
-            return cls(rest[0], None, block=True)
+            return cls(rest[0], block=True)
         if len(rest) == 4:
-            return cls(rest[1], rest[0], block=bool(rest[3]))
+            return cls(rest[1], block=bool(rest[3]))
         if len(rest) == 3 and block is not None:
-            return cls(rest[1], rest[0], block=block)
+            return cls(rest[1], block=block)
         raise errors.unknown_call(arguments=1 + len(rest))
 
 

@@ -51,6 +51,8 @@ class WorkerFacts:
         Whether a process of its own holds KV cache (CPU blocks, or a storage behind them).
     clears_swap_space : bool
         Whether that process gives its CPU blocks back, too (``FD_ENABLE_SWAP_SPACE_CLEARING``).
+    asks_cache_process : bool
+        Whether it is asked by its word; where FastDeploy's engine hands control requests on, it gets those.
     loads_through_models : bool
         Whether versions are checkpoints for the models' own loaders where a request names no transfer mode.
     releases_cache : bool
@@ -72,6 +74,7 @@ class WorkerFacts:
     model: str = "."
     swaps: bool = False
     clears_swap_space: bool = False
+    asks_cache_process: bool = False
     loads_through_models: bool = False
     releases_cache: bool = False
     mtp_chunk_size: int = 16
@@ -126,8 +129,10 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         directory = {"ipc_snapshot": model, "ipc": SHARED_DIRECTORY}[strategy]
         section = _shards(fd_config, directory, variables, expert_parallel=expert_parallel)
         options["snapshot" if strategy == "ipc_snapshot" else "ipc"] = section
+    by_requests = variables.get("FD_ENABLE_V1_UPDATE_WEIGHTS", "").strip().lower() not in _OFF
     method = _said(fd_config, "speculative_config.method", None)
     storage = _said(fd_config, "cache_config.kvcache_storage_backend", None)
+    swaps = int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0 or bool(storage)
     return WorkerFacts(
         options=options,
         port=_port(fd_config),
@@ -139,7 +144,8 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         routing_replay=bool(_said(fd_config, "routing_replay_config.enable_routing_replay", False)),
         load_strategy=strategy,
         model=model,
-        swaps=int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0 or bool(storage),
+        swaps=swaps,
+        asks_cache_process=swaps and not by_requests,
         clears_swap_space=variables.get("FD_ENABLE_SWAP_SPACE_CLEARING", "").strip().lower() not in _OFF,
         loads_through_models=unified or (strategy == "rsync" and transfer.mode == "gdr"),
         releases_cache=over_ipc or transfer.release_cache,

@@ -19,7 +19,8 @@ from wsm.actions.plan import derive_plans
 from wsm.fastdeploy import _calls as calls
 from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
-from wsm.fastdeploy._entries import Entries, PartWord
+from wsm.fastdeploy._entries import Entries
+from wsm.fastdeploy._part_words import PartWord
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces
 from wsm.states.vocabulary import Tag, WeightState
 from wsm.worker import Worker

@@ -23,9 +23,10 @@ from wsm.fastdeploy import _calls as calls
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts, read
 from wsm.fastdeploy._direct_calls import DirectCalls, SingleActions
-from wsm.fastdeploy._entries import Deciding, Entries, PartWord
+from wsm.fastdeploy._entries import Deciding, Entries
 from wsm.fastdeploy._loop_contract import Entry
 from wsm.fastdeploy._membership import Membership, meet, membership_of
+from wsm.fastdeploy._part_words import PartWord
 from wsm.fastdeploy._runner_surfaces import (
     WorkerSurfaces,
     checkpoint_models,
@@ -203,7 +204,7 @@ class DynamicWeightManager(DirectCalls):
         undo.callback(word.close)
         self._own_word, self._leads = word, (leads := facts.tensor_parallel_rank == 0)
         if member.rank:
-            self._entries: Entries = Entries(self._worker, segment, word if leads else None, leads=leads)
+            self._entries: Entries = Entries(self._worker, segment, word if leads else None)
         else:
             controller = undo.enter_context(
                 Controller(config.name, directory=directory, journal_directory=config.journal_directory)
@@ -255,7 +256,7 @@ class DynamicWeightManager(DirectCalls):
         present._surfaces.bind(asked.model_runner)
         present._end_turn()
         entry = Entry(int(model_weights_status.value[0]), block=asked.block)
-        present._entries.stay(entry, asked.kv_cache_status)
+        present._entries.stay(entry)
 
     def poll(self, model_runner: Any = None) -> None:
         """Do what commands of other processes ask; the second line, at the top of FastDeploy's event loop.

@@ -12,23 +12,21 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from wsm import log
-from wsm.controller import Controller
-from wsm.controller._transaction import Pending
+from wsm.controller import Controller, Pending
 from wsm.controller.engine_bridge import mirrored
 from wsm.controller.errors import CommandWithdrawnError
 from wsm.errors import GroupError, WsmError
 from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._loop_contract import Entry, Given
+from wsm.fastdeploy._part_words import PartWord
 from wsm.group_segment import owner_adds, owner_said
 from wsm.receipt import Receipt
 from wsm.report import RankReport
-from wsm.signals.errors import EngineWordMissingError, RoleBusyError
-from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Liveness
 from wsm.signals.ownership import OWNER_BYTE
 from wsm.signals.segment import Segment
@@ -125,49 +123,6 @@ class Said(NamedTuple):
     before: Came = Came()
 
 
-class PartWord:
-    """The weights word of this rank's data-parallel part, attached when it appears, and again if made anew.
-
-    Parameters
-    ----------
-    suffix : str
-        What follows its name.
-    directory : path or None
-        Where it lies; ``/dev/shm`` by default.
-    """
-
-    def __init__(self, suffix: str, directory: str | Path | None = None) -> None:
-        self._suffix = suffix
-        self._directory = directory
-        self._word: EngineWord | None = None
-
-    def read(self) -> int | None:
-        """Return what it says; None while no engine has made it."""
-        word = self._attached()
-        return None if word is None else word.read()
-
-    def change(self, before: int, after: int) -> bool:
-        """Write `after` if it says `before`, indivisibly; return whether it did."""
-        word = self._attached()
-        return word is not None and word.compare_exchange(before, after)
-
-    def close(self) -> None:
-        """Let go of it. Idempotent."""
-        if self._word is not None:
-            self._word.close()
-            self._word = None
-
-    def _attached(self) -> EngineWord | None:
-        if self._word is not None and (self._word.recreated() or self._word.removed()):
-            self.close()
-        if self._word is None:
-            try:
-                self._word = EngineWord(EngineWordKind.WEIGHTS, self._suffix, directory=self._directory)
-            except EngineWordMissingError:
-                return None
-        return self._word
-
-
 class Entries:
     """The entries of one rank that does not decide.
 
@@ -178,10 +133,8 @@ class Entries:
     segment : Segment
         The group's, attached.
     word : PartWord or None
-        The word that this rank keeps equal to the deciding one; None: another rank of its part does, or it is
-        that one.
-    leads : bool
-        Whether this rank is the first of its data-parallel part.
+        The weights word that this rank keeps equal to the deciding one; None: another rank of its part does,
+        or it is that one.
 
     Attributes
     ----------
@@ -189,14 +142,12 @@ class Entries:
         How often FastDeploy's loop came in.
     """
 
-    def __init__(self, worker: Worker, segment: Segment, word: PartWord | None, *, leads: bool) -> None:
+    def __init__(self, worker: Worker, segment: Segment, word: PartWord | None) -> None:
         self.number = 0
         self._worker = worker
         self._segment = segment
         self._places = Liveness(segment)
         self._word = word
-        self._leads = leads
-        self._kv_status: Any = None
         self._brought: Sequence[Sequence[Any]] = ()
         self._alike = (
             0,
@@ -217,18 +168,15 @@ class Entries:
                 return "rank 0 has ended"
         return self._came().failure
 
-    def stay(self, entry: Entry, kv_status: Any = None) -> None:
+    def stay(self, entry: Entry) -> None:
         """Take part in an entry until rank 0 says that it is over. Blocks.
 
         Parameters
         ----------
         entry : Entry
             How FastDeploy's loop came in; rank 0 decides by it.
-        kv_status : object or None
-            FastDeploy's signal of a process that holds KV cache, which is told what the group is asked.
         """
         self.number += 1
-        self._kv_status = kv_status if self._leads else None
         self._asleep = contract.sleeps_behind(self._live(entry))
 
     def together(self, begin: Callable[[Controller], Pending]) -> None:  # noqa: ARG002 - rank 0 begins it
@@ -283,7 +231,7 @@ class Entries:
         return said.over and self._worker.finished >= said.after
 
     def _show(self, said: Said) -> None:
-        """Let this part's words follow the deciding one."""
+        """Let this part's word follow the deciding one."""
         own = None if self._word is None else self._word.read()
         if self._word is not None and own is not None:
             shown = mirrored(said.word, own)
@@ -293,9 +241,6 @@ class Entries:
                 self._alike = (said.number, shown)
             if shown != own:
                 self._word.change(own, shown)
-        if self._kv_status is not None:
-            kv = int(self._kv_status.value[0])
-            self._kv_status.value[0] = contract.asked_of_cache(said.word, kv)
 
     def _turn(self) -> None:
         """Do what the group asks of this rank now, and show that it is here.
@@ -353,7 +298,7 @@ class Deciding(Entries):
         *,
         deadline_s: float,
     ) -> None:
-        super().__init__(worker, segment, None, leads=True)
+        super().__init__(worker, segment, None)
         self._deciding = word
         self._controller = controller
         self._deadline_s = deadline_s
@@ -395,10 +340,10 @@ class Deciding(Entries):
             self._say(contract.NORMAL, over=True, came=Came(failure))
             return failure
 
-    def stay(self, entry: Entry, kv_status: Any = None) -> None:
+    def stay(self, entry: Entry) -> None:
         """As :meth:`Entries.stay`; behind it a sleeping loop is woken where a trainer commands the group."""
         self.close()
-        super().stay(entry, kv_status)
+        super().stay(entry)
         if self._asleep and self._polls:
             self._waking = threading.Thread(target=self._wake, name="wsm-fastdeploy-waking", daemon=True)
             self._waking.start()

@@ -70,6 +70,9 @@ ANSWERS: dict[tuple[int, int | None], int | None] = {
     (UPDATING, None): None,
 }
 
+#: What a process that holds KV cache is asked by its own word: what that says before, and is answered.
+OF_CACHE_PROCESS = {CLEARING: (NORMAL, CLEARED), UPDATING: (CLEARED, NORMAL)}
+
 #: How the word goes from what a command of wsm's own made of it to NORMAL; each change only from just that.
 BACK_TO_NORMAL = ((CLEARING, CLEARED), (CLEARED, UPDATING), (UPDATING, NORMAL))
 
@@ -124,12 +127,3 @@ def leaves(entry: Entry, word: int) -> bool:
     so an update is never done inside such an entry, and NORMAL never lets it out.
     """
     return word in (CLEARED, UPDATING) if entry.sleeps else word == NORMAL
-
-
-def asked_of_cache(deciding: int, kv: int) -> int:
-    """Say what the word of a process that holds KV cache is to say, which says `kv` now.
-
-    That process answers itself: what it has not answered yet stays, and so does what it has.
-    """
-    wishes = {(CLEARING, NORMAL): CLEARING, (UPDATING, CLEARED): UPDATING}
-    return wishes.get((deciding, kv), kv)

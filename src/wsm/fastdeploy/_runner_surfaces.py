@@ -32,6 +32,7 @@ from wsm.actions.surfaces import (
 )
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
+from wsm.fastdeploy._part_words import CacheProcess
 from wsm.signals.live_signal import LiveSignal
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.tensor import tied_names
@@ -235,13 +236,24 @@ def observed(owner: Any, *spellings: str, note: Callable[[], None], needed_for: 
     return noted
 
 
+def _nothing() -> None:
+    """Do nothing: the rank's own part is done already."""
+
+
 class RunnerCache:
     """A KV cache of FastDeploy's: the model runner's, or its proposer's.
 
     Which tensors a build keeps where is not always to be seen, so it is remembered whether they are there.
+
+    Parameters
+    ----------
+    process : CacheProcess or None
+        The process that holds KV cache beside it, as this rank asks it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, process: CacheProcess | None = None) -> None:
+        self._process = process
+        self._let_go = False  # whether that process was asked to let go, and is yet to take it again
         self._calls: tuple[Callable[[], Any], Callable[[], Any]] | None = None
         self._tensors: Callable[[], Iterable[Any]] = tuple
         self._there = False
@@ -271,14 +283,22 @@ class RunnerCache:
     def release(self) -> int:
         """Free the cache; return the bytes let go, as far as they are known. Idempotent."""
         freed = self.allocated_bytes()
-        if self._there:
-            self._bound()[0]()
+        free = self._bound()[0] if self._there else _nothing
+        if self._process is None:
+            free()
+        elif self._there or self._let_go:
+            self._let_go = True
+            self._process.lets_go(free)
         return freed
 
     def rebuild(self) -> int:
         """Allocate an empty cache; return its bytes. Idempotent."""
-        if not self._there:
-            self._bound()[1]()
+        allocate = _nothing if self._there else self._bound()[1]
+        if self._process is None:
+            allocate()
+        elif not self._there or self._let_go:
+            self._process.makes_anew(allocate)
+            self._let_go = False
         return self.allocated_bytes()
 
     def forget(self) -> None:
@@ -504,7 +524,9 @@ class WorkerSurfaces:
         self.weights = weights
         self.memory = memory
         self.groups = groups
-        self._requests, self._cache = RunnerRequests(), RunnerCache()
+        asks = facts.asks_cache_process and facts.tensor_parallel_rank == 0
+        self._cache_process = CacheProcess(facts.port, directory) if asks else None
+        self._requests, self._cache = RunnerRequests(), RunnerCache(self._cache_process)
         self._graphs = RunnerGraphs() if facts.graphs else None
         self._draft = RunnerDraft(graphs=facts.graphs) if facts.drafts else None
         self._replay = RunnerReplay() if facts.routing_replay else None
@@ -514,8 +536,10 @@ class WorkerSurfaces:
         self._runner: Any = None
 
     def close(self) -> None:
-        """Let go of FastDeploy's heartbeat. Idempotent."""
+        """Let go of FastDeploy's words. Idempotent."""
         self._live.close()
+        if self._cache_process is not None:
+            self._cache_process.close()
 
     @property
     def requests(self) -> RunnerRequests:

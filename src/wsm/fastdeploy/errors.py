@@ -141,3 +141,16 @@ def no_version(*, directory: str) -> BadInputError:
         code="no-version",
         directory=directory,
     )
+
+
+def cache_process_silent(*, word: str, says: int, wish: int, seconds: float) -> GroupError:
+    """The process that holds KV cache does not do what it was asked by its word."""
+    return GroupError(
+        f"the process that holds KV cache has not answered {wish} in {word} for {seconds:g} s, which says "
+        f"{says} still; see whether FastDeploy's cache_transfer_manager lives, and what its log says",
+        code="cache-process-silent",
+        word=word,
+        says=says,
+        wish=wish,
+        seconds=seconds,
+    )

@@ -1,0 +1,126 @@
+"""FastDeploy's words of one data-parallel part: attached when they appear; one asks its cache process.
+
+A process may hold KV cache beside the workers: FastDeploy's cache transfer manager maps theirs, or makes it,
+and looks at ``kv_cache_status`` ten times a second. The calls of FastDeploy's model runner wait for
+``cache_ready_signal``, which that process changes only once it was asked, so it is asked before them. wsm
+asks; the process alone answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from wsm.fastdeploy import _loop_contract as contract
+from wsm.fastdeploy import errors
+from wsm.signals.errors import EngineWordMissingError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+
+#: How long it is waited for; an action of a plan may take 60 s.
+ANSWERS_S = 50.0
+
+_LOOK_S = 0.01
+
+
+class PartWord:
+    """A word of this rank's data-parallel part, attached when it appears, and again if made anew.
+
+    Parameters
+    ----------
+    suffix : str
+        What follows its name.
+    directory : path or None
+        Where it lies; ``/dev/shm`` by default.
+    kind : EngineWordKind
+        Which.
+    """
+
+    def __init__(
+        self,
+        suffix: str,
+        directory: str | Path | None = None,
+        *,
+        kind: EngineWordKind = EngineWordKind.WEIGHTS,
+    ) -> None:
+        self._suffix, self._kind = suffix, kind
+        self._directory = directory
+        self._word: EngineWord | None = None
+
+    def read(self) -> int | None:
+        """Return what it says; None while no engine has made it."""
+        word = self._attached()
+        return None if word is None else word.read()
+
+    def change(self, before: int, after: int) -> bool:
+        """Write `after` if it says `before`, indivisibly; return whether it did."""
+        word = self._attached()
+        return word is not None and word.compare_exchange(before, after)
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        if self._word is not None:
+            self._word.close()
+            self._word = None
+
+    def _attached(self) -> EngineWord | None:
+        if self._word is not None and (self._word.recreated() or self._word.removed()):
+            self.close()
+        if self._word is None:
+            try:
+                self._word = EngineWord(self._kind, self._suffix, directory=self._directory)
+            except EngineWordMissingError:
+                return None
+        return self._word
+
+
+class CacheProcess:
+    """The cache process of this rank's data-parallel part, as the part's first rank asks it.
+
+    Parameters
+    ----------
+    port : str
+        What follows the name of its word.
+    directory : path or None
+        Where that lies; ``/dev/shm`` by default.
+    """
+
+    def __init__(self, port: str, directory: str | Path | None = None) -> None:
+        self._name = f"{EngineWordKind.KV_CACHE.value}.{port}"
+        self._word = PartWord(port, directory, kind=EngineWordKind.KV_CACHE)
+
+    def lets_go(self, release: Callable[[], None]) -> None:
+        """Ask it to let the KV cache go, release the rank's own, and wait for its answer. Blocks.
+
+        Raises
+        ------
+        GroupError (``cache-process-silent``)
+            If it does not answer in time.
+        """
+        self._through(contract.CLEARING, release)
+
+    def makes_anew(self, rebuild: Callable[[], None]) -> None:
+        """Ask it to hold KV cache again, rebuild the rank's own, and wait for its answer. Blocks.
+
+        Raises as :meth:`lets_go`.
+        """
+        self._through(contract.UPDATING, rebuild)
+
+    def close(self) -> None:
+        """Let go of the word. Idempotent."""
+        self._word.close()
+
+    def _through(self, wish: int, own_part: Callable[[], None]) -> None:
+        before, answer = contract.OF_CACHE_PROCESS[wish]
+        until = time.monotonic() + ANSWERS_S
+        # What it was asked before is answered first: it would write that answer over this wish.
+        self._await(lambda said: said not in contract.ASKS or said == wish, until, wish)
+        self._word.change(before, wish)
+        own_part()
+        self._await(lambda said: said == answer, until, wish)
+
+    def _await(self, is_so: Callable[[int], bool], until: float, wish: int) -> None:
+        while (said := self._word.read()) is not None and not is_so(said):
+            if time.monotonic() > until:
+                raise errors.cache_process_silent(word=self._name, says=said, wish=wish, seconds=ANSWERS_S)
+            time.sleep(_LOOK_S)

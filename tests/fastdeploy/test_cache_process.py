@@ -1,0 +1,111 @@
+"""Ranks beside processes that hold KV cache, which look at their own word ten times a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from living_group import Program, eventually
+
+from tests.forkserver import WITHOUT_PADDLE
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+
+pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
+
+NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
+PROGRAM = Path(__file__).with_name("cache_transfer.py")
+
+
+class Beside:
+    """A job with a process that holds KV cache beside each rank."""
+
+    def __init__(self, job, generation: str) -> None:
+        self.job, self._writes_both = job, generation == "2025"
+        directory, port = job.directory, job.ports[0]
+        self.word = EngineWord.create(EngineWordKind.KV_CACHE, port, NORMAL, directory=directory)
+        self.ready = directory / f"cache_ready_signal.{port}"
+        self.swap = directory / f"swap_space_ready_signal.{port}"
+        for path in (self.ready, self.swap):
+            np.zeros(job.ranks, dtype=np.int32).tofile(path)
+        self.programs = [
+            Program(PROGRAM, json.dumps(job.settings), str(rank), server=WITHOUT_PADDLE)
+            for rank in range(job.ranks)
+        ]
+        job.start()
+
+    def asks(self, value: int) -> None:
+        """As the engine of a generation does: that of 2025 writes both words, the loop of 2026 the second."""
+        self.job.asks(value)
+        if self._writes_both:
+            self.word.store(value)
+
+    def holds(self) -> list[int]:
+        """What the KV word says, and how many processes have their mapping and their blocks."""
+        counts = [int(np.fromfile(path, dtype=np.int32).sum()) for path in (self.ready, self.swap)]
+        return [self.word.read(), *counts]
+
+    def close(self) -> None:
+        (self.job.directory / "end").touch()
+        for program in self.programs:
+            program.close()
+        self.word.unlink()
+        self.word.close()
+
+
+@pytest.fixture
+def make_beside(make_job):
+    made = []
+
+    def make(generation: str, **settings) -> Beside:
+        made.append(Beside(make_job(generation, starts=False, **settings), generation))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("cache_process", ["makes", "maps"])
+@pytest.mark.parametrize(("generation", "block"), [("2025", True), ("2026", False), ("2026", True)])
+def test_the_weights_are_answered_once_the_cache_process_has_answered(
+    make_beside, generation, block, cache_process
+):
+    beside = make_beside(generation, block=block, cache_process=cache_process)
+    for _ in "ab":
+        beside.asks(CLEARING)
+        beside.job.answers(CLEARED)
+        assert beside.holds() == [CLEARED, 0, 0]
+        beside.asks(UPDATING)
+        beside.job.answers(NORMAL)
+        assert beside.holds() == [NORMAL, 2, 2]
+    beside.job.each_says("stepped")
+    beside.job.end()
+
+
+def test_a_trainers_command_asks_the_cache_process_too(make_beside):
+    beside = make_beside("2026", polls=True, cache_process="maps")
+    beside.job.each_says("stepped")
+    trainer = beside.job.controller()
+    trainer.clear()
+    assert beside.holds() == [CLEARED, 0, 0]
+    trainer.update(1)
+    assert beside.holds() == [NORMAL, 2, 2]
+    beside.job.end()
+
+
+def test_a_cache_process_that_does_not_answer_is_named_and_waited_for(make_beside):
+    beside = make_beside("2026", cache_process="makes", cache_answers_s=0.5)
+    for program in beside.programs:
+        program.freeze()
+    beside.asks(CLEARING)
+    trainer = beside.job.controller()
+    eventually(lambda: "failed on rank 0 in release_kv_cache" in trainer.status().because)
+    assert beside.job.reads() == [CLEARING]
+    for program in beside.programs:
+        program.thaw()
+    beside.job.answers(CLEARED)
+    beside.asks(UPDATING)
+    beside.job.answers(NORMAL)
+    beside.job.end()
