@@ -30,7 +30,7 @@ from wsm.http.kept import KeptRequests
 from wsm.receipt import Outcome, Receipt
 from wsm.signals.names import segment_path
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, OnLease
-from wsm.status import Explanation, GroupStatus, explain, read_facts
+from wsm.status import Explanation, GroupFacts, GroupStatus, explain, read_facts
 
 #: Commands that may be under way or wait for their turn at once.
 MOST_COMMANDS: Final = 64
@@ -141,9 +141,13 @@ class Commands:
         """Read what the group is doing now."""
         return await self.read(self._status)
 
+    async def facts(self) -> GroupFacts:
+        """Read everything that is known of the group now."""
+        return await self.read(self._facts)
+
     async def explain(self) -> Explanation:
         """Say what the group does, why, and what to do about it."""
-        return await self.read(self._explained)
+        return explain(await self.facts())
 
     async def read(self, question: Callable[[], _Read]) -> _Read:
         """Ask something that blocks for a moment, in a thread."""
@@ -471,9 +475,9 @@ class Commands:
     def _status(self) -> GroupStatus:
         return self._now()[1].group.status()
 
-    def _explained(self) -> Explanation:
+    def _facts(self) -> GroupFacts:
         segment = self._now()[1].group.segment
-        return explain(read_facts(self.name, segment, lock_file=segment.lock_file))
+        return read_facts(self.name, segment, lock_file=segment.lock_file)
 
     def _attached(self) -> tuple[Controller, GroupAccess]:
         controller = Controller(self.name, directory=self._directory, **self._options)  # type: ignore[arg-type] # of its own names

@@ -1,0 +1,100 @@
+"""What a server tells its surfaces: names, options, how a directory is adopted, and the requests that run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from wsm.strategies.adopt.adopt import AdoptSettings, adopt
+
+
+class AdoptedDirectory(NamedTuple):
+    """A directory that ranks can load.
+
+    Parameters
+    ----------
+    label : str
+        Under which; where the label that was asked for names other content already, another that says so.
+    source : str
+        Names the content, path and digest: what failed once, and would fail again, is known by it.
+    reused : bool
+        Whether the label that was asked for named other content before.
+    """
+
+    label: str
+    source: str
+    reused: bool = False
+
+
+class AdoptDirectory(Protocol):
+    """Takes a trainer's directory in, so that its deletion is harmless. Blocks while it copies or digests."""
+
+    def __call__(self, directory: str, label: str | None) -> AdoptedDirectory:
+        """Return what ranks load; None for the label takes it from the directory's name.
+
+        Raises
+        ------
+        WsmError
+            If the directory is not below a declared root, or lacks what a version must have.
+        """
+
+
+def adopting(settings: AdoptSettings) -> AdoptDirectory:
+    """Return what adopts directories as the settings say (:func:`wsm.strategies.adopt.adopt.adopt`)."""
+
+    def take_in(directory: str, label: str | None) -> AdoptedDirectory:
+        adoption = adopt(directory, settings, version=label)
+        return AdoptedDirectory(adoption.label, f"{adoption.source}@{adoption.digest}", adoption.reused)
+
+    return take_in
+
+
+class OpenRequests(Protocol):
+    """The requests for text that this server has taken and not answered."""
+
+    async def abort(self, request_ids: Collection[str] | None) -> Collection[str]:
+        """End requests, all of them for None; each is answered with the tokens that it has. Return whose."""
+
+    async def count(self) -> tuple[int, int]:
+        """Return how many requests run, and how many wait."""
+
+
+@dataclass(frozen=True)
+class SurfaceOptions:
+    """What is configured for surfaces.
+
+    Parameters
+    ----------
+    adopt : AdoptDirectory or None
+        Takes directories in; None: no root is declared, and paths are refused.
+    requests : OpenRequests or None
+        The requests that run; None: they are the engine's alone.
+    served_model_name : str or None
+        The name that ``/v1/models`` gives; None: the group's.
+    model_path : str or None
+        What ``/model_info`` says of it; None: the served name.
+    server_info : mapping
+        Further fields of ``/server_info``, or other values of those it has.
+    fastdeploy_generation : str
+        Whose envelopes and codes FastDeploy's legacy routes have (:class:`.fastdeploy.LegacyGeneration`).
+    unsupported_status : int or None
+        The status of a verb that cannot be honoured; None: 400 where clients repeat every 5xx, else 501.
+    sleep_level_1_as_2 : bool
+        Whether vLLM's sleep to host memory lets the memory go instead; the version is loaded again.
+    deadline_s : float
+        Of each command.
+    lease_s : float
+        Seconds from ``update`` on in which ``finish`` must come.
+    """
+
+    adopt: AdoptDirectory | None = None
+    requests: OpenRequests | None = None
+    served_model_name: str | None = None
+    model_path: str | None = None
+    server_info: Mapping[str, Any] = field(default_factory=dict)
+    fastdeploy_generation: str = "2.6"
+    unsupported_status: int | None = None
+    sleep_level_1_as_2: bool = False
+    deadline_s: float = 600.0
+    lease_s: float = 600.0

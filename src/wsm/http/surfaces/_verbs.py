@@ -1,0 +1,438 @@
+"""What the verbs of all surfaces come down to: a few commands of a group, given for one surface.
+
+One object per surface and server. It keeps what lies between two requests of a trainer: which directory it
+has had pulled, and the update in parts that it has begun. What must survive this process stands in the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from wsm.errors import RefusedError
+from wsm.http import errors as http_errors
+from wsm.http.answers import HttpAnswer, receipt_headers
+from wsm.http.commands import Commands, Origin
+from wsm.http.surface import Handler
+from wsm.http.surfaces import errors
+from wsm.http.surfaces._bodies import Fields
+from wsm.http.surfaces._pausing import Flush, Pause, flush_of
+from wsm.http.surfaces._refusals import Refusal
+from wsm.http.surfaces._surface_options import AdoptedDirectory, SurfaceOptions
+from wsm.receipt import Outcome, Receipt
+from wsm.states.vocabulary import After, HotFallback, InFlightPolicy, KVPolicy, KVState, OnLease, Tag
+from wsm.status import GroupStatus
+
+#: Seconds after which a group serves again that stood still only to have its KV cache flushed.
+_FLUSH_LEASE_S = 30.0
+
+#: Seconds between two looks at whether a flush is over.
+_LOOK_S = 0.01
+
+
+def told(status: int, body: Mapping[str, Any], receipt: Receipt | None = None) -> HttpAnswer:
+    """Return an answer that says what the receipt does, too, where an object can carry it."""
+    if receipt is None:
+        return HttpAnswer(status, dict(body))
+    said = {
+        "request_id": receipt.request_id,
+        "outcome": receipt.outcome.value,
+        "version": receipt.version,
+        "manifest_digest": receipt.manifest_digest,
+        "serving": receipt.serving,
+        "sentence": receipt.sentence(),
+        "warning": receipt.warning,
+    }
+    return HttpAnswer(status, {**body, "wsm": said}, receipt_headers(receipt))
+
+
+def missing_of(status: GroupStatus) -> frozenset[Tag]:
+    """Return what a group lacks that a step needs."""
+    return frozenset(tag for rank in status.ranks for tag in rank.held.missing)
+
+
+@dataclass
+class _Parts:
+    """An update in parts, as far as it is: begun, then prepared under a request id."""
+
+    prepared: str | None = None
+    asked: str | None = None
+    receipt: Receipt | None = None
+
+
+@final
+class Verbs:
+    """The commands of one surface.
+
+    Parameters
+    ----------
+    surface : str
+        Its name: the owner of its holds.
+    options : SurfaceOptions
+        What is configured.
+    unsupported_status : int
+        The status of a verb that cannot be honoured, unless the options say another.
+    """
+
+    def __init__(self, surface: str, options: SurfaceOptions, *, unsupported_status: int = 501) -> None:
+        self.surface = surface
+        self.options = options
+        self._unsupported_status = options.unsupported_status or unsupported_status
+        self._pausing = 0
+        self._flushing = False
+        self._pulled: dict[str, tuple[str, AdoptedDirectory]] = {}
+        self._parts: _Parts | None = None
+
+    def origin(self, request: Request, part: str = "") -> Origin:
+        """Return where a command comes from; of several for one request each has a part of its name."""
+        key = request.headers.get("idempotency-key")
+        return Origin(self.surface, key and f"{key}{part}", request.headers.get("traceparent"))
+
+    # Admission ----------------------------------------------------------------------------------------------
+
+    async def pause(self, request: Request, commands: Commands, pause: Pause, part: str = "") -> Receipt:
+        """Hold the group for this surface; again is a success."""
+        await self._no_flush()  # its release must not end what is held here
+        self._pausing += 1
+        try:
+            return await commands.hold(
+                self.origin(request, part),
+                in_flight=pause.in_flight,
+                kv_policy=pause.kv_policy,
+                deadline_s=self.options.deadline_s,
+            )
+        finally:
+            self._pausing -= 1
+
+    async def resume(self, request: Request, commands: Commands, part: str = "") -> Receipt:
+        """Release what this surface holds; of an open group it is a success."""
+        return await commands.release(self.origin(request, part), deadline_s=self.options.deadline_s)
+
+    async def flush(self, request: Request, commands: Commands) -> None:
+        """Have no block left in the KV cache that a new request could read.
+
+        Raises
+        ------
+        RefusedError
+            If requests are open whose blocks are in use (code ``not-flushed``).
+        """
+        await self._no_flush()
+        self._flushing = True
+        try:
+            await self._flush(request, commands)
+        finally:
+            self._flushing = False
+
+    async def _no_flush(self) -> None:
+        while self._flushing:  # noqa: ASYNC110 - an event belongs to one loop, and this object to none
+            await asyncio.sleep(_LOOK_S)
+
+    async def _flush(self, request: Request, commands: Commands) -> None:
+        status = await commands.status()
+        running = None if self.options.requests is None else sum(await self.options.requests.count())
+        answer = flush_of(status.hold, requests_open=running)
+        if answer is Flush.FLUSHED:
+            return
+        if answer is Flush.REQUESTS_OPEN:
+            raise errors.not_flushed(why="requests are open, and their blocks are in use")
+        if self._pausing:
+            raise errors.not_flushed(why="the group is being paused")
+        if not status.serving:
+            if all(rank.held.kv is KVState.CLEARED for rank in status.ranks):
+                return
+            raise errors.not_flushed(why=status.headline)
+        held = await commands.hold(
+            self.origin(request, "-hold"),
+            in_flight=InFlightPolicy.DRAIN,
+            kv_policy=KVPolicy.DROP,
+            lease_s=_FLUSH_LEASE_S,
+            on_lease=OnLease.SERVE,
+        )
+        hold_id = None if held.hold is None else str(held.hold["id"])
+        try:
+            await commands.release(self.origin(request, "-release"), hold=hold_id)
+        except RefusedError as error:
+            if error.code != "hold-not-in-force":  # it was continued meanwhile
+                raise
+
+    # Memory -------------------------------------------------------------------------------------------------
+
+    async def sleep(
+        self,
+        request: Request,
+        commands: Commands,
+        tags: frozenset[Tag],
+        in_flight: InFlightPolicy | None = None,
+        *,
+        wait_s: float | None = None,
+    ) -> Receipt:
+        """Let the memory of one half or of both go."""
+        return await commands.clear(
+            self.origin(request, "-clear"),
+            tags=tags,
+            in_flight=in_flight,
+            deadline_s=self.options.deadline_s,
+            wait_s=self.options.deadline_s if wait_s is None else wait_s,
+        )
+
+    async def wake(
+        self,
+        request: Request,
+        commands: Commands,
+        tags: frozenset[Tag],
+        *,
+        version: str | None,
+        serve: bool,
+        wait_s: float | None = None,
+    ) -> Receipt | None:
+        """Bring back what is missing of the tags; None: nothing was, and nothing was done.
+
+        Parameters
+        ----------
+        request, commands
+            As every verb.
+        tags : frozenset of Tag
+            What is asked for.
+        version : str or None
+            Of weights that are missing; None: the newest.
+        serve : bool
+            Whether the hold of this surface ends with it, once nothing is missing any more.
+        wait_s : float or None
+            Seconds to wait for another command to end; None: as long as the deadline.
+        """
+        missing = missing_of(await commands.status())
+        wanted = tags & missing
+        if not wanted:
+            return None
+        closed = await commands.closed() is not None
+        serves = serve and wanted == missing and (Tag.WEIGHTS in wanted or not closed)
+        return await commands.update(
+            self.origin(request, "-update"),
+            version if Tag.WEIGHTS in wanted else None,
+            tags=wanted,
+            after=After.SERVE if serves else After.AS_BEFORE,
+            deadline_s=self.options.deadline_s,
+            wait_s=self.options.deadline_s if wait_s is None else wait_s,
+        )
+
+    # Weights ------------------------------------------------------------------------------------------------
+
+    async def pull(self, destination: str, directory: str, label: str) -> AdoptedDirectory:
+        """Take a directory in now, and remember that `destination` will mean it. Nothing is written there."""
+        adopted = await self._adopt(directory, label)
+        self._pulled[destination] = (label, adopted)
+        return adopted
+
+    async def load(
+        self,
+        request: Request,
+        commands: Commands,
+        *,
+        directory: str | None,
+        label: str | None,
+        abort_requests: bool = False,
+        drains: bool = False,
+        keep_paused: bool = False,
+        **loading: Any,
+    ) -> Receipt:
+        """Update the group to a directory, or to a published label; in an update in parts, prepare it.
+
+        Parameters
+        ----------
+        request, commands
+            As every verb.
+        directory : str or None
+            The trainer's; None: `label` is published already, and None for that is the newest.
+        label : str or None
+            What the trainer calls it.
+        abort_requests : bool
+            Whether running requests are ended, also those that a hold has set aside.
+        drains : bool
+            Whether they are waited for otherwise, where the group is not held.
+        keep_paused : bool
+            Whether the group is held behind the update.
+        **loading
+            Further keywords of :meth:`wsm.Controller.update`.
+        """
+        version, source, reused = label, None, False
+        if directory is not None:
+            version, source, reused = await self._adopted(directory, label)
+        if self._parts is not None:
+            asked = label or version
+            return await self._prepare(request, commands, version, source=source, asked=asked)
+        in_flight = InFlightPolicy.ABORT if abort_requests else None
+        if drains and in_flight is None and (await commands.status()).hold is None:
+            in_flight = InFlightPolicy.DRAIN
+        receipt = await commands.update(
+            self.origin(request),
+            version,
+            source=source,
+            in_flight=in_flight,
+            after=After.HELD if keep_paused else After.AS_BEFORE,
+            deadline_s=self.options.deadline_s,
+            wait_s=self.options.deadline_s,
+            **loading,
+        )
+        return (
+            replace(receipt, warning=f"label reused: it was other content's; this is {version}")
+            if reused
+            else receipt
+        )
+
+    async def _adopted(self, directory: str, label: str | None) -> AdoptedDirectory:
+        pulled = self._pulled.get(directory)
+        if pulled is not None and label in (None, pulled[0]):
+            return pulled[1]
+        return await self._adopt(directory, label)
+
+    async def _adopt(self, directory: str, label: str | None) -> AdoptedDirectory:
+        if self.options.adopt is None:
+            raise errors.no_directories(directory=directory)
+        return await asyncio.to_thread(self.options.adopt, directory, label)
+
+    # An update in parts -------------------------------------------------------------------------------------
+
+    async def begin(self, request: Request, commands: Commands) -> None:
+        """Begin an update in parts; one that this surface began before, and prepared, is taken back."""
+        before, self._parts = self._parts, _Parts()
+        if before is not None and before.prepared is not None:
+            await commands.abort(self.origin(request, "-abort"), before.prepared)
+
+    async def _prepare(
+        self,
+        request: Request,
+        commands: Commands,
+        version: str | None,
+        *,
+        source: str | None,
+        asked: str | None,
+    ) -> Receipt:
+        parts = self._parts or _Parts()
+        if parts.receipt is not None:
+            if parts.receipt.version == version:
+                return parts.receipt
+            raise errors.prepared_already(version=parts.receipt.version)
+        request_id = self.origin(request).request_id or uuid.uuid4().hex
+        receipt = await commands.prepare(
+            Origin(self.surface, request_id, self.origin(request).traceparent),
+            version,
+            source=source,
+            hot=True,
+            hot_fallback=HotFallback.IN_PLACE,
+            lease_s=self.options.lease_s,
+            deadline_s=self.options.deadline_s,
+            wait_s=self.options.deadline_s,
+        )
+        parts.receipt, parts.asked = receipt, asked
+        parts.prepared = request_id if receipt.outcome is Outcome.PREPARED else None
+        return receipt
+
+    async def finish(self, request: Request, commands: Commands, label: str | None, *, begin: str) -> Receipt:
+        """Decide the update in parts: the group serves what it prepared.
+
+        Parameters
+        ----------
+        request, commands
+            As every verb.
+        label : str or None
+            What the trainer calls it now; it must be what it was called.
+        begin : str
+            The verb that begins one, for the refusal.
+
+        Raises
+        ------
+        RefusedError
+            If none is begun, nothing was prepared, or the label is another. What is prepared stays so.
+        """
+        parts, verb = self._parts, request.url.path
+        if parts is None:
+            raise errors.no_update_begun(verb=verb, begin=begin)
+        if parts.receipt is None:
+            raise errors.nothing_prepared(verb=verb)
+        if label is not None and label not in (parts.asked, parts.receipt.version):
+            raise errors.label_differs(asked=label, held=parts.receipt.version)
+        self._parts = None  # whatever its end, it is decided, or its lease will
+        if parts.prepared is None:
+            return parts.receipt
+        return await commands.commit(self.origin(request), parts.prepared)
+
+    # What cannot be honoured --------------------------------------------------------------------------------
+
+    async def refuse(self, commands: Commands, request: Request, refusal: Refusal) -> HttpAnswer:
+        """Answer a verb that cannot be honoured, which may close the group that this surface holds."""
+        closed = refusal.closes and await commands.fail_closed(
+            self.origin(request), verb=refusal.verb, reason=refusal.reason.word
+        )
+        return HttpAnswer(self._unsupported_status, {**refusal.body(), "held": bool(closed)})
+
+    def refusing(self, refusal: Refusal) -> Handler:
+        """Return the handler of a verb that is refused, whatever its body says."""
+
+        async def refuse(request: Request, commands: Commands) -> HttpAnswer:
+            return await self.refuse(commands, request, refusal)
+
+        return refuse
+
+    # What is only told --------------------------------------------------------------------------------------
+
+    async def require_label(self, commands: Commands, label: str) -> str:
+        """Return a label if the group's weights have it.
+
+        Raises
+        ------
+        RefusedError
+            If they have another (code ``label-differs``).
+        """
+        held = (await commands.status()).version
+        if held != label:
+            raise errors.label_differs(asked=label, held=held)
+        return label
+
+    async def models(self, request: Request, commands: Commands) -> HttpAnswer:
+        """Answer ``GET /v1/models``: the one model."""
+        del request
+        name = self.model_name(commands)
+        root = self.options.model_path or name
+        model = {"id": name, "object": "model", "created": 0, "owned_by": "wsm", "root": root, "parent": None}
+        return HttpAnswer(200, {"object": "list", "data": [model]})
+
+    async def last_version(self, commands: Commands) -> str | None:
+        """Return the version that the group had whole last; None: it is not known."""
+        facts = await commands.facts()
+        return facts.committed.version or facts.served_version
+
+    def model_name(self, commands: Commands) -> str:
+        """Return the name under which the model is served."""
+        return self.options.served_model_name or commands.name
+
+    async def abort(self, request: Request, ids: tuple[str, ...] | None) -> tuple[str, ...]:
+        """End requests for text, all of them for None; return whose were ended.
+
+        Raises
+        ------
+        RefusedError
+            If this server has no requests (code ``unsupported``).
+        """
+        if self.options.requests is None:
+            raise http_errors.unsupported(
+                verb=request.url.path,
+                reason="the requests are the engine's, and none was given to this server",
+                use_instead="a pause with mode abort",
+            )
+        return tuple(await self.options.requests.abort(ids))
+
+    def behind(self, request: Request) -> ASGIApp | None:
+        """Return the engine's app if requests for text are its own, and None where they are this server's."""
+        rest: ASGIApp | None = getattr(request.app.state, "rest", None)
+        return rest if self.options.requests is None else None
+
+
+async def fields(request: Request) -> Fields:
+    """Return the fields of a request's body."""
+    return Fields.of(await request.body())

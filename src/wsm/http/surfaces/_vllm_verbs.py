@@ -1,0 +1,183 @@
+"""vLLM's verbs for one server and one owner of holds: each a few commands, answered in vLLM's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from wsm.http import errors as http_errors
+from wsm.http.answers import HttpAnswer
+from wsm.http.commands import Commands
+from wsm.http.surfaces._bodies import Fields, query_flag, tags_of
+from wsm.http.surfaces._pausing import pause_of
+from wsm.http.surfaces._refusals import Reason, Refusal
+from wsm.http.surfaces._surface_options import SurfaceOptions
+from wsm.http.surfaces._verbs import Verbs, fields, told
+from wsm.states.vocabulary import ALL_TAGS
+
+#: Transfers for which nothing has to be set up.
+_DISK = ("disk", "filesystem", "file", "fs")
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """What an update names.
+
+    Parameters
+    ----------
+    directory : str or None
+        A trainer's directory.
+    label : str or None
+        What it is called; without a directory: a published version.
+    refused : Reason or None
+        Why it cannot be loaded.
+    """
+
+    directory: str | None = None
+    label: str | None = None
+    refused: Reason | None = None
+
+
+def source_of(asked: Fields) -> WeightSource:
+    """Return what ``/update_weights`` names: vLLM's ``update_info``, or prime-rl's ``weight_dir``.
+
+    Anything else describes tensors that are pushed.
+
+    Raises
+    ------
+    BadInputError
+        If a field is of another type.
+    """
+    info = asked.fields("update_info")
+    if info is None:
+        directory = asked.text("weight_dir")
+        return WeightSource(directory) if directory is not None else WeightSource(refused=Reason.PUSH)
+    directory, label = info.text("path"), info.label("version")
+    if directory is None and label is None:
+        return WeightSource(refused=Reason.PUSH)
+    return WeightSource(directory, label)
+
+
+def needs_no_setup(asked: Fields) -> bool:
+    """Whether ``/init_weight_transfer_engine`` or ``/init_broadcaster`` asks for a transfer by files.
+
+    Raises
+    ------
+    BadInputError
+        If a field is of another type.
+    """
+    info = asked.fields("init_info") or asked
+    words = {name for name in info.names() if name not in ("timeout", "session_id")}
+    kinds = [info.text(name) for name in ("backend", "type") if name in info]
+    return all(kind in _DISK for kind in kinds) if kinds else not words
+
+
+@final
+class VllmVerbs:
+    """vLLM's verbs for one server, with the holds of the surface that is named."""
+
+    def __init__(self, surface: str, options: SurfaceOptions) -> None:
+        self.verbs = Verbs(surface, options, unsupported_status=400)
+
+    async def pause(self, request: Request, commands: Commands) -> HttpAnswer:
+        query = request.query_params
+        given = query.get("clear_cache")
+        clears = None if given is None else query_flag(given, "clear_cache", otherwise=True)
+        receipt = await self.verbs.pause(request, commands, pause_of(query.get("mode"), clear_cache=clears))
+        return told(200, {"status": "paused"}, receipt)
+
+    async def resume(self, request: Request, commands: Commands) -> HttpAnswer:
+        return told(200, {"status": "resumed"}, await self.verbs.resume(request, commands))
+
+    async def is_paused(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        return HttpAnswer(200, {"is_paused": (await commands.status()).hold is not None})
+
+    async def set_up(self, request: Request, commands: Commands) -> HttpAnswer:
+        if not needs_no_setup(await fields(request)):
+            return await self.verbs.refuse(commands, request, Refusal(request.url.path, Reason.PUSH))
+        return HttpAnswer(200, {"message": "Weight transfer initialized", "status": "ok"})
+
+    async def start(self, request: Request, commands: Commands) -> HttpAnswer:
+        await self.verbs.begin(request, commands)
+        return HttpAnswer(200, {"message": "Weight update started"})
+
+    async def update(self, request: Request, commands: Commands) -> HttpAnswer:
+        source = source_of(await fields(request))
+        if source.refused is not None:
+            return await self.verbs.refuse(commands, request, Refusal(request.url.path, source.refused))
+        receipt = await self.verbs.load(request, commands, directory=source.directory, label=source.label)
+        return told(200, {"message": "Weights updated", "status": "ok"}, receipt)
+
+    async def finish(self, request: Request, commands: Commands) -> HttpAnswer:
+        label = (await fields(request)).label("weight_version")
+        receipt = await self.verbs.finish(request, commands, label, begin="/start_weight_update")
+        return told(200, {"message": "Weight update finished"}, receipt)
+
+    async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:
+        label = (await fields(request)).required_label("new_version")
+        held = await self.verbs.require_label(commands, label)
+        return HttpAnswer(200, {"success": True, "new_version": held})
+
+    async def weight_info(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        return HttpAnswer(200, {"weight_version": (await commands.status()).version})
+
+    async def check(self, request: Request, commands: Commands) -> HttpAnswer:
+        asked = await fields(request)
+        action = asked.text("action") or "checksum"
+        digest = (await commands.facts()).committed.digest
+        if action == "checksum":
+            return HttpAnswer(200, {"checksums": {"manifest": digest}})
+        if action == "compare":
+            baseline = asked.mapping("baseline") or {}
+            differ = [name for name, value in baseline.items() if (name, value) != ("manifest", digest)]
+            return HttpAnswer(200, {"match": bool(baseline) and not differ, "mismatches": differ})
+        return await self.verbs.refuse(
+            commands, request, Refusal("/weight_checker", Reason.BASELINE, closes=False)
+        )
+
+    async def world_size(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        status = await commands.status()
+        return HttpAnswer(200, {"world_size": sum(1 for rank in status.ranks if rank.step_kind != "none")})
+
+    async def sleep(self, request: Request, commands: Commands) -> Any:
+        query = request.query_params
+        level = query.get("level", "1")
+        mode = pause_of(query.get("mode")).in_flight
+        if level not in ("0", "1", "2"):
+            raise http_errors.bad_body(field="level", problem=f"it is {level!r}, and must be 0, 1 or 2")
+        if level == "0":
+            return told(200, {}, await self.verbs.pause(request, commands, pause_of(query.get("mode"))))
+        if level == "1" and not self.verbs.options.sleep_level_1_as_2:
+            return await self.verbs.refuse(commands, request, Refusal("/sleep", Reason.OFFLOAD, closes=False))
+        held = (await commands.status()).hold is not None
+        await self.verbs.sleep(request, commands, ALL_TAGS, None if held else mode)
+        return Response(b"", 200)
+
+    async def wake(self, request: Request, commands: Commands) -> Response:
+        tags = tags_of(request.query_params.getlist("tags"))
+        version = await self.verbs.last_version(commands)
+        await self.verbs.wake(request, commands, tags, version=version, serve=False)
+        return Response(b"", 200)
+
+    async def is_sleeping(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        status = await commands.status()
+        return HttpAnswer(200, {"is_sleeping": any(rank.held.missing for rank in status.ranks)})
+
+    async def reset_prefix_cache(self, request: Request, commands: Commands) -> Response:
+        await self.verbs.flush(request, commands)
+        return Response(b"", 200)
+
+    async def abort(self, request: Request, commands: Commands) -> Any:
+        del commands
+        behind = self.verbs.behind(request)
+        if behind is not None:
+            return behind
+        ended = await self.verbs.abort(request, (await fields(request)).texts("request_ids"))
+        return HttpAnswer(200, {"status": "aborted", "aborted": len(ended)})

@@ -1,0 +1,277 @@
+"""SGLang's verbs, as slime, miles, AReaL and verl send them: read, answered in SGLang's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+import wsm
+from wsm.errors import RefusedError
+from wsm.http.answers import HttpAnswer
+from wsm.http.commands import Commands
+from wsm.http.surface import Handler, Surface, SurfaceRoute
+from wsm.http.surfaces import _refusals, errors
+from wsm.http.surfaces._bodies import tags_of
+from wsm.http.surfaces._pausing import pause_of
+from wsm.http.surfaces._refusals import Reason, Refusal
+from wsm.http.surfaces._surface_options import SurfaceOptions
+from wsm.http.surfaces._verbs import Verbs, fields, told
+from wsm.status import GroupStatus
+
+#: Paths of the engine that ask for text.
+DATA_PATHS = frozenset(
+    {
+        "/generate",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/encode",
+        "/classify",
+    }
+)
+
+
+def failure_of(answer: HttpAnswer) -> HttpAnswer:
+    """Return an error as SGLang's clients read it: they print ``message``."""
+    error = dict(answer.body["error"])
+    body = {**answer.body, "success": False, "message": error.get("message", ""), "error": error}
+    return HttpAnswer(answer.status, body, answer.headers)
+
+
+def server_info(
+    status: GroupStatus, *, model: str, path: str, version: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a server says of itself; slime compares some of it with what it would have started."""
+    ranks = sum(1 for rank in status.ranks if rank.step_kind != "none")
+    return {
+        "model_path": path,
+        "served_model_name": model,
+        "tp_size": ranks,
+        "pp_size": 1,
+        "dp_size": 1,
+        "ep_size": 1,
+        "num_gpus": ranks,
+        "disaggregation_mode": "null",
+        "enable_memory_saver": False,
+        "weight_version": status.version,
+        "internal_states": [],
+        "version": version,
+        **more,
+    }
+
+
+def loads(running: int, waiting: int) -> dict[str, Any]:
+    """Return how many requests are open, as ``/v1/loads`` says it."""
+    load = {
+        "dp_rank": 0,
+        "num_running_reqs": running,
+        "num_waiting_reqs": waiting,
+        "num_reqs": running + waiting,
+        "num_total_reqs": running + waiting,
+    }
+    return {"loads": [load], "dp_rank_count": 1}
+
+
+@final
+class _Sglang:
+    """SGLang's verbs for one server."""
+
+    def __init__(self, options: SurfaceOptions) -> None:
+        self.verbs = Verbs("sglang", options)
+
+    async def pause(self, request: Request, commands: Commands) -> HttpAnswer:
+        mode = (await fields(request)).text("mode")
+        receipt = await self.verbs.pause(request, commands, pause_of(mode))
+        return told(200, {"message": "Generation paused successfully.", "status": "ok"}, receipt)
+
+    async def resume(self, request: Request, commands: Commands) -> HttpAnswer:
+        receipt = await self.verbs.resume(request, commands)
+        return told(200, {"message": "Generation continued successfully.", "status": "ok"}, receipt)
+
+    async def flush(self, request: Request, commands: Commands) -> Response:
+        try:
+            await self.verbs.flush(request, commands)
+        except RefusedError as error:
+            return PlainTextResponse(f"{error}\n", 400)
+        return PlainTextResponse("Cache flushed.\n")
+
+    async def update_from_disk(self, request: Request, commands: Commands) -> HttpAnswer:
+        asked = await fields(request)
+        receipt = await self.verbs.load(
+            request,
+            commands,
+            directory=asked.required_text("model_path"),
+            label=asked.label("weight_version"),
+            abort_requests=asked.flag("abort_all_requests", otherwise=False),
+            drains=True,
+            keep_paused=asked.flag("keep_pause", otherwise=False),
+        )
+        body = {"success": True, "message": receipt.sentence(), "num_paused_requests": 0}
+        return told(200, body, receipt)
+
+    async def pull(self, request: Request, commands: Commands) -> HttpAnswer:
+        del commands
+        asked = await fields(request)
+        number = asked.number("target_version")
+        directory = f"{asked.required_text('source_dir').rstrip('/')}/weight_v{number:06d}"
+        adopted = await self.verbs.pull(asked.required_text("local_checkpoint_dir"), directory, str(number))
+        return HttpAnswer(
+            200, {"success": True, "message": f"{directory} is taken in as version {adopted.label}"}
+        )
+
+    async def begin(self, request: Request, commands: Commands) -> HttpAnswer:
+        await self.verbs.begin(request, commands)
+        return HttpAnswer(200, {"success": True, "message": "Weight update begun."})
+
+    async def end(self, request: Request, commands: Commands) -> HttpAnswer:
+        label = (await fields(request)).label("weight_version")
+        receipt = await self.verbs.finish(request, commands, label, begin="/begin_weight_update")
+        return told(200, {"success": True, "message": receipt.sentence()}, receipt)
+
+    async def release_memory(self, request: Request, commands: Commands) -> Response:
+        tags = tags_of((await fields(request)).texts("tags"))
+        await self.verbs.sleep(request, commands, tags)
+        return Response(b"null", media_type="application/json")
+
+    async def resume_memory(self, request: Request, commands: Commands) -> Response:
+        tags = tags_of((await fields(request)).texts("tags"))
+        version = await self.verbs.last_version(commands)
+        await self.verbs.wake(request, commands, tags, version=version, serve=False)
+        return Response(b"null", media_type="application/json")
+
+    async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:
+        label = (await fields(request)).required_label("new_version")
+        held = await self.verbs.require_label(commands, label)
+        body = {"success": True, "message": f"The weights have version {held}.", "new_version": held}
+        return HttpAnswer(200, body)
+
+    async def version(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        return HttpAnswer(200, {"weight_version": (await commands.status()).version})
+
+    async def model_info(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        name = self.verbs.model_name(commands)
+        path = self.verbs.options.model_path or name
+        body = {
+            "model_path": path,
+            "tokenizer_path": path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": (await commands.status()).version,
+        }
+        return HttpAnswer(200, body)
+
+    async def server_info(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        name, options = self.verbs.model_name(commands), self.verbs.options
+        body = server_info(
+            await commands.status(),
+            model=name,
+            path=options.model_path or name,
+            version=wsm.__version__,
+            more=options.server_info,
+        )
+        return HttpAnswer(200, body)
+
+    async def check(self, request: Request, commands: Commands) -> HttpAnswer:
+        asked = await fields(request)
+        action = asked.text("action") or "checksum"
+        if action not in ("checksum", "compare"):
+            return await self.verbs.refuse(
+                commands, request, Refusal("/weights_checker", Reason.BASELINE, closes=False)
+            )
+        digest = (await commands.facts()).committed.digest
+        matches = action == "checksum" or asked.text("baseline") in (None, digest)
+        said = "the weights have this digest" if matches else "the weights have another digest"
+        body = {"success": matches, "message": said, "per_engine_checksum": digest, "ranks": []}
+        return HttpAnswer(200 if matches else 400, body)
+
+    async def loads(self, request: Request, commands: Commands) -> Any:
+        del commands
+        behind = self.verbs.behind(request)
+        if behind is not None:
+            return behind
+        requests = self.verbs.options.requests
+        return HttpAnswer(200, loads(*((0, 0) if requests is None else await requests.count())))
+
+    async def abort(self, request: Request, commands: Commands) -> Any:
+        del commands
+        behind = self.verbs.behind(request)
+        if behind is not None:
+            return behind
+        asked = await fields(request)
+        everything = asked.flag("abort_all", otherwise=False)
+        await self.verbs.abort(request, None if everything else asked.texts("rid") or ())
+        return Response(b"", 200)
+
+    async def health_generate(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        status = await commands.status()
+        lives = bool(status.ranks) and all(rank.life in ("alive", "unknown") for rank in status.ranks)
+        return HttpAnswer(200 if lives else 503, None, {} if lives else {"Retry-After": "1"})
+
+    async def workers(self, request: Request, commands: Commands) -> HttpAnswer:
+        own = {
+            "id": commands.name,
+            "url": str(request.base_url).rstrip("/"),
+            "worker_type": "regular",
+            "is_healthy": True,
+            "model_id": self.verbs.model_name(commands),
+        }
+        return HttpAnswer(200, {"workers": [own], "total": 1})
+
+    async def register(self, request: Request, commands: Commands) -> HttpAnswer:
+        url, own = (await fields(request)).required_text("url"), str(request.base_url).rstrip("/")
+        if url.rstrip("/").rpartition(":")[2] != own.rpartition(":")[2]:
+            raise errors.not_this_worker(url=url, own=own)
+        return HttpAnswer(200, {"status": "accepted", "worker_id": commands.name, "url": own})
+
+    async def unregister(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request
+        message = "this server is the worker, and ends with its process"
+        return HttpAnswer(200, {"status": "accepted", "worker_id": commands.name, "message": message})
+
+
+def surface(options: SurfaceOptions) -> Surface:
+    """Return SGLang's surface."""
+    made = _Sglang(options)
+    routes: list[tuple[str, str, Handler]] = [
+        ("POST", "/pause_generation", made.pause),
+        ("POST", "/continue_generation", made.resume),
+        ("GET POST", "/flush_cache", made.flush),
+        ("POST", "/update_weights_from_disk", made.update_from_disk),
+        ("POST", "/pull_weights", made.pull),
+        ("POST", "/begin_weight_update", made.begin),
+        ("POST", "/end_weight_update", made.end),
+        ("GET POST", "/release_memory_occupation", made.release_memory),
+        ("GET POST", "/resume_memory_occupation", made.resume_memory),
+        ("POST", "/update_weight_version", made.relabel),
+        ("GET", "/get_weight_version", made.version),
+        ("GET", "/weight_version", made.version),
+        ("GET", "/model_info", made.model_info),
+        ("GET", "/get_model_info", made.model_info),
+        ("GET", "/server_info", made.server_info),
+        ("GET", "/get_server_info", made.server_info),
+        ("GET POST", "/weights_checker", made.check),
+        ("GET", "/v1/loads", made.loads),
+        ("GET", "/v1/models", made.verbs.models),
+        ("POST", "/abort_request", made.abort),
+        ("GET", "/health_generate", made.health_generate),
+        ("GET", "/workers", made.workers),
+        ("POST", "/workers", made.register),
+        ("DELETE", "/workers/{worker_id:path}", made.unregister),
+        *(("POST", verb, made.verbs.refusing(refusal)) for verb, refusal in _refusals.SGLANG.items()),
+    ]
+    return Surface(
+        "sglang",
+        tuple(
+            SurfaceRoute(method, path, verb) for methods, path, verb in routes for method in methods.split()
+        ),
+        data_paths=DATA_PATHS,
+        failed=failure_of,
+    )

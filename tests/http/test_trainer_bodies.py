@@ -1,0 +1,271 @@
+"""What trainers send is read by field, what cannot be honoured says so, and answers have their shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from wsm.errors import BadInputError, RefusedError, WsmError
+from wsm.http.answers import HttpAnswer, failed
+from wsm.http.surfaces import SURFACES, SurfaceOptions, _refusals, fastdeploy, sglang, vllm
+from wsm.http.surfaces._bodies import Fields, query_flag, tags_of
+from wsm.http.surfaces._pausing import Flush, Pause, flush_of, pause_of
+from wsm.http.surfaces._refusals import Reason
+from wsm.http.surfaces._vllm_verbs import WeightSource, needs_no_setup, source_of
+from wsm.signals.errors import RoleBusyError
+from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVPolicy, Tag
+from wsm.status import GroupStatus
+
+ABORT, DRAIN, KEEP = InFlightPolicy.ABORT, InFlightPolicy.DRAIN, InFlightPolicy.KEEP
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[1]", b'"text"', b"{", b"\xff", b"3", b"[" * 100_000, b'{"model_path": NaN'],
+    ids=lambda b: str(b[:9]),
+)
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadInputError, match="body") as caught:
+        Fields.of(body)
+    assert caught.value.code == "bad-body"
+
+
+@pytest.mark.parametrize("body", [b"", b" \n", b"{}", b"null"])
+def test_a_body_may_be_missing(body: bytes) -> None:
+    assert not Fields.of(body).names()
+
+
+@pytest.mark.parametrize(
+    ("read", "field", "value"),
+    [
+        ("text", "model_path", 3),
+        ("text", "model_path", ""),
+        ("text", "model_path", "a\0b"),
+        ("required_text", "model_path", None),
+        ("label", "weight_version", True),
+        ("label", "weight_version", 1.5),
+        ("required_label", "new_version", None),
+        ("number", "target_version", "7"),
+        ("number", "target_version", -1),
+        ("number", "target_version", None),
+        ("texts", "tags", {"weights": True}),
+        ("texts", "tags", ["weights", 3]),
+        ("fields", "update_info", ["path"]),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_its_name(read: str, field: str, value: object) -> None:
+    with pytest.raises(BadInputError, match=field):
+        getattr(Fields({field: value}), read)(field)
+
+
+def test_a_flag_is_true_or_false_and_nothing_near_it() -> None:
+    assert Fields({"flush_cache": False}).flag("flush_cache", otherwise=True) is False
+    assert Fields({}).flag("flush_cache", otherwise=True) is True
+    with pytest.raises(BadInputError, match="flush_cache"):
+        Fields({"flush_cache": "false"}).flag("flush_cache", otherwise=True)
+    assert query_flag("false", "clear_cache", otherwise=True) is False
+    with pytest.raises(BadInputError, match="clear_cache"):
+        query_flag("maybe", "clear_cache", otherwise=True)
+
+
+def test_a_label_may_be_a_number_and_stays_text() -> None:
+    assert Fields({"weight_version": 7}).label("weight_version") == "7"
+    assert Fields({"weight_version": "global_step_1200"}).label("weight_version") == "global_step_1200"
+
+
+@pytest.mark.parametrize(
+    ("words", "tags"),
+    [
+        (None, ALL_TAGS),
+        ([], ALL_TAGS),
+        (["weight"], {Tag.WEIGHTS}),
+        (["weights"], {Tag.WEIGHTS}),
+        (["weight,kv_cache"], ALL_TAGS),
+        (["kv_cache", "cuda_graph"], {Tag.KV_CACHE}),
+        (["cuda_graph"], set()),
+    ],
+)
+def test_tags_are_read_as_every_trainer_writes_them(words: list[str] | None, tags: set[Tag]) -> None:
+    assert tags_of(words) == tags
+
+
+def test_a_word_that_only_contains_a_tag_is_none() -> None:
+    with pytest.raises(BadInputError, match="weightless"):
+        tags_of(["weightless"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "clear_cache", "pause"),
+    [
+        (None, None, Pause(ABORT, KVPolicy.DROP)),
+        ("abort", None, Pause(ABORT, KVPolicy.DROP)),
+        ("wait", None, Pause(DRAIN, KVPolicy.DROP)),
+        ("keep", None, Pause(KEEP, KVPolicy.DROP)),
+        ("keep", False, Pause(KEEP, KVPolicy.KEEP)),
+        ("abort", True, Pause(ABORT, KVPolicy.DROP)),
+        ("in_place", None, Pause(KEEP, KVPolicy.KEEP)),
+        ("retract", None, Pause(KEEP, KVPolicy.DROP)),
+    ],
+)
+def test_a_pause_says_what_becomes_of_requests_and_blocks(
+    mode: str | None, clear_cache: bool | None, pause: Pause
+) -> None:
+    assert pause_of(mode, clear_cache=clear_cache) == pause
+
+
+def test_a_pause_of_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(BadInputError, match="mode"):
+        pause_of("aborted")
+
+
+@pytest.mark.parametrize(
+    ("hold", "requests_open", "answer"),
+    [
+        (None, 0, Flush.TO_DO),
+        (None, None, Flush.TO_DO),
+        (None, 2, Flush.REQUESTS_OPEN),
+        ({"kv_policy": "drop", "in_flight": "abort"}, 0, Flush.FLUSHED),
+        ({"kv_policy": "drop", "in_flight": "keep"}, 2, Flush.FLUSHED),
+        ({"kv_policy": "keep", "in_flight": "keep"}, None, Flush.REQUESTS_OPEN),
+    ],
+)
+def test_a_flush_is_done_once_no_block_of_older_weights_is_left(
+    hold: dict[str, Any] | None, requests_open: int | None, answer: Flush
+) -> None:
+    assert flush_of(hold, requests_open=requests_open) is answer
+
+
+@pytest.mark.parametrize(
+    ("body", "source"),
+    [
+        ({"update_info": {"path": "/w/step_7"}}, WeightSource("/w/step_7")),
+        ({"update_info": {"path": "/w/x", "version": "step-7"}}, WeightSource("/w/x", "step-7")),
+        ({"update_info": {"version": 7}}, WeightSource(label="7")),
+        ({"weight_dir": "/w/step_7"}, WeightSource("/w/step_7")),
+        ({"weight_dir": None}, WeightSource(refused=Reason.PUSH)),
+        ({"update_info": {"names": ["w"], "dtype_names": ["bf16"]}}, WeightSource(refused=Reason.PUSH)),
+        ({}, WeightSource(refused=Reason.PUSH)),
+    ],
+)
+def test_an_update_names_a_directory_or_a_version_or_is_a_push(
+    body: dict[str, Any], source: WeightSource
+) -> None:
+    assert source_of(Fields(body)) == source
+
+
+@pytest.mark.parametrize(
+    ("body", "fine"),
+    [
+        ({}, True),
+        ({"init_info": {}}, True),
+        ({"backend": "disk"}, True),
+        ({"init_info": {"backend": "disk"}}, True),
+        ({"type": "filesystem", "timeout": 1200}, True),
+        ({"init_info": {"backend": "nccl"}}, False),
+        ({"init_info": {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1}}, False),
+        ({"host": "127.0.0.1", "port": 29501, "timeout": 1200}, False),
+    ],
+)
+def test_only_a_transfer_by_files_needs_no_setting_up(body: dict[str, Any], fine: bool) -> None:
+    assert needs_no_setup(Fields(body)) is fine
+
+
+@pytest.mark.parametrize("table", [_refusals.SGLANG, _refusals.VLLM, _refusals.AREAL])
+def test_every_verb_that_cannot_be_honoured_says_why_and_names_a_way_out(table: dict[str, Any]) -> None:
+    for verb, refusal in table.items():
+        said = refusal.body()
+        assert said["success"] is False
+        assert verb in said["message"]
+        assert said["error"]["type"] == "Unsupported"
+        assert said["error"]["reason"]
+        assert said["error"]["use_instead"]
+        taken_back = ("destroy", "close", "unload")
+        assert refusal.closes is not any(word in verb for word in taken_back)
+
+
+def test_every_surface_has_each_of_its_paths_once_and_routes_for_no_requests_for_text() -> None:
+    for name, surface_of in SURFACES.items():
+        surface = surface_of(SurfaceOptions())
+        assert surface.name == name
+        named = [(route.method, route.path) for route in surface.routes]
+        assert len(named) == len(set(named))
+        assert not {path for _, path in named} & surface.data_paths
+
+
+BUSY = RoleBusyError(path="wsm.policy", pid=4, doing="", stopped=False, waited_s=0.0, supervisor=False)
+
+
+@pytest.mark.parametrize(
+    ("error", "asked", "running", "code"),
+    [
+        (BUSY, "clear", "clear", 400),
+        (BUSY, "update", "hot_update", 400),
+        (BUSY, "clear", "update", 403),
+        (BUSY, "update", "clear", 403),
+        (BUSY, "update", "hold", 403),
+        (RefusedError("no", code="command-timeout"), "clear", "clear", 404),
+    ],
+)
+def test_a_legacy_get_is_refused_in_the_codes_of_fastdeploy(
+    error: WsmError, asked: str, running: str, code: int
+) -> None:
+    assert fastdeploy.legacy_refusal(error, asked=asked, running=running)[0] == code
+
+
+@pytest.mark.parametrize(
+    ("generation", "status", "sent", "body"),
+    [
+        ("2.4", 200, 200, b""),
+        ("2.4", 403, 404, b"why"),
+        ("2.5", 200, 200, b'{"dp_rank": 0, "local_dp_rank": 0, "msg": "why"}'),
+        ("2.6", 403, 403, b'{"dp_rank": 0, "local_dp_rank": 0, "msg": "why"}'),
+    ],
+)
+def test_a_legacy_get_answers_as_its_generation_does(
+    generation: str, status: int, sent: int, body: bytes
+) -> None:
+    answer = fastdeploy.legacy_answer(fastdeploy.generation_of(generation), status, "why")
+    if isinstance(answer, HttpAnswer):
+        assert (answer.status, answer.content()) == (sent, body)
+    else:
+        assert (answer.status_code, answer.body) == (sent, body)
+
+
+def test_a_generation_that_there_is_none_of_is_refused() -> None:
+    with pytest.raises(BadInputError, match=r"2\.6"):
+        fastdeploy.generation_of("3")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(400, 400), (401, 401), (409, 500), (422, 500), (503, 500), (504, 500), (500, 500)]
+)
+def test_a_control_verb_of_fastdeploy_fails_in_its_envelope(status: int, code: int) -> None:
+    answer = fastdeploy.failure_of(HttpAnswer(status, {"error": {"message": "why"}, "request_id": "one"}))
+    assert answer.status == answer.status == code
+    assert dict(answer.body) | {"error": None} == {
+        "request_id": "one",
+        "status": "error",
+        "error_message": "why",
+        "result": None,
+        "error": None,
+    }
+
+
+def test_errors_of_the_other_surfaces_are_where_their_clients_look() -> None:
+    answer = failed(RefusedError("no such thing", code="held-by-another"))
+    said = sglang.failure_of(answer)
+    assert (said.status, said.body["success"], said.body["message"]) == (409, False, "no such thing")
+    said = vllm.failure_of(answer)
+    assert (said.status, said.body["error"]["message"]) == (409, "no such thing")
+    assert said.body["error"]["code"] == "held-by-another"
+
+
+def test_what_a_server_says_of_itself_can_be_added_to_by_option() -> None:
+    status = GroupStatus(
+        "policy", "", 1, 1, "update", over=True, version="7", controller_pid=None, owner_pid=None, ranks=()
+    )
+    more = {"tp_size": 4, "dtype": "float16"}
+    said = sglang.server_info(status, model="policy", path="/m", version="0", more=more)
+    assert (said["tp_size"], said["dtype"], said["weight_version"]) == (4, "float16", "7")
+    assert said["enable_memory_saver"] is False
