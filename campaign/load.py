@@ -144,6 +144,6 @@ def shape_problem(answer: Answered) -> str | None:
         return f"{len(found.tokens)} tokens, {len(found.versions)} versions"
     if found.finish_reason is FinishReason.LENGTH and len(found.tokens) != MAX_TOKENS:
         return f"finished by length with {len(found.tokens)} of {MAX_TOKENS} tokens"
-    if list(found.versions) != sorted(found.versions):
+    if list(found.versions) != sorted(found.versions, key=int):  # labels here are numbers
         return f"versions go back: {found.versions}"
     return None

@@ -162,12 +162,16 @@ def _prepare(
     return Operation(command, begin, endings, endings, True, options, decision, leased)
 
 
+#: A rank could not release its memory, and was not cleared again yet.
+_UNREPAIRED = ("MIXED", "FAULTED")
+
 #: Updates whose decision their caller makes: a process that lives, or a lease.
 PREPARES: dict[str, Operation] = {
     "prepare-commit": _prepare("hot", *_SERVING),
     "prepare-abort": _prepare("hot", "old version", decision="abort"),
     "prepare-in_place": _prepare("update", *_SERVING, "CLEARED"),
-    "prepare-in_place-abort": _prepare("update", "old version", "CLEARED", decision="abort"),
+    # taken back, it gives its memory back; the group repairs a rank where that failed
+    "prepare-in_place-abort": _prepare("update", "old version", "CLEARED", *_UNREPAIRED, decision="abort"),
     "prepare-hold": _prepare("hot", "old version", "held", after="held"),
     "prepare-held": _prepare("hot", "held", begin=Begin.HELD),
     "prepare-serve": _prepare("hot", "held", "new version", begin=Begin.HELD, after="serve"),

@@ -32,6 +32,7 @@ STOPPED_DEADLINE_S = {"memory": 0.5, "cache": 0.5, "gloo": 1.0}
 _STANDING = (Act.STOP, Act.FREEZE, Act.HANG)
 _DEADLY = (Act.KILL, Act.FREEZE, Act.HANG)
 _MAX_MESSAGE = 300
+_REPAIRED = ("NORMAL", "CLEARED")
 
 #: What is asked of a group, which serves or holds nothing, to make it what an operation begins with.
 _WAYS = {
@@ -81,6 +82,8 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
         return
     aftermath(fault, group, mark, result)
     judge_group(case.operation, group, result, before=before, version=version, may_commit=may_commit)
+    failed = answer.error is not None or result.outcome not in ("MIXED", "FAULTED")
+    result.require(failed, f"a command that left the group {result.outcome} raised nothing: {answer.said}")
     if operation_of(case.operation).is_half:
         halves.repeat(case.operation, group, result)
     finish(group, result)
@@ -216,7 +219,11 @@ def finish(group: GroupUnderFault, result: Result) -> None:
 def good_update(group: GroupUnderFault, result: Result) -> None:
     """Publish and load another version; what serves then must be it."""
     version = group.publish()
-    if group.status().state not in ("NORMAL", "CLEARED"):
+    if any(rank.weights == "FAULTED" for rank in group.status().ranks):
+        group.until(
+            lambda: group.status().state in _REPAIRED, "a rank whose teardown failed is cleared again"
+        )
+    elif group.status().state not in _REPAIRED:
         group.command("clear")
     answer = group.command("update", version)
     if answer.receipt is None or answer.receipt.version != str(version):

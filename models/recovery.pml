@@ -16,10 +16,10 @@
      RCRASH=2 CCRASH=1 OPS=3, any cycle             751,927  no endless run
      CCRASH=1 CMDS=2 LEASES=1 OPS=4                 549,167  hold, release, a lease that runs out
      RCRASH=2 LEASES=1 OPS=12                       598,155  updates under a hold, and such that hold or serve
-     RCRASH=2 CCRASH=2 CMDS=2 FAILS=1 OPS=3       7,671,077  more of everything
+     RCRASH=2 CCRASH=2 CMDS=2 FAILS=1 OPS=3       8,135,890  more of everything
      RCRASH=2 CCRASH=2 CMDS=2 OPS=4               2,250,641  two die before their words
-     RCRASH=2 CCRASH=1 CMDS=2 LEASES=1           31,560,068  everything under a hold
-     CCRASH=1 CMDS=2 LEASES=1 FAILS=1, any cycle    32,323,389  no endless run
+     RCRASH=2 CCRASH=1 CMDS=2 LEASES=1           36,141,618  everything under a hold
+     CCRASH=1 CMDS=2 LEASES=1 FAILS=1, any cycle    38,189,519  no endless run
    READING  A look at all words is atomic: transaction.pml has the stale ones.
    ASSUMED  The group's owner kills and reaps before it begins the epoch. All who take the controller role, one after the
             other, are one process here. A restore that fails and is aborted to its end is a command like any other: it is

@@ -78,6 +78,9 @@ class RankReport:
     bases : tuple of str
         The versions that this one, a part, was put on: the whole one, then other parts in their order. Empty
         for a whole version.
+    held, loads : bool or None
+        Whether the group is held once the command is committed, and whether the command loads weights: for a
+        process that has to complete it, and finds its arguments damaged. None: not said.
     """
 
     rank: int
@@ -90,6 +93,8 @@ class RankReport:
     pause_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
     bases: tuple[str, ...] = ()
+    held: bool | None = None
+    loads: bool | None = None
 
     def to_bytes(self) -> builtins.bytes:
         """Return the JSON text; the largest facts are left out, by name, where all of them do not fit."""

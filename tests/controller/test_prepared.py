@@ -144,6 +144,19 @@ def test_in_place_the_old_weights_are_gone_and_everything_says_so(serving):
     assert controller.prepare(2, hot=False).commit().version == "2"
 
 
+def test_a_teardown_that_fails_as_a_command_is_taken_back_is_an_error_that_names_the_rank(serving):
+    group, controller = serving
+    prepared = controller.prepare(2, hot=False).wait()
+    group.order(1, "release", "raise")
+    with raising(errors.not_given_back) as caught:
+        prepared.abort()
+    assert (caught.value.context["ranks"], caught.value.context["request_id"]) == ((1,), prepared.request_id)
+    assert "wsm clear" in str(caught.value)
+    group.revoke(1, "release")
+    controller.clear()
+    assert controller.update(2).serving
+
+
 def test_a_lease_that_is_over_aborts_and_the_caller_is_told(serving):
     group, controller = serving
     prepared = controller.prepare(2, lease_s=0.05)

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
+from living_group import eventually
 
 from wsm import HOLD, SERVE
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.controller.group_view import GroupView
 from wsm.states import journal as kinds
+from wsm.states.decide import is_over
 from wsm.states.holding import Hold
 from wsm.states.replay import replay
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy
@@ -214,3 +216,49 @@ def test_a_rank_that_enters_an_epoch_stands_as_the_committed_word_says(lone, ask
     served = [entry for entry in list(lone.worker.journal) if entry.kind == kinds.SERVED_VERSION]
     assert served[-1].facts["version"] == "1"
     group.close()
+
+
+@pytest.mark.parametrize("asked", ["hold", "hold of a cleared group", "release", "an update that holds"])
+def test_a_commit_whose_arguments_are_damaged_ends_as_it_was_decided_once_its_controller_is_gone(
+    lone, asked: str
+) -> None:
+    group = GroupView(lone.segment)
+    if asked == "release":
+        lone.run(lone.controller.begin_hold())
+    if asked.endswith("cleared group"):
+        lone.clear()
+    before, held = group.committed(group.view()), asked != "release"
+    with group.role.acquire(0):
+        last = group.view().command
+        update = CommandArguments("update", "2", after=After.HELD)
+        named = {"release": (Operation.RELEASE, RELEASES), "an update that holds": (Operation.UPDATE, update)}
+        operation, arguments = named.get(asked, (Operation.HOLD, HOLDS))
+        word = CommandWord(last.epoch, last.sequence + 1, operation)
+        slot = lone.segment.arguments(word.sequence)
+        read = lone.worker._loop.reader._argument_bytes
+
+        def read_once(state: object) -> bytes | None:
+            data: bytes | None = read(state)
+            slot._memory.bytes[slot._offset : slot._offset + 8] = bytes(8)  # damaged behind the rank's look
+            return data
+
+        lone.worker._loop.reader._argument_bytes = read_once
+        slot.write(word.epoch, word.sequence, ARGUMENTS_KIND, arguments.to_bytes())
+        group.write_command(word)
+        poll_until(lone, group, StatusCode.PREPARED)
+        assert group.arguments(word) is None
+        decide(lone, word, Operation.COMMIT, StatusCode.DONE_COMMITTED)
+    eventually(lambda: lone.worker.poll() and is_over(group.view()))
+    view = group.view()
+    record = group.committed(view)
+    assert (view.committed.held, record.hold) == (held, {} if held else None)
+    loads = operation is Operation.UPDATE
+    assert (record.version, record.load_sequence) == (
+        ("2", word.sequence) if loads else (before.version, before.load_sequence)
+    )
+    assert group.report(0, word, StatusCode.DONE_COMMITTED) is not None
+    lone.worker._loop.reader._argument_bytes = read
+    if held and not asked.endswith("cleared group"):
+        lone.run(lone.controller.begin_release())
+    group.close()
+    assert lone.update(3).serving is not asked.endswith("cleared group")

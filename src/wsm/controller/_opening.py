@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from wsm.clock import Clock
-from wsm.command import CommandArguments, partial_update_refused
+from wsm.command import partial_update_refused
 from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
@@ -21,7 +21,7 @@ from wsm.controller._command_request import CommandRequest
 from wsm.controller._engine_words import take_words
 from wsm.controller._held import HeldDecision
 from wsm.controller._hold_commands import answered_at_once, under_hold
-from wsm.controller._transaction import Pending, Transaction, decision_held
+from wsm.controller._transaction import Pending, Transaction, decision_held, known_arguments
 from wsm.controller.errors import (
     MixedGroupError,
     RankLostError,
@@ -208,7 +208,7 @@ class Opening:
             ending.callback(self._access.end_use)
             ending.callback(self._take_role(wait_s).release)
             view = self._group.view()
-            arguments = self._group.arguments(view.command) or CommandArguments("its arguments are gone")
+            arguments = known_arguments(self._group, view)
             found = decide.objection(
                 view,
                 commit=commit,
@@ -268,7 +268,7 @@ class Opening:
         Transaction(
             self._group,
             view.command,
-            arguments or CommandArguments("its arguments are gone"),
+            known_arguments(self._group, view),
             deadline_s=settle_s,
             settle_s=settle_s,
             clock=self._clock,

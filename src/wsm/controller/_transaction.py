@@ -99,6 +99,27 @@ def loads(arguments: CommandArguments) -> bool:
     return Tag.WEIGHTS in arguments.tags and not arguments.of_admission
 
 
+def known_arguments(group: GroupView, view: View) -> CommandArguments:
+    """Return the arguments of the command at hand; where they are damaged, what the ranks have said of them.
+
+    That is what it loads, and whether the group is held behind it. A hold is without a name then.
+    """
+    found = group.arguments(view.command)
+    if found is not None:
+        return found
+    gone = CommandArguments("its arguments are gone")
+    for rank in range(group.participants):
+        for code in (StatusCode.PREPARED, StatusCode.DONE_COMMITTED):
+            with suppress(ReportFormatError):
+                report = group.report(rank, view.command, code)
+                if report is not None and report.held is not None:
+                    after = After.HELD if report.held else After.SERVE
+                    if report.loads:
+                        return replace(gone, after=after)
+                    return replace(gone, after=after, tags=frozenset(), of_admission=True)
+    return gone
+
+
 def commanded_version(group: GroupView, view: View, arguments: CommandArguments | None) -> str | None:
     """Return the version that a decided commit brings; None while neither arguments nor a report says it.
 
@@ -334,7 +355,20 @@ class Transaction:
         if view.command.operation is Operation.CLEAR:
             return self._receipt(Outcome.CLEARED, StatusCode.DONE_CLEARED)
         if self._was_taken_back():
-            return self._receipt(Outcome.ABORTED, StatusCode.DONE_KEPT)
+            faulted = [
+                rank for rank, word in enumerate(view.statuses) if word.code is StatusCode.DONE_FAULTED
+            ]
+            if not faulted:
+                return self._receipt(Outcome.ABORTED, StatusCode.DONE_KEPT)
+            status = self._group.status()
+            raise self._told(
+                errors.not_given_back(
+                    request_id=self.request_id,
+                    ranks=faulted,
+                    group=status.sentence(),
+                    advice=" ".join(status.advice),
+                )
+            )
         raise self._aborted()
 
     def _was_taken_back(self) -> bool:
@@ -449,6 +483,10 @@ class Transaction:
             error = outcome.aborted(
                 self._group, self._command, request_id=self.request_id, operation=operation, then=then
             )
+        return self._told(error)
+
+    def _told(self, error: WsmError) -> WsmError:
+        """Log and journal the error that the command ends with, and return it."""
         if outcome.found_held(error):
             told, ended = f"nothing to do: {error.context['cause']}", Outcome.ALREADY_SERVED.value
             self._log.info(log.COMMAND_FINISHED, outcome=told)

@@ -29,6 +29,7 @@ from wsm.controller._transaction import (
     Transaction,
     complete_commit,
     due_decision,
+    known_arguments,
     write_decision,
 )
 from wsm.controller.group_view import GroupView
@@ -340,7 +341,7 @@ class AbandonedCommands:
             if view.command[:2] != watched.key or decide.is_held(view, leased=_is_leased(view, watched)):
                 return  # another command, or all are PREPARED since it was looked at
             view = decide_undecided(self._group, view)
-            arguments = watched.arguments or CommandArguments("its arguments are gone")
+            arguments = watched.arguments or known_arguments(self._group, view)
             if decide.lacks_a_word(view):
                 complete_commit(self._group, view, arguments)
         self._tell(

@@ -514,6 +514,19 @@ def tags_contradict(*, tags: Sequence[str], argument: str, why: str) -> BadInput
     )
 
 
+def not_given_back(*, request_id: str, ranks: Sequence[int], group: str, advice: str) -> GroupError:
+    """A prepared command was taken back, and a rank could not release what it held of it."""
+    told = ", ".join(who(rank) for rank in ranks)
+    return GroupError(
+        f"{request_id} was taken back, but {told} could not release its memory: {group}. {advice}",
+        code="not-given-back",
+        request_id=request_id,
+        rank=ranks[0],
+        ranks=tuple(ranks),
+        group=group,
+    )
+
+
 def plans_differ(*, ranks: Sequence[int]) -> RefusedError:
     """The ranks would not do the same collective work for a command."""
     return RefusedError(

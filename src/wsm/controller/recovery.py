@@ -27,6 +27,7 @@ from wsm.controller._transaction import (
     commanded_version,
     committed_by,
     decision_held,
+    known_arguments,
 )
 from wsm.controller.abandoned_commands import AbandonedCommands, decide_undecided
 from wsm.controller.group_view import GroupView
@@ -359,13 +360,10 @@ class Recovery:
 
     def _write_goal(self, view: View) -> str | None:
         """Store what the group must hold again, so that it is known after the next death, too."""
-        command, arguments = view.command, self._group.arguments(view.command)
-        asked = commanded_version(self._group, view, arguments) if command.operation.is_commit else None
-        served = None
-        if arguments is not None and arguments.before is not None:
-            served = arguments.before is WeightState.NORMAL
+        command, given = view.command, known_arguments(self._group, view)
+        asked = commanded_version(self._group, view, given) if command.operation.is_commit else None
+        served = None if given.before is None else given.before is WeightState.NORMAL
         committed = self._group.known_version(view)
-        given = arguments or CommandArguments("its arguments are gone")
         restores, of_admission = given.restores, given.of_admission
         goal = epochs.goal(
             view,

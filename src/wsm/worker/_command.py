@@ -69,8 +69,8 @@ class Found(NamedTuple):
     files: tuple[FileLook, ...] = ()
 
 
-#: Looks for what the source of a rank announces now.
-Find = Callable[[int], Found]
+#: Looks for what the source of a rank announces now, where a command says that it loads from.
+Find = Callable[[int, CommandArguments], Found]
 
 #: Whose look for an announced version counts.
 FINDER = 0
@@ -392,7 +392,7 @@ class CommandReader:
         if state.rank != FINDER:
             told = self._told_version(state)
             return unnamed if told is not None and is_unnamed(told) else told
-        self._found = self._work.find(state.rank)
+        self._found = self._work.find(state.rank, arguments)
         version = unnamed if self._found.version is None else self._found.version
         same = version == self.resident.version
         if not arguments.reload and command_events.holds(arguments.tags, self._life.joint, same_version=same):
@@ -450,7 +450,7 @@ class CommandReader:
             problem = "what was loaded is not known any more"
             raise errors.source_overwritten(rank=rank, version=version, problem=problem)
         if found is None:
-            found = self._work.find(rank)
+            found = self._work.find(rank, arguments)
         if found.version is not None and restores:
             problem = f"it says now that it is version {found.version}"
             raise errors.source_overwritten(rank=rank, version=version, problem=problem)

@@ -143,6 +143,11 @@ class Run:
         return self._held
 
     @property
+    def _loads(self) -> bool:
+        """Whether weights are loaded."""
+        return self._asked.request is not Request.CLEAR and Tag.WEIGHTS in self._asked.tags
+
+    @property
     def sets_aside(self) -> bool:
         """Whether requests wait then for the end of the hold, as far as is known."""
         context = self._context
@@ -179,8 +184,7 @@ class Run:
             )
         self.plan.admit(self._context)
         self._require_settled()
-        loads = self._asked.request is not Request.CLEAR and Tag.WEIGHTS in self._asked.tags
-        self._recorder.command_admitted(self.plan.name, self._context.version if loads else None)
+        self._recorder.command_admitted(self.plan.name, self._context.version if self._loads else None)
         hot = self._thread is not None
         if hot and not all(thread.rest(_REST_S) for thread in self._before):
             raise staging_unfinished(rank=self._context.rank)
@@ -304,6 +308,8 @@ class Run:
             actions=tuple(self._seconds),
             bases=tuple(facts.pop("bases", ())),
             facts=facts,
+            held=self._held,
+            loads=self._loads,
         )
 
     # -- the ways out ------------------------------------------------------------------------------

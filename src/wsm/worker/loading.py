@@ -20,7 +20,7 @@ from wsm.actions.base import ActionContext, Loaded, LoadFunction
 from wsm.actions.measuring import resident_digest, resident_tensors
 from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import AvailableMemory
-from wsm.command import partial_update_refused
+from wsm.command import CommandArguments, partial_update_refused
 from wsm.config import WsmConfig
 from wsm.errors import BadInputError, WsmError
 from wsm.labels import is_unnamed, recorded_version
@@ -74,12 +74,7 @@ def load_function(sources: Sources) -> LoadFunction:
     strategy = sources.strategy
 
     def load_version(context: ActionContext, target: WeightTarget) -> Loaded:
-        source = sources.of(
-            context.rank,
-            context.transfer_mode and context.transfer_mode.value,
-            verify_checksum=context.verify_checksum,
-            rsync_config=context.rsync_config,
-        )
+        source = sources.asked_for(context.rank, context)
         if context.partial and (not context.from_normal or context.weights_touched):
             raise partial_update_refused(why=f"rank {context.rank} holds none that serve")
         context.look_again()  # before the first byte is touched
@@ -190,8 +185,8 @@ def find_function(sources: Sources) -> Find:
     :func:`wsm.strategies.load.inspect`.
     """
 
-    def find(rank: int) -> Found:
-        preview = inspect(sources.of(rank), name=sources.strategy)
+    def find(rank: int, asked: CommandArguments) -> Found:
+        preview = inspect(sources.asked_for(rank, asked), name=sources.strategy)
         if preview.version is not None:
             return Found(preview.version)
         if not sources.loads_unversioned:
@@ -290,6 +285,15 @@ class Sources:
     def threads(self) -> int:
         """How many threads of a rank copy and digest; all ranks load at the same time, on this host."""
         return self._config.load_threads or default_threads(self._config.ranks)
+
+    def asked_for(self, rank: int, asked: CommandArguments | ActionContext) -> object:
+        """Return where `rank` loads from by what a command says of its transfer; raises as :meth:`of`."""
+        return self.of(
+            rank,
+            asked.transfer_mode and asked.transfer_mode.value,
+            verify_checksum=asked.verify_checksum,
+            rsync_config=asked.rsync_config,
+        )
 
     def of(
         self,

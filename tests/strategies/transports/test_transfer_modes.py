@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from tests.raising import raising
 from wsm import log
 from wsm.actions.backends.paddle_memory import DeviceMemory
+from wsm.command import CommandArguments
 from wsm.config import config_from_mapping
 from wsm.errors import BadInputError
+from wsm.states.vocabulary import TransferMode
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports._transfer_modes import INTERFACES, check_transfer_mode
+from wsm.worker import loading
 from wsm.worker.loading import Sources
 
 
@@ -139,6 +143,19 @@ def test_what_a_command_says_of_its_transfer_replaces_the_source_of_the_one_befo
     assert made.of(0) is not other
     with raising(transport_errors.bad_transport_option):
         made.of(0, rsync_config={"redis_port": "1"})
+
+
+def test_the_announced_version_is_looked_for_where_the_command_loads_from(monkeypatch):
+    made, seen = sources("rsync", rsync_config={"etcd_server": "a:1"}), []
+    said = {"verify_checksum": False, "rsync_config": {"etcd_server": "b:1"}}
+    monkeypatch.setattr(
+        loading, "inspect", lambda source, name: seen.append(source) or SimpleNamespace(version="7")
+    )
+    find = loading.find_function(made)
+    assert find(0, CommandArguments("r", transfer_mode=TransferMode.HOST, **said)).version == "7"
+    assert seen == [made.of(0, "host", **said)]
+    assert find(0, CommandArguments("r")).version == "7"
+    assert seen[1] is made.of(0)
 
 
 def test_a_checksum_that_gdr_cannot_check_is_a_warning(fake_cuda, caplog):
