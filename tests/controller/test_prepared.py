@@ -445,3 +445,27 @@ def test_what_is_decided_outside_is_decided_here_by_an_operator_alone(serving):
     assert "an operator" in journal
     assert_serves(group, controller, 1)
     assert_journals_are_possible(group)
+
+
+def test_a_stopped_relay_of_an_outside_decision_is_named_and_ended_before_an_operator_decides(
+    serving, holder
+):
+    group, controller = serving
+    relay = holder("outside", "never")
+    relay.says("prepared")
+    relay.freeze()
+    with pytest.raises(RoleBusyError, match=rf"kill -9 {relay.pid}\b"):
+        controller.abort("two groups")
+    status = controller.status()
+    assert f"process {relay.pid}, which is stopped" in status.sentence()
+    assert f"kill -9 {relay.pid}" in " ".join(status.advice)
+    assert_serves(group, controller, 1)
+    assert not controller.status().over
+    relay.kill()
+    eventually(lambda: "stopped" not in controller.status().sentence())
+    assert "made outside" in controller.status().sentence()
+    assert f"wsm abort {group.name}" in " ".join(controller.status().advice)
+    assert controller.abort("two groups").outcome is Outcome.ABORTED
+    assert_serves(group, controller, 1)
+    assert controller.update(2).version == "2"
+    assert_journals_are_possible(group)

@@ -16,13 +16,18 @@ def decision_held(group: GroupFacts, state: str) -> Finding | None:
         return None
     abort = f"wsm abort {group.name}"
     if command.decider is Decider.OUTSIDE:
+        relay, end = group.controller_pid, f"kill -9 {group.controller_pid}"
+        stands = f", and is to be said by process {relay}" if relay is not None else ""
+        stands += ", which is stopped" if relay is not None and group.controller_stopped else ""
+        first = f"end that process ('{end}'), then " if relay is not None else ""
         then = Advice(
-            f"Wait until it is known; '{abort}' gives it up, and it may have been decided to commit it.",
-            (abort,),
+            f"Wait until it is known; {first}'{abort}' gives it up, and it may have been decided to commit "
+            "it.",
+            (abort,) if relay is None else (end, abort),
         )
         return Finding(
             "decided-outside",
-            f"{state}, and waits for a decision that is made outside",
+            f"{state}, and waits for a decision that is made outside{stands}",
             _staged(group),
             advice=(then,),
         )

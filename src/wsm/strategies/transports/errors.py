@@ -46,7 +46,7 @@ def transport_unknown(*, name: str, known: Sequence[str]) -> BadInputError:
 def version_unnamed(*, transport: str) -> BadInputError:
     """Neither the command nor a ``version.yaml`` says which version is meant."""
     return BadInputError(
-        f"{transport} brings versions by number and was told none; name the version in the command, or "
+        f"{transport} brings versions by their labels and was told none; name the version in the command, or "
         "give rsync: directory, whose version.yaml announces one or which one is published into",
         code="version-unnamed",
         transport=transport,
