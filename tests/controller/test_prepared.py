@@ -176,6 +176,10 @@ def test_a_commit_that_is_said_after_the_lease_is_over_comes_too_late(serving):
         with raising(errors.lease_over):
             prepared.commit()
         assert_serves(group, controller, 1)
+        prepared = controller.prepare(2, lease_s=5).wait()
+        prepared._held.say(commit=True)  # in time, and the thread that writes it looks later
+        clock.advance(6)
+        assert prepared.commit().version == "2"
 
 
 @pytest.mark.parametrize("hot", [True, False])

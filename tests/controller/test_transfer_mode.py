@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.raising import raising
+from wsm.clock import ManualClock
 from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.committed_record import CommittedRecord
 from wsm.controller import errors
@@ -84,7 +85,7 @@ def test_a_lease_that_no_clock_reads_is_refused_where_it_is_asked_for(lease_s):
         HoldKeywords(lease_s=lease_s).request()
     if lease_s != 1e19:
         with raising(errors.bad_keyword):
-            PrepareKeywords("7", lease_s=lease_s).held_by(HeldDecision(), leased=True)
+            PrepareKeywords("7", lease_s=lease_s).held_by(HeldDecision(ManualClock()), leased=True)
 
 
 def test_a_mode_is_refused_where_no_weights_are_loaded():

@@ -6,20 +6,30 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from wsm.clock import Clock
 from wsm.receipt import Receipt
 
 
 class HeldDecision:
     """What a caller says of its prepared command to the thread that drives it. Safe for threads.
 
+    Parameters
+    ----------
+    clock : Clock
+        The clock of that thread, which counts the caller's lease.
+
     Attributes
     ----------
     prepared : Future of Receipt
         Done once all are PREPARED; or once the command has ended before, in any way.
+    said_ns : int or None
+        When something was said, by the clock: at that moment a lease is over or not, however late it is heard.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.prepared: Future[Receipt] = Future()
+        self.said_ns: int | None = None
+        self._clock = clock
         self._lock = threading.Lock()
         self._said: bool | None = None
 
@@ -32,6 +42,7 @@ class HeldDecision:
         """Say it, unless something was said before; return what counts."""
         with self._lock:
             if self._said is None:
+                self.said_ns = self._clock.monotonic_ns()  # first: it is read without the lock
                 self._said = commit
             return self._said
 

@@ -219,7 +219,7 @@ class Opening:
                 raise errors.decided_otherwise(request_id=arguments.request_id, committed=not commit)
             if found is not None:
                 raise errors.not_prepared(request_id=request_id or "", found=found.value)
-            held = HeldDecision()
+            held = HeldDecision(self._clock)
             held.say(commit=commit)
             transaction = Transaction(
                 self._group,

@@ -384,6 +384,12 @@ class Transaction:
         lease_s = self._arguments.lease_s
         return LOOK_S if lease_s is None else lease_s - self._elapsed_s(self._prepared_ns)
 
+    def _heard_after_s(self) -> float:
+        """Seconds since the caller of a prepared command said its commit, which was in time or not then."""
+        if self._held is None or self._prepared_ns is None or not self._held.said:
+            return 0.0
+        return self._elapsed_s(self._held.said_ns or self._clock.monotonic_ns())
+
     def _hear(self, view: View, due: Due) -> None:
         """Tell who decides that all are PREPARED; one whose lease holds the decision goes on without this."""
         if self._held is None or self._prepared_ns is not None:
@@ -405,11 +411,11 @@ class Transaction:
         give_up, verdict = False, None if self._held is None else self._held.said
         if self._decided_ns is None:
             self._gave_up = self._given_up.is_set() or verdict is False
-            late = self._left_s() < 0
+            late = self._left_s() + self._heard_after_s() < 0
             give_up = bool(self._watch.lost or self._watch.hangs) or self._gave_up or late
             self._lease_over = late and self._prepared_ns is not None
             if self._lease_over and verdict:
-                verdict = None  # it comes too late, as from a process that was stopped meanwhile
+                verdict = None  # it was said too late, as by a process that was stopped meanwhile
         due = due_decision(self._group, view, give_up=give_up, verdict=verdict)
         self._unusable = due.unusable or self._unusable
         if due.word is None:

@@ -96,7 +96,8 @@ class Controller:
     ) -> None:
         self._access = GroupAccess(name, directory=directory, journal_directory=journal_directory)
         self._undecided: dict[str, Prepared] = {}  # what this object has prepared, by its request id
-        self._opening = Opening(self._access, engine_words or EngineWordsConfig(), clock or SystemClock())
+        self._clock = clock or SystemClock()
+        self._opening = Opening(self._access, engine_words or EngineWordsConfig(), self._clock)
 
     @keywords_of(ClearKeywords)
     def clear(self, keywords: ClearKeywords) -> Receipt:
@@ -363,7 +364,7 @@ class Controller:
         return self._begin_prepare(keywords)
 
     def _begin_prepare(self, keywords: PrepareKeywords) -> Prepared:
-        held = HeldDecision()
+        held = HeldDecision(self._clock)
         pending = self._opening.begin(keywords.held_by(held, leased=False))
         if pending.over and not held.prepared.done():
             held.tell(pending.result())  # nothing had to be prepared
@@ -413,7 +414,7 @@ class Controller:
         return self._begin_lease(keywords)
 
     def _begin_lease(self, keywords: PrepareKeywords) -> Pending:
-        return self._opening.begin(keywords.held_by(HeldDecision(), leased=True))
+        return self._opening.begin(keywords.held_by(HeldDecision(self._clock), leased=True))
 
     def commit(self, request_id: str, *, settle_s: float = SETTLE_S, wait_s: float = 0.0) -> Receipt:
         """Serve what a lease holds (:meth:`lease`), or what this object has prepared, and wait for it.
