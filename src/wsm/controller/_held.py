@@ -23,7 +23,7 @@ class HeldDecision:
     prepared : Future of Receipt
         Done once all are PREPARED; or once the command has ended before, in any way.
     said_ns : int or None
-        When something was said, by the clock: at that moment a lease is over or not, however late it is heard.
+        When something was said, by the clock: what was said in time is in time, however late it is heard.
     """
 
     def __init__(self, clock: Clock) -> None:
