@@ -43,8 +43,10 @@ PACKAGES = {
     "matplotlib": Package(["matplotlib"], ["demo"], "matplotlib.figure"),
     "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"], "mooncake.engine"),
     "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
+    "httpx": Package(["httpx"], ["http"]),
     "starlette": Package(["starlette"], ["http"], "starlette.applications"),
     "prometheus_client": Package(["prometheus-client"], ["metrics"], "prometheus_client.core"),
+    "uvicorn": Package(["uvicorn"], ["http"]),
     "zstandard": Package(["zstandard"], ["delta"]),
 }
 
@@ -64,6 +66,8 @@ MADE_OF = {
         "wsm.rollout.runner",
         "wsm.rollout.worker_process",
     ),
+    "httpx": ("wsm.http.upstream",),
+    "uvicorn": ("wsm.http._serving",),
     "starlette": (
         "wsm.http",
         "wsm.http.answers",
@@ -86,6 +90,9 @@ MADE_OF = {
         "wsm.http.surfaces.prime_rl",
         "wsm.http.surfaces.sglang",
         "wsm.http.surfaces.vllm",
+        "wsm.http._serving",
+        "wsm.http.security",
+        "wsm.http.upstream",
     ),
     "zstandard": ("wsm.strategies.delta._codec",),
     "prometheus_client": ("wsm.metrics.families",),

@@ -56,6 +56,8 @@ JOURNAL_ENDED: Final = "journal.ended"
 RECEIPTS_ENDED: Final = "receipts.ended"
 REQUEST_FAILED: Final = "request.failed"
 HOLD_CLOSED: Final = "hold.closed"
+NETWORKS_TRUSTED: Final = "networks.trusted"
+PEER_REFUSED: Final = "peer.refused"
 SHORTAGE_MET: Final = "shortage.met"
 
 ENGINE_WORD_SEEN: Final = "engine_word.seen"

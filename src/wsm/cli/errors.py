@@ -140,3 +140,13 @@ def runner_not_found(*, where: str, cause: str) -> BadInputError:
         where=where,
         cause=cause,
     )
+
+
+def http_required(*, command: str) -> RefusedError:
+    """A command serves HTTP, and what that needs is not installed."""
+    return RefusedError(
+        f"'wsm {command}' serves HTTP, and starlette, uvicorn or httpx is not installed; "
+        "pip install 'wsm[http]'",
+        code="http-required",
+        command=command,
+    )

@@ -34,6 +34,7 @@ _COMMANDS: Final = {
     "abort": LazyCommand("wsm.cli.commanding", "abort", "Take back what was prepared."),
     "hold": LazyCommand("wsm.cli.commanding", "hold", "Let every rank stand still with all that it has."),
     "release": LazyCommand("wsm.cli.commanding", "release", "Let the ranks of a held group step again."),
+    "serve": LazyCommand("wsm.cli.serving", "serve_command", "Let a group be commanded over HTTP."),
     "demo": LazyCommand("wsm.cli.demo", "demo", "Run an RL loop that trains a policy while it is served."),
     "inspect": LazyCommand("wsm.cli.snapshots", "inspect", "Show what a rank would load from a directory."),
     "memory": LazyCommand("wsm.cli.memory_plan", "plan", "Show what memory a load would take, by phase."),
@@ -49,7 +50,7 @@ _COMMANDS: Final = {
 }
 
 #: Commands that speak through the log even without being asked: they run until they are stopped.
-_TALKATIVE = ("rollout",)
+_TALKATIVE = ("rollout", "serve")
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 

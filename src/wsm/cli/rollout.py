@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wsm.cli._base import TeachingCommand, config_option, require_paddle, tell, wrong_usage
+from wsm.cli.serving import listening, listening_options, require_http, surfaces_named
 from wsm.printable import counted
 from wsm.signals.names import check_name
 
 if TYPE_CHECKING:
+    from wsm.http._serving import Listening
+    from wsm.http.surface import Surface
     from wsm.rollout.supervisor import RolloutSupervisor
 
 
@@ -26,7 +31,15 @@ if TYPE_CHECKING:
 @click.option("--name", help="The group's name; may stand in the file instead.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Number of ranks, one process each.  [default: 2]")
 @config_option("Sections group, model, engine, load, recovery and seed; every option has a default.")
-def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> None:
+@listening_options(None)
+def rollout(
+    name: str | None,
+    ranks: int | None,
+    config_file: Path | None,
+    address: str | None,
+    surfaces: str,
+    **options: Any,
+) -> None:
     """Start a group of ranks that generate text, and keep it running until Ctrl-C, SIGTERM or SIGHUP.
 
     Each rank is a process with its share of a small transformer. The group loads the newest version of its
@@ -46,7 +59,35 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
             check_name(name)
         config = load_rollout_config(config_file, name=name, ranks=ranks)
         check_name(config.group.name)
-    click.get_current_context().exit(run_group(config, _announce, tell))
+    if address is None:
+        click.get_current_context().exit(run_group(config, _announce, tell))
+    require_http("rollout --http")
+    with wrong_usage():
+        at = listening(address, **options)
+        at.security()
+    chosen = surfaces_named(surfaces)
+    with contextlib.ExitStack() as serving:
+
+        def announce(group: RolloutSupervisor) -> None:
+            _announce(group)
+            serving.enter_context(_served(group, at, chosen))
+
+        code = run_group(config, announce, tell)
+    click.get_current_context().exit(code)
+
+
+@contextlib.contextmanager
+def _served(group: RolloutSupervisor, at: Listening, surfaces: Sequence[Surface]) -> Iterator[None]:
+    """Command the group over HTTP while the block runs."""
+    from wsm.http import Commands, create_app  # noqa: PLC0415 - starlette and uvicorn, where it is asked for
+    from wsm.http._serving import served_beside  # noqa: PLC0415 - the same
+
+    config = group.config.group
+    with contextlib.closing(Commands(config.name, engine_words=config.engine_words)) as commands:
+        app = create_app(commands, surfaces=surfaces, security=at.security())
+        with served_beside(app, at) as where:
+            tell(f"{config.name} is commanded at {where}")
+            yield
 
 
 def _announce(group: RolloutSupervisor) -> None:

@@ -12,12 +12,16 @@ module              responsible for
 :mod:`.native`      the routes of ``/wsm/v1``
 :mod:`.surface`     what a front for one kind of trainer is
 :mod:`.surfaces`    those fronts
+:mod:`.security`    who is let in: addresses, tokens, Host and Origin, bodies
+:mod:`.upstream`    what wsm does not know, forwarded to the server behind
+:mod:`._serving`    where the app listens, and how it ends
 :mod:`.errors`      what a request can be told that no other part says
 ==================  ======================================================================================
 """
 
 from wsm.http.app import create_app
 from wsm.http.commands import ClosedHold, Commands, Origin
+from wsm.http.security import Security
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 
-__all__ = ["ClosedHold", "Commands", "InHold", "Origin", "Surface", "SurfaceRoute", "create_app"]
+__all__ = ["ClosedHold", "Commands", "InHold", "Origin", "Security", "Surface", "SurfaceRoute", "create_app"]

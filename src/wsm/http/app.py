@@ -7,6 +7,7 @@ an upstream's. The gate of a held group stands before every path that asks for t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -19,11 +20,16 @@ from wsm.errors import WsmError
 from wsm.http import errors, native
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.commands import Commands
+from wsm.http.security import Guard, Security
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 
 
 def create_app(
-    commands: Commands | str, *, surfaces: Sequence[Surface] = (), rest: ASGIApp | None = None
+    commands: Commands | str,
+    *,
+    surfaces: Sequence[Surface] = (),
+    rest: ASGIApp | None = None,
+    security: Security | None = None,
 ) -> ASGIApp:
     """Return the app that commands a group over HTTP.
 
@@ -35,6 +41,8 @@ def create_app(
         The first is the primary one, which owns the paths that several have.
     rest : ASGI app or None
         What answers all other paths: the engine's own app, or an :class:`wsm.http.upstream.Upstream`.
+    security : Security or None
+        Who is let in, to every path, those of `rest` too; None: the engine's own server says it.
 
     Raises
     ------
@@ -43,6 +51,7 @@ def create_app(
     """
     group = Commands(commands) if isinstance(commands, str) else commands
     routes: dict[tuple[str, str], Route] = {}
+    flags: dict[tuple[str, str], SurfaceRoute] = {}
     primary = surfaces[0] if surfaces else None
     health = native.health if primary is None or primary.health is None else primary.health
     common = (*native.ROUTES, SurfaceRoute("GET", "/health", health))
@@ -52,13 +61,18 @@ def create_app(
                 continue  # an engine's data route is never replaced
             key = (route.method, route.path)
             if key not in routes:
+                flags[key] = route
                 routes[key] = Route(route.path, _endpoint(route, surface, group), methods=[route.method])
     app = Starlette(routes=list(routes.values()))
     app.router.redirect_slashes = False
     app.state.commands = group
     app.state.rest = rest
     app.router.default = _Rest(group, surfaces, rest)
-    return _Slashes(app, {path for _, path in routes})
+    ours = _Slashes(app, {path for _, path in routes}, rest)
+    if security is None:
+        return ours
+    readable = {key for key, route in flags.items() if route.reads}
+    return Guard(ours, replace(security, readable=security.readable | readable))
 
 
 def _endpoint(
@@ -134,12 +148,16 @@ class _Rest:
 class _Slashes:
     """Takes a path of ours with a slash behind it as the path: some trainers write it so."""
 
-    def __init__(self, app: Starlette, paths: set[str]) -> None:
+    def __init__(self, app: Starlette, paths: set[str], rest: ASGIApp | None) -> None:
         self._app = app
+        self._rest = rest
         self._paths = paths
         self.state = app.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" and self._rest is not None:
+            await self._rest(scope, receive, send)  # an engine's app begins with it, an upstream ends
+            return
         path = scope.get("path", "")
         if scope["type"] == "http" and path.endswith("/") and path.rstrip("/") in self._paths:
             scope = {**scope, "path": path.rstrip("/")}

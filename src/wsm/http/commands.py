@@ -28,6 +28,8 @@ from wsm.group_segment import journal_directory_of
 from wsm.http import answers, errors
 from wsm.http.kept import KeptRequests
 from wsm.receipt import Outcome, Receipt
+from wsm.rollout.run_directory import run_directory_path
+from wsm.shared_directory import remove_ours
 from wsm.signals.names import segment_path
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, OnLease
 from wsm.status import Explanation, GroupFacts, GroupStatus, explain, read_facts
@@ -107,7 +109,7 @@ class Commands:
         As :class:`wsm.Controller`.
     receipts : path or None
         The file of what outlives this process; None: ``http.ndjson`` beside the journals, or where there are
-        none beside the segment.
+        none in the run directory of ``wsm rollout``, or beside the segment.
 
     Raises
     ------
@@ -362,6 +364,9 @@ class Commands:
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._controller.close()
         self._access.close()
+        segment = segment_path(self.name, self._directory)
+        if self.receipts_path.parent == segment.parent and not segment.exists():  # of a group that has ended
+            remove_ours(self.receipts_path)
 
     # The parts ----------------------------------------------------------------------------------------------
 
@@ -501,8 +506,8 @@ class Commands:
         kept_in = journal_directory or journal_directory_of(self._access.group.segment)
         if kept_in is not None:
             return Path(kept_in).absolute() / "http.ndjson"
-        path = segment_path(self.name, self._directory)
-        return path.with_name(f"{path.name}.http")
+        run = run_directory_path(self.name, self._directory)
+        return run / "http.ndjson" if run.is_dir() else run.with_suffix(".http")
 
 
 class _CommandUnderWay:

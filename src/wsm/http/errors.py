@@ -89,3 +89,64 @@ def server_ended(*, operation: str, request_id: str, group: str) -> GroupError:
         operation=operation,
         group=group,
     )
+
+
+def unauthorized() -> RefusedError:
+    """A request brings no token, or a wrong one."""
+    return RefusedError("give a token of this server: Authorization: Bearer TOKEN", code="unauthorized")
+
+
+def forbidden(*, why: str) -> RefusedError:
+    """A request may not have what it asks for."""
+    return RefusedError(f"this is not allowed: {why}", code="forbidden", why=why)
+
+
+def misdirected(*, host: str) -> RefusedError:
+    """A name leads here that was not declared: so does that of a page that means another server."""
+    return RefusedError(
+        f"the Host {host[:200]!r} is no address and no declared name of this server; ask it by its address, "
+        "start it with --allow-host, or give a token",
+        code="misdirected",
+        host=host,
+    )
+
+
+def body_too_large(*, limit: int) -> RefusedError:
+    """A body is longer than a server takes."""
+    return RefusedError(
+        f"the body has more than {limit} bytes; send less", code="body-too-large", limit=limit
+    )
+
+
+def body_too_slow(*, seconds: float) -> RefusedError:
+    """A body did not arrive."""
+    return RefusedError(
+        f"the body did not arrive within {seconds:g} s; send it faster", code="body-too-slow", seconds=seconds
+    )
+
+
+def bad_token_file(*, file: str, problem: str) -> BadInputError:
+    """The file of tokens cannot be used."""
+    return BadInputError(f"{file}: {problem}", code="bad-token-file", file=file, problem=problem)
+
+
+def bad_network(*, network: str, problem: str) -> BadInputError:
+    """What is to be trusted is no network."""
+    return BadInputError(
+        f"--trust {network}: {problem}", code="bad-network", network=network, problem=problem
+    )
+
+
+def bad_address(*, address: str, problem: str) -> BadInputError:
+    """A server cannot be where it was asked to be."""
+    return BadInputError(f"{address}: {problem}", code="bad-http-address", address=address, problem=problem)
+
+
+def upstream_unreachable(*, url: str, reason: str) -> GroupError:
+    """The server behind this one does not answer."""
+    return GroupError(
+        f"the upstream {url} does not answer ({reason}); start it, or ask again",
+        code="upstream-unreachable",
+        url=url,
+        reason=reason,
+    )

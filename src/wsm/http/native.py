@@ -209,9 +209,9 @@ async def health(_request: Request, commands: Commands) -> HttpAnswer:
 
 
 ROUTES: Final = (
-    SurfaceRoute("GET", "/wsm/v1/status", status),
-    SurfaceRoute("GET", "/wsm/v1/explain", explanation),
-    SurfaceRoute("GET", "/wsm/v1/ready", ready),
-    SurfaceRoute("GET", "/wsm/v1/commands/{request_id:path}", kept_request),
+    SurfaceRoute("GET", "/wsm/v1/status", status, reads=True),
+    SurfaceRoute("GET", "/wsm/v1/explain", explanation, reads=True),
+    SurfaceRoute("GET", "/wsm/v1/ready", ready, reads=True),
+    SurfaceRoute("GET", "/wsm/v1/commands/{request_id:path}", kept_request, reads=True),
     *(SurfaceRoute("POST", f"/wsm/v1/{operation}", _command(operation)) for operation in FIELDS),
 )

@@ -35,12 +35,15 @@ class SurfaceRoute(NamedTuple):
     data : bool
         Whether it asks for text. It is then only there where no engine is behind this server, and passes the
         gate of a held group.
+    reads : bool
+        Whether it only reads: a token that may only read will do.
     """
 
     method: str
     path: str
     handler: Handler
     data: bool = False
+    reads: bool = False
 
 
 @dataclass(frozen=True)

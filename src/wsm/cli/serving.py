@@ -1,0 +1,170 @@
+"""``wsm serve``: a group commanded over HTTP, by a process beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wsm.cli import errors
+from wsm.cli._base import TeachingCommand, config_option, tell, wrong_usage
+from wsm.cli._groups import known_group, read_group_config
+
+if TYPE_CHECKING:
+    from wsm.http._serving import Listening
+    from wsm.http.surface import Surface
+
+
+def listening_options(default_port: int | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what says where a server listens, and to whom it answers."""
+    address = f"127.0.0.1:{default_port}" if default_port is not None else None
+    options = (
+        click.option(
+            "--http",
+            "address",
+            metavar="[HOST:]PORT",
+            default=address,
+            show_default=address is not None,
+            help="Answer HTTP there; port 0 takes a free one. But loopback all need --token-file or --trust.",
+        ),
+        click.option(
+            "--surface",
+            "surfaces",
+            metavar="NAME[,NAME...]",
+            default="",
+            help="Whose verbs are answered; the first one's own the paths that several have. Default: all.",
+        ),
+        click.option(
+            "--token-file",
+            type=click.Path(path_type=Path),
+            help="Lines 'admin TOKEN' and 'read TOKEN', mode 0600. With it every request needs one of them.",
+        ),
+        click.option(
+            "--trust", multiple=True, metavar="CIDR", help="A network that needs no token. Repeatable."
+        ),
+        click.option(
+            "--allow-host",
+            "allowed_hosts",
+            multiple=True,
+            metavar="NAME",
+            help="A name of this server that requests without a token may use. Repeatable.",
+        ),
+        click.option(
+            "--tls-cert", "certificate", type=click.Path(path_type=Path), help="TLS: the certificate."
+        ),
+        click.option("--tls-key", "key", type=click.Path(path_type=Path), help="Its key."),
+    )
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def listening(address: str, **options: Any) -> Listening:
+    """Return where a server is asked to listen.
+
+    Raises
+    ------
+    BadInputError
+        If the address is none.
+    """
+    from wsm.http._serving import Listening  # noqa: PLC0415 - starlette and uvicorn, for this command only
+    from wsm.http.errors import bad_address  # noqa: PLC0415 - the same
+
+    host, _, port = address.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise bad_address(address=address, problem="say PORT or HOST:PORT")
+    return Listening(host or "127.0.0.1", int(port), **options)
+
+
+def surfaces_named(names: str) -> tuple[Surface, ...]:
+    """Return the surfaces of a list of names, in its order; all of them for an empty one."""
+    from wsm.http.surfaces import SURFACES  # noqa: PLC0415 - the same
+
+    asked = [name.strip() for name in names.split(",") if name.strip()]
+    unknown = [name for name in asked if name not in SURFACES]
+    if unknown:
+        raise click.UsageError(f"there is no surface {unknown[0]!r}; there are {', '.join(SURFACES)}")
+    return tuple(SURFACES[name] for name in asked or SURFACES)
+
+
+def require_http(command: str) -> None:
+    """Refuse a command that serves where the extra is not installed.
+
+    Raises
+    ------
+    RefusedError
+        If it is not there.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn", "httpx")):
+        raise errors.http_required(command=command)
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm serve policy --surface sglang", "slime and AReaL drive it at 127.0.0.1:8300"),
+        ("wsm serve policy --upstream http://127.0.0.1:8180", "with the engine behind it, at one address"),
+        ("wsm serve policy --http 0.0.0.0:8300 --token-file tokens", "for other hosts, with tokens"),
+        ("wsm serve policy --uds /run/policy.sock", "for this user's processes alone"),
+    ),
+)
+@click.argument("name")
+@listening_options(8300)
+@click.option("--uds", type=click.Path(path_type=Path), help="Answer at a Unix socket instead.")
+@click.option("--upstream", metavar="URL", help="Forward what wsm does not know to this server, streaming.")
+@click.option(
+    "--receipts",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where ends of requests are kept. Default: http.ndjson beside the journals.",
+)
+@config_option("The group's configuration, for FastDeploy's words and its journals.")
+def serve_command(
+    name: str,
+    *,
+    address: str,
+    surfaces: str,
+    upstream: str | None,
+    receipts: Path | None,
+    config_file: Path | None,
+    **options: Any,
+) -> None:
+    """Let the group NAME be commanded over HTTP, until Ctrl-C or SIGTERM.
+
+    Trainers find the verbs that they know from SGLang, vLLM or FastDeploy; programs /wsm/v1, described at
+    /wsm/v1/openapi.json. The server holds nothing that the group needs: its end changes nothing, and the next
+    one knows what was asked of this one.
+    """
+    require_http("serve")
+    from wsm.http import Commands, create_app  # noqa: PLC0415 - starlette and uvicorn, for this command only
+    from wsm.http._serving import serve  # noqa: PLC0415 - the same
+    from wsm.http.upstream import Upstream  # noqa: PLC0415 - the same
+
+    with wrong_usage():
+        at = listening(address, **options)
+        security = at.security()
+        rest = None if upstream is None else Upstream(upstream)
+        config = None if config_file is None else read_group_config(config_file, name)
+    chosen = surfaces_named(surfaces)
+    with known_group(name):
+        commands = Commands(
+            name,
+            engine_words=None if config is None else config.engine_words,
+            journal_directory=None if config is None else config.journal_directory,
+            receipts=receipts,
+        )
+    try:
+        app = create_app(commands, surfaces=chosen, rest=rest, security=security)
+        serve(app, at, lambda where: tell(f"{name} is commanded at {where}; Ctrl-C ends this, not the group"))
+    finally:
+        commands.close(wait_s=ENDING_S)
+
+
+#: Seconds that commands under way may take once the server is to end.
+ENDING_S = 30.0

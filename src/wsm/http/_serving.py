@@ -1,0 +1,202 @@
+"""``wsm serve`` and ``wsm rollout --http``: where the app listens, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from wsm import log
+from wsm.http import errors
+from wsm.http.security import Security, is_loopback, networks, read_tokens
+from wsm.shared_directory import bind_alone
+
+#: Seconds in which the head of a request has to arrive.
+HEAD_S: Final = 10.0
+
+#: Seconds that a server which ends leaves to answers under way.
+ENDING_S: Final = 30
+
+#: Connections at once; what comes beyond is answered 503.
+_CONNECTIONS = 512
+
+_PEER: Final = struct.Struct("3i")
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where and to whom a server answers.
+
+    Parameters
+    ----------
+    host, port : str, int
+        The address; port 0 takes a free one.
+    uds : path or None
+        The Unix socket, in the place of an address.
+    token_file : path or None
+        The tokens; without it only this host, and what is trusted, is let in.
+    trust : tuple of str
+        Networks that need no token.
+    allowed_hosts : tuple of str
+        Names that requests without a token may have in ``Host``.
+    certificate, key : path or None
+        TLS.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    uds: Path | None = None
+    token_file: Path | None = None
+    trust: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def security(self) -> Security:
+        """Return who is let in.
+
+        Raises
+        ------
+        BadInputError
+            If another address than loopback has neither tokens nor trusted networks (code
+            ``bad-http-address``), or these are none.
+        """
+        admin, read = (None, None) if self.token_file is None else read_tokens(self.token_file)
+        if self.uds is None and admin is None and not self.trust and not is_loopback(self.host):
+            problem = (
+                "other hosts reach it: give --token-file, or --trust with the networks that need no token"
+            )
+            raise errors.bad_address(address=self.host, problem=problem)
+        if self.trust:
+            log.logger("http").warning(log.NETWORKS_TRUSTED, networks=", ".join(self.trust))
+        hosts = frozenset(name.lower() for name in self.allowed_hosts)
+        return Security(admin, read, networks(self.trust), hosts)
+
+
+class _CheckedProtocol(H11Protocol):
+    """HTTP/1.1 whose head arrives in time, and over a Unix socket from this user or root alone."""
+
+    _head: Any = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family == socket.AF_UNIX:
+            _, user, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+            if user not in (0, os.geteuid()):
+                log.logger("http").warning(log.PEER_REFUSED, user=user)
+                transport.abort()
+                return
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._answers():
+            self._forget_head()
+        elif self._head is None:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head = self.loop.call_later(HEAD_S, self._too_late)
+
+    def _forget_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _too_late(self) -> None:
+        self._head = None
+        if not self._answers():
+            self.transport.close()
+
+    def _answers(self) -> bool:
+        """Whether the head of a request is here, and its answer is not all sent."""
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+
+@contextlib.contextmanager
+def _sockets(at: Listening) -> Iterator[tuple[list[socket.socket], str]]:
+    """Give the socket that a server accepts on, and its address; a Unix socket's name goes at the end."""
+    if at.uds is not None:
+        bound = bind_alone(at.uds)
+        if bound is None:
+            raise errors.bad_address(address=str(at.uds), problem="another server listens there")
+        try:
+            bound.socket.listen(_CONNECTIONS)
+            yield [bound.socket], f"unix:{at.uds}"
+        finally:
+            bound.release()
+        return
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            at.host.strip("[]"), at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise errors.bad_address(address=f"{at.host}:{at.port}", problem=str(error)) from None
+    with made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind(address)
+            made.listen(_CONNECTIONS)
+        except OSError as error:
+            raise errors.bad_address(address=f"{at.host}:{at.port}", problem=str(error)) from None
+        host, port = made.getsockname()[:2]
+        scheme = "https" if at.certificate else "http"
+        yield [made], f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _server(app: ASGIApp, at: Listening) -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        http=_CheckedProtocol,
+        ws="none",
+        loop="asyncio",
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        limit_concurrency=_CONNECTIONS,
+        timeout_keep_alive=60,
+        timeout_graceful_shutdown=ENDING_S,
+        ssl_certfile=None if at.certificate is None else str(at.certificate),
+        ssl_keyfile=None if at.key is None else str(at.key),
+    )
+    return uvicorn.Server(config)
+
+
+def serve(app: ASGIApp, at: Listening, announce: Callable[[str], object]) -> None:
+    """Answer until a signal ends this process. Blocks; to be called in the main thread."""
+    with _sockets(at) as (sockets, where):
+        announce(where)
+        _server(app, at).run(sockets)
+
+
+@contextlib.contextmanager
+def served_beside(app: ASGIApp, at: Listening) -> Iterator[str]:
+    """Answer in a thread while the block runs; give the address."""
+    with _sockets(at) as (sockets, where):
+        server = _server(app, at)
+        thread = threading.Thread(target=server.run, args=(sockets,), name="wsm-http-server", daemon=True)
+        thread.start()
+        try:
+            yield where
+        finally:
+            server.should_exit = True
+            thread.join(ENDING_S)

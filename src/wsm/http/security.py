@@ -1,0 +1,324 @@
+"""Who is let in: addresses, tokens, the Host and Origin of browsers, and the size and pace of bodies.
+
+It stands before every route, an upstream's too. Without a token only this host is let in, or an address that
+was declared; a browser on it is not, whatever a page makes it ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wsm.errors import WsmError
+from wsm.http import errors
+from wsm.http.answers import HttpAnswer, failed
+from wsm.shared_directory import read_ours
+
+#: Bytes of the largest body.
+MAX_BODY: Final = 16 << 20
+
+#: Seconds in which a body has to arrive.
+BODY_S: Final = 60.0
+
+#: Characters of the shortest token.
+_LEAST_TOKEN = 16
+
+#: What is told without a token: routers and orchestrators have none.
+_OPEN = frozenset({("GET", "/health"), ("GET", "/health_generate"), ("GET", "/ping")})
+
+_Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True)
+class Security:
+    """Who is let in.
+
+    Parameters
+    ----------
+    admin, read : str or None
+        Tokens: for everything; and for what only reads.
+    trusted : tuple of networks
+        Addresses that need no token.
+    allowed_hosts : frozenset of str
+        Names that requests without a token may have in ``Host``, beside addresses and ``localhost``.
+    readable : frozenset of (str, str)
+        Methods and paths for which the read token will do.
+    max_body : int
+        Bytes of the largest body.
+    body_s : float
+        Seconds in which a body has to arrive.
+    """
+
+    admin: str | None = field(default=None, repr=False)
+    read: str | None = field(default=None, repr=False)
+    trusted: tuple[_Network, ...] = ()
+    allowed_hosts: frozenset[str] = frozenset()
+    readable: frozenset[tuple[str, str]] = frozenset()
+    max_body: int = MAX_BODY
+    body_s: float = BODY_S
+
+    def refusal(
+        self, method: str, path: str, peer: str | None, headers: Sequence[tuple[bytes, bytes]]
+    ) -> WsmError | None:
+        """Return why a request is refused, before its body is read; None: it is let in.
+
+        Parameters
+        ----------
+        method, path : str
+            What it asks for.
+        peer : str or None
+            The address at the other end of the connection; None: a Unix socket, whose peer was checked. What
+            a header says of the client's address counts for nothing.
+        headers : sequence of (bytes, bytes)
+            Names in lower case.
+        """
+        framing = _unsound_framing(headers)
+        if framing is not None:
+            return errors.bad_body(field="headers", problem=framing)
+        granted = self._granted(method, path, headers)
+        if granted is not None:
+            return None if granted else errors.forbidden(why="this token may only read")
+        if b"authorization" in dict(headers) and self.admin is not None:
+            return errors.unauthorized()
+        if (method, path) in _OPEN:
+            return None
+        if not self._needs_no_token(peer):
+            return errors.unauthorized()
+        return self._as_browser(peer, headers)
+
+    def _granted(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bool | None:
+        """Whether a token of ours that the request brings is enough; None: it brings none."""
+        said = [value for name, value in headers if name == b"authorization"]
+        if len(said) != 1 or said[0][:7].lower() != b"bearer ":
+            return None
+        token = said[0][7:].strip()
+        # Both are compared, always: how long it takes says nothing.
+        is_admin = self.admin is not None and hmac.compare_digest(token, self.admin.encode())
+        is_read = self.read is not None and hmac.compare_digest(token, self.read.encode())
+        if not (is_admin or is_read):
+            return None
+        return is_admin or (method, path) in self.readable or (method, path) in _OPEN
+
+    def _needs_no_token(self, peer: str | None) -> bool:
+        if peer is None:
+            return True
+        try:
+            address = ipaddress.ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None) or address
+        untold = mapped.is_loopback and self.admin is None  # what stands before a server asks from here, too
+        return untold or any(mapped in network for network in self.trusted)
+
+    def _as_browser(self, peer: str | None, headers: Sequence[tuple[bytes, bytes]]) -> WsmError | None:
+        """Return why a request that needs no token is refused: a page may have made a browser ask it."""
+        named = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        if peer is not None and (len(named) != 1 or not self._is_own(_host_of(named[0]))):
+            return errors.misdirected(host=", ".join(named))
+        by_name = {name: value.decode("latin-1") for name, value in headers}
+        if by_name.get(b"sec-fetch-site", "none") not in ("none", "same-origin"):
+            return errors.forbidden(why="a page of another site asks for it")
+        for header in (b"origin", b"referer"):
+            said = by_name.get(header)
+            if said is not None and urlsplit(said).netloc.lower() != (named or [""])[0].lower():
+                return errors.forbidden(why=f"its {header.decode()} is {said[:100]!r}")
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        """Whether a host names no domain, which a page's owner could let point here."""
+        if host == "localhost" or host in self.allowed_hosts:
+            return True
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            return False
+        return True
+
+
+def _host_of(authority: str) -> str:
+    """Return the host of ``HOST:PORT``, in lower case and without brackets."""
+    if authority.startswith("["):
+        return authority[1:].partition("]")[0].lower()
+    return authority.partition(":")[0].lower()
+
+
+def _unsound_framing(headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    """Say what of a request's headers another server could read in another way; None: nothing."""
+    names = [name for name, _ in headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        return "it has both a length and an encoding of transfer"
+    for name in (b"content-length", b"host", b"transfer-encoding", b"authorization"):
+        if names.count(name) > 1:
+            return f"{name.decode()} stands there {names.count(name)} times"
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings and codings != [b"chunked"]:
+        return "its encoding of transfer is not 'chunked'"
+    return None
+
+
+def read_tokens(file: Path) -> tuple[str, str | None]:
+    """Return the tokens of a file: lines ``admin TOKEN`` and, if there is one, ``read TOKEN``.
+
+    Raises
+    ------
+    BadInputError
+        If it has no admin token, a short one, or other users can read it (code ``bad-token-file``).
+    OSError
+        If it cannot be read.
+    """
+    if file.stat().st_mode & 0o077:
+        raise errors.bad_token_file(file=str(file), problem="other users may use it; chmod 600 it")
+    found: dict[str, str] = {}
+    for line in read_ours(file).decode("utf-8", "replace").splitlines():
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[0] not in ("admin", "read") or words[0] in found:
+            raise errors.bad_token_file(
+                file=str(file), problem="a line is neither 'admin TOKEN' nor 'read TOKEN'"
+            )
+        if len(words[1]) < _LEAST_TOKEN or not words[1].isascii():
+            problem = f"the {words[0]} token has not {_LEAST_TOKEN} ASCII characters or more"
+            raise errors.bad_token_file(file=str(file), problem=problem)
+        found[words[0]] = words[1]
+    if "admin" not in found or found["admin"] == found.get("read"):
+        raise errors.bad_token_file(file=str(file), problem="it has no admin token of its own")
+    return found["admin"], found.get("read")
+
+
+def networks(texts: Iterable[str]) -> tuple[_Network, ...]:
+    """Return networks that are written as CIDR.
+
+    Raises
+    ------
+    BadInputError
+        If one is none, or all addresses there are (code ``bad-network``).
+    """
+    read = []
+    for text in texts:
+        try:
+            network = ipaddress.ip_network(text)
+        except ValueError as error:
+            raise errors.bad_network(network=text, problem=str(error)) from None
+        if network.prefixlen == 0:
+            raise errors.bad_network(network=text, problem="it is every address; use a token")
+        read.append(network)
+    return tuple(read)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server at `host` is reached from this host alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Guard:
+    """An ASGI app behind its :class:`Security`.
+
+    Parameters
+    ----------
+    app : ASGI app
+        What is guarded.
+    security : Security
+        Who is let in.
+    """
+
+    def __init__(self, app: ASGIApp, security: Security) -> None:
+        self._app = app
+        self._security = security
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer why not."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        client = scope.get("client")
+        headers = [(name.lower(), value) for name, value in scope["headers"]]
+        path = scope["path"]
+        refused = self._security.refusal(
+            scope.get("method", "GET"), path, client[0] if client and client[0] else None, headers
+        )
+        body = _Body(receive, self._security, headers)
+        if refused is None and body.announced > self._security.max_body:
+            refused = errors.body_too_large(limit=self._security.max_body)
+        if scope["type"] == "websocket":
+            if refused is None:
+                await self._app(scope, receive, send)
+            else:
+                await receive()
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        if refused is not None:
+            await _refuse(refused, send)
+            return
+        if self._security.admin is not None:  # it is ours, and no upstream's
+            scope = {
+                **scope,
+                "headers": [each for each in scope["headers"] if each[0].lower() != b"authorization"],
+            }
+        began = False
+
+        async def sent(message: Message) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, sent)
+        except _BodyRefusedError as refusal:
+            if not began:
+                await _refuse(refusal.error, send)
+
+
+class _BodyRefusedError(Exception):
+    def __init__(self, error: WsmError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Body:
+    """The body of one request, counted and timed as it arrives."""
+
+    def __init__(
+        self, receive: Receive, security: Security, headers: Collection[tuple[bytes, bytes]]
+    ) -> None:
+        self._receive = receive
+        self._security = security
+        self._left = security.max_body
+        self._until = time.monotonic() + security.body_s
+        self._whole = False
+        said = dict(headers).get(b"content-length", b"0")
+        self.announced = int(said) if said.isdigit() else 0
+
+    async def receive(self) -> Message:
+        """Return the next part; behind the last one, what comes then."""
+        if self._whole:
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(self._until - time.monotonic(), 0.001))
+        except asyncio.TimeoutError:
+            raise _BodyRefusedError(errors.body_too_slow(seconds=self._security.body_s)) from None
+        self._left -= len(message.get("body", b""))
+        if self._left < 0:
+            raise _BodyRefusedError(errors.body_too_large(limit=self._security.max_body))
+        self._whole = not message.get("more_body", False)
+        return message
+
+
+async def _refuse(error: WsmError, send: Send) -> None:
+    answer: HttpAnswer = failed(error)
+    headers = {"Content-Type": "application/json", "Connection": "close", **answer.headers}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+    await send({"type": "http.response.body", "body": answer.content()})

@@ -1,0 +1,171 @@
+"""What wsm does not know goes to the server behind it, streaming both ways, and its answers come back so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from wsm.errors import WsmError
+from wsm.http import errors
+from wsm.http.answers import failed
+
+#: Headers of one connection, which end with it.
+HOP_BY_HOP: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+        *("te", "trailer", "transfer-encoding", "upgrade", "http2-settings"),
+    }
+)
+
+
+class Upstream:
+    """An ASGI app that forwards every request.
+
+    Parameters
+    ----------
+    url : str
+        Scheme, host and port of the server; requests keep their paths.
+    transport : httpx transport or None
+        How it is reached; None: as the URL says. No proxy of the environment is used.
+
+    Raises
+    ------
+    BadInputError
+        If the URL has no such form (code ``bad-http-address``).
+    """
+
+    def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        try:
+            base = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise errors.bad_address(address=url, problem=str(error)) from None
+        if (
+            base.scheme not in ("http", "https")
+            or not base.host
+            or base.path not in ("", "/")
+            or base.userinfo
+        ):
+            problem = "an upstream is http://HOST:PORT, without a path"
+            raise errors.bad_address(address=url, problem=problem)
+        self._base = base
+        self._client = httpx.AsyncClient(
+            transport=transport,
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,
+            follow_redirects=False,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward one request, and its answer as it comes; a client that leaves ends it upstream, too."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        body = _Incoming(receive)
+        forwarding = asyncio.ensure_future(self._forward(scope, body, send))
+        leaving = asyncio.ensure_future(body.gone())
+        try:
+            await asyncio.wait({forwarding, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (forwarding, leaving):
+                if not task.done():
+                    task.cancel()
+            await asyncio.wait({forwarding, leaving})
+        if not forwarding.cancelled():
+            forwarding.result()
+
+    async def _forward(self, scope: Scope, body: _Incoming, send: Send) -> None:
+        try:
+            answer = await self._client.send(self._request(scope, body), stream=True)
+        except httpx.HTTPError as error:
+            reason = f"{type(error).__name__}: {error}"
+            await _tell(errors.upstream_unreachable(url=str(self._base), reason=reason), send)
+            return
+        except WsmError as error:
+            await _tell(error, send)
+            return
+        try:
+            headers = _kept([(name.lower(), value) for name, value in answer.headers.raw])
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+            async for part in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await answer.aclose()
+
+    def _request(self, scope: Scope, body: _Incoming) -> httpx.Request:
+        path = scope.get("raw_path") or scope["path"].encode()
+        parts = scope["path"].split("/")[1:]
+        if not scope["path"].startswith("/") or "" in parts[:-1] or {".", ".."} & set(parts) or b"\\" in path:
+            raise errors.bad_body(field="path", problem="it has empty or dotted parts")
+        query = scope.get("query_string", b"")
+        url = self._base.copy_with(raw_path=path + (b"?" + query if query else b""))
+        headers = _kept(scope["headers"])
+        headers = [each for each in headers if each[0] not in (b"host", b"expect")]
+        named = {name for name, _ in scope["headers"]}
+        has_body = b"content-length" in named or b"transfer-encoding" in named
+        if not has_body:
+            body.whole.set()
+        return self._client.build_request(
+            scope["method"], url, headers=headers, content=body.parts() if has_body else None
+        )
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._client.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+class _Incoming:
+    """What the client of a forwarded request sends: its body, and that it is gone."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.whole = asyncio.Event()
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives."""
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise httpx.ReadError("the client is gone")
+            more = message.get("more_body", False)
+            if message.get("body"):
+                yield message["body"]
+        self.whole.set()
+
+    async def gone(self) -> None:
+        """Wait until the client is gone, once its body is here."""
+        await self.whole.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def _kept(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers that pass from one connection to the next."""
+    listed = {
+        name.strip().lower()
+        for key, value in headers
+        if key == b"connection"
+        for name in value.decode("latin-1").split(",")
+    }
+    dropped = {
+        name.encode("latin-1") for name in HOP_BY_HOP | listed if name not in ("content-length", "host")
+    }
+    return [(name, value) for name, value in headers if name not in dropped]
+
+
+async def _tell(error: WsmError, send: Send) -> None:
+    answer = failed(error)
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.content()})
