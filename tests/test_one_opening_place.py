@@ -77,6 +77,7 @@ ELSEWHERE = {
     },
     "ports, which have no names": {
         "actions.backends._gloo_sockets",
+        "http._serving",
         "strategies.messages.listener",
     },
     "record locks, and the last name, of files that the place has opened": {

@@ -18,6 +18,7 @@ COMMANDS = (
     "abort",
     "hold",
     "release",
+    "serve",
     "demo",
     "inspect",
     "memory",

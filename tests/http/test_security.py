@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from wsm.errors import BadInputError
 from wsm.http._serving import Listening
-from wsm.http.security import Guard, Security, networks, read_tokens
+from wsm.http.security import Security, SecurityGuard, networks, read_tokens
 from wsm.http.upstream import Upstream
 
 ADMIN, READ = "a" * 20, "r" * 20
@@ -123,7 +123,7 @@ async def _chunks(count: int):
 
 
 def test_a_body_beyond_the_bound_is_413_with_a_length_and_in_chunks() -> None:
-    guarded = Guard(taken, Security(max_body=25))
+    guarded = SecurityGuard(taken, Security(max_body=25))
     assert ask(guarded, content=b"x" * 25).text == "25"
     assert ask(guarded, content=b"x" * 26).status_code == 413
     assert ask(guarded, content=_chunks(2)).text == "20"
@@ -147,7 +147,7 @@ def test_a_body_that_never_ends_is_408() -> None:
             "client": (LOOPBACK, 1),
             "headers": [(b"host", b"::1")],
         }
-        await Guard(taken, Security(body_s=0.05))(
+        await SecurityGuard(taken, Security(body_s=0.05))(
             {**scope, "headers": [(b"host", b"127.0.0.1")]}, silent, send
         )
 
@@ -156,7 +156,7 @@ def test_a_body_that_never_ends_is_408() -> None:
 
 
 def test_a_token_of_ours_reaches_no_upstream() -> None:
-    guarded = Guard(taken, Security(ADMIN))
+    guarded = SecurityGuard(taken, Security(ADMIN))
     told = ask(guarded, headers={"Authorization": f"Bearer {ADMIN}", "X-Other": "1"}).headers["x-names"]
     assert "authorization" not in told
     assert "x-other" in told

@@ -33,11 +33,16 @@ if TYPE_CHECKING:
 @config_option("Sections group, model, engine, load, recovery and seed; every option has a default.")
 @listening_options(None)
 def rollout(
+    *,
     name: str | None,
     ranks: int | None,
     config_file: Path | None,
     address: str | None,
     surfaces: str,
+    roots: Sequence[Path],
+    way: str,
+    relabel: str,
+    served_model_name: str | None,
     **options: Any,
 ) -> None:
     """Start a group of ranks that generate text, and keep it running until Ctrl-C, SIGTERM or SIGHUP.
@@ -65,7 +70,14 @@ def rollout(
     with wrong_usage():
         at = listening(address, **options)
         at.security()
-    chosen = surfaces_named(surfaces)
+    chosen = surfaces_named(
+        surfaces,
+        lambda: config,
+        roots=roots,
+        way=way,
+        relabel=relabel,
+        served_model_name=served_model_name,
+    )
     with contextlib.ExitStack() as serving:
 
         def announce(group: RolloutSupervisor) -> None:

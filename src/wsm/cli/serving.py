@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,13 @@ import click
 
 from wsm.cli import errors
 from wsm.cli._base import TeachingCommand, config_option, tell, wrong_usage
-from wsm.cli._groups import known_group, read_group_config
+from wsm.cli._groups import configuration_of, known_group, read_group_config
 
 if TYPE_CHECKING:
+    from wsm.config import WsmConfig
     from wsm.http._serving import Listening
     from wsm.http.surface import Surface
+    from wsm.rollout.config import RolloutConfig
 
 
 def listening_options(default_port: int | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -37,6 +39,29 @@ def listening_options(default_port: int | None) -> Callable[[Callable[..., None]
             default="",
             help="Whose verbs are answered; the first one's own the paths that several have. Default: all.",
         ),
+        click.option(
+            "--adopt-root",
+            "roots",
+            type=click.Path(path_type=Path),
+            multiple=True,
+            help="Where trainers write: directories below it may be loaded by their path. Repeatable.",
+        ),
+        click.option(
+            "--adopt",
+            "way",
+            type=click.Choice(["link", "copy", "none"]),
+            default="link",
+            show_default=True,
+            help="How such a directory is taken in before it is loaded.",
+        ),
+        click.option(
+            "--relabel",
+            type=click.Choice(["mark", "refuse"]),
+            default="mark",
+            show_default=True,
+            help="Other content under a label that was used: mark the label, or refuse it.",
+        ),
+        click.option("--served-model-name", metavar="TEXT", help="What /v1/models says. Default: the group."),
         click.option(
             "--token-file",
             type=click.Path(path_type=Path),
@@ -83,15 +108,43 @@ def listening(address: str, **options: Any) -> Listening:
     return Listening(host or "127.0.0.1", int(port), **options)
 
 
-def surfaces_named(names: str) -> tuple[Surface, ...]:
-    """Return the surfaces of a list of names, in its order; all of them for an empty one."""
-    from wsm.http.surfaces import SURFACES  # noqa: PLC0415 - the same
+def surfaces_named(
+    names: str,
+    config: Callable[[], WsmConfig | RolloutConfig],
+    *,
+    roots: Sequence[Path],
+    way: str,
+    relabel: str,
+    served_model_name: str | None,
+    **options: Any,
+) -> tuple[Surface, ...]:
+    """Return the surfaces of a list of names, in its order; all of them for an empty one.
+
+    Parameters
+    ----------
+    names : str
+        The list.
+    config : callable
+        Returns the group's configuration, where directories are to be adopted.
+    roots, way, relabel, served_model_name
+        What the command line says.
+    **options : Any
+        Of :class:`wsm.http.surfaces.SurfaceOptions`.
+    """
+    from wsm.cli.adopting import settings_of_group  # noqa: PLC0415 - what adopts, for such commands only
+    from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting  # noqa: PLC0415 - as in listening()
+    from wsm.strategies.adopt.adopt import AdoptWay  # noqa: PLC0415 - what adopts
+    from wsm.strategies.adopt.deciding import Relabel  # noqa: PLC0415 - what adopts
 
     asked = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in asked if name not in SURFACES]
     if unknown:
         raise click.UsageError(f"there is no surface {unknown[0]!r}; there are {', '.join(SURFACES)}")
-    return tuple(SURFACES[name] for name in asked or SURFACES)
+    if roots:
+        settings = settings_of_group(config(), roots=roots, way=AdoptWay(way), relabel=Relabel(relabel))
+        options["adopt"] = adopting(settings)
+    said = SurfaceOptions(served_model_name=served_model_name, **options)
+    return tuple(SURFACES[name](said) for name in asked or SURFACES)
 
 
 def require_http(command: str) -> None:
@@ -133,6 +186,10 @@ def serve_command(
     upstream: str | None,
     receipts: Path | None,
     config_file: Path | None,
+    roots: Sequence[Path],
+    way: str,
+    relabel: str,
+    served_model_name: str | None,
     **options: Any,
 ) -> None:
     """Let the group NAME be commanded over HTTP, until Ctrl-C or SIGTERM.
@@ -151,7 +208,14 @@ def serve_command(
         security = at.security()
         rest = None if upstream is None else Upstream(upstream)
         config = None if config_file is None else read_group_config(config_file, name)
-    chosen = surfaces_named(surfaces)
+        chosen = surfaces_named(
+            surfaces,
+            lambda: configuration_of(name, config_file),
+            roots=roots,
+            way=way,
+            relabel=relabel,
+            served_model_name=served_model_name,
+        )
     with known_group(name):
         commands = Commands(
             name,

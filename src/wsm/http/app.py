@@ -20,7 +20,7 @@ from wsm.errors import WsmError
 from wsm.http import errors, native
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.commands import Commands
-from wsm.http.security import Guard, Security
+from wsm.http.security import Security, SecurityGuard
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 
 
@@ -72,7 +72,7 @@ def create_app(
     if security is None:
         return ours
     readable = {key for key, route in flags.items() if route.reads}
-    return Guard(ours, replace(security, readable=security.readable | readable))
+    return SecurityGuard(ours, replace(security, readable=security.readable | readable))
 
 
 def _endpoint(

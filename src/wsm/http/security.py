@@ -223,7 +223,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Guard:
+class SecurityGuard:
     """An ASGI app behind its :class:`Security`.
 
     Parameters

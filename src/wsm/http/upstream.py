@@ -67,7 +67,7 @@ class Upstream:
             return
         if scope["type"] != "http":
             return
-        body = _Incoming(receive)
+        body = _ForwardedBody(receive)
         forwarding = asyncio.ensure_future(self._forward(scope, body, send))
         leaving = asyncio.ensure_future(body.gone())
         try:
@@ -80,7 +80,7 @@ class Upstream:
         if not forwarding.cancelled():
             forwarding.result()
 
-    async def _forward(self, scope: Scope, body: _Incoming, send: Send) -> None:
+    async def _forward(self, scope: Scope, body: _ForwardedBody, send: Send) -> None:
         try:
             answer = await self._client.send(self._request(scope, body), stream=True)
         except httpx.HTTPError as error:
@@ -99,7 +99,7 @@ class Upstream:
         finally:
             await answer.aclose()
 
-    def _request(self, scope: Scope, body: _Incoming) -> httpx.Request:
+    def _request(self, scope: Scope, body: _ForwardedBody) -> httpx.Request:
         path = scope.get("raw_path") or scope["path"].encode()
         parts = scope["path"].split("/")[1:]
         if not scope["path"].startswith("/") or "" in parts[:-1] or {".", ".."} & set(parts) or b"\\" in path:
@@ -124,7 +124,7 @@ class Upstream:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-class _Incoming:
+class _ForwardedBody:
     """What the client of a forwarded request sends: its body, and that it is gone."""
 
     def __init__(self, receive: Receive) -> None:
