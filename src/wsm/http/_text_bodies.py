@@ -1,0 +1,303 @@
+"""What trainers ask of ``/generate`` and ``/v1/completions``, and what they are answered. Pure.
+
+The reference group samples by temperature, seed and stop tokens alone. Every other field that would change
+the tokens is taken where its value changes nothing, and refused by its name where it does; so nobody trains
+on tokens that were sampled otherwise than was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from wsm.http import errors
+from wsm.http.engine_requests import TextAsk
+from wsm.rollout.request import FinishReason, Generation
+
+#: Values that leave the tokens as they are; of other fields only null, false, 0 and what is empty.
+_NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "top_p": (1,),
+    "top_k": (-1,),
+    "repetition_penalty": (1,),
+    "n": (1,),
+    "best_of": (1,),
+    "length_penalty": (1,),
+    "logprob_start_len": (-1,),
+}
+#: They say something of text, of which there is none here, or nothing of the tokens.
+_IGNORED = frozenset(
+    {
+        *("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"),
+        *("include_stop_str_in_output", "detokenize", "return_logprob", "return_text_in_logprobs"),
+        *("return_token_ids", "return_completion_token_ids", "return_tokens_as_token_ids", "model"),
+        *("user", "priority", "session_id"),
+        *("data_parallel_rank", "bootstrap_room", "log_metrics", "stream_options", "request_id", "rid"),
+    }
+)
+#: A choice among so many is one among all: no vocabulary is larger.
+_EVERY_TOKEN = 1 << 20
+_MAX_BATCH = 4096
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """A request, read.
+
+    Parameters
+    ----------
+    ask : TextAsk
+        What the group is asked for.
+    names : tuple of str
+        What the caller calls the request; empty where it has not said.
+    batch : bool
+        Whether the answers are a list.
+    stream : bool
+        Whether they are told as they grow.
+    """
+
+    ask: TextAsk
+    names: tuple[str, ...]
+    batch: bool
+    stream: bool
+
+
+def sglang_request(body: Mapping[str, Any]) -> TextRequest:
+    """Read the body of SGLang's ``/generate``.
+
+    Raises
+    ------
+    BadInputError (``bad-body``)
+        By the field, if it is not what it must be, or asks for what is not here.
+    """
+    said = body.get("sampling_params")
+    parameters = {} if said is None else said
+    if not isinstance(parameters, dict):
+        raise errors.bad_body(field="sampling_params", problem="it must be an object")
+    if body.get("input_ids") is None:
+        raise errors.bad_body(field="input_ids", problem="it is missing; this group has no tokenizer")
+    prompts, batch = _prompts("input_ids", body["input_ids"])
+    taken = {"input_ids", "sampling_params", "stream"}
+    _require_neutral({name: value for name, value in body.items() if name not in taken})
+    sampled = {"temperature", "max_new_tokens", "stop_token_ids", "sampling_seed"}
+    _require_neutral(
+        {name: value for name, value in parameters.items() if name not in sampled}, "sampling_params."
+    )
+    ask = TextAsk(
+        prompts,
+        _count("sampling_params.max_new_tokens", parameters.get("max_new_tokens"), 128),
+        _number("sampling_params.temperature", parameters.get("temperature")),
+        _seed("sampling_params.sampling_seed", parameters.get("sampling_seed")),
+        _stops("sampling_params.stop_token_ids", parameters.get("stop_token_ids")),
+    )
+    return TextRequest(ask, _names(body.get("rid")), batch, _flag("stream", body.get("stream")))
+
+
+def completions_request(body: Mapping[str, Any]) -> TextRequest:
+    """Read the body of ``/v1/completions``.
+
+    Raises
+    ------
+    BadInputError (``bad-body``)
+        As :func:`sglang_request`.
+    """
+    if body.get("prompt") is None:
+        raise errors.bad_body(field="prompt", problem="it is missing")
+    prompts, batch = _prompts("prompt", body["prompt"])
+    taken = {"prompt", "max_tokens", "temperature", "seed", "stop_token_ids", "stream", "logprobs"}
+    if body.get("logprobs") not in (None, False, True, 0):
+        raise errors.bad_body(field="logprobs", problem="only 0 is possible: of the chosen tokens alone")
+    _require_neutral({name: value for name, value in body.items() if name not in taken})
+    ask = TextAsk(
+        prompts,
+        _count("max_tokens", body.get("max_tokens"), 16),
+        _number("temperature", body.get("temperature")),
+        _seed("seed", body.get("seed")),
+        _stops("stop_token_ids", body.get("stop_token_ids")),
+    )
+    return TextRequest(ask, _names(body.get("request_id")), batch, _flag("stream", body.get("stream")))
+
+
+def sglang_answer(
+    answer: Generation, *, name: str, prompt_tokens: int, version: str | None, seconds: float
+) -> dict[str, Any]:
+    """Return one answer as ``/generate`` gives it; `version` is what the group serves where no token says."""
+    return {
+        "text": text_of(answer.tokens),
+        "output_ids": list(answer.tokens),
+        "meta_info": {
+            "id": name,
+            "finish_reason": _sglang_reason(answer),
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(answer.tokens),
+            "cached_tokens": answer.cached_tokens,
+            "weight_version": answer.versions[-1] if answer.versions else version,
+            "token_versions": list(answer.versions),
+            "mixed_tokens": list(answer.mixed),
+            "input_token_logprobs": [],
+            "output_token_logprobs": [
+                [logprob, token, None] for token, logprob in zip(answer.tokens, answer.logprobs, strict=True)
+            ],
+            "e2e_latency": seconds,
+        },
+    }
+
+
+def sglang_part(whole: Generation, *, name: str, prompt_tokens: int, seconds: float) -> dict[str, Any]:
+    """Return what a stream says so far: all tokens until now, and no reason to end."""
+    said = sglang_answer(whole, name=name, prompt_tokens=prompt_tokens, version=None, seconds=seconds)
+    said["meta_info"]["finish_reason"] = None
+    return said
+
+
+def completion_choice(
+    index: int,
+    answer: Generation,
+    *,
+    prompt: Sequence[int],
+    version: str | None,
+    ended: bool = True,
+) -> dict[str, Any]:
+    """Return one choice as ``/v1/completions`` gives it, with vLLM's and FastDeploy's names for token ids."""
+    stopped = ended and answer.finish_reason is FinishReason.STOP
+    reason = {FinishReason.ABORTED: "abort"}.get(answer.finish_reason, answer.finish_reason.value)
+    return {
+        "index": index,
+        "text": text_of(answer.tokens),
+        "token_ids": list(answer.tokens),
+        "completion_token_ids": list(answer.tokens),
+        "prompt_token_ids": list(prompt),
+        "logprobs": {
+            "tokens": [f"token_id:{token}" for token in answer.tokens],
+            "token_logprobs": list(answer.logprobs),
+            "top_logprobs": None,
+            "text_offset": [],
+        },
+        "finish_reason": reason if ended else None,
+        "stop_reason": answer.tokens[-1] if stopped else None,
+        "token_versions": list(answer.versions),
+        "mixed_tokens": list(answer.mixed),
+        "weight_version": answer.versions[-1] if answer.versions else version,
+    }
+
+
+def completions_answer(
+    choices: Sequence[Mapping[str, Any]], *, name: str, model: object, created: int, usage: bool = True
+) -> dict[str, Any]:
+    """Return the body of ``/v1/completions``, whole or a part of a stream."""
+    said: dict[str, Any] = {
+        "id": name,
+        "object": "text_completion",
+        "created": created,
+        "model": model,
+        "choices": list(choices),
+    }
+    if usage:
+        prompt = sum(len(choice["prompt_token_ids"]) for choice in choices)
+        completion = sum(len(choice["token_ids"]) for choice in choices)
+        said["usage"] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+    return said
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """Return the tokens in decimal: the group has no tokenizer, and its model no words."""
+    return " ".join(map(str, tokens))
+
+
+def _sglang_reason(answer: Generation) -> dict[str, Any]:
+    if answer.finish_reason is FinishReason.STOP:
+        return {"type": "stop", "matched": answer.tokens[-1]}
+    if answer.finish_reason is FinishReason.LENGTH:
+        return {"type": "length", "length": len(answer.tokens)}
+    # Clients know by these words that there is no token at all.
+    message = "Aborted" if answer.tokens else "Abort before prefill"
+    return {"type": "abort", "message": message, "status_code": None, "err_type": None}
+
+
+def _require_neutral(fields: Mapping[str, Any], before: str = "") -> None:
+    for name, value in fields.items():
+        if name in _IGNORED or value in _NEUTRAL.get(name, ()) or _is_empty(value):
+            continue
+        if name == "top_k" and type(value) is int and value >= _EVERY_TOKEN:
+            continue
+        problem = (
+            f"{value!a:.80} is not possible: the reference group samples by temperature, seed and stop tokens"
+        )
+        raise errors.bad_body(field=f"{before}{name}", problem=problem)
+
+
+def _is_empty(value: Any) -> bool:
+    return (
+        value is None
+        or value is False
+        or (type(value) in (int, float) and value == 0)
+        or value in ("", [], {})
+    )
+
+
+def _prompts(name: str, value: Any) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    if isinstance(value, list) and value and not isinstance(value[0], list):
+        return (_tokens(name, value),), False
+    if not isinstance(value, list) or not 0 < len(value) <= _MAX_BATCH:
+        problem = (
+            f"it must be a list of token ids, or of up to {_MAX_BATCH} such lists; there is no tokenizer"
+        )
+        raise errors.bad_body(field=name, problem=problem)
+    return tuple(_tokens(f"{name}[{index}]", prompt) for index, prompt in enumerate(value)), True
+
+
+def _tokens(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value or any(type(token) is not int for token in value):
+        raise errors.bad_body(field=name, problem="it must be a list of token ids; there is no tokenizer")
+    return tuple(value)
+
+
+def _count(name: str, value: Any, usual: int) -> int:
+    if value is None:
+        return usual
+    if type(value) is not int or value < 1:
+        raise errors.bad_body(
+            field=name, problem=f"it must be a whole number from 1 on, and is {value!a:.80}"
+        )
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if value is None:
+        return 1.0
+    if type(value) not in (int, float) or not 0 <= value <= 1e6:
+        raise errors.bad_body(field=name, problem=f"it must be a number from 0 on, and is {value!a:.80}")
+    return float(value)
+
+
+def _seed(name: str, value: Any) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise errors.bad_body(
+            field=name, problem=f"it must be a whole number from 0 on, and is {value!a:.80}"
+        )
+    return None if value is None else int(value)
+
+
+def _stops(name: str, value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or any(type(token) is not int for token in value):
+        raise errors.bad_body(field=name, problem="it must be a list of token ids")
+    return tuple(value)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = value if isinstance(value, list) else [] if value is None else [value]
+    if any(not isinstance(name, str) or not 0 < len(name) <= 256 for name in names):
+        raise errors.bad_body(field="rid", problem="it must be a text of up to 256 characters, or several")
+    return tuple(names)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if value not in (None, False, True):
+        raise errors.bad_body(field=name, problem="it must be true or false")
+    return bool(value)

@@ -1,0 +1,199 @@
+"""Text over HTTP from a real group of two ranks, while it is held, updated and asked to end requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
+
+from written_checkpoint import write_checkpoint
+
+from wsm.http import Commands, InHold, Origin, Surface, create_app
+from wsm.http.data_routes import data_routes
+from wsm.http.engine_requests import EngineRequests
+from wsm.rollout.config import rollout_config_from_mapping
+from wsm.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
+from wsm.rollout.supervisor import RolloutSupervisor
+from wsm.states.vocabulary import InFlightPolicy
+from wsm.strategies import AdoptSettings, adopt
+
+pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+
+MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 2048}
+
+
+class Texts:
+    """A group of ``wsm rollout`` and the app before it."""
+
+    def __init__(self, supervisor: RolloutSupervisor, config: Any, receipts: Path) -> None:
+        self.supervisor = supervisor
+        self.config = config
+        self.controller = supervisor.controller
+        self.commands = Commands(config.group.name, receipts=receipts)
+        self.requests = EngineRequests(config.group.name)
+
+    def play(
+        self, scene: Callable[[httpx.AsyncClient], Awaitable[Any]], in_hold: InHold = InHold.WAIT
+    ) -> Any:
+        """Play a scene in one event loop."""
+
+        async def played() -> Any:
+            surface = Surface("sglang", data_routes(self.requests, in_hold), in_hold=in_hold)
+            app = create_app(self.commands, surfaces=[surface])
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                try:
+                    return await asyncio.wait_for(scene(client), 60)
+                finally:
+                    self.requests.close()
+
+        return asyncio.run(played())
+
+    async def counted(self, wanted: Callable[[int, int], bool]) -> None:
+        """Wait until so many requests run and wait."""
+        while not wanted(*await self.requests.count()):  # noqa: ASYNC110 - another process changes it
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Texts]:
+    group = {"name": f"test-texts-{os.getpid()}", "ranks": 2}
+    config = rollout_config_from_mapping({"group": group, "model": MODEL})
+    with RolloutSupervisor(config) as supervisor:
+        made = Texts(supervisor, config, tmp_path_factory.mktemp("kept") / "http.ndjson")
+        yield made
+        made.commands.close()
+
+
+def asked(count: int, **more: Any) -> dict[str, Any]:
+    """A request of SGLang's for so many tokens."""
+    parameters = {"max_new_tokens": count, "temperature": 0.7, "sampling_seed": 3}
+    return {"input_ids": [1, 2, 3], "sampling_params": parameters, "return_logprob": True, **more}
+
+
+def test_both_routes_say_the_same_tokens_with_log_probabilities_and_versions(texts: Texts) -> None:
+    completion = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0.7, "seed": 3, "logprobs": 0}
+
+    async def scene(client: httpx.AsyncClient) -> tuple[Any, ...]:
+        told = await asyncio.gather(
+            client.post("/generate", json=asked(8, rid="own-name")),
+            client.post("/v1/completions", json=completion),
+            client.post("/generate", json=asked(8, stream=True)),
+            client.post("/v1/completions", json={**completion, "stream": True}),
+            client.post("/generate", json=asked(2, input_ids=[[1], [2]])),
+            client.post("/generate", json=asked(8, input_ids=[1, 99])),
+        )
+        assert [each.status_code for each in told] == [200] * 5 + [400]
+        assert told[-1].json()["error"]["code"] == "bad-request"
+        return told
+
+    generated, completed, stream, parts, batch, _ = texts.play(scene)
+    meta, choice = generated.json()["meta_info"], completed.json()["choices"][0]
+    tokens = [token for _, token, _ in meta["output_token_logprobs"]]
+    assert len(tokens) == 8
+    assert tokens == generated.json()["output_ids"] == choice["token_ids"]
+    logprobs = [logprob for logprob, *_ in meta["output_token_logprobs"]]
+    assert logprobs == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-5)  # another batch
+    assert meta["token_versions"] == choice["token_versions"] == ["1"] * 8
+    assert (meta["id"], meta["weight_version"], choice["weight_version"]) == ("own-name", "1", "1")
+    assert meta["finish_reason"] == {"type": "length", "length": 8}
+    assert completed.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    assert len(batch.json()) == 2
+    *events, end = [line.removeprefix("data: ") for line in stream.text.split("\n\n") if line]
+    assert end == "[DONE]"
+    assert json.loads(events[-1])["output_ids"] == tokens
+    assert len(json.loads(events[-1])["meta_info"]["output_token_logprobs"]) == 8
+    *events, end = [line.removeprefix("data: ") for line in parts.text.split("\n\n") if line]
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert [token for each in choices for token in each["token_ids"]] == tokens
+    assert [each["finish_reason"] for each in choices] == [None] * (len(choices) - 1) + ["length"]
+
+
+def test_a_request_in_a_hold_waits_or_fails_as_its_surface_says_and_is_ended_by_its_name(
+    texts: Texts,
+) -> None:
+    origin = Origin("sglang")
+
+    async def waits(client: httpx.AsyncClient) -> None:
+        running = asyncio.create_task(client.post("/generate", json=asked(1500, rid="running")))
+        await texts.counted(lambda running, _: running == 1)
+        await texts.commands.hold(origin, in_flight=InFlightPolicy.KEEP)
+        waiting = [asyncio.create_task(client.post("/generate", json=asked(4, rid=name))) for name in "ab"]
+        await texts.counted(lambda _, waiting: waiting >= 2)
+        assert await texts.requests.abort(["a", "running"]) == ["a", "running"]
+        ended, cut = (await waiting[0]).json(), (await running).json()
+        assert (
+            ended["meta_info"]["finish_reason"]["type"]
+            == cut["meta_info"]["finish_reason"]["type"]
+            == "abort"
+        )
+        assert ended["meta_info"]["output_token_logprobs"] == []
+        assert ended["meta_info"]["weight_version"] == "1"
+        assert 0 < len(cut["meta_info"]["output_token_logprobs"]) < 1500
+        assert not waiting[1].done()
+        await texts.commands.release(origin)
+        assert len((await waiting[1]).json()["output_ids"]) == 4
+        assert await texts.requests.abort(None) == []
+
+    async def fails(client: httpx.AsyncClient) -> None:
+        await texts.commands.hold(origin)
+        answers = [
+            await client.post("/generate", json=asked(4)),
+            await client.post("/generate", json=asked(4, stream=True)),
+        ]
+        await texts.commands.release(origin)
+        assert answers[0].status_code == 503
+        assert "admission-closed" in answers[1].text
+
+    texts.play(waits)
+    texts.play(fails, InHold.FAIL)
+
+
+def test_a_caller_that_leaves_takes_its_request_back(texts: Texts) -> None:
+    async def scene(client: httpx.AsyncClient) -> None:
+        for body in (asked(1900), asked(1900, stream=True)):
+            leaving = asyncio.create_task(client.post("/generate", json=body))
+            await texts.counted(lambda running, _: running == 1)
+            leaving.cancel()
+            await texts.counted(lambda running, waiting: running == waiting == 0)
+
+    texts.play(scene)
+
+
+def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut_short_for_it(
+    texts: Texts, tmp_path: Path
+) -> None:
+    shape = texts.config.engine.shape
+    full, specs = initial_state(shape, 7), full_specs(shape)
+    state = {name: (spec, np.ascontiguousarray(full[name]).tobytes()) for name, spec in specs.items()}
+    settings = AdoptSettings(
+        texts.config.group.snapshot.directory, [tmp_path], ranks=2, placements=checkpoint_placements(shape)
+    )
+
+    async def scene(client: httpx.AsyncClient) -> dict[str, Any]:
+        running = asyncio.create_task(client.post("/generate", json=asked(1900)))
+        await texts.counted(lambda running, _: running == 1)
+        written = write_checkpoint(tmp_path / "weight_v000012", state)
+        adoption = await asyncio.to_thread(adopt, written, settings)
+        shutil.rmtree(written)
+        receipt = await texts.commands.update(
+            Origin("sglang"), adoption.label, in_flight=InFlightPolicy.ABORT
+        )
+        assert (receipt.version, receipt.verified) == ("12", True)
+        cut = (await running).json()["meta_info"]
+        assert (cut["finish_reason"]["type"], set(cut["token_versions"])) == ("abort", {"1"})
+        return (await client.post("/generate", json=asked(8))).json()
+
+    after = texts.play(scene)
+    assert after["meta_info"]["token_versions"] == ["12"] * 8
