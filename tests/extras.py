@@ -70,9 +70,12 @@ MADE_OF = {
     "uvicorn": ("wsm.http._serving",),
     "starlette": (
         "wsm.http",
+        "wsm.http._text_bodies",
         "wsm.http.answers",
         "wsm.http.app",
         "wsm.http.commands",
+        "wsm.http.data_routes",
+        "wsm.http.engine_requests",
         "wsm.http.errors",
         "wsm.http.kept",
         "wsm.http.native",

@@ -15,7 +15,8 @@ module              responsible for
 :mod:`.security`    who is let in: addresses, tokens, Host and Origin, bodies
 :mod:`.upstream`    what wsm does not know, forwarded to the server behind
 :mod:`._serving`    where the app listens, and how it ends
-:mod:`.data_routes`, :mod:`.engine_requests`  text for trainers, from a group of ``wsm rollout``
+:mod:`.data_routes` text for trainers from a group of ``wsm rollout``; :mod:`._text_bodies` reads and forms it
+:mod:`.engine_requests`  the requests for text that are open there
 :mod:`.errors`      what a request can be told that no other part says
 ==================  ======================================================================================
 """

@@ -1,8 +1,8 @@
 """What trainers ask of ``/generate`` and ``/v1/completions``, and what they are answered. Pure.
 
 The reference group samples by temperature, seed and stop tokens alone. Every other field that would change
-the tokens is taken where its value changes nothing, and refused by its name where it does; so nobody trains
-on tokens that were sampled otherwise than was asked.
+the tokens is taken where its value changes nothing, and refused by its name where it does: no trainer
+learns from tokens that were sampled otherwise than it asked.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class _Open:
     call: int | None = None
 
 
-class _Connection:
+class _EngineConnection:
     """One connection to rank 0, whose messages are handed to the calls that they answer."""
 
     def __init__(self, group: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -83,7 +83,7 @@ class _Connection:
         self._task = self.loop.create_task(self._receive(reader))
 
     @classmethod
-    async def made(cls, group: str, directory: str | Path | None) -> _Connection:
+    async def made(cls, group: str, directory: str | Path | None) -> _EngineConnection:
         """Connect.
 
         Raises
@@ -172,7 +172,7 @@ class EngineRequests:
         self._directory = directory
         self._retry_s = retry_s
         self._open: set[_Open] = set()
-        self._connection: _Connection | None = None
+        self._connection: _EngineConnection | None = None
 
     async def generate(
         self,
@@ -313,13 +313,13 @@ class EngineRequests:
         if opened.call is not None and connection is not None and not connection.broken:
             connection.tell({"op": "abort", "call": opened.call})
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> _EngineConnection:
         kept = self._connection
         if kept is not None and (kept.broken or kept.loop is not asyncio.get_running_loop()):
             kept.close()
             kept = None
         if kept is None:
-            made = await _Connection.made(self._group, self._directory)
+            made = await _EngineConnection.made(self._group, self._directory)
             standing = self._connection
             if standing is not None and not standing.broken and standing.loop is made.loop:
                 made.close()  # another request has connected while this one did
