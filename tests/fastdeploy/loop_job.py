@@ -52,6 +52,7 @@ class LoopJob:
             **more,
         }
         self.programs: list[Program] = []
+        self._controls = 0
         self._controllers: list[wsm.Controller] = []
         self.publish(1)
 
@@ -93,6 +94,17 @@ class LoopJob:
         path = self.directory / f"{rank}.{what}"
         path.touch()
         return path
+
+    def control(self, method: str, **args: Any) -> None:
+        """Ask what FastDeploy's engine asks every worker by its task queue."""
+        path = self.directory / f"control.{self._controls}"
+        self._controls += 1
+        (new := self.directory / "control.new").write_text(json.dumps({"method": method, "args": args}))
+        new.rename(path)
+
+    def controls(self, method: str, **args: Any) -> list[dict[str, Any]]:
+        self.control(method, **args)
+        return self.each_says("controlled")
 
     def each_says(self, event: str) -> list[dict[str, Any]]:
         return [program.says(event) for program in self.programs]

@@ -16,12 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from model_runners import CacheTensor, ControlledRunner, Flags
 
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.base import Loaded
 from wsm.actions.measuring import resident_digest
 from wsm.errors import WsmError
-from wsm.fastdeploy import DynamicWeightManager, _entries, _part_words
+from wsm.fastdeploy import DynamicWeightManager, _entries, _install, _part_words
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
@@ -112,19 +113,6 @@ class Signal:
         self.value = np.memmap(path, dtype=np.int32, mode="r+", shape=(places,))
 
 
-class Flags:
-    """Stop flags; the flag of a slot with a request is down."""
-
-    def __init__(self) -> None:
-        self.values = np.ones((4, 1), dtype=bool)
-
-    def numpy(self):
-        return self.values
-
-    def __setitem__(self, index, value) -> None:
-        self.values[index] = value
-
-
 class Shared:
     """Shared inputs of 2026: items, and ``reset``."""
 
@@ -146,13 +134,6 @@ class Shared:
 
     def reset(self) -> None:
         self._runner.calls.append("reset")
-
-
-class CacheTensor:
-    shape = (64,)
-
-    def element_size(self) -> int:
-        return 2
 
 
 class Mapped:
@@ -264,6 +245,9 @@ class Loop:
         self.ranks, self.port = settings["ranks"], settings["ports"][rank // settings["part"]]
         self.board = Board(self.directory, rank, self.ranks)
         self.runner = ModelRunner(settings["generation"])
+        if settings.get("v1"):
+            _install._watch(ControlledRunner)
+            self.runner = ControlledRunner(self.passes)
         self.word = Signal(self.directory / f"model_weights_status.{self.port}")
         self.kv: Signal | None = None
         cache_process = settings.get("cache_process")
@@ -271,8 +255,19 @@ class Loop:
             self.kv = Signal(self.directory / f"kv_cache_status.{self.port}")
             ready = Signal(self.directory / f"cache_ready_signal.{self.port}", self.ranks).value
             self.runner.mapped = Mapped(ready, rank, makes=cache_process == "makes")
-        self.turns = 0
+        self.turns = self.controlled = 0
         self.walk = Walk(settings, rank) if "walker" in settings else None
+
+    def passes(self, point: str) -> None:
+        """Where a test lets a method of the runner fail, end its process, or hang."""
+        if (self.directory / f"{self.rank}.{point} is its end").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        while (self.directory / f"{self.rank}.{point} hangs").exists():
+            time.sleep(0.01)
+        order = self.directory / f"{self.rank}.{point}"
+        if order.exists():
+            order.unlink()
+            raise OSError(f"the test wants {point} to fail")
 
     def says(self, event: str, **more) -> None:
         sys.stdout.write(json.dumps({"event": event, "rank": self.rank, **more}) + "\n")
@@ -296,6 +291,7 @@ class Loop:
             ),
             model_config=SimpleNamespace(model=self.settings["model"]),
             cache_config=SimpleNamespace(num_cpu_blocks=0 if self.kv is None else 4),
+            graph_opt_config=SimpleNamespace(use_cudagraph=bool(self.settings.get("v1"))),
         )
         _part_words.ANSWERS_S = self.settings.get("cache_answers_s", _part_words.ANSWERS_S)
         self.weights = SteeredWeights(self.directory, self.rank)
@@ -310,6 +306,7 @@ class Loop:
         )
         if self.rank == 0:
             self.hurry(self.settings.get("hurried", []))
+        self.runner.dynamic_weight_manager = self.manager
         self.runner.initialize_kv_cache()
         if self.settings.get("feeds"):
             self.says("fed", **self.manager.update_weights_by_gdr("1"))
@@ -451,6 +448,8 @@ class Loop:
     def go(self) -> None:
         self.start()
         turn = {"2025": self.turn_of_2025, "2026": self.turn_of_2026}[self.settings["generation"]]
+        if self.settings.get("v1"):
+            turn = self.turn_of_v1
         self.event_loop_normal(turn)
         self.says("ended", turns=self.turns, lines=[] if self.walk is None else list(self.walk.lines))
         self.manager.close()
@@ -471,6 +470,29 @@ class Loop:
     @property
     def model_runner(self) -> ModelRunner:
         return self.runner
+
+    def turn_of_v1(self, _number: int) -> None:
+        """No word is looked at; a control request of the task queue runs on every rank, then a barrier."""
+        path = self.directory / f"control.{self.controlled}"
+        if self.board.broadcast(int(path.exists())):
+            self.controlled += 1
+            asked = json.loads(path.read_text())
+            try:
+                said = {"result": getattr(self.runner, asked["method"])(**asked["args"])}
+            except Exception as error:  # noqa: BLE001 - as FastDeploy's loop answers it
+                said = {"error": str(error), "code": getattr(error, "code", "")}
+            self.says(
+                "controlled",
+                sleeping=[self.runner.is_weight_sleeping, self.runner.is_kvcache_sleeping],
+                held=sorted(self.weights.held()),
+                version=self.manager.version,
+                calls=self.runner.calls,
+                **said,
+            )
+            self.runner.calls.clear()
+            self.board.barrier()
+        if not self.runner.is_sleeping:
+            self.execute()
 
     def turn_of_2025(self, _number: int) -> None:
         """The word is latched by rank 0, handed on, and checked behind a barrier; the check stays inside."""

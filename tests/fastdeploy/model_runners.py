@@ -159,3 +159,67 @@ class RunnerV1(Runner2025):
     def initialize_kv_cache(self, profile: bool = False) -> None:
         self.calls.append("initialize_kv_cache")
         self.caches = [CacheTensor()]
+
+
+class ControlledRunner(Runner2026):
+    """The gpu runner of 2026 with its control requests: what they call of it and of the manager, in order.
+
+    ``passes(point)`` is called where a test may let it fail.
+    """
+
+    def __init__(self, passes) -> None:
+        super().__init__()
+        self.passes = passes
+        self.use_cudagraph = True
+        self.is_weight_sleeping = self.is_kvcache_sleeping = False
+        self.dynamic_weight_manager = None
+
+    @property
+    def is_sleeping(self) -> bool:
+        return self.is_weight_sleeping or self.is_kvcache_sleeping
+
+    def load_model(self) -> None:
+        self.calls.append("load_model")
+
+    def update_weights(self, version=None, verify_checksum=False):
+        self.passes("update begins")
+        result = self.dynamic_weight_manager.update_weights_by_rdma(version, verify_checksum)
+        self.passes("update ends")
+        self.dynamic_weight_manager.finalize_update()
+        return result
+
+    def sleep(self, tags):
+        tags = tags.split(",")
+        self.passes("sleep begins")
+        if "weight" in tags:
+            if self.is_weight_sleeping:
+                return
+            self.model.clear_grpah_opt_backend()
+            self.dynamic_weight_manager.clear_model_weight()
+            self.is_weight_sleeping = True
+        self.passes("sleep is half done")
+        if "kv_cache" in tags:
+            if self.is_kvcache_sleeping:
+                return
+            self.clear_cache()
+            self.is_kvcache_sleeping = True
+        self.passes("sleep ends")
+
+    def wakeup(self, tags):
+        if tags == "weight" and self.use_cudagraph and self.is_kvcache_sleeping:
+            raise RuntimeError("wake up [kv_cache] first")
+        self.share_inputs.reset_share_inputs()
+        tags = tags.split(",")
+        if "kv_cache" in tags:
+            if not self.is_kvcache_sleeping:
+                return
+            self.initialize_kv_cache()
+            self.is_kvcache_sleeping = False
+        self.passes("wakeup is half done")
+        if "weight" in tags:
+            if not self.is_weight_sleeping:
+                return
+            self.dynamic_weight_manager.reload_model_weights()
+            self.capture_model()
+            self.is_weight_sleeping = False
+        self.passes("wakeup ends")

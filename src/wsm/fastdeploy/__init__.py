@@ -6,6 +6,7 @@ module            responsible for
 _dynamic_weights  :class:`DynamicWeightManager`: FastDeploy's constructor, attributes and methods
 _calls            the small parts of it that runners and tests call by name
 _direct_calls     FastDeploy's methods called one by one: a command of the group, or a single action
+_control_calls    FastDeploy's control requests (V1): its own method inside one command of the group
 _entries          a rank inside FastDeploy's loop: it polls until rank 0 says that all leave
 _install          the way in: FastDeploy's module gets wsm's class
 _loop_contract    what an entry does, what the words say, when ranks leave: tables and pure functions

@@ -19,7 +19,8 @@ from wsm.actions.plan import derive_plans
 from wsm.fastdeploy import _calls as calls
 from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
-from wsm.fastdeploy._entries import Entries
+from wsm.fastdeploy._control_calls import ControlCalls
+from wsm.fastdeploy._entries import Brought, Entries
 from wsm.fastdeploy._part_words import PartWord
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces
 from wsm.states.vocabulary import Tag, WeightState
@@ -81,6 +82,7 @@ class DirectCalls:
     _own_word: PartWord
     _leads: bool
     _single: SingleActions
+    _calls: ControlCalls
     _mtp_chunk_size: int
 
     def clear_parameters(self, pid: Any = 0, shutdown_process_group: bool = False) -> None:  # noqa: ARG002 - FastDeploy's own signature
@@ -93,7 +95,7 @@ class DirectCalls:
         GroupError (``call-failed``), WsmError
             What became of the group's command, on every rank.
         """
-        self._entries.together(lambda controller: controller.begin_clear(tags={Tag.WEIGHTS}))
+        self.clear_model_weight()
         self._say(contract.CLEARING, contract.CLEARED)
 
     def update_parameters(self, pid: Any = 0, restart_process_group: bool = False) -> None:  # noqa: ARG002 - FastDeploy's own signature
@@ -114,6 +116,8 @@ class DirectCalls:
         RuntimeError
             If they are not.
         """
+        if self._calls.inside:
+            return  # a control request's command verifies what it loads, and the words are left alone
         if self._worker.weights is not WeightState.NORMAL:
             raise RuntimeError(
                 f"Model Parameter update verification failed: the weights are {self._worker.weights.name}"
@@ -123,23 +127,26 @@ class DirectCalls:
 
     def clear_deepep_buffer(self) -> None:
         """Destroy the exchange buffer, where there is one. Collective."""
-        self._single.run(names.CLEAR_DEEPEP_BUFFER)
+        self._units(names.CLEAR_DEEPEP_BUFFER)
 
     def clear_model_weight(self) -> None:
         """Give the weights back on every rank. Collective, blocks; raises as :meth:`clear_parameters`."""
+        if self._calls.inside:
+            self._calls.units(names.RELEASE_WEIGHTS)
+            return
         self._entries.together(lambda controller: controller.begin_clear(tags={Tag.WEIGHTS}))
 
     def clear_communication_group(self) -> None:
         """Shut the groups down that the configuration lets go. Collective."""
-        self._single.run(names.SHUT_DOWN_EP_GROUP, names.SHUT_DOWN_TP_GROUP, names.SHUT_DOWN_WORLD_GROUP)
+        self._units(names.SHUT_DOWN_EP_GROUP, names.SHUT_DOWN_TP_GROUP, names.SHUT_DOWN_WORLD_GROUP)
 
     def restart_communication_group(self) -> None:
         """Bring these groups back. Collective."""
-        self._single.run(names.RESTART_WORLD_GROUP, names.RESTART_TP_GROUP, names.RESTART_EP_GROUP)
+        self._units(names.RESTART_WORLD_GROUP, names.RESTART_TP_GROUP, names.RESTART_EP_GROUP)
 
     def recreate_deepep_buffer(self) -> None:
         """Create the exchange buffer, where there is one. Collective."""
-        self._single.run(names.RECREATE_DEEPEP_BUFFER)
+        self._units(names.RECREATE_DEEPEP_BUFFER)
 
     def reload_model_weights(self) -> None:
         """Load the weights on every rank. Collective, blocks; raises as :meth:`update_parameters`."""
@@ -169,12 +176,12 @@ class DirectCalls:
             transfer_mode=transfer_mode,
         )
         total_s = time.perf_counter() - began
-        brought = self._entries.brought
+        brought = self._brought
         return {
             "sync_cost": brought.sync_s,
             "update_cost": total_s - brought.sync_s if brought.apply_s is None else brought.apply_s,
             "total_cost": total_s,
-            "version": self._worker.version,
+            "version": self._calls.context.facts["version"] if self._calls.inside else self._worker.version,
             "rank": self.local_rank,
         }
 
@@ -191,7 +198,7 @@ class DirectCalls:
             an MTP model gets at once).
         """
         said = self.update_weights_by_rdma(version, verify_checksum, transfer_mode="gdr")
-        brought = self._entries.brought
+        brought = self._brought
         return {
             **{key: value for key, value in said.items() if key != "sync_cost"},
             "transfer_mode": "gdr",
@@ -202,7 +209,7 @@ class DirectCalls:
 
     def _update_shared_status(self, pid: Any, status: int) -> None:  # noqa: ARG002 - FastDeploy's own signature
         """Let the word of this rank's part say `status`, over whatever it says; for its first rank."""
-        now = self._own_word.read() if self._leads else None
+        now = self._own_word.read() if self._leads and not self._calls.inside else None
         if now is not None:
             self._own_word.change(now, int(status))
 
@@ -211,7 +218,13 @@ class DirectCalls:
         return calls.version_in(Path(self.fd_config.model_config.model))
 
     def _load(self, version: Callable[[], str | None], **options: Any) -> None:
-        """Load what `version` returns, for rank 0 alone: what each rank sees of a file may differ."""
+        """Load what `version` returns, for rank 0 alone: what each rank sees of a file may differ.
+
+        Inside a control request its command says which version that is.
+        """
+        if self._calls.inside:
+            self._calls.load(**options)
+            return
         given = {name: value for name, value in options.items() if value is not None}
 
         def begin(controller: Any) -> Any:
@@ -219,6 +232,18 @@ class DirectCalls:
             return controller.begin_update(version(), tags={Tag.WEIGHTS}, force=there, **given)
 
         self._entries.together(begin)
+
+    def _units(self, *wanted: str) -> None:
+        """Run single actions: of the control request that is open, once each, else beside any plan."""
+        if self._calls.inside:
+            self._calls.units(*wanted)
+        else:
+            self._single.run(*wanted)
+
+    @property
+    def _brought(self) -> Brought:
+        """What the last load has brought to this rank."""
+        return Brought.said(self._calls.context.facts) if self._calls.inside else self._entries.brought
 
     def _asked_or_announced(self, version: str | None) -> str:
         asked = version or self.read_model_version_from_file()
@@ -228,5 +253,5 @@ class DirectCalls:
 
     def _say(self, before: int, after: int) -> None:
         """Answer the word of this rank's part, from exactly what it asks."""
-        if self._leads:
+        if self._leads and not self._calls.inside:
             self._own_word.change(before, after)

@@ -7,8 +7,9 @@ FastDeploy's model runner makes one while it loads the model, and FastDeploy's e
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,9 +20,17 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import MemorySurface
 from wsm.config import config_from_mapping
 from wsm.controller import Controller
+from wsm.controller._transaction import Pending
 from wsm.fastdeploy import _calls as calls
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts, read
+from wsm.fastdeploy._control_calls import (
+    DEADLINES_S,
+    REST_S,
+    ControlCalls,
+    ControlRequest,
+    give_back_unheld,
+)
 from wsm.fastdeploy._direct_calls import DirectCalls, SingleActions
 from wsm.fastdeploy._entries import Deciding, Entries
 from wsm.fastdeploy._loop_contract import Entry
@@ -36,6 +45,7 @@ from wsm.fastdeploy._runner_surfaces import (
 )
 from wsm.group_segment import declare_loop, own_new_group
 from wsm.signals.segment import Segment
+from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.strategies.transports.checkpoint_transfer_options import CACHE_IS_KEPT
 from wsm.worker import StepPermit, Worker
 
@@ -178,6 +188,8 @@ class DynamicWeightManager(DirectCalls):
         self._single = SingleActions(
             self._surfaces, single, rank=member.rank, world_size=len(member.global_ranks)
         )
+        self._calls, self._found_cache = ControlCalls(), False
+        options = replace(options, instrument=self._calls.instrument)
         if member.rank == 0:
             segment = own_new_group(config, directory=directory)
             undo.callback(segment.close)
@@ -285,6 +297,99 @@ class DynamicWeightManager(DirectCalls):
         if self._entries.between_turns(self._surfaces.requests.in_flight):
             self._permit = self._worker.step()
             self._permit.__enter__()
+
+    def control(self, model_runner: Any, request: ControlRequest, body: Callable[[], Any]) -> Any:
+        """Do what a control request of FastDeploy's asks, as one command of the group; see ``install()``.
+
+        Collective: every rank gets the request. `body` is the model runner's own method, which runs once
+        inside the command where there is anything to do. Blocks for less time than FastDeploy's engine waits.
+        Whether the runner steps then follows from what this rank holds.
+
+        Parameters
+        ----------
+        model_runner : object
+            FastDeploy's.
+        request : ControlRequest
+            What is asked.
+        body : callable
+            What the model runner's class does.
+
+        Returns
+        -------
+        object
+            What `body` returns; None where there was nothing to do.
+
+        Raises
+        ------
+        GroupError, WsmError
+            What became of the command: on every rank, if on any. The old weights are left if no rank has
+            touched any, and ``call-failed`` says why; else no rank holds weights.
+        RefusedError (``call-open``)
+            If another control request is open on this rank.
+        """
+        if self._calls.passes_through(request.method):
+            return body()
+        self._surfaces.bind(model_runner)
+        self._end_turn()
+        entered = False
+        try:
+            if not self._found_cache:
+                if self._worker.kv is not KVState.NORMAL:
+                    self._entries.together(
+                        lambda controller: controller.begin_update(
+                            tags={Tag.KV_CACHE},
+                            deadline_s=DEADLINES_S[request.method],
+                            request_id="fastdeploy-found",
+                        ),
+                        bound_s=REST_S,
+                    )
+                self._found_cache = True
+            with self._calls.open(request, body, self._entries.commands) as call:
+                try:
+                    self._entries.together(
+                        lambda controller: self._begun(controller, request), bound_s=REST_S
+                    )
+                finally:
+                    entered = call.entered
+            return call.result
+        finally:
+            if entered or self._worker.weights in (WeightState.NORMAL, WeightState.CLEARED):
+                self._settle_behind(model_runner)  # else it is another command that goes on
+
+    def _begun(self, controller: Controller, request: ControlRequest) -> Pending | None:
+        """Begin the command of a control request, on rank 0; None where there is nothing to do."""
+        options: dict[str, Any] = {
+            "deadline_s": DEADLINES_S[request.method],
+            "settle_s": REST_S,
+            "request_id": f"fastdeploy-{request.method}",
+        }
+        missing = controller.status().missing
+        if request.method == "update_weights":
+            version = self._asked_or_announced(request.version)
+            there = Tag.WEIGHTS not in missing
+            return controller.begin_update(
+                version, tags=request.tags, force=there, **options, **request.options
+            )
+        sleeps = request.method == "sleep"
+        tags = request.tags - missing if sleeps else request.tags & missing
+        if not tags:
+            return None
+        if sleeps:
+            return controller.begin_clear(tags=tags, **options)
+        return controller.begin_update(tags=tags, **options)
+
+    def _settle_behind(self, model_runner: Any) -> None:
+        """Let the runner step only with all that a step needs, and hold nothing that the group does not."""
+        weights = self._worker.weights is WeightState.NORMAL
+        kv = self._worker.kv is KVState.NORMAL or not self._found_cache
+        give_back_unheld(self._surfaces, weights=weights, kv=kv)
+        model_runner.is_weight_sleeping, model_runner.is_kvcache_sleeping = not weights, not kv
+        asleep = not (weights and kv)
+        self._entries.rests(asleep=asleep)
+        if self._polls and self._worker.rank == 0:
+            declare_loop(
+                self._segment, polls=not asleep, place="" if not asleep else "it sleeps: ask for wakeup"
+            )
 
     def _end_turn(self) -> None:
         """End the step that the last turn of FastDeploy's loop was."""

@@ -74,11 +74,16 @@ class Brought(NamedTuple):
     @classmethod
     def of(cls, report: RankReport) -> Brought:
         """Return what a rank's report says of its load."""
-        facts, apply_s = report.facts, report.facts.get("apply_s")
+        return cls.said({**report.facts, "tensors": report.tensors})
+
+    @classmethod
+    def said(cls, facts: Mapping[str, Any]) -> Brought:
+        """Return what the facts of a command on one rank say of its load."""
+        apply_s = facts.get("apply_s")
         return cls(
             round(float(facts.get("sync_s") or 0.0), 4),  # short: all ranks are told those of all
             None if apply_s is None else round(float(apply_s), 4),
-            report.tensors,
+            int(facts.get("tensors") or 0),
             int(facts.get("auxiliary_tensors") or 0),
         )
 
@@ -113,6 +118,8 @@ class Said(NamedTuple):
         Whether all ranks leave once that command is over for them.
     came, before : Came
         What became of it, and of the entry before it: a rank that is still leaving that one reads it here.
+    command : int
+        The number of the command that every rank has called for; 0 before it is written.
     """
 
     number: int
@@ -121,6 +128,7 @@ class Said(NamedTuple):
     over: bool
     came: Came = Came()
     before: Came = Came()
+    command: int = 0
 
 
 class Entries:
@@ -179,8 +187,21 @@ class Entries:
         self.number += 1
         self._asleep = contract.sleeps_behind(self._live(entry))
 
-    def together(self, begin: Callable[[Controller], Pending]) -> None:  # noqa: ARG002 - rank 0 begins it
+    def together(
+        self,
+        begin: Callable[[Controller], Pending | None],  # noqa: ARG002 - rank 0 begins it
+        *,
+        bound_s: float | None = None,  # noqa: ARG002 - and waits for the others
+    ) -> None:
         """Take part in a command that every rank calls for at once. Blocks.
+
+        Parameters
+        ----------
+        begin : callable
+            Begins it, on rank 0; returns None where there is nothing to do.
+        bound_s : float or None
+            Seconds that rank 0 waits for ranks to come, and for those that are still inside of a command that
+            failed; None: until they do.
 
         Raises
         ------
@@ -194,6 +215,15 @@ class Entries:
         if came.failure:
             raise errors.call_failed(rank=self._worker.rank, why=came.failure)
         self._brought = came.brought
+
+    def commands(self, sequence: int) -> bool:
+        """Whether that command is the one that every rank has called for, in this entry."""
+        said = self._said()
+        return (said.number, said.command) == (self.number, sequence)
+
+    def rests(self, *, asleep: bool) -> None:
+        """Take no step between two turns of FastDeploy's loop while a control request has put it to sleep."""
+        self._asleep = asleep
 
     @property
     def brought(self) -> Brought:
@@ -307,6 +337,7 @@ class Deciding(Entries):
         self._adopted = False  # whether what FastDeploy built itself counts as there
         self._outcome: tuple[int, Came] = (0, Came())  # of the entry of that number
         self._before = Came()
+        self._commanded = 0  # the command that every rank has called for
         self._polls = False  # whether FastDeploy's loop has the second line
         self._failed, self._failures, self._again_at = contract.NORMAL, 0, 0.0  # the word, how often, when
         self._waking: threading.Thread | None = None
@@ -399,27 +430,38 @@ class Deciding(Entries):
                 for before, after in contract.BACK_TO_NORMAL[1:]:
                     self._deciding.change(before, after)
 
-    def together(self, begin: Callable[[Controller], Pending]) -> None:
+    def together(
+        self, begin: Callable[[Controller], Pending | None], *, bound_s: float | None = None
+    ) -> None:
         """Begin a command that every rank calls for at once, and drive it. Blocks.
 
         Raises
         ------
+        GroupError (``ranks-late``)
+            If a rank does not come within `bound_s` seconds.
         WsmError
             What became of it; on the other ranks ``call-failed``.
         """
         self.number += 1
         self._say(self._now(), over=False)
-        self._await_all()
         came = Came("rank 0 did not come to its end")  # unless it says otherwise below
         try:
-            receipt = self._run(begin(self._controller))
-            self._brought = tuple(Brought.of(said) for said in receipt.ranks)
+            self._await_all(bound_s)
+            if bound_s is not None:
+                self._until_at_rest(bound_s)  # of a command that rank 0 has left before its end
+            pending = begin(self._controller)
+            if pending is not None:  # said before this rank does its part, so before any rank changes a thing
+                self._commanded = self._controller.status().sequence
+                self._say(self._now(), over=False)
+            receipt = None if pending is None else self._run(pending)
+            self._brought = () if receipt is None else tuple(Brought.of(said) for said in receipt.ranks)
             came = Came(brought=self._brought)
         except WsmError as error:
             came = Came(_bounded(error))
-            self._until_at_rest()
+            self._until_at_rest(bound_s)
             raise
         finally:
+            self._commanded = 0
             self._say(self._now(), over=True, came=came)
 
     def between_turns(self, in_flight: Callable[[], int]) -> bool:
@@ -532,14 +574,22 @@ class Deciding(Entries):
                 self._until_at_rest()
             self._adopted = True
 
-    def _await_all(self) -> None:
-        """Wait until every rank has come in; name those that have not, at each deadline."""
-        before, late_at = self._heartbeats(), 0.0
+    def _await_all(self, bound_s: float | None = None) -> None:
+        """Wait until every rank has come in; name those that have not, at each deadline.
+
+        Raises
+        ------
+        GroupError (``ranks-late``)
+            After `bound_s` seconds, unless that is None.
+        """
+        before, late_at, began = self._heartbeats(), 0.0, time.monotonic()
         while True:
             now = self._heartbeats()
             missing = [rank for rank, beats in now.items() if beats == before[rank]]
             if not missing:
                 return
+            if bound_s is not None and time.monotonic() > began + bound_s:
+                raise errors.ranks_late(late=missing, group=self._segment.name, waited_s=bound_s)
             if not late_at or time.monotonic() > late_at:
                 if late_at:
                     self._log.error(
@@ -562,9 +612,12 @@ class Deciding(Entries):
             self._turn()
         return pending.result()
 
-    def _until_at_rest(self) -> None:
-        """Do this rank's part of the way out of a command that failed."""
+    def _until_at_rest(self, bound_s: float | None = None) -> None:
+        """Do this rank's part of the way out of a command that failed; for `bound_s` seconds at most."""
+        began = time.monotonic()
         while not self._controller.status().over:
+            if bound_s is not None and time.monotonic() > began + bound_s:
+                return
             self._require_all_here()
             self._turn()
 
@@ -576,6 +629,7 @@ class Deciding(Entries):
         last = last if came is None else came
         self._outcome = (self.number, last)
         said = Said(self.number, word, self._worker.finished, over=over, came=last, before=self._before)
+        said = said._replace(command=self._commanded)
         if len(json.dumps(said._asdict())) > MAX_SAID:  # better no seconds than a rank that is told nothing
             came, before = (each._replace(brought=()) for each in (said.came, said.before))
             said = said._replace(came=came, before=before)

@@ -11,12 +11,13 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from wsm.fastdeploy import errors
+from wsm.fastdeploy._control_calls import DEADLINES_S, ControlRequest
 from wsm.fastdeploy._dynamic_weights import DynamicWeightManager
 
 #: FastDeploy's module with the class.
@@ -111,7 +112,7 @@ def _replace_class(module: ModuleType) -> None:
 
 
 def _watch(runner_class: Any) -> None:
-    """Let a model runner's class refuse at start what its build cannot do. Idempotent."""
+    """Let a model runner refuse at start what its build cannot do, and ask the group later. Idempotent."""
     load = runner_class.load_model
     if hasattr(load, _WATCHED):
         return
@@ -126,6 +127,25 @@ def _watch(runner_class: Any) -> None:
 
     setattr(load_model, _WATCHED, True)
     runner_class.load_model = load_model
+    for method in DEADLINES_S:
+        if method in vars(runner_class):
+            setattr(runner_class, method, _controlled(method, getattr(runner_class, method)))
+
+
+def _controlled(method: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a model runner's method whose calls are commands of the group."""
+
+    @functools.wraps(body)
+    def call(model_runner: Any, *arguments: Any, **options: Any) -> Any:
+        present = DynamicWeightManager.present
+        if present is None:
+            return body(model_runner, *arguments, **options)
+        request = ControlRequest.of(method, body, model_runner, *arguments, **options)
+        return present.control(
+            model_runner, request, functools.partial(body, model_runner, *arguments, **options)
+        )
+
+    return call
 
 
 #: What a replaced method of a model runner carries.

@@ -43,6 +43,18 @@ def rank_gone(*, rank: int, gone: Sequence[int], group: str, entry: int) -> Grou
     )
 
 
+def ranks_late(*, late: Sequence[int], group: str, waited_s: float) -> GroupError:
+    """A control request was called on some ranks, and others did not come in time."""
+    return GroupError(
+        f"{named(late)} of group {group!r} did not come to FastDeploy's control request within {waited_s:g} "
+        "s: nothing was begun; see where that rank is, and ask again",
+        code="ranks-late",
+        late=tuple(late),
+        group=group,
+        waited_s=waited_s,
+    )
+
+
 def no_worker() -> RefusedError:
     """FastDeploy's loop asks in a process where no weights were ever managed."""
     return RefusedError(
@@ -153,4 +165,25 @@ def cache_process_silent(*, word: str, says: int, wish: int, seconds: float) -> 
         says=says,
         wish=wish,
         seconds=seconds,
+    )
+
+
+def unknown_tag(*, method: str, tag: str, known: Sequence[str]) -> BadInputError:
+    """A control request is about something that FastDeploy has no tag for."""
+    return BadInputError(
+        f"{method} was asked for {tag!r}; known are {', '.join(known)}",
+        code="unknown-tag",
+        method=method,
+        tag=tag,
+        known=tuple(known),
+    )
+
+
+def call_open(*, method: str, open_method: str) -> RefusedError:
+    """A control request comes while another one is open on this rank."""
+    return RefusedError(
+        f"{method} was called while {open_method} is open on this rank; wait for its end, and ask again",
+        code="call-open",
+        method=method,
+        open_method=open_method,
     )

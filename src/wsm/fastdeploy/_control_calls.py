@@ -1,0 +1,295 @@
+"""FastDeploy's control requests: a model runner's own method is run inside one command of the group.
+
+It runs once on each rank, behind the vote by which all ranks stand, where the command's plan begins to change
+something. What it calls of the weight manager are units of that plan, each run once; the plan then does what
+is left, measures, and the group decides. So every rank returns, or raises, alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext
+from wsm.actions.surfaces import GraphSurface, KVCacheSurface, Runner
+from wsm.fastdeploy import errors
+from wsm.states.plan_key import COMMANDED, DISCARDS, Request
+from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
+
+#: FastDeploy's names of what a request is about.
+TAGS = {"weight": Tag.WEIGHTS, "kv_cache": Tag.KV_CACHE}
+
+#: Seconds for the command of each request: FastDeploy's engine waits 60, 300 and 60.
+DEADLINES_S = {"sleep": 45.0, "wakeup": 280.0, "update_weights": 45.0}
+
+#: Seconds that rank 0 waits besides, for ranks that are still inside; then it raises without them.
+REST_S = 3.0
+
+_PLANS = frozenset(str(key) for key in COMMANDED if key.operation in (Request.CLEAR, Request.UPDATE))
+_TEARDOWNS = frozenset(map(str, DISCARDS))
+
+#: What a plan does before the method runs: graphs go before what they point at, a draft's, too.
+_FIRST = frozenset(
+    (
+        names.STOP_ADMITTING,
+        names.SETTLE_REQUESTS,
+        names.FORGET_ROUTING_REPLAY,
+        names.DROP_MAIN_GRAPHS,
+        names.DROP_DRAFT_GRAPHS,
+    )
+)
+
+#: What a method does itself, besides what it calls of the manager and what can be seen.
+_DOES: Mapping[str, tuple[str, ...]] = {"wakeup": (names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS)}
+
+
+class ControlRequest(NamedTuple):
+    """What a control request asks for.
+
+    Parameters
+    ----------
+    method : str
+        The model runner's.
+    tags : frozenset of Tag
+        What it is about.
+    version : str or None
+        The version to load, where it names one.
+    options : mapping
+        Of the load, for the command.
+    """
+
+    method: str
+    tags: frozenset[Tag]
+    version: str | None = None
+    options: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(cls, method: str, body: Callable[..., Any], *arguments: Any, **named: Any) -> ControlRequest:
+        """Read the arguments of a model runner's method, as its build takes them.
+
+        Raises
+        ------
+        BadInputError (``unknown-tag``)
+            If a tag is none of FastDeploy's.
+        """
+        bound = inspect.signature(body).bind(*arguments, **named)
+        bound.apply_defaults()
+        said = bound.arguments
+        if method == "update_weights":
+            options = {
+                name: said[name]
+                for name in ("verify_checksum", "transfer_mode", "rsync_config")
+                if said.get(name) is not None
+            }
+            return cls(method, frozenset({Tag.WEIGHTS}), said.get("version") or None, options)
+        asked = said.get("tags")
+        if asked is None:
+            return cls(method, ALL_TAGS)
+        words = [word.strip() for word in (asked.split(",") if isinstance(asked, str) else asked)]
+        for word in words:
+            if word not in TAGS:
+                raise errors.unknown_tag(method=method, tag=word, known=list(TAGS))
+        return cls(method, frozenset(TAGS[word] for word in words))
+
+
+@dataclass
+class OpenCall:
+    """One control request that is open on this rank.
+
+    Parameters
+    ----------
+    asked : ControlRequest
+        What it asks for.
+    body : callable
+        FastDeploy's method.
+    is_its : callable
+        ``is_its(sequence)``: whether the command of that number is this request's.
+
+    Attributes
+    ----------
+    entered, inside : bool
+        Whether FastDeploy's method was begun, and whether it runs now.
+    plan : str
+        The plan that it runs in.
+    context : ActionContext or None
+        Of that command.
+    result : object
+        What the method has returned; None where there was nothing to do.
+    done : set of str
+        Units of the plan that have run already.
+    """
+
+    asked: ControlRequest
+    body: Callable[[], Any]
+    is_its: Callable[[int], bool]
+    entered: bool = False
+    inside: bool = False
+    plan: str = ""
+    context: ActionContext | None = None
+    result: Any = None
+    done: set[str] = field(default_factory=set)
+
+
+class ControlCalls:
+    """The control request that is open on one rank, and the units of its plans."""
+
+    def __init__(self) -> None:
+        self._units: dict[str, dict[str, tuple[Action, Callable[[ActionContext], None]]]] = {}
+        self._call: OpenCall | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether FastDeploy's method runs now, so that what it calls of the manager are units."""
+        return self._call is not None and self._call.inside
+
+    @property
+    def context(self) -> ActionContext:
+        """That of the command, while the method runs."""
+        call = self._call
+        if call is None or call.context is None:
+            raise errors.not_bound(surface="a control request")
+        return call.context
+
+    def passes_through(self, method: str) -> bool:
+        """Whether a method is called by itself: a class calls the one of its base.
+
+        Raises
+        ------
+        RefusedError (``call-open``)
+            If another one is open.
+        """
+        if self._call is None:
+            return False
+        if self.inside and self._call.asked.method == method:
+            return True
+        raise errors.call_open(method=method, open_method=self._call.asked.method)
+
+    @contextmanager
+    def open(
+        self, asked: ControlRequest, body: Callable[[], Any], is_its: Callable[[int], bool]
+    ) -> Iterator[OpenCall]:
+        """Let a request be open; another process may command the group before its command is written."""
+        self._call = call = OpenCall(asked, body, is_its)
+        before = {}
+        for units in self._units.values():  # the method runs inside one of them, and may take all the time
+            for action, _ in units.values():
+                before[id(action)] = (action, action.deadline_s)
+                action.deadline_s = max(action.deadline_s, DEADLINES_S[asked.method])
+        try:
+            yield call
+        finally:
+            self._call = None
+            for action, deadline_s in before.values():
+                action.deadline_s = deadline_s
+
+    def instrument(self, plan: str, action: Action) -> None:
+        """Let a unit of a plan run once: the method runs before it, or has run it."""
+        if plan in _TEARDOWNS and action.name == names.RELEASE_WEIGHTS:
+            release = action.run
+
+            def after_graphs(context: ActionContext) -> None:
+                _drop_graphs(context.runner)  # the method may have captured them in a command that failed
+                release(context)
+
+            vars(action)["run"] = after_graphs
+        if plan not in _PLANS:
+            return
+        own_run, own_precondition = action.run, action.precondition
+        self._units.setdefault(plan, {})[action.name] = (action, own_run)
+
+        def run(context: ActionContext) -> None:
+            call = self._call
+            due = call is not None and not call.entered and action.name not in _FIRST
+            if call is not None and due and call.is_its(context.sequence):
+                self._enter(call, plan, context)
+            if not self._has_run(action, context):
+                own_run(context)
+
+        def precondition(context: ActionContext) -> None:
+            if not self._has_run(action, context):
+                own_precondition(context)
+
+        vars(action).update(run=run, precondition=precondition)
+
+    def _has_run(self, action: Action, context: ActionContext) -> bool:
+        call = self._call
+        return call is not None and call.context is context and action.name in call.done
+
+    def units(self, *wanted: str) -> None:
+        """Run those units of the command's plan that it has and that did not run yet, with their checks."""
+        call = self._call
+        if call is None or call.context is None:
+            raise errors.not_bound(surface="a control request")
+        for name in wanted:
+            if name not in self._units[call.plan] or name in call.done:
+                continue
+            action, run = self._units[call.plan][name]
+            action.precondition(call.context)
+            run(call.context)
+            action.probe(call.context)
+            call.done.add(name)
+
+    def load(self, *, verify_checksum: bool | None = None, transfer_mode: str | None = None) -> None:
+        """Load and verify, as the method says."""
+        context = self.context
+        if verify_checksum is not None:
+            context.verify_checksum = verify_checksum
+        if transfer_mode is not None:
+            context.transfer_mode = TransferMode(transfer_mode)
+        self.units(names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED)
+
+    def _enter(self, call: OpenCall, plan: str, context: ActionContext) -> None:
+        """Run FastDeploy's method; where it fails, what it did to caches is taken back or owned up to."""
+        call.entered, call.plan, call.context = True, plan, context
+        before = [cache.allocated_bytes() > 0 for cache in _caches(context.runner)]
+        call.inside, began = True, time.monotonic()
+        try:
+            call.result = call.body()
+        except BaseException:
+            for cache, was_there in zip(_caches(context.runner), before, strict=True):
+                is_there = cache.allocated_bytes() > 0
+                context.weights_touched |= was_there and not is_there
+                if is_there and not was_there:
+                    cache.release()
+            raise
+        finally:
+            call.inside = False
+            context.facts["control_request"] = call.asked.method
+            context.facts["control_request_s"] = round(time.monotonic() - began, 4)
+        call.done.update(_DOES.get(call.asked.method, ()))
+
+
+def give_back_unheld(runner: Runner, *, weights: bool, kv: bool) -> None:
+    """Give back what a method has brought in a command that failed: what the rank does not hold.
+
+    Parameters
+    ----------
+    runner : Runner
+        This rank's surfaces.
+    weights, kv : bool
+        What the rank holds.
+    """
+    if not (weights and kv):
+        _drop_graphs(runner)
+    if not kv:
+        for cache in _caches(runner):
+            cache.release()
+
+
+def _drop_graphs(runner: Runner) -> None:
+    found: list[GraphSurface | None] = [runner.graphs, *(each.graphs for each in runner.auxiliaries)]
+    for graphs in found:
+        if graphs is not None and graphs.captured():
+            graphs.drop()
+
+
+def _caches(runner: Runner) -> Iterator[KVCacheSurface]:
+    """Iterate over the caches, a draft's before the main one."""
+    yield from (each.kv_cache for each in runner.auxiliaries)
+    if runner.kv_cache is not None:
+        yield runner.kv_cache

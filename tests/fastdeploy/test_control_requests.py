@@ -1,0 +1,184 @@
+"""FastDeploy's control requests (V1): each is one command of the group, which ends alike on every rank."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from living_group import eventually
+
+from tests.raising import raising
+from wsm.actions import names
+from wsm.actions.base import Action
+from wsm.controller import errors as controller_errors
+from wsm.fastdeploy import errors
+from wsm.fastdeploy._control_calls import ControlCalls, ControlRequest
+from wsm.signals.errors import RoleBusyError
+from wsm.states.errors import CommandOpenError
+from wsm.states.vocabulary import Tag
+
+pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
+
+BOTH = "weight,kv_cache"
+
+
+@pytest.fixture
+def job(make_job):
+    return make_job(v1=True)
+
+
+def sleeping(said) -> set[tuple[bool, bool]]:
+    return {tuple(each["sleeping"]) for each in said}
+
+
+def codes(said) -> list[str]:
+    return [each.get("code") for each in said]
+
+
+def test_sleep_wakeup_and_update_are_one_command_each_with_what_fastdeploy_answers(job):
+    watching = job.controller()
+    slept = job.controls("sleep", tags=BOTH)
+    assert (sleeping(slept), codes(slept)) == ({(True, True)}, [None, None])
+    assert {tuple(said["held"]) for said in slept} == {()}
+    assert [said["calls"].count("clear_cache") for said in slept] == [1, 1]
+    status = watching.status()
+    assert (status.state, status.sequence) == ("CLEARED", 3)  # the load at start, what was found, the sleep
+    assert job.reads() == [0]  # the words are left alone
+    assert sleeping(job.controls("sleep", tags=BOTH)) == {(True, True)}
+    job.publish(2)
+    woken = job.controls("wakeup", tags=BOTH)
+    assert (sleeping(woken), {said["version"] for said in woken}) == ({(False, False)}, {"2"})
+    for said in woken:
+        assert said["calls"] == ["reset_share_inputs", "initialize_kv_cache", "capture_model"]
+    job.publish(3)
+    updated = job.controls("update_weights", version="3")
+    for rank, said in enumerate(updated):
+        assert (said["result"]["version"], said["result"]["rank"], said["version"]) == ("3", rank, "3")
+        assert {"sync_cost", "update_cost", "total_cost"} <= said["result"].keys()
+        assert "capture_model" in said["calls"]
+    assert watching.status().sequence == 5
+    assert {said["version"] for said in job.each_says("stepped")} <= {"1", "2", "3"}
+    assert job.reads() == [0]
+    job.end()
+
+
+@pytest.mark.parametrize("first", ["weight", "kv_cache"])
+def test_tags_say_which_half_goes_and_comes(job, first):
+    halves = {"weight": (True, False), "kv_cache": (False, True)}
+    assert sleeping(job.controls("sleep", tags=first)) == {halves[first]}
+    assert sleeping(job.controls("sleep", tags=BOTH)) == {(True, True)}  # FastDeploy's own stops there
+    alone = job.controls("wakeup", tags="weight")
+    assert codes(alone) == ["rank-failed", "call-failed"]
+    assert all("kv_cache" in said["error"] for said in alone)
+    assert sleeping(alone) == {(True, True)}
+    assert sleeping(job.controls("wakeup", tags="kv_cache")) == {(True, False)}
+    assert sleeping(job.controls("wakeup", tags=BOTH)) == {(False, False)}
+    assert sleeping(job.controls("sleep", tags="draft")) == {(False, False)}
+    job.each_says("stepped")
+    job.end()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_method_that_fails_after_any_rank_touched_weights_leaves_no_rank_that_steps(job, rank):
+    job.publish(2)
+    for point in ("update begins", "update ends"):
+        job.order(rank, point)
+        failed = job.controls("update_weights", version="2")
+        assert codes(failed) == ["rank-failed", "call-failed"]
+        assert all(f"wants {point}" in said["error"] for said in failed)
+        assert {said["sleeping"][0] for said in failed} == {True}
+        assert {tuple(said["held"]) for said in failed} == {()}
+        woken = job.controls("wakeup", tags=BOTH)
+        assert sleeping(woken) == {(False, False)}
+    job.end()
+
+
+def test_a_method_that_fails_before_any_rank_touched_weights_leaves_the_old_ones_serving(job):
+    for rank in (0, 1):
+        job.order(rank, "update begins")
+    failed = job.controls("update_weights", version="1")
+    assert codes(failed) == ["rank-failed", "call-failed"]
+    assert (sleeping(failed), {said["version"] for said in failed}) == ({(False, False)}, {"1"})
+    job.each_says("stepped")
+    missing = job.controls("update_weights", version="7")
+    assert None not in codes(missing)
+    assert sleeping(missing) == {(False, False)}
+    job.end()
+
+
+@pytest.mark.parametrize("point", ["sleep is half done", "wakeup is half done"])
+def test_what_a_method_did_to_a_cache_before_it_failed_is_known(job, point):
+    method = point.split()[0]
+    if method == "wakeup":
+        job.controls("sleep", tags=BOTH)
+    job.order(1, point)
+    failed = job.controls(method, tags=BOTH)
+    assert codes(failed) == ["rank-failed", "call-failed"]
+    assert sleeping(failed) == {(True, True)}
+    assert sleeping(job.controls("wakeup", tags=BOTH)) == {(False, False)}
+    job.each_says("stepped")
+    job.end()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_rank_that_dies_inside_a_method_lets_no_other_one_wait_or_step(job, lost):
+    job.order(lost, "update ends is its end")
+    job.control("update_weights", version="1")
+    (said,) = [job.programs[1 - lost].says("controlled")]
+    assert said["code"] in ("rank-gone", "call-failed", "rank-died")
+    assert said["sleeping"][0] is True
+
+
+def test_a_command_of_another_process_is_refused_while_a_request_is_open(make_job):
+    job = make_job(v1=True, polls=True)
+    hangs = job.order(1, "update begins hangs")
+    job.control("update_weights", version="1")
+    trainer = job.controller()
+    eventually(lambda: trainer.status().sequence == 3 and not trainer.status().over)
+    with raising((CommandOpenError, RoleBusyError)):
+        trainer.update(1, force=True)
+    hangs.unlink()
+    assert codes(job.each_says("controlled")) == [None, None]
+    job.publish(2)
+    assert trainer.update(2).version == "2"
+    assert job.controls("sleep", tags=BOTH)[0]["version"] is None
+    with raising(controller_errors.loop_does_not_poll, match="wakeup"):
+        trainer.update(2)
+    assert {said["version"] for said in job.controls("wakeup", tags=BOTH)} == {"2"}
+    job.end()
+
+
+class Unit(Action):
+    """Says when it ran."""
+
+    name = names.LOAD_WEIGHTS
+    purpose = "a test"
+
+    def __init__(self, ran) -> None:
+        self._ran = ran
+
+    def run(self, context) -> None:
+        self._ran.append(context.sequence)
+
+
+def test_a_method_runs_in_its_own_command_alone_and_no_unit_runs_twice():
+    """Another process may command the group while a request is open whose command is not written yet."""
+    ran, calls = [], ControlCalls()
+    unit = Unit(ran)
+    calls.instrument("update", unit)
+
+    def body() -> str:
+        ran.append("body")
+        calls.units(names.LOAD_WEIGHTS)
+        return "done"
+
+    runner = SimpleNamespace(kv_cache=None, auxiliaries=())
+    asked = ControlRequest("wakeup", frozenset({Tag.WEIGHTS}))
+    with calls.open(asked, body, lambda sequence: sequence == 5) as call:
+        unit.run(SimpleNamespace(sequence=4, runner=runner, facts={}))
+        unit.run(SimpleNamespace(sequence=5, runner=runner, facts={}))
+        with raising(errors.call_open, match="sleep was called while wakeup"):
+            calls.passes_through("sleep")
+    assert (ran, call.result) == ([4, "body", 5], "done")
+    unit.run(SimpleNamespace(sequence=6, runner=runner, facts={}))
+    assert ran[-1] == 6
