@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
 
 from written_checkpoint import write_checkpoint
 
-from wsm.http import Commands, InHold, Origin, Surface, create_app
-from wsm.http.data_routes import data_routes
+from wsm.http import Commands, InHold, Origin, create_app
+from wsm.http.data_routes import with_text
 from wsm.http.engine_requests import EngineRequests
+from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting
 from wsm.rollout.config import rollout_config_from_mapping
 from wsm.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.states.vocabulary import InFlightPolicy
-from wsm.strategies import AdoptSettings, adopt
+from wsm.strategies import AdoptSettings
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 
@@ -44,13 +46,17 @@ class Texts:
         self.requests = EngineRequests(config.group.name)
 
     def play(
-        self, scene: Callable[[httpx.AsyncClient], Awaitable[Any]], in_hold: InHold = InHold.WAIT
+        self,
+        scene: Callable[[httpx.AsyncClient], Awaitable[Any]],
+        in_hold: InHold = InHold.WAIT,
+        **options: Any,
     ) -> Any:
         """Play a scene in one event loop."""
 
         async def played() -> Any:
-            surface = Surface("sglang", data_routes(self.requests, in_hold), in_hold=in_hold)
-            app = create_app(self.commands, surfaces=[surface])
+            said = SurfaceOptions(requests=self.requests, **options)
+            surface = replace(SURFACES["sglang"](said), in_hold=in_hold)
+            app = create_app(self.commands, surfaces=with_text([surface], self.requests))
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 try:
@@ -131,7 +137,8 @@ def test_a_request_in_a_hold_waits_or_fails_as_its_surface_says_and_is_ended_by_
         await texts.commands.hold(origin, in_flight=InFlightPolicy.KEEP)
         waiting = [asyncio.create_task(client.post("/generate", json=asked(4, rid=name))) for name in "ab"]
         await texts.counted(lambda _, waiting: waiting >= 2)
-        assert await texts.requests.abort(["a", "running"]) == ["a", "running"]
+        for name in ("a", "running"):
+            assert (await client.post("/abort_request", json={"rid": name})).status_code == 200
         ended, cut = (await waiting[0]).json(), (await running).json()
         assert (
             ended["meta_info"]["finish_reason"]["type"]
@@ -181,19 +188,24 @@ def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut
         texts.config.group.snapshot.directory, [tmp_path], ranks=2, placements=checkpoint_placements(shape)
     )
 
-    async def scene(client: httpx.AsyncClient) -> dict[str, Any]:
-        running = asyncio.create_task(client.post("/generate", json=asked(1900)))
-        await texts.counted(lambda running, _: running == 1)
-        written = write_checkpoint(tmp_path / "weight_v000012", state)
-        adoption = await asyncio.to_thread(adopt, written, settings)
-        shutil.rmtree(written)
-        receipt = await texts.commands.update(
-            Origin("sglang"), adoption.label, in_flight=InFlightPolicy.ABORT
-        )
-        assert (receipt.version, receipt.verified) == ("12", True)
-        cut = (await running).json()["meta_info"]
-        assert (cut["finish_reason"]["type"], set(cut["token_versions"])) == ("abort", {"1"})
-        return (await client.post("/generate", json=asked(8))).json()
+    async def scene(client: httpx.AsyncClient) -> None:
+        # The first version of any trainer: the group's own first weights are called so, too.
+        for step, label in (("1", "1.reused-"), ("2", "2")):
+            running = asyncio.create_task(client.post("/generate", json=asked(1900)))
+            await texts.counted(lambda running, _: running == 1)
+            before = (await texts.commands.status()).version
+            written = write_checkpoint(tmp_path / f"weight_v{step:>06}", state)
+            load = {"model_path": str(written), "weight_version": step, "abort_all_requests": True}
+            loaded = await client.post("/update_weights_from_disk", json=load)
+            shutil.rmtree(written)
+            assert loaded.json()["success"]
+            assert loaded.json()["wsm"]["version"].startswith(label)
+            cut = (await running).json()["meta_info"]
+            assert (cut["finish_reason"]["type"], set(cut["token_versions"])) == ("abort", {before})
+            assert (await client.get("/get_weight_version")).json()["weight_version"] == step
+            named = await client.post("/update_weight_version", json={"new_version": step})
+            assert named.status_code == 200
+            after = (await client.post("/generate", json=asked(8))).json()["meta_info"]
+            assert after["token_versions"] == [loaded.json()["wsm"]["version"]] * 8
 
-    after = texts.play(scene)
-    assert after["meta_info"]["token_versions"] == ["12"] * 8
+    texts.play(scene, adopt=adopting(settings))

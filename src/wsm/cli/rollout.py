@@ -70,14 +70,20 @@ def rollout(
     with wrong_usage():
         at = listening(address, **options)
         at.security()
-    chosen = surfaces_named(
+    from wsm.http.data_routes import with_text  # noqa: PLC0415 - starlette and uvicorn, where it is asked for
+    from wsm.http.engine_requests import EngineRequests  # noqa: PLC0415 - the same
+
+    requests = EngineRequests(config.group.name)
+    named = surfaces_named(
         surfaces,
         lambda: config,
         roots=roots,
         way=way,
         relabel=relabel,
         served_model_name=served_model_name,
+        requests=requests,
     )
+    chosen = with_text(named, requests, model=served_model_name)
     with contextlib.ExitStack() as serving:
 
         def announce(group: RolloutSupervisor) -> None:

@@ -10,8 +10,9 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, final
 
 from starlette.requests import Request
@@ -25,11 +26,28 @@ from wsm.http.answers import HttpAnswer, failed
 from wsm.http.app import admit
 from wsm.http.commands import Commands
 from wsm.http.engine_requests import EngineRequests, NewTokens
-from wsm.http.surface import InHold, SurfaceRoute
+from wsm.http.surface import InHold, Surface, SurfaceRoute
 from wsm.rollout.request import FinishReason, Generation
 
 #: What a client that left is answered; it never sees it.
 _CLIENT_CLOSED = 499
+
+
+def with_text(
+    surfaces: Sequence[Surface], requests: EngineRequests, *, model: str | None = None
+) -> tuple[Surface, ...]:
+    """Return the surfaces of a server whose group generates text; the first one's rule for holds is theirs.
+
+    Parameters
+    ----------
+    surfaces : sequence of Surface
+        The primary one first.
+    requests, model
+        As for :func:`data_routes`.
+    """
+    first, *others = surfaces or [Surface("native")]
+    routes = data_routes(requests, first.in_hold, model=model)
+    return (replace(first, routes=(*first.routes, *routes)), *others)
 
 
 def data_routes(

@@ -144,6 +144,11 @@ def test_a_label_that_a_publisher_took_is_not_taken_from_it(settings: AdoptSetti
     adoption = adopt(write_checkpoint(exchange / "step_1", make_state()), settings)
     assert adoption.reused
     assert (Path(settings.into) / "versions" / "1").exists()
+    for step in (2, 3):
+        adopt(write_checkpoint(exchange / f"step_{step}", make_state(seed=step)), settings)
+    assert not (Path(settings.into) / "versions" / "1").exists()
+    again = adopt(exchange / "step_1", settings)
+    assert (again.label, again.reused) == (adoption.label, True)
 
 
 def test_what_a_trainer_overwrites_in_place_never_passes_for_what_was_adopted(

@@ -28,6 +28,7 @@ from wsm.http.surfaces._surface_options import AdoptedDirectory, SurfaceOptions
 from wsm.receipt import Outcome, Receipt
 from wsm.states.vocabulary import After, HotFallback, InFlightPolicy, KVPolicy, KVState, OnLease, Tag
 from wsm.status import GroupStatus
+from wsm.strategies.adopt.deciding import asked_label
 
 #: Seconds after which a group serves again that stood still only to have its KV cache flushed.
 _FLUSH_LEASE_S = 30.0
@@ -50,6 +51,11 @@ def told(status: int, body: Mapping[str, Any], receipt: Receipt | None = None) -
         "warning": receipt.warning,
     }
     return HttpAnswer(status, {**body, "wsm": said}, receipt_headers(receipt))
+
+
+def trainers_word(version: str | None) -> str | None:
+    """Return what the trainer called a version, also one whose label had been other content's before."""
+    return None if version is None else asked_label(version)
 
 
 def missing_of(status: GroupStatus) -> frozenset[Tag]:
@@ -382,7 +388,7 @@ class Verbs:
     # What is only told --------------------------------------------------------------------------------------
 
     async def require_label(self, commands: Commands, label: str) -> str:
-        """Return a label if the group's weights have it.
+        """Return a label if the group's weights have it, or have it as the trainer's word for them.
 
         Raises
         ------
@@ -390,7 +396,7 @@ class Verbs:
             If they have another (code ``label-differs``).
         """
         held = (await commands.status()).version
-        if held != label:
+        if label not in (held, trainers_word(held)):
             raise errors.label_differs(asked=label, held=held)
         return label
 

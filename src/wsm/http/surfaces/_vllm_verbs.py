@@ -15,7 +15,7 @@ from wsm.http.surfaces._bodies import Fields, query_flag, tags_of
 from wsm.http.surfaces._pausing import pause_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, fields, told
+from wsm.http.surfaces._verbs import Verbs, fields, told, trainers_word
 from wsm.states.vocabulary import ALL_TAGS
 
 #: Transfers for which nothing has to be set up.
@@ -124,7 +124,8 @@ class VllmVerbs:
 
     async def weight_info(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
-        return HttpAnswer(200, {"weight_version": (await commands.status()).version})
+        held = (await commands.status()).version
+        return HttpAnswer(200, {"weight_version": trainers_word(held), "wsm_version": held})
 
     async def check(self, request: Request, commands: Commands) -> HttpAnswer:
         asked = await fields(request)

@@ -18,7 +18,7 @@ from wsm.http.surfaces._bodies import tags_of
 from wsm.http.surfaces._pausing import pause_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, fields, told
+from wsm.http.surfaces._verbs import Verbs, fields, told, trainers_word
 from wsm.status import GroupStatus
 
 #: Paths of the engine that ask for text.
@@ -151,7 +151,8 @@ class _Sglang:
 
     async def version(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
-        return HttpAnswer(200, {"weight_version": (await commands.status()).version})
+        held = (await commands.status()).version
+        return HttpAnswer(200, {"weight_version": trainers_word(held), "wsm_version": held})
 
     async def model_info(self, request: Request, commands: Commands) -> HttpAnswer:
         del request

@@ -264,7 +264,10 @@ class _Described:
             def remember() -> None:
                 times = mtimes_of(staged.final, manifest.parts)
                 content = AdoptedContent(decision.label, self.asked, self.digest, times)
-                AdoptionRecord.of(into).with_one(content).write(into, durable=settings.durable)
+                record = AdoptionRecord.of(into)
+                if decision.reused:
+                    record = record.with_used(self.asked)
+                record.with_one(content).write(into, durable=settings.durable)
 
             published = staged.commit(
                 replace=decision.replace,

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from wsm import log
 from wsm.shared_directory import read_ours
 from wsm.strategies.adopt.deciding import KnownLabel
+from wsm.strategies.digest import DIGEST_LENGTH
 from wsm.strategies.documents import FieldReader, SealedDocument
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files.atomic_file import replace_file
@@ -29,6 +30,8 @@ from wsm.strategies.trainer.publications import listed_versions
 #: Beside ``version.yaml``.
 RECORD_FILE = "adopted.json"
 _MOST = 1000
+#: No digest of tensors that were adopted: what came otherwise is not known by one.
+_OF_OTHERS = "0" * DIGEST_LENGTH
 
 _log = log.logger("strategies")
 
@@ -101,6 +104,12 @@ class AdoptionRecord(SealedDocument):
         others = tuple(each for each in self.adopted if each.label != content.label)
         return AdoptionRecord((*others, content)[-_MOST:])
 
+    def with_used(self, label: str) -> AdoptionRecord:
+        """Return the record in which a label counts as used, if only by content that was not adopted."""
+        if any(each.label == label for each in self.adopted):
+            return self
+        return self.with_one(AdoptedContent(label, label, _OF_OTHERS, ()))
+
     def write(self, directory: Path, *, durable: bool) -> None:
         """Put it into a directory, in one step. Blocks; raises OSError."""
         replace_file(directory / RECORD_FILE, self.encode(), durable=durable)
@@ -136,7 +145,7 @@ def known_labels(
     for listed in listed_versions(directory / VERSIONS_DIRECTORY):
         publication = standing_publication(listed.path)
         if publication is None or len(publication.shards) > 1:
-            known[listed.label] = KnownLabel("", stands=False)
+            known[listed.label] = KnownLabel(_OF_OTHERS, stands=False)
             continue
         (shard,) = publication.shards
         remembered = adopted.get(listed.label)
