@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from wsm.errors import BadInputError, RefusedError
@@ -33,6 +34,14 @@ ARGUMENTS_KIND = 1
 
 #: What a command says, besides the configuration, of how its version is loaded.
 _LOAD_OPTIONS = ("transfer_mode", "verify_checksum", "rsync_config")
+#: Of which type a field is that a caller sets as it stands.
+_KINDS = {
+    "in_flight": (InFlightPolicy,),
+    "kv_policy": (KVPolicy,),
+    "reload": (bool,),
+    "partial": (bool,),
+    "verify_checksum": (bool, type(None)),
+}
 _FLAGS = ("reload", "clears", "restores", "partial", "of_admission", "leased")
 
 #: Codes that other processes look for in a rank's report.
@@ -231,10 +240,27 @@ class CommandArguments:
     hold: Hold | None = None
     of_admission: bool = False
 
+    def require_kinds(self) -> None:
+        """See that the fields which a caller has set are such as every rank will read.
+
+        Raises
+        ------
+        CommandArgumentsError
+            If one is not.
+        """
+        for name, kinds in _KINDS.items():
+            if type(getattr(self, name)) not in kinds:
+                raise CommandArgumentsError(problem=f"{name} {getattr(self, name)!r}")
+
     def load_options(self) -> dict[str, Any]:
         """Return how the version is loaded where the command says so, not the configuration; plain values."""
-        said = json.loads(self.to_bytes())
-        return {name: said[name] for name in _LOAD_OPTIONS if said[name] is not None}
+        mode, options = self.transfer_mode, self.rsync_config
+        said = {
+            "transfer_mode": None if mode is None else mode.value,
+            "verify_checksum": self.verify_checksum,
+            "rsync_config": None if options is None else dict(options),
+        }
+        return {name: value for name, value in said.items() if value is not None}
 
     def loading_as(self, options: Mapping[str, Any]) -> CommandArguments:
         """Return arguments that load as :meth:`load_options` of another command says.
@@ -257,7 +283,7 @@ class CommandArguments:
                 "kv_policy": self.kv_policy.value,
                 "before": None if self.before is None else self.before.name,
                 "hot_fallback": self.hot_fallback.value,
-                "tags": sorted([tag.value for tag in self.tags]),
+                "tags": sorted(map(attrgetter("value"), self.tags)),
                 "reload": self.reload,
                 "clears": self.clears,
                 "restores": self.restores,
@@ -290,13 +316,13 @@ class CommandArguments:
             in_flight, kv_policy = InFlightPolicy(content["in_flight"]), KVPolicy(content["kv_policy"])
             before = None if content["before"] is None else WeightState[content["before"]]
             hot_fallback = HotFallback(content["hot_fallback"])
-            tags = checked_tags([Tag(value) for value in content["tags"]], none=content["of_admission"])
+            tags = checked_tags(list(map(Tag, content["tags"])), none=content["of_admission"])
             mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
             unknown = content["unknown_tensors"]
             unknown_tensors = None if unknown is None else UnknownTensors(unknown)
             deadline_s, lease_s = content["deadline_s"], content["lease_s"]
             verify, rsync_config = content["verify_checksum"], content["rsync_config"]
-            flags = {name: content[name] for name in _FLAGS}
+            flags = dict(zip(_FLAGS, itemgetter(*_FLAGS)(content), strict=True))
             after = After(content["after"])
             hold = None if content["hold"] is None else Hold.of(content["hold"])
         except (ValueError, KeyError, TypeError, RecursionError, TagsError) as error:

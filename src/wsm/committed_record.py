@@ -68,7 +68,7 @@ class CommittedRecord:
     revision: int = 1
     load: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def word(self) -> CommittedWord:
         """The committed word that names this record."""
         named = None if self.version is None else version_id(self.version)
@@ -179,8 +179,11 @@ def write_record(segment: Segment, epoch: int, record: CommittedRecord) -> Commi
         is to be stored next, if it is not there already.
     """
     word, records = CommittedWord.unpack(segment.words[segment.layout.committed]), _records(segment)
-    revisions = [one.revision for one in records if one is not None and one.sequence == record.sequence]
-    written = replace(record, revision=1 + max(revisions, default=0))
+    revision = 0
+    for one in records:
+        if one is not None and one.sequence == record.sequence:
+            revision = max(revision, one.revision)
+    written = replace(record, revision=revision + 1)
     slot = segment.records[place_to_write(word, records)]
     slot.write_over(epoch, written.sequence, written.revision, written.to_bytes())
     return written
@@ -188,12 +191,11 @@ def write_record(segment: Segment, epoch: int, record: CommittedRecord) -> Commi
 
 def named_by(word: CommittedWord, records: Sequence[CommittedRecord | None]) -> int | None:
     """Return the place of the record that a word names, its last revision; None: it is not there."""
-    found = [
-        (record.revision, place)
-        for place, record in enumerate(records)
-        if record is not None and record.word == word
-    ]
-    return max(found)[1] if found else None
+    found: tuple[int, int] | None = None
+    for place, record in enumerate(records):
+        if record is not None and record.word == word:
+            found = max(found or (0, 0), (record.revision, place))
+    return None if found is None else found[1]
 
 
 def place_to_write(word: CommittedWord, records: Sequence[CommittedRecord | None]) -> int:
@@ -204,8 +206,11 @@ def place_to_write(word: CommittedWord, records: Sequence[CommittedRecord | None
 
 def _records(source: RecordSource) -> list[CommittedRecord | None]:
     """Read what stands in the slots; None where that is nothing, or none that this build reads."""
-    last = [slot.last() for slot in source.records]
-    return [None if one is None else _parsed(one[0][1], one[0][2], one[1]) for one in last]
+    found: list[CommittedRecord | None] = []
+    for slot in source.records:
+        last = slot.last()
+        found.append(None if last is None else _parsed(last[0][1], last[0][2], last[1]))
+    return found
 
 
 @functools.lru_cache(maxsize=64)

@@ -65,7 +65,7 @@ def recorded_version(value: object) -> str:
         If it is no label. The name that wsm gives to a version without one is allowed here.
     """
     if type(value) is int and value >= 0:
-        value = _decimal(value)
+        value = str(value) if value < 10**MAX_LENGTH else "9" * (MAX_LENGTH + 1)  # too many digits stay so
     if not isinstance(value, str):
         raise bad_version(value=value, problem="it is neither a text nor a number from 0 on")
     if not _LABEL.fullmatch(value):
@@ -118,8 +118,3 @@ def version_id(label: str) -> int:
 def same_in_words(one: str, other: str) -> bool:
     """Whether two labels that are not the same have one number in words."""
     return one != other and version_id(one) == version_id(other)
-
-
-def _decimal(value: int) -> str:
-    """Return the digits of a number; of one that is too long for a label, too many digits."""
-    return str(value) if value < 10**MAX_LENGTH else "9" * (MAX_LENGTH + 1)

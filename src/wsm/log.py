@@ -134,27 +134,30 @@ class EventLogger:
 
     def debug(self, event: str, **keys: Any) -> None:
         """Say an event that only a reader who looks for it wants to see."""
-        self._say(logging.DEBUG, event, keys)
+        if self._target.isEnabledFor(logging.DEBUG):
+            self._say(logging.DEBUG, event, keys)
 
     def info(self, event: str, **keys: Any) -> None:
         """Say an event of an ordinary night."""
-        self._say(logging.INFO, event, keys)
+        if self._target.isEnabledFor(logging.INFO):
+            self._say(logging.INFO, event, keys)
 
     def warning(self, event: str, **keys: Any) -> None:
         """Say an event that an operator should look at by day."""
-        self._say(logging.WARNING, event, keys)
+        if self._target.isEnabledFor(logging.WARNING):
+            self._say(logging.WARNING, event, keys)
 
     def error(self, event: str, **keys: Any) -> None:
         """Say an event that took something away."""
-        self._say(logging.ERROR, event, keys)
+        if self._target.isEnabledFor(logging.ERROR):
+            self._say(logging.ERROR, event, keys)
 
     def _say(self, level: int, event: str, keys: Mapping[str, Any]) -> None:
-        if self._target.isEnabledFor(level):
-            with contextlib.suppress(MemoryError):  # a line is not worth the work that it tells of
-                fields = {**self._context, **keys}
-                text = printable(" ".join([event, *(f"{key}={value}" for key, value in fields.items())]))
-                # The record's file and line are those of the caller of info() and the like, two frames up.
-                self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=3)
+        with contextlib.suppress(MemoryError):  # a line is not worth the work that it tells of
+            fields = {**self._context, **keys}
+            text = printable(" ".join([event, *(f"{key}={value}" for key, value in fields.items())]))
+            # The record's file and line are those of the caller of info() and the like, two frames up.
+            self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=3)
 
 
 def logger(layer: str, **context: Any) -> EventLogger:

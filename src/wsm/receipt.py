@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any
 
 from wsm.labels import is_unnamed
@@ -14,7 +15,7 @@ from wsm.states.vocabulary import Tag, sentence_of
 
 def named(tags: Iterable[Tag]) -> tuple[str, ...]:
     """Return the names of tags, in one order."""
-    return tuple(sorted(tag.value for tag in tags))
+    return tuple(sorted(map(attrgetter("value"), tags)))
 
 
 class Outcome(enum.Enum):
@@ -195,11 +196,12 @@ class Receipt:
             Outcome.UPDATED: f"serves version {self.version}",
             Outcome.ALREADY_SERVED: f"already serves version {self.version}; nothing was loaded",
             Outcome.ALREADY_CLEARED: "was cleared already; nothing was done",
-            Outcome.PREPARED: self._sentence_of_a_preparation(),
             Outcome.ABORTED: "took back what was prepared; "
             + (f"still serves version {self.version}" if not self.missing else "holds no weights"),
         }.get(self.outcome, "")
-        if self.outcome in (Outcome.PREPARED, Outcome.ABORTED):
+        if self.outcome is Outcome.PREPARED:
+            what = self._sentence_of_a_preparation()
+        elif self.outcome is Outcome.ABORTED:
             pass
         elif self.outcome in _OF_ADMISSION:
             what = self._sentence_of_admission(_OF_ADMISSION[self.outcome])

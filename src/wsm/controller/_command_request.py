@@ -10,8 +10,8 @@ import functools
 import inspect
 import json
 import math
+import os
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -227,7 +227,7 @@ def request_id_of(asked: str | None) -> str:
     wsm.command.RequestIdError
         If it cannot name a request.
     """
-    return uuid.uuid4().hex if asked is None else checked_request_id(asked)
+    return os.urandom(16).hex() if asked is None else checked_request_id(asked)
 
 
 def is_number(value: object) -> bool:
@@ -310,8 +310,8 @@ class _CommandKeywords:
             if seconds is not None and not (is_number(seconds) and not math.isnan(seconds)):
                 raise errors.bad_keyword(problem=f"{name} is {seconds!r}, no number of seconds")
         try:
-            CommandArguments.from_bytes(arguments.to_bytes())  # as every rank will read it
-        except (CommandArgumentsError, TypeError, ValueError) as error:
+            arguments.require_kinds()
+        except CommandArgumentsError as error:
             raise errors.bad_keyword(problem=str(error)) from error
         return CommandRequest(
             operation,

@@ -27,12 +27,12 @@ def answered_at_once(group: GroupView, request: CommandRequest, view: View) -> R
     RefusedError
         If another owner holds the group, the hold is not in force, or the group could not serve.
     """
-    missing = _missing(view)
-    hold, held = group.known_hold(view), view.committed.held
+    missing, held = _missing(view), view.committed.held
     if request.operation is Operation.HOLD:
+        hold = group.known_hold(view)
         answer = holding.asked_to_hold(hold, held=held, owner=request.owner)
     else:
-        _require_in_force(group, request, view)
+        hold = _in_force(group, request, view)
         answer = holding.asked_to_release(
             hold, held=held, owner=request.owner, forced=request.forced, missing=missing
         )
@@ -61,9 +61,9 @@ def under_hold(group: GroupView, request: CommandRequest, view: View) -> Command
     RefusedError
         If it names a hold that is not in force, or is to serve and brings not all that is missing.
     """
-    _require_in_force(group, request, view)
-    asked = request.arguments
-    hold = group.known_hold(view)
+    if request.hold is None and not view.committed.held:
+        return request
+    hold, asked = _in_force(group, request, view), request.arguments
     usual = InFlightPolicy.KEEP if request.operation.is_hot else InFlightPolicy.ABORT
     in_flight = holding.in_flight_under(hold, request.in_flight, usual)
     if asked.after is After.SERVE and view.committed.held:
@@ -76,11 +76,13 @@ def under_hold(group: GroupView, request: CommandRequest, view: View) -> Command
     return replace(request, arguments=replace(asked, in_flight=in_flight, hold=begins))
 
 
-def _require_in_force(group: GroupView, request: CommandRequest, view: View) -> None:
+def _in_force(group: GroupView, request: CommandRequest, view: View) -> Hold | None:
+    """Return what is known of the hold that the group stands under; refuse a request that names another."""
     hold, held = group.known_hold(view), view.committed.held
     if not holding.is_in_force(hold, request.hold, held=held):
         now = None if not held else "without a name" if hold is None else hold.hold_id
         raise errors.hold_not_in_force(hold=request.hold or "", now=now)
+    return hold
 
 
 def _renew(group: GroupView, view: View, hold: Hold | None, asked: Hold | None) -> None:

@@ -259,10 +259,10 @@ class Opening:
     def _complete_inherited(self, settle_s: float) -> View:
         """Bring a command to its end that another controller left open; the role proves that it is gone."""
         view = self._group.view()
+        if decide.is_over(view) or view.command.operation is Operation.NONE:
+            return view
         arguments = self._group.arguments(view.command)
         found = inherited(view, leased=arguments is not None and arguments.leased)
-        if found is Inheritance.NOTHING or view.command.operation is Operation.NONE:
-            return view
         if found is Inheritance.HELD:
             raise decision_held(view, arguments)
         Transaction(
@@ -296,9 +296,11 @@ class Opening:
         """Write a hold or a release, and leave to `ending` what is to be done when it is over."""
         word = request.decided_in(require_able(self._group, view, request.operation))
         before, waits = before_admission(resident_on_each(view), owed=self._group.unrestored(view))
-        asked = replace(request, arguments=replace(request.arguments, before=before, restores=waits))
+        asked = replace(request.arguments, before=before, restores=waits, deadline_s=request.deadline_s)
         previous = self._group.known_version(view)
-        return self._open(asked, view, word, previous, ending, given_up=given_up, takes_words=takes_words)
+        return self._open(
+            request, asked, view, word, previous, ending=ending, given_up=given_up, takes_words=takes_words
+        )
 
     def _admit(self, request: CommandRequest, view: View) -> _Admitted:
         """Refuse what this group cannot be asked now; return what was found."""
@@ -327,41 +329,42 @@ class Opening:
             raise errors.commands_used_up(sequence=view.command.sequence)
         word = request.decided_in(word)
         before = state_before(admitted.held, owed=admitted.owed)
-        asked = replace(request, arguments=replace(request.arguments, before=before))
         whole = WeightState.CLEARED if view.committed.held else admitted.held.as_whole
         return self._open(
-            asked,
+            request,
+            replace(request.arguments, before=before, deadline_s=request.deadline_s),
             view,
             word,
             admitted.committed.version,
-            ending,
-            before=WeightState(whole.fastdeploy_code),
+            ending=ending,
+            before=whole,
             given_up=given_up,
         )
 
     def _open(
         self,
         request: CommandRequest,
+        arguments: CommandArguments,
         view: View,
         word: CommandWord,
         previous: str | None,
-        ending: ExitStack,
         *,
+        ending: ExitStack,
         before: WeightState | None = None,
         given_up: threading.Event | None = None,
         takes_words: bool = True,
     ) -> Transaction:
-        """Take FastDeploy's words, which say `before` now, and write the command's.
+        """Take FastDeploy's words, which show `before` now, and write the command's, with `arguments`.
 
         They are given back if that cannot be written.
         """
-        arguments = replace(request.arguments, deadline_s=request.deadline_s)
         with ExitStack() as undo:
             taken = None
             if takes_words and self._engine_words.suffixes:
                 if before is None:
                     found = self._group.status().engine_state
-                    before = WeightState.CLEARED if found is None else WeightState(found.fastdeploy_code)
+                    before = WeightState.CLEARED if found is None else found
+                before = WeightState(before.fastdeploy_code)
                 says = _engine_word_of(request, before)
                 taken = take_words(
                     self._engine_words, before=before, asked=says, directory=self._access.directory

@@ -70,6 +70,8 @@ class GroupView:
     ----------
     role : ControllerRole
         The right to write here.
+    participants : int
+        Number of ranks and helpers.
 
     Raises
     ------
@@ -84,6 +86,7 @@ class GroupView:
         directory = Path(journal_directory).absolute() if journal_directory else owners
         self._journal = ControllerJournal(segment.controller_journal, directory, begins=directory != owners)
         self._layout = segment.layout
+        self.participants = segment.layout.participants
         self._reader = ViewReader(segment)
         self._liveness = Liveness(segment)
         self._watching = threading.Lock()  # a transaction's thread and callers of status() look at once
@@ -105,11 +108,6 @@ class GroupView:
         """What commands write down, in the segment and beside the ranks' journals."""
         self._segment.require_whole()
         return self._journal
-
-    @property
-    def participants(self) -> int:
-        """Number of ranks and helpers."""
-        return self._layout.participants
 
     def view(self) -> View:
         """Read every word once."""
@@ -269,10 +267,12 @@ class GroupView:
 
     def hold(self, view: View) -> Mapping[str, Any] | None:
         """Return the hold that the group stands under; empty where only the word says that there is one."""
+        if not view.committed.held:
+            return None
         try:
             return self.committed(view).hold
         except CommittedRecordError:
-            return {} if view.committed.held else None
+            return {}
 
     def known_hold(self, view: View) -> Hold | None:
         """Return what is known of the hold that the group stands under; None: nothing, or it is open."""
@@ -283,7 +283,7 @@ class GroupView:
 
     def commit(self, view: View, record: CommittedRecord) -> None:
         """Say that the group has committed something else: the record first, then the word that names it."""
-        self.write_record(view, record)
+        write_record(self.segment, view.command.epoch, record)
         self.write_committed(record.word)
 
     def write_record(self, view: View, record: CommittedRecord) -> None:

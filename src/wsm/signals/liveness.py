@@ -427,15 +427,17 @@ class DeathWatch:
 
         Cheap while none was replaced.
         """
+        all_watched = True
         with self._changing:
             for participant in self._participants:
                 identity = self._liveness.identity(participant)
                 if identity != self._known.get(participant):
                     self._known[participant] = identity
                     self._take_up(participant)
+                all_watched = all_watched and self._known.get(participant) is not None
             if (self._new or self._on_turn is not None) and not self._closing:
                 self._bell.set(0.0 if self._new else self._turn_after_s)
-            return None not in (self._known.get(participant) for participant in self._participants)
+        return all_watched
 
     def _take_up(self, participant: int) -> None:
         try:

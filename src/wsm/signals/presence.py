@@ -43,7 +43,9 @@ class Doing(NamedTuple):
 
     def pack(self) -> int:
         """Return the word; places that do not fit are left out, for they only inform."""
-        return _place(self.plan, _MAX_PLAN) << 8 | _place(self.action, MAX_ACTION)
+        plan, action = self
+        plans = 0 if plan is None or plan >= _MAX_PLAN else plan + 1
+        return plans << 8 | (0 if action is None or action >= MAX_ACTION else action + 1)
 
     @classmethod
     def unpack(cls, word: int) -> Doing:
@@ -105,7 +107,3 @@ class PresenceWords:
         """Say what begins now."""
         self._words[self._heartbeat + _SINCE] = now_ns
         self._words[self._heartbeat + _DOING] = doing.pack()
-
-
-def _place(index: int | None, limit: int) -> int:
-    return 0 if index is None or index >= limit else index + 1

@@ -297,8 +297,8 @@ class Segment:
         BadInputError
             If it has none.
         """
-        if not 0 <= participant < self.participants:
-            raise errors.participant_unknown(participant=participant, participants=self.participants)
+        if not 0 <= participant < self.layout.participants:
+            raise errors.participant_unknown(participant=participant, participants=self.layout.participants)
         return participant
 
     def inode_changed(self) -> bool:

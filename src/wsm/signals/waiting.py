@@ -85,7 +85,7 @@ def has_wait_any() -> bool:
     return ctypes.get_errno() == errno.EINVAL
 
 
-def wait_one(address: int, value: int, timeout_s: float) -> None:
+def wait_one(value: int, address: int, timeout_s: float) -> None:
     """Sleep while the 32 bits at `address` are `value`, until woken, for `timeout_s` seconds at most."""
     timeout = _timespec(timeout_s)
     _libc.syscall(
@@ -105,13 +105,13 @@ def wait_any(expected: Sequence[tuple[int, int]], timeout_s: float) -> None:
     Parameters
     ----------
     expected : sequence of (int, int)
-        Address and value of 1 to 128 words.
+        Value and address of 1 to 128 words.
     timeout_s : float
         Seconds.
     """
-    waiters = (_Waiter * len(expected))(
-        *[_Waiter(value, address, _FUTEX_32, 0) for address, value in expected]
-    )
+    waiters = (_Waiter * len(expected))(*expected)
+    for waiter in waiters:
+        waiter.flags = _FUTEX_32
     # This call takes a point in time, not a span.
     until = _timespec(time.monotonic() + timeout_s)
     _libc.syscall(
@@ -147,21 +147,23 @@ _MASK = 0xFFFFFFFF
 
 
 class Alarm:
-    """Rings; every ring is counted. Safe for threads."""
+    """Rings; every ring is counted. Safe for threads.
+
+    Attributes
+    ----------
+    address : int
+        Where the count lies, for the kernel.
+    """
 
     def __init__(self) -> None:
         self._cell = ctypes.c_uint32()
+        self.address = ctypes.addressof(self._cell)
         self._counting = threading.Lock()
 
     @property
     def rings(self) -> int:
         """How often it rang, modulo 2**32."""
         return self._cell.value
-
-    @property
-    def address(self) -> int:
-        """Where the count lies, for the kernel."""
-        return ctypes.addressof(self._cell)
 
     def ring(self) -> None:
         """Wake the process that waits."""
@@ -291,10 +293,9 @@ def wait(
     watches_all = how is WaitMode.ANY and 0 < waiters <= MAX_WAITERS
     cap = math.inf if watches_all else _CAP_S
     pause = _SHORTEST_SLEEP_S
-    also = [] if alarm is None else [(alarm.address, heard)]
     deadline = time.monotonic() + timeout_s
     try:
-        words = segment.words
+        words, expected = segment.words, _expected(segment, watches, alarm, heard)
         while True:
             segment.require_whole()
             for watch in watches:
@@ -308,8 +309,10 @@ def wait(
             if how is WaitMode.SLEEP or not watches:
                 time.sleep(min(pause, left))  # this kernel wakes no thread, or there is no word to watch
                 pause = min(pause * 2, cap)
+            elif how is WaitMode.ANY:
+                wait_any(expected, min(left, cap))
             else:
-                _sleep_on_words(segment, watches, min(left, cap), how, also)
+                wait_one(*expected[0], min(left, cap))
     except ValueError:
         if segment.is_closed:
             raise SegmentClosedError(path=str(segment.path)) from None
@@ -336,26 +339,15 @@ def wake(segment: Segment, index: int, high: bool = False) -> int:
     return max(wake_all(_address_of(segment, index, high)), 0)
 
 
-def _sleep_on_words(
-    segment: Segment,
-    watches: Sequence[Watch],
-    timeout_s: float,
-    mode: WaitMode,
-    also: Sequence[tuple[int, int]],
-) -> None:
-    count = MAX_WAITERS if mode is WaitMode.ANY else 1
-    expected = list(also) if mode is WaitMode.ANY else []
-    expected += [
-        (
-            _address_of(segment, watch.index, watch.high),
-            watch.seen >> _HALF_BITS if watch.high else watch.seen & _HALF_MASK,
-        )
-        for watch in watches[: count - len(expected)]
-    ]
-    if mode is WaitMode.ANY:
-        wait_any(expected, timeout_s)
-    else:
-        wait_one(*expected[0], timeout_s)
+def _expected(
+    segment: Segment, watches: Sequence[Watch], alarm: Alarm | None, heard: int
+) -> list[tuple[int, int]]:
+    """Return what the kernel is to compare, value and address, as many as it takes: words, then the alarm."""
+    expected: list[tuple[int, int]] = []
+    for watch in watches[: MAX_WAITERS - (alarm is not None)]:
+        half = watch.seen >> _HALF_BITS if watch.high else watch.seen & _HALF_MASK
+        expected.append((half, _address_of(segment, watch.index, watch.high)))
+    return expected if alarm is None else [*expected, (heard, alarm.address)]
 
 
 def _address_of(segment: Segment, index: int, high: bool) -> int:

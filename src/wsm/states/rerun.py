@@ -45,6 +45,7 @@ from wsm.states.words import (
 _NOTHING_TO_DO = frozenset({Todo.SERVE, Todo.JOIN, Todo.WAIT, Todo.LOOK})
 
 Facts = dict[str, Any]
+MakeFacts = Callable[[], Facts]
 
 
 def tables_digest() -> str:
@@ -58,46 +59,47 @@ own_tables = functools.cache(tables_digest)
 
 
 class InputLog:
-    """Says which inputs of one rank are to be written, and as which facts."""
+    """Says which inputs of one rank are to be written, and as which facts.
+
+    The facts are made when they are asked for, in the order of the inputs: no word waits for them.
+    """
 
     def __init__(self) -> None:
         self._read: View | None = None  # what the last look that was written had read
         self._entered: Happened | None = None
         self._told: tuple[object, ...] = ()
 
-    def joined(self, move: Move, view: View) -> list[Facts]:
+    def joined(self, move: Move, view: View) -> list[MakeFacts]:
         """Return the facts of a join; the first look behind it is written whole."""
         rank, steps = move.state.rank, move.state.steps
         self._read, self._entered, self._told = None, None, ()
         words = {"command": _hex(view.command), "status": _hex(view.statuses[rank])}
         held = {"held": True} if move.state.held else {}
         own = {"step": _hex(view.steps[rank])} if steps else {}
-        return [
-            {"join": {"rank": rank, **words, **own, **held}, "words": WORDS_VERSION, "answer": _answer(move)}
-        ]
+        found = {"rank": rank, **words, **own, **held}
+        return [lambda: {"join": found, "words": WORDS_VERSION, "answer": _answer(move)}]
 
-    def looked(self, before: RankState, view: View, move: Move) -> list[Facts]:
+    def looked(self, before: RankState, view: View, move: Move) -> list[MakeFacts]:
         """Return the facts of a look; empty where it changed nothing."""
         told = (move.todo, move.state.phase, move.state.action)
         quiet = move.todo in _NOTHING_TO_DO or told == self._told
         if move.state is before and move.step is None and move.status is None and quiet:
             return []
         self._told = told
-        new = _words(view, since=self._read)
-        self._read = view
-        return [*self._steps(), {"look": new, "answer": _answer(move)}]
+        since, self._read = self._read, view
+        return [*self._steps(), lambda: {"look": _words(view, since=since), "answer": _answer(move)}]
 
-    def happened(self, happened: Happened, move: Move) -> list[Facts]:
+    def happened(self, happened: Happened, move: Move) -> list[MakeFacts]:
         """Return the facts of what happened; steps are kept until something else does."""
         if happened.event is Event.ENTERED:
             self._entered = Happened(Event.ENTERED, happened.weights, happened.kv, step=move.state.step)
             return []
         self._told = ()
-        return [*self._steps(), {"happened": _of_happened(happened), "answer": _answer(move)}]
+        return [*self._steps(), lambda: {"happened": _of_happened(happened), "answer": _answer(move)}]
 
-    def _steps(self) -> list[Facts]:
+    def _steps(self) -> list[MakeFacts]:
         entered, self._entered = self._entered, None
-        return [] if entered is None else [{"happened": _of_happened(entered)}]
+        return [] if entered is None else [lambda: {"happened": _of_happened(entered)}]
 
 
 def asked(function: str, view: View, answer: object, **known: object) -> Facts:

@@ -419,9 +419,11 @@ class CommandReader:
             If another label has the committed one's number in words. Nothing was changed.
         """
         version = arguments.version
+        if version is None:
+            return None
         with suppress(CommittedRecordError):
             committed = committed_record(self._words.segment)
-            if version is None or committed.version is None:
+            if committed.version is None:
                 return None
             if same_in_words(version, committed.version):
                 raise errors.labels_alike(rank=state.rank, version=version, committed=committed.version)

@@ -399,7 +399,7 @@ class Run:
     def _require_settled(self) -> None:
         """Refuse an in-flight policy about requests that a hold has set aside, if it cannot be honoured."""
         context, requests = self._context, self._context.runner.requests
-        if self._asked.request is Request.RELEASE:
+        if not context.held or self._asked.request is Request.RELEASE:
             return
         known = isinstance(requests, KnownSetAside)
         set_aside = requests.set_aside() if isinstance(requests, KnownSetAside) else None

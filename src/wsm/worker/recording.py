@@ -31,7 +31,7 @@ from wsm.signals.ring import LineRing
 from wsm.states import journal as kinds
 from wsm.states.journal import Journal, JournalEntry, TransitionRecord, transition_entry
 from wsm.states.phases import Happened, Move, RankState
-from wsm.states.rerun import InputLog, own_tables
+from wsm.states.rerun import InputLog, MakeFacts, own_tables
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
 
@@ -88,7 +88,7 @@ class Recorder:
         self._closed, self._last = False, ""
         self._told_short: tuple[int, int, type[BaseException]] | None = None
         self._writing = threading.RLock()  # the watchdog's thread reports what it cannot end
-        self._unwritten: list[JournalEntry] = []
+        self._unwritten: list[tuple[JournalEntry, MakeFacts | None]] = []  # what makes an input's facts
         if directory is not None:
             Path(directory).mkdir(parents=True, exist_ok=True)
             path = Path(directory) / f"rank{rank}.ndjson"
@@ -189,7 +189,9 @@ class Recorder:
 
         Called by another thread, so it leaves alone what the loop's own entries belong to.
         """
-        self._keep(self._entry(kinds.INTERRUPTED, epoch, sequence, {"message": why}))
+        clock, facts = self._clock, {"message": why}
+        now = clock.monotonic_ns(), clock.wall_ns()
+        self._keep(JournalEntry(kinds.INTERRUPTED, *now, self._rank, epoch, sequence, facts))
         self.write()
         self._log.warning(log.GROUPS_INTERRUPTED, epoch=epoch, sequence=sequence, why=why)
 
@@ -249,10 +251,18 @@ class Recorder:
         if inputs is not None:
             self._keep_inputs(before, inputs.happened(happened, move))
 
-    def _keep_inputs(self, state: RankState, found: list[dict[str, Any]]) -> None:
+    def _keep_inputs(self, state: RankState, found: list[MakeFacts]) -> None:
         """Keep inputs for the file alone; the last entries in memory and segment are for people."""
-        for facts in found:
-            self._keep(self._entry(kinds.INPUT, state.epoch, state.sequence or self._sequence, facts))
+        if not found:
+            return
+        now_ns, wall_ns, sequence = (
+            self._clock.monotonic_ns(),
+            self._clock.wall_ns(),
+            state.sequence or self._sequence,
+        )
+        entry = JournalEntry(kinds.INPUT, now_ns, wall_ns, self._rank, state.epoch, sequence)
+        with self._writing:
+            self._unwritten += [(entry, make) for make in found]
 
     @_never_raises
     def cut_short(self, error: BaseException) -> None:
@@ -294,18 +304,14 @@ class Recorder:
                 file.close()
 
     def _note(self, kind: str, **facts: Any) -> None:
-        self._keep(self._entry(kind, self._epoch, self._sequence, facts))
-
-    def _entry(self, kind: str, epoch: int, sequence: int, facts: dict[str, Any]) -> JournalEntry:
-        clock = self._clock
-        return JournalEntry(kind, clock.monotonic_ns(), clock.wall_ns(), self._rank, epoch, sequence, facts)
+        now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
+        self._keep(JournalEntry(kind, now_ns, wall_ns, self._rank, self._epoch, self._sequence, facts))
 
     def _keep(self, new: JournalEntry) -> None:
         with self._writing:
-            if new.kind != kinds.INPUT:
-                self.journal.append(new)
-                self._last = new.kind
-            self._unwritten.append(new)
+            self.journal.append(new)
+            self._last = new.kind
+            self._unwritten.append((new, None))
 
     @_never_raises
     def write(self) -> None:
@@ -316,12 +322,13 @@ class Recorder:
             entries, self._unwritten = self._unwritten, []
             written: list[str] = []
             told: list[str] = []
-            for entry in entries:
-                if self._file is None and entry.kind in _FILE_ALONE:
+            for entry, make in entries:
+                alone = entry.kind in _FILE_ALONE
+                if alone and self._file is None:
                     continue
-                line = entry.to_line()
+                line = (entry if make is None else entry._replace(facts=make())).to_line()
                 written.append(line)
-                if entry.kind not in _FILE_ALONE:
+                if not alone:
                     told.append(line)
             if self._file is not None:
                 try:
