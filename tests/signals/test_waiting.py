@@ -106,9 +106,9 @@ def test_a_wait_sleeps_until_its_time_is_up_and_does_not_spin(segment, monkeypat
 def test_the_kernel_compares_before_it_sleeps(segment):
     """A change between looking and sleeping: the value given to the kernel is not there any more."""
     address = segment.address + segment.layout.command * 8
-    waiting.wait_one(1, address, LONG_S)
+    waiting.wait_one(address, 1, LONG_S)
     if waiting.has_wait_any():
-        waiting.wait_any([(0, address + 64), (1, address)], LONG_S)
+        waiting.wait_any([(address + 64, 0), (address, 1)], LONG_S)
 
 
 @pytest.mark.processes

@@ -131,21 +131,24 @@ class Loaded:
         if isinstance(said, cls):
             return said
         known = dict(said) if isinstance(said, Mapping) else {}
-        missing = tuple(name for name in _SAID if name not in known)
-        if missing:
+        if not known.keys() >= set(_SAID):
+            missing = tuple(name for name in _SAID if name not in known)
             raise load_incomplete(missing, found=type(said).__name__)
-        names = [one.name for one in fields(cls) if one.name in known and one.name != "more"]
-        return cls(
-            **{name: known.pop(name) for name in names},
-            more={**known.pop("more", {}), **known},
-        )
+        own: dict[str, Any] = {}
+        more = {**known.pop("more", {})}
+        for name, value in known.items():
+            (own if name in _OF_LOADED else more)[name] = value
+        return cls(**own, more=more)
 
     def facts(self) -> dict[str, Any]:
         """Return what was said, by name; what was not said is absent."""
-        said = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
-        return {name: value for name, value in said.items() if value is not None or name in _SAID} | {
-            **self.more
-        }
+        fields_said = vars(self).items()
+        said = {name: value for name, value in fields_said if value is not None or name in _SAID}
+        del said["more"]
+        return {**said, **self.more}
+
+
+_OF_LOADED = frozenset(one.name for one in fields(Loaded)) - {"more"}
 
 
 #: What brings a version: ``load(context, target)`` writes every byte of it into `target`.

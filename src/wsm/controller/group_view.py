@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,8 +143,7 @@ class GroupView:
 
     def wait(self, look: Look, timeout_s: float) -> bool:
         """Wait until a status differs from what was seen, or it rang; blocks up to `timeout_s` seconds."""
-        seen = zip(self._layout.status, look.statuses, strict=True)
-        watches = [Watch(index, high=False, seen=word) for index, word in seen]
+        watches = list(map(Watch, self._layout.status, repeat(False), look.statuses))
         return wait(self._segment, watches, timeout_s, alarm=self._alarm, heard=look.rings)
 
     def watch_deaths(self) -> None:

@@ -85,7 +85,7 @@ def has_wait_any() -> bool:
     return ctypes.get_errno() == errno.EINVAL
 
 
-def wait_one(value: int, address: int, timeout_s: float) -> None:
+def wait_one(address: int, value: int, timeout_s: float) -> None:
     """Sleep while the 32 bits at `address` are `value`, until woken, for `timeout_s` seconds at most."""
     timeout = _timespec(timeout_s)
     _libc.syscall(
@@ -105,13 +105,13 @@ def wait_any(expected: Sequence[tuple[int, int]], timeout_s: float) -> None:
     Parameters
     ----------
     expected : sequence of (int, int)
-        Value and address of 1 to 128 words.
+        Address and value of 1 to 128 words.
     timeout_s : float
         Seconds.
     """
-    waiters = (_Waiter * len(expected))(*expected)
-    for waiter in waiters:
-        waiter.flags = _FUTEX_32
+    waiters = (_Waiter * len(expected))(
+        *[_Waiter(value, address, _FUTEX_32, 0) for address, value in expected]
+    )
     # This call takes a point in time, not a span.
     until = _timespec(time.monotonic() + timeout_s)
     _libc.syscall(
@@ -342,12 +342,12 @@ def wake(segment: Segment, index: int, high: bool = False) -> int:
 def _expected(
     segment: Segment, watches: Sequence[Watch], alarm: Alarm | None, heard: int
 ) -> list[tuple[int, int]]:
-    """Return what the kernel is to compare, value and address, as many as it takes: words, then the alarm."""
+    """Return what the kernel is to compare, address and value, as many as it takes: words, then the alarm."""
     expected: list[tuple[int, int]] = []
     for watch in watches[: MAX_WAITERS - (alarm is not None)]:
         half = watch.seen >> _HALF_BITS if watch.high else watch.seen & _HALF_MASK
-        expected.append((half, _address_of(segment, watch.index, watch.high)))
-    return expected if alarm is None else [*expected, (heard, alarm.address)]
+        expected.append((_address_of(segment, watch.index, watch.high), half))
+    return expected if alarm is None else [*expected, (alarm.address, heard)]
 
 
 def _address_of(segment: Segment, index: int, high: bool) -> int:

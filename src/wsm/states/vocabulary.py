@@ -51,12 +51,16 @@ class Admission(enum.Enum):
     OPEN = "open"
     HELD = "held"
 
+    __hash__ = object.__hash__  # an enumeration's own is a function in Python
+
 
 class AdmissionEvent(enum.Enum):
     """What can happen to the admission of a rank."""
 
     HOLD = "hold"
     RELEASE = "release"
+
+    __hash__ = object.__hash__  # an enumeration's own is a function in Python
 
 
 class After(enum.Enum):
@@ -92,6 +96,8 @@ class WeightEvent(enum.Enum):
     ABORT = "abort"
     LOST = "lost"
 
+    __hash__ = object.__hash__  # an enumeration's own is a function in Python
+
 
 class KVEvent(enum.Enum):
     """What can happen to the KV cache."""
@@ -101,6 +107,8 @@ class KVEvent(enum.Enum):
     UPDATE = "update"
     REBUILT = "rebuilt"
     LOST = "lost"
+
+    __hash__ = object.__hash__  # an enumeration's own is a function in Python
 
 
 class Tag(enum.Enum):
@@ -112,6 +120,8 @@ class Tag(enum.Enum):
 
     WEIGHTS = "weights"
     KV_CACHE = "kv_cache"
+
+    __hash__ = object.__hash__  # an enumeration's own is a function in Python
 
 
 #: What a command means that names no tags.

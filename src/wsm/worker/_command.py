@@ -158,7 +158,8 @@ class ResidentFacts:
     def committed(self, report: RankReport) -> None:
         """Take in what a commit has brought."""
         held = (*report.bases, report.version)
-        self._absent = {part: names for part, names in self._absent.items() if part in held}
+        if self._absent:
+            self._absent = {part: names for part, names in self._absent.items() if part in held}
         if report.version is not None and report.facts.get("partial") and "not_loaded" in report.facts:
             self._absent = {**self._absent, report.version: frozenset(report.facts["not_loaded"])}
         self.weights = {
@@ -505,11 +506,12 @@ class CommandReader:
     ) -> Run:
         context = self._context(state, arguments)
         context.promised_digest = promised
-        context.looked = tuple(look.path for look in looked)
-        context.look_again = lambda: _require_unchanged(looked, context)
+        if looked:
+            context.looked = tuple(look.path for look in looked)
+            context.look_again = lambda: _require_unchanged(looked, context)
         if restored is not None:
             context.bases, context.promised_digest = restored.bases, restored.digest
-        before = tuple(thread for thread in self._staging if not thread.rest(0))
+        before = () if not self._staging else tuple(one for one in self._staging if not one.rest(0))
         thread = None
         if request is Request.HOT_UPDATE:
             thread = staging = self._work.threads(state.rank)
@@ -519,7 +521,7 @@ class CommandReader:
             context.cancelled = lambda: staging.cancelled or self._called_off(state)
         else:
             # What a hot update replaced is to be let go by now, or measuring would still find it.
-            self._staging = tuple(thread for thread in before if not thread.rest(_REST_S))
+            self._staging = () if not before else tuple(one for one in before if not one.rest(_REST_S))
         return Run(
             request,
             arguments,

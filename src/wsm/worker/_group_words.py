@@ -75,16 +75,12 @@ class GroupWords:
         Blocks up to `timeout_s` seconds.
         """
         watches = [Watch(self.command, high=False, seen=read.command)]
-        watches += [
-            Watch(index, high=True, seen=word)
-            for index, word in zip(self.steps, read.steps, strict=True)
-            if index != self.step
-        ]
-        watches += [
-            Watch(index, high=False, seen=word)
-            for index, word in zip(self.statuses, read.statuses, strict=True)
-            if index != self.status
-        ]
+        for index, word in zip(self.steps, read.steps, strict=True):
+            if index != self.step:
+                watches.append(Watch(index, high=True, seen=word))
+        for index, word in zip(self.statuses, read.statuses, strict=True):
+            if index != self.status:
+                watches.append(Watch(index, high=False, seen=word))
         return wait(self.segment, watches, timeout_s)
 
     def pause(self, timeout_s: float) -> None:

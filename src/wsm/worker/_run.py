@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, Plan, Plans
@@ -90,6 +91,8 @@ class Run:
         What is done now, for reports: an action, or a moment of the command.
     teardown_failure : Exception or None
         What the teardown raised, once a way out has ended FAULTED.
+    held : bool
+        Whether the group is held once this command is committed.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class Run:
         self._clock = clock
         self._recorder = recorder
         self._watch = watch
-        self._held = held_after(arguments.after, held=life.admission is Admission.HELD)
+        self.held = held_after(arguments.after, held=life.admission is Admission.HELD)
         self._cause = f"{request.value} {arguments.request_id}"
         self._began: list[Action] = []  # for undoing
         self._seconds: list[ActionSeconds] = []
@@ -138,11 +141,6 @@ class Run:
         self._flipped = thread is None
 
     @property
-    def held(self) -> bool:
-        """Whether the group is held once this command is committed."""
-        return self._held
-
-    @property
     def _loads(self) -> bool:
         """Whether weights are loaded."""
         return self._asked.request is not Request.CLEAR and Tag.WEIGHTS in self._asked.tags
@@ -152,7 +150,7 @@ class Run:
         """Whether requests wait then for the end of the hold, as far as is known."""
         context = self._context
         keeps = context.in_flight is InFlightPolicy.KEEP
-        return self._held and keeps and (context.set_aside or not context.held)
+        return self.held and keeps and (context.set_aside or not context.held)
 
     @property
     def touched(self) -> bool:
@@ -191,7 +189,7 @@ class Run:
         self._watch.takes_up(self.plan)
         for action in self.plan.admission if hot else self.plan.before_parking:
             self._run(action)
-        return () if hot else tuple(action.collective for action in self.plan.actions)
+        return () if hot else tuple(map(attrgetter("collective"), self.plan.actions))
 
     def stage(self) -> bool:
         """Go on with what runs beside the serving loop; return whether all of it is done. Does not block.
@@ -308,7 +306,7 @@ class Run:
             actions=tuple(self._seconds),
             bases=tuple(facts.pop("bases", ())),
             facts=facts,
-            held=self._held,
+            held=self.held,
             loads=self._loads,
         )
 
@@ -412,13 +410,13 @@ class Run:
     def _is_wanted(self, action: Action) -> bool:
         """Whether admission, as it was and as it was decided, asks for an action behind the decision."""
         if action.name == names.RESUME_ADMITTING:
-            return not self._held
+            return not self.held
         ends = self._context.held and self._context.in_flight is InFlightPolicy.ABORT
         return ends or action.name != names.END_SET_ASIDE
 
     def _follow_admission(self) -> None:
         """Let admission become what was decided; a call that was cut short finds it so already."""
-        event = event_to(self._life.admission, held=self._held)
+        event = event_to(self._life.admission, held=self.held)
         if event is not None:
             context = self._context
             self._recorder.transition(

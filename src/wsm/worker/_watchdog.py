@@ -93,6 +93,7 @@ class ActionWatch:
         self._rank = rank
         self._presence = presence
         self._plans = tuple(plans)
+        self._numbers = {id(plan): number for number, plan in enumerate(self._plans)}
         self._clock = clock
         self.interruption: str | None = None
         self.deadline_s = 0.0
@@ -122,7 +123,7 @@ class ActionWatch:
 
     def takes_up(self, plan: Plan | None) -> None:
         """Say which plan is at hand from now on; None: none."""
-        place = next((place for place, one in enumerate(self._plans) if one is plan), None)
+        place = self._numbers.get(id(plan))
         if place != self._plan:
             self._plan = place
             self._presence.does(Doing(place), self._clock.monotonic_ns())
