@@ -138,7 +138,7 @@ def committed_record(source: RecordSource) -> CommittedRecord:
     """
     index = source.layout.committed
     word = CommittedWord.unpack(source.words[index])
-    while (found := _named(source, word)) is None:
+    while (found := record_of(source, word)) is None:
         # Between two looks two commits may have passed, whose records took both slots.
         before, word = word, CommittedWord.unpack(source.words[index])
         if word == before:
@@ -146,21 +146,8 @@ def committed_record(source: RecordSource) -> CommittedRecord:
     return found
 
 
-def record_of(source: RecordSource, word: CommittedWord) -> CommittedRecord:
-    """Return the record that `word` names, its last revision.
-
-    Raises
-    ------
-    CommittedRecordError
-        If it is not there.
-    """
-    found = _named(source, word)
-    if found is None:
-        raise CommittedRecordError(sequence=word.sequence)
-    return found
-
-
-def _named(source: RecordSource, word: CommittedWord) -> CommittedRecord | None:
+def record_of(source: RecordSource, word: CommittedWord) -> CommittedRecord | None:
+    """Return the record that `word` names, its last revision; None: it is not there."""
     records = _records(source)
     place = named_by(word, records)
     if place is not None:

@@ -12,7 +12,7 @@ from wsm.controller._command_request import CommandRequest
 from wsm.controller.group_view import GroupView
 from wsm.receipt import Outcome, Receipt, named
 from wsm.states import holding
-from wsm.states.decide import resident_on_each
+from wsm.states.decide import missing_anywhere
 from wsm.states.holding import Answer, Hold
 from wsm.states.view import View
 from wsm.states.vocabulary import After, InFlightPolicy, Tag, sentence_of
@@ -27,7 +27,7 @@ def answered_at_once(group: GroupView, request: CommandRequest, view: View) -> R
     RefusedError
         If another owner holds the group, the hold is not in force, or the group could not serve.
     """
-    missing, held = _missing(view), view.committed.held
+    missing, held = missing_anywhere(view), view.committed.held
     if request.operation is Operation.HOLD:
         hold = group.known_hold(view)
         answer = holding.asked_to_hold(hold, held=held, owner=request.owner)
@@ -49,10 +49,6 @@ def answered_at_once(group: GroupView, request: CommandRequest, view: View) -> R
     return None
 
 
-def _missing(view: View) -> frozenset[Tag]:
-    return frozenset(tag for resident in resident_on_each(view) for tag in resident.missing)
-
-
 def under_hold(group: GroupView, request: CommandRequest, view: View) -> CommandRequest:
     """Return a command with what the hold that the group stands under means for it.
 
@@ -67,7 +63,7 @@ def under_hold(group: GroupView, request: CommandRequest, view: View) -> Command
     usual = InFlightPolicy.KEEP if request.operation.is_hot else InFlightPolicy.ABORT
     in_flight = holding.in_flight_under(hold, request.in_flight, usual)
     if asked.after is After.SERVE and view.committed.held:
-        left = _missing(view) - asked.tags
+        left = missing_anywhere(view) - asked.tags
         if left:
             raise errors.cannot_be_released(missing=named(left), told=sentence_of(left))
         if hold is not None and request.hold is None and hold.owner != request.owner:

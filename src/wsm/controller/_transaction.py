@@ -29,7 +29,6 @@ from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
 from wsm.states import decide, holding
 from wsm.states import journal as kinds
-from wsm.states.decide import resident_on_each
 from wsm.states.view import View
 from wsm.states.vocabulary import After, Tag
 from wsm.states.words import CommandWord, Decider, Operation, StatusCode
@@ -299,25 +298,8 @@ class Transaction:
         WsmError
             As :meth:`wsm.Controller.update`.
         """
-        self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)
-        return self._drive()
-
-    def complete(self) -> None:
-        """Bring a command that a dead controller left open to its end, in this thread, with this role.
-
-        An undecided one is committed if every rank is PREPARED, else aborted. Blocks up to the settle
-        time. How it ends is for its own caller, who is dead; it is logged.
-        """
-        self._is_inherited = True
-        self.give_up()
-        try:
-            self._drive()
-        except WsmError as error:
-            self._log.warning(log.DECISION_COMPLETED, error=str(error))
-        else:
-            self._log.warning(log.DECISION_COMPLETED)
-
-    def _drive(self) -> Receipt:
+        if not self._is_inherited:
+            self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)
         while True:
             look = self._group.look()
             view = look.view
@@ -343,6 +325,21 @@ class Transaction:
             left_s = LOOK_S if self._decided_ns else self._left_s()
             self._group.wait(look, self._watch.wait_s(left_s))
         return self._ended(view)
+
+    def complete(self) -> None:
+        """Bring a command that a dead controller left open to its end, in this thread, with this role.
+
+        An undecided one is committed if every rank is PREPARED, else aborted. Blocks up to the settle
+        time. How it ends is for its own caller, who is dead; it is logged.
+        """
+        self._is_inherited = True
+        self.give_up()
+        try:
+            self.drive()
+        except WsmError as error:
+            self._log.warning(log.DECISION_COMPLETED, error=str(error))
+        else:
+            self._log.warning(log.DECISION_COMPLETED)
 
     def _ended(self, view: View) -> Receipt:
         if view.command.operation.is_commit:
@@ -390,17 +387,15 @@ class Transaction:
             return 0.0
         return self._elapsed_s(self._held.said_ns or self._clock.monotonic_ns())
 
-    def _hear(self, view: View, due: Due) -> None:
+    def _hear(self, view: View, due: Due, held: HeldDecision) -> None:
         """Tell who decides that all are PREPARED; one whose lease holds the decision goes on without this."""
-        if self._held is None or self._prepared_ns is not None:
-            return
         if not due.agree or not decide.all_prepared(view):
             return
         self._prepared_ns = self._clock.monotonic_ns()
         receipt = self._receipt(Outcome.PREPARED, StatusCode.PREPARED)
-        if self._arguments.leased and self._held.said is None:
+        if self._arguments.leased and held.said is None:
             self._handed_over = receipt
-        self._held.tell(receipt)
+        held.tell(receipt)
 
     def _write_what_follows(self, view: View) -> bool:
         """Write the decision, or the committed version, if it is time; return whether one was written."""
@@ -419,7 +414,8 @@ class Transaction:
         due = due_decision(self._group, view, give_up=give_up, verdict=verdict)
         self._unusable = due.unusable or self._unusable
         if due.word is None:
-            self._hear(view, due)
+            if self._held is not None and self._prepared_ns is None:
+                self._hear(view, due, self._held)
             return False
         if due.word.is_abort:
             self._situation = self._seen(view)
@@ -508,7 +504,7 @@ class Transaction:
         found = outcome.reports(self._group, self._command, code) or []
         view = self._group.view()
         digests = {report.manifest_digest for report in found if report.manifest_digest is not None}
-        missing = frozenset(tag for each in resident_on_each(view) for tag in each.missing)
+        missing = decide.missing_anywhere(view)
         version = None if Tag.WEIGHTS in missing else self._group.known_version(view)
         aborted_outside = how is Outcome.ABORTED and self._command.decider is Decider.OUTSIDE
         if how is Outcome.PREPARED:

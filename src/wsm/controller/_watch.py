@@ -149,7 +149,7 @@ class _Overdue:
         """Seconds until the next deadline that is known of; None if no participant was inside an action."""
         least = None
         for rank in self._since:
-            action = self._action(rank)
+            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
             if action is not None:
                 left_s = action.deadline_s - self._elapsed_s(rank)
                 least = left_s if least is None else min(left_s, least)
@@ -167,7 +167,7 @@ class _Overdue:
                 self._since[rank] = (presence.doing, presence.since_ns, now_ns)
         late = []
         for rank in self._since:
-            action = self._action(rank)
+            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
             if action is not None and self._elapsed_s(rank) > action.deadline_s:
                 late.append(rank)
         return self._culprits(late, view) if late else []
@@ -176,7 +176,7 @@ class _Overdue:
         """Name the ranks that hold a collective action up: none leaves it before all are in."""
         hangs: dict[int, Hang] = {}
         for rank in late:
-            action = self._action(rank)
+            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
             if action is None:
                 continue
             who = (
@@ -218,9 +218,6 @@ class _Overdue:
         ]
         inside = [other for other in self._since if view.statuses[other].action == index]
         return absent or [other for other in inside if self._group.stopped(other)] or inside
-
-    def _action(self, rank: int) -> DeclaredAction | None:
-        return _action_of(self._group, rank, self._epoch, self._since[rank][0])
 
     def _elapsed_s(self, rank: int) -> float:
         return (self._clock.monotonic_ns() - self._since[rank][2]) / 1e9

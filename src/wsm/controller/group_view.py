@@ -255,7 +255,10 @@ class GroupView:
         wsm.committed_record.CommittedRecordError
             If that record is not there.
         """
-        return record_of(self.segment, view.committed)
+        found = record_of(self.segment, view.committed)
+        if found is None:
+            raise CommittedRecordError(sequence=view.committed.sequence)
+        return found
 
     def known_version(self, view: View) -> str | None:
         """Return the committed version; None also where its record is not there, which is logged."""
@@ -283,7 +286,7 @@ class GroupView:
 
     def commit(self, view: View, record: CommittedRecord) -> None:
         """Say that the group has committed something else: the record first, then the word that names it."""
-        write_record(self.segment, view.command.epoch, record)
+        self.write_record(view, record)
         self.write_committed(record.word)
 
     def write_record(self, view: View, record: CommittedRecord) -> None:

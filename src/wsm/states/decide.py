@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 from wsm.labels import version_id
@@ -85,6 +86,11 @@ class Resident(NamedTuple):
 def resident_on_each(view: View) -> list[Resident]:
     """Return what each participant holds, by its status word."""
     return [Resident(WeightState(status.weights), KVState(status.kv)) for status in view.statuses]
+
+
+def missing_anywhere(view: View) -> frozenset[Tag]:
+    """Return what is not there, or not whole, on some participant."""
+    return frozenset().union(*map(attrgetter("missing"), resident_on_each(view)))
 
 
 def resident_on_all(each: Iterable[Resident]) -> Resident | None:

@@ -11,13 +11,15 @@ rank waits, enters work of the engine, or goes back to its loop. So no word wait
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import io
 import os
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TextIO
+from typing import Any, Concatenate, ParamSpec
 
 import wsm
 from wsm import log
@@ -83,7 +85,7 @@ class Recorder:
         self._clock = clock
         self._epoch = self._sequence = 0
         self._log = log.logger("worker", rank=rank)
-        self._file: TextIO | None = None
+        self._file: io.FileIO | None = None
         self._ring: LineRing | None = None
         self._closed, self._last = False, ""
         self._told_short: tuple[int, int, type[BaseException]] | None = None
@@ -93,8 +95,8 @@ class Recorder:
             Path(directory).mkdir(parents=True, exist_ok=True)
             path = Path(directory) / f"rank{rank}.ndjson"
             _cut_torn_line(path)
-            # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
-            self._file = os.fdopen(open_to_append(path), "a", buffering=1, encoding="utf-8")
+            # Unbuffered: a line is in the kernel's hands, and survives this process, once it is written.
+            self._file = os.fdopen(open_to_append(path), "ab", buffering=0)
         self._inputs = None if self._file is None else InputLog()
         self.journal = Journal()
         self._note(kinds.STARTED, pid=os.getpid(), version=wsm.__version__, tables=own_tables())
@@ -297,7 +299,7 @@ class Recorder:
         self.write()
 
     def _end_file(self) -> None:
-        """Close the file. What it could not take lies in its buffer still, and would be refused once more."""
+        """Close the file."""
         file, self._file, self._inputs = self._file, None, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -331,10 +333,14 @@ class Recorder:
                 if not alone:
                     told.append(line)
             if self._file is not None:
+                data = "\n".join([*written, ""]).encode()
                 try:
-                    self._file.write("\n".join([*written, ""]))  # one call of the kernel
+                    short = self._file.write(data) != len(data)  # one call of the kernel
+                    problem = os.strerror(errno.ENOSPC) if short else ""
                 except OSError as error:
-                    self._log.error(log.JOURNAL_ENDED, error=str(error))
+                    problem = str(error)
+                if problem:
+                    self._log.error(log.JOURNAL_ENDED, error=problem)
                     self._end_file()
             if self._ring is not None:
                 for line in told:
