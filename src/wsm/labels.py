@@ -113,8 +113,3 @@ def version_id(label: str) -> int:
     """
     digest = hashlib.blake2b(label.encode("ascii"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - VERSION_ID_BITS)
-
-
-def same_in_words(one: str, other: str) -> bool:
-    """Whether two labels that are not the same have one number in words."""
-    return one != other and version_id(one) == version_id(other)

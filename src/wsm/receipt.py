@@ -209,12 +209,18 @@ class Receipt:
             what = self._sentence_of_a_half()
         elif self.hold is not None:
             what = f"{what.replace('serves', 'holds')}, and is held by {self.hold.get('owner')}"
-        loaded = sum(report.bytes for report in self.ranks)
-        kept = sum(int(report.facts.get("kept_tensors", 0)) for report in self.ranks)
+        loaded = kept = unknown = 0
+        unproven: list[int] = []
+        for report in self.ranks:
+            facts = report.facts
+            loaded += report.bytes
+            kept += int(facts.get("kept_tensors", 0))
+            unknown += int(facts.get("unknown_tensors", 0))
+            measured = facts.get("resident_bytes_after", 0), facts.get("dropped_bytes")
+            if "resident_bytes_after" in facts and None in measured:
+                unproven.append(report.rank)  # it let memory go, and could not measure that it is free
         rest = f", {kept} tensors kept as they were" if self.partial else ""
-        unproven = [report.rank for report in self.ranks if _freed_unmeasured(report)]
         proof = f", free memory not measured on rank {', '.join(map(str, unproven))}" if unproven else ""
-        unknown = sum(int(report.facts.get("unknown_tensors", 0)) for report in self.ranks)
         rest += f", {unknown} tensors left out that the model does not have" if unknown else ""
         lacks = "its source names no version" if is_unnamed(self.version or "") else ""
         lacks = lacks or "not every tensor was promised by a digest"
@@ -225,12 +231,3 @@ class Receipt:
         staged = f", staged for {self.staging_s * 1e3:.1f} ms while serving" if self.hot else ""
         took = f"{self.seconds * 1e3:.1f} ms"
         return f"{what} (epoch {self.epoch}, sequence {self.sequence}{amount}, {took}{staged}{proof})"
-
-
-def _freed_unmeasured(report: RankReport) -> bool:
-    """Whether a rank let memory go, and could not measure that it is free."""
-    facts = report.facts
-    return "resident_bytes_after" in facts and None in (
-        facts["resident_bytes_after"],
-        facts.get("dropped_bytes"),
-    )

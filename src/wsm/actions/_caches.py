@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.errors import PostconditionError
+from wsm.actions.errors import PostconditionError, surface_missing
 from wsm.actions.measuring import measure_before
 from wsm.actions.surfaces import CountedKVCacheSurface, KeepingKVCacheSurface, KVCacheSurface, require
 from wsm.states.vocabulary import KVPolicy
 
 
 def _cache(context: ActionContext, action: str) -> KVCacheSurface:
-    return require(context.runner.kv_cache, name="kv_cache", action=action)
+    cache = context.runner.kv_cache
+    if cache is None:  # the plan was derived for another runner
+        raise surface_missing(action=action, surface="kv_cache")
+    return cache
 
 
 class ReleaseKVCache(Action):

@@ -51,11 +51,14 @@ def restorable(found: Sequence[RankReport]) -> bool:
 
 def verified(found: Sequence[RankReport]) -> bool | None:
     """Whether digests were promised for all that ranks loaded; None if that is nothing, or not known."""
-    loads = [report for report in found if report.tensors]
-    said = [report.facts.get("verified_tensors") for report in loads]
-    if not loads or None in said:
-        return None
-    return all(report.tensors == count for report, count in zip(loads, said, strict=True))
+    every: bool | None = None
+    for report in found:
+        if report.tensors:
+            count = report.facts.get("verified_tensors")
+            if count is None:
+                return None
+            every = every is not False and report.tensors == count
+    return every
 
 
 def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:
@@ -65,19 +68,17 @@ def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:
     alone cannot be compared, and the versions must do. A digest that a rank says is the group's and does not
     name is equal to nothing.
     """
-    return {
-        report.rank: f"version {report.version}, {_manifest_in_words(report)}"
-        for report in found
-        if not report.facts.get(WITHOUT_WEIGHTS)
-    }
-
-
-def _manifest_in_words(report: RankReport) -> str:
-    if report.facts.get("manifest_scope") != "group":
-        return "no group manifest"
-    if not report.manifest_digest:
-        return f"a group manifest that rank {report.rank} does not name"
-    return f"manifest {report.manifest_digest}"
+    loaded: dict[int, str] = {}
+    for report in found:
+        if report.facts.get(WITHOUT_WEIGHTS):
+            continue
+        manifest = f"manifest {report.manifest_digest}"
+        if report.facts.get("manifest_scope") != "group":
+            manifest = "no group manifest"
+        elif not report.manifest_digest:
+            manifest = f"a group manifest that rank {report.rank} does not name"
+        loaded[report.rank] = f"version {report.version}, {manifest}"
+    return loaded
 
 
 def agree(found: Sequence[RankReport]) -> bool:

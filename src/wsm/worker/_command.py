@@ -30,7 +30,7 @@ from wsm.command import (
     version_held,
 )
 from wsm.committed_record import CommittedRecordError, commit_report, committed_record
-from wsm.labels import is_unnamed, same_in_words, unnamed_version
+from wsm.labels import is_unnamed, unnamed_version, version_id
 from wsm.report import RankReport
 from wsm.states import command_events, epochs
 from wsm.states.machine import LifeCycle
@@ -426,7 +426,7 @@ class CommandReader:
             committed = committed_record(self._words.segment)
             if committed.version is None:
                 return None
-            if same_in_words(version, committed.version):
+            if version != committed.version and version_id(version) == version_id(committed.version):
                 raise errors.labels_alike(rank=state.rank, version=version, committed=committed.version)
             if version == committed.version and not arguments.reload:
                 report = commit_report(self._words.segment, state.rank, committed.load_sequence)
