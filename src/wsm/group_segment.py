@@ -5,6 +5,7 @@ The owner is the process that starts the group: a supervisor, or rank 0 where th
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -97,8 +98,14 @@ def owner_said(segment: Segment | SegmentImage) -> Mapping[str, Any]:
         if data is not None or isinstance(segment, SegmentImage):  # a copy changes no more
             break
         time.sleep(_PAUSE_S)  # the owner is writing it, or was torn from it by its death
+    return {} if data is None else _read(data)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(data: bytes) -> Mapping[str, Any]:
+    """Read what an owner says; the same bytes are read with each command."""
     try:
-        said = None if data is None else json.loads(data)
+        said = json.loads(data)
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}

@@ -361,7 +361,7 @@ def remove_socket(path: Path) -> None:
 def is_at(path: Path, status: os.stat_result) -> bool:
     """Whether a path names the very file that has this status; links are not followed."""
     try:
-        return os.path.samestat(path.lstat(), status)
+        return os.path.samestat(os.lstat(path), status)
     except OSError:
         return False
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from wsm.clock import Clock
-from wsm.command import partial_update_refused
+from wsm.command import CommandArguments, partial_update_refused
 from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
