@@ -22,7 +22,7 @@ from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.base import Loaded
 from wsm.actions.measuring import resident_digest
 from wsm.errors import WsmError
-from wsm.fastdeploy import DynamicWeightManager, _entries, _install, _part_words
+from wsm.fastdeploy import DynamicWeightManager, _control_calls, _entries, _install, _part_words
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
@@ -247,6 +247,7 @@ class Loop:
         self.runner = ModelRunner(settings["generation"])
         if settings.get("v1"):
             _install._watch(ControlledRunner)
+            _control_calls.DEADLINES_S.update(self.settings.get("deadlines_s", {}))
             self.runner = ControlledRunner(self.passes)
         self.word = Signal(self.directory / f"model_weights_status.{self.port}")
         self.kv: Signal | None = None

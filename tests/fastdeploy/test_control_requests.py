@@ -81,13 +81,14 @@ def test_tags_say_which_half_goes_and_comes(job, first):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_method_that_fails_after_any_rank_touched_weights_leaves_no_rank_that_steps(job, rank):
     job.publish(2)
-    for point in ("update begins", "update ends"):
+    for point in ("update ends", "update begins"):
         job.order(rank, point)
         failed = job.controls("update_weights", version="2")
         assert codes(failed) == ["rank-failed", "call-failed"]
         assert all(f"wants {point}" in said["error"] for said in failed)
-        assert {said["sleeping"][0] for said in failed} == {True}
-        assert {tuple(said["held"]) for said in failed} == {()}
+        (sleeps,) = {said["sleeping"][0] for said in failed}
+        assert sleeps or point == "update begins"  # the other rank may have touched its weights by then
+        assert {not said["held"] for said in failed} == {sleeps}
         woken = job.controls("wakeup", tags=BOTH)
         assert sleeping(woken) == {(False, False)}
     job.end()
@@ -127,6 +128,21 @@ def test_a_rank_that_dies_inside_a_method_lets_no_other_one_wait_or_step(job, lo
     (said,) = [job.programs[1 - lost].says("controlled")]
     assert said["code"] in ("rank-gone", "call-failed", "rank-died")
     assert said["sleeping"][0] is True
+
+
+def test_a_rank_that_hangs_in_a_method_is_named_before_the_engine_gives_up(make_job):
+    """Rank 0 answers at its deadline; the group is asked again once the rank has come back."""
+    job = make_job(v1=True, deadlines_s={"update_weights": 1.0})
+    hangs = job.order(1, "update begins hangs")
+    job.control("update_weights", version="1")
+    said = job.programs[0].says("controlled")
+    assert "rank 1" in said["error"]
+    assert said["sleeping"][0] is True
+    hangs.unlink()
+    assert job.programs[1].says("controlled")["sleeping"][0] is True
+    assert sleeping(job.controls("wakeup", tags=BOTH)) == {(False, False)}
+    job.each_says("stepped")
+    job.end()
 
 
 def test_a_command_of_another_process_is_refused_while_a_request_is_open(make_job):

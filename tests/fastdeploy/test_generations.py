@@ -100,7 +100,7 @@ def test_running_slots_of_runner_v1_are_those_with_tokens_which_its_clear_reques
 
 
 @pytest.mark.parametrize("runner", [runners.Runner2025, runners.Runner2026, runners.RunnerV1])
-def test_no_tensor_of_a_released_cache_is_held_whoever_releases_it(tmp_path, runner):
+def test_no_tensor_of_a_released_cache_is_held_by_whom_it_is_released(tmp_path, runner):
     runner = runner()
     runner.initialize_kv_cache()
     cache = bound(runner, tmp_path).kv_cache

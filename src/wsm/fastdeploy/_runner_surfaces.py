@@ -215,7 +215,7 @@ _DRAFT_RESETS = ("reset", "reset_model_inputs")
 
 
 def observed(owner: Any, *spellings: str, note: Callable[[], None], needed_for: str) -> Callable[..., Any]:
-    """Let an object say when one of its calls has come to its end, whoever makes it; return the call.
+    """Let an object say when one of its calls has come to its end, by any caller; return the call.
 
     FastDeploy's own code makes the same calls as plans do, and what it has done is done.
 
