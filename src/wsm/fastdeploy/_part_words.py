@@ -74,7 +74,7 @@ class PartWord:
         return self._word
 
 
-class CacheProcess:
+class TransferProcess:
     """The cache process of this rank's data-parallel part, as the part's first rank asks it.
 
     Parameters

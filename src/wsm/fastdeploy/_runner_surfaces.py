@@ -32,7 +32,7 @@ from wsm.actions.surfaces import (
 )
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
-from wsm.fastdeploy._part_words import CacheProcess
+from wsm.fastdeploy._part_words import TransferProcess
 from wsm.signals.live_signal import LiveSignal
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.tensor import tied_names
@@ -247,11 +247,11 @@ class RunnerCache:
 
     Parameters
     ----------
-    process : CacheProcess or None
+    process : TransferProcess or None
         The process that holds KV cache beside it, as this rank asks it.
     """
 
-    def __init__(self, process: CacheProcess | None = None) -> None:
+    def __init__(self, process: TransferProcess | None = None) -> None:
         self._process = process
         self._let_go = False  # whether that process was asked to let go, and is yet to take it again
         self._calls: tuple[Callable[[], Any], Callable[[], Any]] | None = None
@@ -525,7 +525,7 @@ class WorkerSurfaces:
         self.memory = memory
         self.groups = groups
         asks = facts.asks_cache_process and facts.tensor_parallel_rank == 0
-        self._cache_process = CacheProcess(facts.port, directory) if asks else None
+        self._cache_process = TransferProcess(facts.port, directory) if asks else None
         self._requests, self._cache = RunnerRequests(), RunnerCache(self._cache_process)
         self._graphs = RunnerGraphs() if facts.graphs else None
         self._draft = RunnerDraft(graphs=facts.graphs) if facts.drafts else None
