@@ -29,6 +29,7 @@ PARALLEL_FILES = {
         ("run", "loop", "command", "journal", "groups", "graphs", "load"),
         "a command of the terminal, the demo or the reference engine, named like what it is about",
     ),
+    "client": "programs that reach the reference engine, or a group over HTTP",
     "serving": "where a server listens: for commands, for scrapes, and the command line of the first",
     "base": "what all of a package's modules build on",
     "fastdeploy": "the words of FastDeploy, and its objects",

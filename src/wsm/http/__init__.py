@@ -10,6 +10,9 @@ module              responsible for
 :mod:`.kept`        what outlives a server: the ends of requests, and why a hold is closed
 :mod:`.answers`     from receipts and errors to statuses, headers and bodies, and back
 :mod:`.native`      the routes of ``/wsm/v1``
+:mod:`.events`      what happens to a group, as server-sent events
+:mod:`.openapi`     the native API as an OpenAPI document
+:mod:`.client`      programs that command a group over HTTP
 :mod:`.surface`     what a front for one kind of trainer is
 :mod:`.surfaces`    those fronts
 :mod:`.security`    who is let in: addresses, tokens, Host and Origin, bodies
@@ -22,8 +25,20 @@ module              responsible for
 """
 
 from wsm.http.app import create_app
+from wsm.http.client import AsyncClient, Client
 from wsm.http.commands import ClosedHold, Commands, Origin
 from wsm.http.security import Security
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 
-__all__ = ["ClosedHold", "Commands", "InHold", "Origin", "Security", "Surface", "SurfaceRoute", "create_app"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ClosedHold",
+    "Commands",
+    "InHold",
+    "Origin",
+    "Security",
+    "Surface",
+    "SurfaceRoute",
+    "create_app",
+]

@@ -8,6 +8,7 @@ in :mod:`.kept`.
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
 import threading
 import time
@@ -31,6 +32,7 @@ from wsm.receipt import Outcome, Receipt
 from wsm.rollout.run_directory import run_directory_path
 from wsm.shared_directory import remove_ours
 from wsm.signals.names import segment_path
+from wsm.signals.segment import Segment
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, OnLease
 from wsm.status import Explanation, GroupFacts, GroupStatus, explain, read_facts
 
@@ -154,6 +156,10 @@ class Commands:
     async def read(self, question: Callable[[], _Read]) -> _Read:
         """Ask something that blocks for a moment, in a thread."""
         return await asyncio.wrap_future(self._readers.submit(question))
+
+    def segment(self) -> Segment:
+        """Return the memory of the group, to be read."""
+        return self._now()[1].group.segment
 
     def is_held(self) -> bool:
         """Whether the group stands still. One read of memory."""
@@ -351,7 +357,9 @@ class Commands:
         """
         request_id = uuid.uuid4().hex if origin.request_id is None else checked_request_id(origin.request_id)
         known = await self.read(
-            lambda: self._begun(_CommandUnderWay(request_id, operation, origin, _plain(asked), source), begin)
+            lambda: self._begun(
+                _CommandUnderWay(request_id, operation, origin, plain_arguments(asked), source), begin
+            )
         )
         if isinstance(known, Receipt):
             return known
@@ -524,12 +532,16 @@ class _CommandUnderWay:
         self.end: Future[Receipt] = Future()
 
 
-def _plain(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments as JSON has them, so that those of a second request can be compared with them."""
-    text = json.dumps(
-        {key: value for key, value in asked.items() if value is not None},
-        default=lambda value: sorted(map(str, value)) if isinstance(value, frozenset | set) else str(value),
-        sort_keys=True,
-    )
-    plain: dict[str, Any] = json.loads(text)
+def plain_arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as JSON has them, those that say nothing left out: to be sent, kept and compared."""
+    given = {key: value for key, value in asked.items() if value is not None}
+    plain: dict[str, Any] = json.loads(json.dumps(given, default=_plain_value, sort_keys=True))
     return plain
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, frozenset | set):
+        return sorted(str(_plain_value(each)) for each in value)
+    return str(value)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import json
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from starlette.requests import Request
 
 from wsm.command import checked_tags
-from wsm.http import errors
+from wsm.http import errors, openapi
 from wsm.http.answers import HttpAnswer, succeeded
 from wsm.http.commands import Commands, Origin
+from wsm.http.events import events
 from wsm.http.surface import SurfaceRoute
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
 
@@ -69,12 +73,15 @@ def _choice(kind: type[enum.Enum]) -> _Field:
     return read
 
 
+_in_flight: Final = _choice(InFlightPolicy)
+_kv_policy: Final = _choice(KVPolicy)
+
 _TIMES: Final[Mapping[str, _Field]] = {"deadline_s": _seconds, "settle_s": _seconds, "wait_s": _seconds}
 _CLEAR: Final[Mapping[str, _Field]] = {
     **_TIMES,
     "tags": _tags,
-    "in_flight": _choice(InFlightPolicy),
-    "kv_policy": _choice(KVPolicy),
+    "in_flight": _in_flight,
+    "kv_policy": _kv_policy,
     "hold": _text,
 }
 _UPDATE: Final[Mapping[str, _Field]] = {
@@ -96,8 +103,8 @@ FIELDS: Final[Mapping[str, Mapping[str, _Field]]] = {
     "update": _UPDATE,
     "hold": {
         **_TIMES,
-        "in_flight": _choice(InFlightPolicy),
-        "kv_policy": _choice(KVPolicy),
+        "in_flight": _in_flight,
+        "kv_policy": _kv_policy,
         "lease_s": _seconds,
         "on_lease": _text,
     },
@@ -168,9 +175,39 @@ def _command(operation: str) -> Callable[[Request, Commands], Any]:
             raise errors.bad_body(field="request_id", problem="it says what is committed")
         if operation in ("commit", "abort"):
             asked["prepared"] = asked.pop("request_id", None)
+        if "respond-async" in request.headers.get("prefer", ""):
+            return await _begun(commands, operation, origin, asked)
         return succeeded(await getattr(commands, operation)(origin, **asked))
 
+    command.__doc__ = f"""Ask the group to {operation}; the answer is the receipt."""
     return command
+
+
+async def _begun(commands: Commands, operation: str, origin: Origin, asked: Mapping[str, Any]) -> HttpAnswer:
+    """Answer 202 with the place of a command that goes on; what is over at once is answered as ever."""
+    named = replace(origin, request_id=origin.request_id or uuid.uuid4().hex)
+    task = asyncio.ensure_future(getattr(commands, operation)(named, **asked))
+    _detached.add(task)
+    task.add_done_callback(_forgotten)
+    await asyncio.wait({task}, timeout=_AT_ONCE_S)
+    if task.done():
+        return succeeded(task.result())
+    where = f"/wsm/v1/commands/{quote(str(named.request_id), safe='')}"
+    headers = {"Location": where, "Preference-Applied": "respond-async"}
+    return HttpAnswer(202, {"request_id": named.request_id, "location": where}, headers)
+
+
+def _forgotten(task: asyncio.Future[Any]) -> None:
+    _detached.discard(task)
+    if not task.cancelled():
+        task.exception()  # it is kept under its request id
+
+
+#: Commands whose callers did not wait for their ends.
+_detached: set[asyncio.Future[Any]] = set()
+
+#: Seconds in which a command that ends is answered with its receipt, even to who would not wait.
+_AT_ONCE_S: Final = 0.1
 
 
 async def status(_request: Request, commands: Commands) -> HttpAnswer:
@@ -208,7 +245,28 @@ async def health(_request: Request, commands: Commands) -> HttpAnswer:
     return HttpAnswer(200 if fit else 503, {"status": "ok" if fit else "unfit", "headline": now.headline})
 
 
-ROUTES: Final = (
+async def described(_request: Request, _commands: Commands) -> HttpAnswer:
+    """Answer this API as an OpenAPI document."""
+    return HttpAnswer(200, openapi.document(ROUTES, FIELDS, SCHEMAS))
+
+
+_SECONDS_SCHEMA: Final = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
+
+#: The JSON schema of what each reader of a field takes.
+SCHEMAS: Final[Mapping[_Field, Mapping[str, Any]]] = {
+    _text: {"type": "string"},
+    _flag: {"type": "boolean"},
+    _seconds: _SECONDS_SCHEMA,
+    _version: {"type": ["string", "integer"]},
+    _tags: {"type": "array", "items": {"enum": [each.value for each in Tag]}},
+    _object: {"type": "object"},
+    _in_flight: {"enum": [each.value for each in InFlightPolicy]},
+    _kv_policy: {"enum": [each.value for each in KVPolicy]},
+}
+
+ROUTES: Final[tuple[SurfaceRoute, ...]] = (
+    SurfaceRoute("GET", "/wsm/v1/events", events, reads=True),
+    SurfaceRoute("GET", "/wsm/v1/openapi.json", described, reads=True),
     SurfaceRoute("GET", "/wsm/v1/status", status, reads=True),
     SurfaceRoute("GET", "/wsm/v1/explain", explanation, reads=True),
     SurfaceRoute("GET", "/wsm/v1/ready", ready, reads=True),

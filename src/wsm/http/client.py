@@ -1,0 +1,264 @@
+"""Programs that command a group over HTTP: :class:`Client`, :class:`AsyncClient`; the library's own errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, final
+
+import httpx
+
+from wsm.errors import GroupError
+from wsm.http import errors
+from wsm.http.answers import error_of, json_bytes
+from wsm.http.commands import plain_arguments
+from wsm.receipt import Receipt
+
+#: Seconds beyond a command's own deadlines that an answer may take.
+_MARGIN_S: Final = 30.0
+_DEADLINES: Final = {"update": 300.0, "prepare": 300.0}
+
+
+class _Asking:
+    """What both clients share: where the server is, what is sent, and what its answers mean."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    def _options(self) -> dict[str, Any]:
+        base = "http://localhost" if self.url.startswith("unix:") else self.url
+        try:
+            parsed = httpx.URL(base)
+        except httpx.InvalidURL as error:
+            raise errors.bad_address(address=self.url, problem=str(error)) from None
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise errors.bad_address(address=self.url, problem="say http://HOST:PORT or unix:PATH")
+        return {"base_url": parsed, "headers": self._headers, "trust_env": False}
+
+    def _uds(self) -> str | None:
+        return self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+
+    def _command(self, operation: str, request_id: str | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        deadline_s = keywords.get("deadline_s") or _DEADLINES.get(operation, 60.0)
+        waits_s = keywords.get("wait_s") or deadline_s
+        seconds = deadline_s + waits_s + (keywords.get("settle_s") or 30.0) + _MARGIN_S
+        return {
+            "method": "POST",
+            "url": f"/wsm/v1/{operation}",
+            "content": json_bytes(plain_arguments(keywords)),
+            "headers": {} if request_id is None else {"Idempotency-Key": request_id},
+            "timeout": httpx.Timeout(seconds, connect=10.0),
+        }
+
+    def _receipt(self, answer: httpx.Response) -> Receipt:
+        said = self._content(answer)
+        try:
+            return Receipt.from_mapping(said["receipt"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._foreign(f"{type(error).__name__}: {error}") from error
+
+    def _content(self, answer: httpx.Response, *also: int) -> Any:
+        try:
+            said = answer.json()
+        except ValueError:
+            said = answer.text[:500]
+        if answer.status_code != 200 and answer.status_code not in also:
+            raise error_of(said, status=answer.status_code)
+        return said
+
+    def _foreign(self, problem: str) -> GroupError:
+        return GroupError(
+            f"what {self.url} answers is no receipt ({problem}); is it a server of wsm?", code="http-status"
+        )
+
+    def _unreachable(self, error: httpx.HTTPError) -> GroupError:
+        return errors.upstream_unreachable(url=self.url, reason=f"{type(error).__name__}: {error}")
+
+
+@final
+class Client(_Asking):
+    """Commands a group through a server of wsm. Blocks; safe for threads.
+
+    Each command takes the keywords of the method of that name of :class:`wsm.Controller`, and ``request_id``;
+    it returns the receipt, or raises the error that the group raised, by its own type.
+
+    Parameters
+    ----------
+    url : str
+        ``http://HOST:PORT``, ``https://``, or ``unix:PATH``.
+    token : str or None
+        Of the server's token file.
+    transport : httpx transport or None
+        How it is reached; None: as the URL says. No proxy of the environment is used.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        super().__init__(url, token)
+        options = self._options()
+        uds = self._uds()
+        self._client = httpx.Client(
+            transport=transport or (None if uds is None else httpx.HTTPTransport(uds=uds)), **options
+        )
+
+    def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """Give one command, by its name."""
+        return self._receipt(self._ask(**self._command(operation, request_id, keywords)))
+
+    def clear(self, *, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """As :meth:`wsm.Controller.clear`."""
+        return self.command("clear", request_id, **keywords)
+
+    def update(
+        self, version: str | int | None = None, *, request_id: str | None = None, **keywords: Any
+    ) -> Receipt:
+        """As :meth:`wsm.Controller.update`."""
+        return self.command("update", request_id, version=version, **keywords)
+
+    def hold(self, *, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """As :meth:`wsm.Controller.hold`; the hold is the native API's, whichever client asked."""
+        return self.command("hold", request_id, **keywords)
+
+    def release(self, *, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """As :meth:`wsm.Controller.release`; `force` releases another's hold, and one that is closed."""
+        return self.command("release", request_id, **keywords)
+
+    def prepare(
+        self, version: str | int | None = None, *, request_id: str | None = None, **keywords: Any
+    ) -> Receipt:
+        """As :meth:`wsm.Controller.lease`: the decision belongs to the request id of the receipt."""
+        return self.command("prepare", request_id, version=version, **keywords)
+
+    def commit(self, request_id: str, **keywords: Any) -> Receipt:
+        """Serve what was prepared under that request id."""
+        return self._receipt(
+            self._ask(**self._command("commit", None, {"request_id": request_id, **keywords}))
+        )
+
+    def abort(self, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """Take back what was prepared under that request id; None: whatever was."""
+        return self._receipt(
+            self._ask(**self._command("abort", None, {"request_id": request_id, **keywords}))
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return what ``wsm status --json`` prints."""
+        return dict(self._content(self._ask(method="GET", url="/wsm/v1/status")))
+
+    def explain(self) -> dict[str, Any]:
+        """Return what ``wsm explain --json`` prints."""
+        return dict(self._content(self._ask(method="GET", url="/wsm/v1/explain")))
+
+    def ready(self) -> bool:
+        """Whether the group serves."""
+        return bool(self._content(self._ask(method="GET", url="/wsm/v1/ready"), 503).get("serving"))
+
+    def request(self, request_id: str) -> dict[str, Any]:
+        """Return what became of a request."""
+        return dict(self._content(self._ask(method="GET", url=f"/wsm/v1/commands/{request_id}")))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield journal lines as they are written, until the caller stops."""
+        timeout = httpx.Timeout(60.0)
+        try:
+            with self._client.stream("GET", "/wsm/v1/events", timeout=timeout) as answer:
+                if answer.status_code != 200:
+                    answer.read()
+                    self._content(answer)
+                for line in answer.iter_lines():
+                    if line.startswith("data: "):
+                        yield json.loads(line.removeprefix("data: "))
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def _ask(self, **request: Any) -> httpx.Response:
+        try:
+            return self._client.request(**request)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@final
+class AsyncClient(_Asking):
+    """As :class:`Client`, for coroutines. To cancel a call leaves its command as it is, under its request id.
+
+    Parameters
+    ----------
+    url, token, transport
+        As :class:`Client`.
+    """
+
+    def __init__(
+        self, url: str, *, token: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        super().__init__(url, token)
+        options = self._options()
+        uds = self._uds()
+        self._client = httpx.AsyncClient(
+            transport=transport or (None if uds is None else httpx.AsyncHTTPTransport(uds=uds)), **options
+        )
+
+    async def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """Give one command, by its name: ``clear``, ``update``, ``hold``, ``release``, ``prepare``."""
+        return self._receipt(await self._ask(**self._command(operation, request_id, keywords)))
+
+    async def commit(self, request_id: str, **keywords: Any) -> Receipt:
+        """Serve what was prepared under that request id."""
+        asked = self._command("commit", None, {"request_id": request_id, **keywords})
+        return self._receipt(await self._ask(**asked))
+
+    async def abort(self, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """Take back what was prepared under that request id; None: whatever was."""
+        asked = self._command("abort", None, {"request_id": request_id, **keywords})
+        return self._receipt(await self._ask(**asked))
+
+    async def status(self) -> dict[str, Any]:
+        """Return what ``wsm status --json`` prints."""
+        return dict(self._content(await self._ask(method="GET", url="/wsm/v1/status")))
+
+    async def request(self, request_id: str) -> dict[str, Any]:
+        """Return what became of a request."""
+        return dict(self._content(await self._ask(method="GET", url=f"/wsm/v1/commands/{request_id}")))
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield journal lines as they are written, until the caller stops."""
+        try:
+            async with self._client.stream("GET", "/wsm/v1/events", timeout=httpx.Timeout(60.0)) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: "):
+                        yield json.loads(line.removeprefix("data: "))
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    async def _ask(self, **request: Any) -> httpx.Response:
+        try:
+            return await self._client.request(**request)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,72 @@
+"""What happens to a group, as server-sent events: the lines of all journals, as its segment keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from wsm.http import errors
+from wsm.http.commands import Commands
+from wsm.signals.segment import Segment
+
+#: Streams at once; each costs a look at the rings.
+MOST_STREAMS: Final = 32
+
+#: Seconds between two looks, and between two signs of life.
+_LOOK_S = 0.1
+_ALIVE_S = 15.0
+
+_open_streams: set[int] = set()
+
+
+async def events(request: Request, commands: Commands) -> Response:
+    """Answer journal lines from now on, one event each; with ``?from=oldest`` those that are kept, first."""
+    if len(_open_streams) >= MOST_STREAMS:
+        raise errors.server_busy(running=len(_open_streams))
+    oldest = request.query_params.get("from") == "oldest"
+    kind = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_lines(commands, oldest=oldest), media_type="text/event-stream", headers=kind)
+
+
+async def _lines(commands: Commands, *, oldest: bool) -> AsyncIterator[bytes]:
+    seen: dict[str, list[int]] = {}
+    name = id(seen)
+    _open_streams.add(name)
+    try:
+        yield b": the journals of a group\n\n"
+        if not oldest:
+            await commands.read(lambda: _new(commands.segment(), seen))
+        said = time.monotonic()
+        while True:
+            parts = await commands.read(lambda: _new(commands.segment(), seen))
+            for part in parts:
+                yield part
+            if parts or time.monotonic() - said > _ALIVE_S:
+                said = time.monotonic()
+                if not parts:
+                    yield b": still here\n\n"
+            await asyncio.sleep(_LOOK_S)
+    finally:
+        _open_streams.discard(name)
+
+
+def _new(segment: Segment, seen: dict[str, list[int]]) -> list[bytes]:
+    """Return what was written since the last look, each line as an event of its kind, in order of time."""
+    rings = segment.journals()
+    positions = seen.setdefault(segment.run_id, [0] * len(rings))
+    found = []
+    for place, ring in enumerate(rings):
+        lines, positions[place], lost = ring.lines_since(positions[place])
+        for line in lines[1:] if lost else lines:
+            try:
+                entry = json.loads(line)
+                found.append((int(entry["at_ns"]), f"event: {entry['kind']}\ndata: {json.dumps(entry)}\n\n"))
+            except (ValueError, KeyError, TypeError):  # noqa: PERF203 - a line that its writer has not ended
+                continue
+    return [text.encode() for _, text in sorted(found)]
