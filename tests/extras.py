@@ -66,7 +66,6 @@ MADE_OF = {
         "wsm.rollout.runner",
         "wsm.rollout.worker_process",
     ),
-    "httpx": ("wsm.http.upstream",),
     "uvicorn": ("wsm.http._serving",),
     "starlette": (
         "wsm.http",
@@ -103,3 +102,6 @@ MADE_OF = {
     "zstandard": ("wsm.strategies.delta._codec",),
     "prometheus_client": ("wsm.metrics.families",),
 }
+
+#: The client is a part of the package that serves.
+MADE_OF["httpx"] = MADE_OF["starlette"]

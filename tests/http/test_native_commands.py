@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+
+import httpx
 import pytest
 
 import wsm
-from wsm.http import InHold, Origin, Surface, SurfaceRoute
+from wsm.http import AsyncClient, InHold, Origin, Surface, SurfaceRoute
 from wsm.http.answers import HttpAnswer, error_of
+from wsm.http.events import _lines
+from wsm.http.native import FIELDS, ROUTES
 from wsm.receipt import Outcome, Receipt
 
 pytestmark = pytest.mark.processes
@@ -123,3 +129,68 @@ def test_a_hold_belongs_to_its_surface_and_a_refused_verb_keeps_it_closed(make_f
     assert successor.post("/resume").status_code == 200
     assert successor.post("/text").status_code == 200
     assert successor.post("/push").json() == {"closed": False}
+
+
+def test_a_client_gets_typed_receipts_and_the_library_s_own_errors(front) -> None:
+    async def asked():
+        transport = httpx.ASGITransport(front.app)
+        async with AsyncClient("http://127.0.0.1", transport=transport) as client:
+            receipt = await client.command(
+                "update", "typed", version=3, kv_policy=wsm.KVPolicy.DROP, force=True
+            )
+            known = await client.request("typed")
+            with pytest.raises(wsm.RefusedError) as unknown:
+                await client.request("never asked")
+            with pytest.raises(wsm.BadInputError) as bad:
+                await client.command("clear", tags=["nothing"])
+            return receipt, known, unknown.value.code, bad.value.field, await client.status()
+
+    receipt, known, unknown, field, status = asyncio.run(asked())
+    assert (receipt.version, receipt.outcome) == ("3", Outcome.UPDATED)
+    assert Receipt.from_mapping(known["receipt"]) == receipt
+    assert (unknown, field, status["version"]) == ("request-unknown", "tags", "3")
+
+
+def test_who_would_not_wait_is_told_where_the_command_is(front) -> None:
+    wanted = {"Prefer": "respond-async", "Idempotency-Key": "later"}
+    asked = {"json": {"version": 2, "force": True}}
+    answer = front.ask("POST", "/wsm/v1/update", **asked, headers=wanted)
+    assert answer.status_code in (200, 202), answer.text
+    if answer.status_code == 202:
+        assert answer.headers["location"] == "/wsm/v1/commands/later"
+    again = receipt_of(front.ask("POST", "/wsm/v1/update", **asked, headers={"Idempotency-Key": "later"}))
+    assert again.request_id == "later"
+    assert front.ask("GET", "/wsm/v1/commands/later").json()["state"] == "succeeded"
+
+
+def test_events_are_the_lines_of_journals_as_they_are_written(front) -> None:
+    async def followed():
+        found = []
+        lines = _lines(front.commands, oldest=False)
+        await anext(lines)
+        asking = asyncio.create_task(front.commands.update(Origin("native", "followed"), 1, force=True))
+        async for part in lines:
+            found.append(part.decode())
+            if "command.issued" in found[-1] or asking.done():
+                break
+        await asking
+        async for part in lines:
+            found.append(part.decode())
+            if '"CONFIRMED"' in part.decode() or len(found) > 5:
+                break
+        await lines.aclose()
+        return found
+
+    found = asyncio.run(followed())
+    assert any('"followed"' in each for each in found)
+    assert [
+        each for each in found if each[0] != ":" and not re.match(r"event: [\w.-]+\ndata: \{.*\}\n\n$", each)
+    ] == []
+
+
+def test_the_native_api_describes_itself_and_every_field_that_it_takes(front) -> None:
+    said = front.ask("GET", "/wsm/v1/openapi.json").json()
+    assert said["openapi"].startswith("3.1")
+    body = said["paths"]["/wsm/v1/update"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(body["properties"]) == set(FIELDS["update"])
+    assert set(said["paths"]) == {route.path.replace(":path", "") for route in ROUTES}

@@ -9,6 +9,7 @@ module                    responsible for
 :mod:`._interruption`     Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
 :mod:`.status`            ``wsm status``, with :mod:`._screen`
 :mod:`.rollout`           ``wsm rollout``
+:mod:`._remote`           ``wsm --url``: a group that is commanded through its server
 :mod:`.serving`           ``wsm serve``, and what it shares with ``wsm rollout --http``
 :mod:`.demo`              ``wsm demo``
 :mod:`.snapshots`         ``wsm inspect``, ``wsm convert``

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import click
 
@@ -24,6 +24,7 @@ from wsm.cli._base import (
 )
 from wsm.cli._groups import known_group, read_group_config
 from wsm.cli._interruption import receipt_of
+from wsm.cli._remote import RemoteGroup, server_of, server_url
 from wsm.controller import ANY_OWNER, Controller, Pending
 from wsm.printable import printable
 from wsm.receipt import Outcome, Receipt
@@ -440,13 +441,27 @@ def _command(
     as_json: bool,
     **shared: Any,
 ) -> None:
+    if in_flight is not None:
+        shared["in_flight"] = InFlightPolicy(in_flight)
+    url = server_url()
+    if url is not None:
+        with server_of(name, url) as client:
+            remote = cast("Controller", RemoteGroup(client))
+            receipt = receipt_of(
+                lambda still_wanted: begin(remote, {**shared, "still_wanted": still_wanted}),
+                lambda: f"it goes on at {url}",
+            )
+        _shown(name, receipt, as_json=as_json)
+        return
     with known_group(name), Controller(name, **_configured(config_file, name)) as controller:
-        if in_flight is not None:
-            shared["in_flight"] = InFlightPolicy(in_flight)
         receipt = receipt_of(
             lambda still_wanted: begin(controller, {**shared, "still_wanted": still_wanted}),
             lambda: controller.status().sentence(),
         )
+    _shown(name, receipt, as_json=as_json)
+
+
+def _shown(name: str, receipt: Receipt, *, as_json: bool) -> None:
     if as_json:
         show_json(receipt.to_mapping())
     else:

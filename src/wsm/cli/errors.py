@@ -150,3 +150,14 @@ def http_required(*, command: str) -> RefusedError:
         code="http-required",
         command=command,
     )
+
+
+def other_group(*, url: str, found: str, group: str) -> RefusedError:
+    """A server commands another group than the command names."""
+    return RefusedError(
+        f"{url} commands the group {found!r}, not {group!r}; nothing was asked of it",
+        code="other-group",
+        url=url,
+        found=found,
+        group=group,
+    )

@@ -17,6 +17,7 @@ from wsm.cli._base import (
     show_text,
 )
 from wsm.cli._groups import known_group
+from wsm.cli._remote import server_url, show_explanation
 from wsm.errors import WsmError
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.lock_file import LockFile, open_lock_file
@@ -51,6 +52,10 @@ def explain_command(name: str, last: int, as_json: bool) -> None:
     NAME may also be the path of a segment, or of a copy of one. Nothing is asked of the group's processes,
     so it works while they hang and after they died; it says what each rank was doing when it did.
     """
+    url = server_url()
+    if url is not None:
+        show_explanation(name, url)
+        return
     explanation = _explained(name)
     if as_json:
         show_json(explanation.to_mapping())

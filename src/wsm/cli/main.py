@@ -52,6 +52,9 @@ _COMMANDS: Final = {
 #: Commands that speak through the log even without being asked: they run until they are stopped.
 _TALKATIVE = ("rollout", "serve")
 
+#: Commands that a group's server can be asked for.
+_OVER_HTTP = ("status", "explain", "clear", "update", "hold", "release", "prepare", "commit", "abort")
+
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
 
@@ -80,9 +83,22 @@ _ALIASES = {"plan": "memory"}
     envvar="WSM_TRACEBACK",
     help="Show tracebacks below an error, a failed rank's first. [env: WSM_TRACEBACK]",
 )
+@click.option(
+    "--url",
+    envvar="WSM_URL",
+    metavar="URL",
+    help="Command the group through its server (wsm serve): http://HOST:PORT, or unix:PATH. The token, if it "
+    "needs one, is read from WSM_TOKEN. [env: WSM_URL]",
+)
 @click.version_option(__version__, prog_name="wsm", message="%(prog)s %(version)s")
 @click.pass_context
-def wsm(ctx: click.Context, log_level: str | None, log_format: str | None, traceback: bool) -> None:  # noqa: ARG001 - LazyGroup reads it from the context
+def wsm(
+    ctx: click.Context,
+    log_level: str | None,
+    log_format: str | None,
+    traceback: bool,  # noqa: ARG001 - LazyGroup reads it from the context
+    url: str | None,
+) -> None:
     """Change the weights of running inference workers.
 
     A group of ranks serves a version, is cleared (weights and KV cache are released, the processes
@@ -91,6 +107,11 @@ def wsm(ctx: click.Context, log_level: str | None, log_format: str | None, trace
     Any terminal of the host may command and watch a group, by its name; one command at a time. Results go to
     standard output, logs and errors to standard error.
     """
+    ctx.obj = url
+    if url is not None and ctx.invoked_subcommand not in (None, *_OVER_HTTP):
+        raise click.UsageError(
+            f"--url is for {', '.join(_OVER_HTTP)}; {ctx.invoked_subcommand} needs this host"
+        )
     if ctx.invoked_subcommand is None:
         show_text(ctx.get_help())
         ctx.exit(WRONG_USAGE)

@@ -9,6 +9,7 @@ import click
 
 from wsm.cli._base import Seconds, TeachingCommand, json_option, json_text, show, show_json, show_text
 from wsm.cli._groups import known_group
+from wsm.cli._remote import server_url, show_status
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
 from wsm.signals.segment import Segment, existing_groups
@@ -45,7 +46,12 @@ def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None
     may step, 'parked N' where it has stood still since a command, 'broken N' after a step raised.
     'code/sequence' is how far it is with which command; RUNNING(3) is in the fourth action of its plan.
     """
-    if name is None:
+    url = server_url()
+    if url is not None:
+        if name is None or watch:
+            raise click.UsageError("--url needs the NAME of a group, and goes without --watch")
+        show_status(name, url, as_json=as_json)
+    elif name is None:
         if watch:
             raise click.UsageError("--watch needs the NAME of a group")
         _show_all(as_json=as_json)

@@ -1,4 +1,4 @@
-"""Programs that command a group over HTTP: :class:`Client`, :class:`AsyncClient`; the library's own errors."""
+"""Programs that command a group over HTTP: :class:`Client`, :class:`AsyncClient`; wsm's own errors."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import enum
 import json
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
