@@ -24,7 +24,7 @@ from campaign.operations import Begin, operation_of, outcome_of
 from campaign.playing import played
 from campaign.result import Result, named_ranks
 from wsm.controller.errors import CommandRefusedError, RankLostError, UnsettledError
-from wsm.errors import WsmError
+from wsm.errors import GroupError, WsmError
 
 #: A caller's patience with a group one rank of which stands still, and how long it may be late with the news.
 STOPPED_DEADLINE_S = {"memory": 0.5, "cache": 0.5, "gloo": 1.0}
@@ -142,6 +142,8 @@ def judge_answer(fault: Fault, answer: Answer, result: Result, group: GroupUnder
     result.require(number in result.named, f"the error names {result.named or 'no rank'}, not {fault.victim}")
     if isinstance(answer.error, CommandRefusedError | RankLostError | UnsettledError):
         return  # nothing was begun, or what was raised went to the loop and ended the process
+    if isinstance(answer.error, GroupError) and answer.error.code == "not-given-back":
+        return  # no rank failed in the command: the way back did, and the journal names where
     if fault.act in (Act.RAISE, Act.DENY) and ":" in fault.point:  # a lie may come out later in the plan
         action = fault.point.partition(":")[2]
         result.require(action in str(answer.error), f"the error does not name the action {action}")

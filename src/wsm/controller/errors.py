@@ -518,7 +518,8 @@ def not_given_back(*, request_id: str, ranks: Sequence[int], group: str, advice:
     """A prepared command was taken back, and a rank could not release what it held of it."""
     told = ", ".join(who(rank) for rank in ranks)
     return GroupError(
-        f"{request_id} was taken back, but {told} could not release its memory: {group}. {advice}",
+        f"{request_id} was taken back, but {told} could not release its memory (its journal names the "
+        f"action): {group}. {advice}",
         code="not-given-back",
         request_id=request_id,
         rank=ranks[0],
