@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -209,3 +210,19 @@ def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut
             assert after["token_versions"] == [loaded.json()["wsm"]["version"]] * 8
 
     texts.play(scene, adopt=adopting(settings))
+
+
+@pytest.mark.slow
+def test_requests_outlive_the_rank_that_had_taken_them(texts: Texts) -> None:
+    """Nothing was told of them yet, so they are asked again once the rank is replaced."""
+
+    async def scene(client: httpx.AsyncClient) -> None:
+        running = asyncio.create_task(client.post("/generate", json=asked(1900)))
+        others = [asyncio.create_task(client.post("/generate", json=asked(4))) for _ in range(20)]
+        await texts.counted(lambda running, _: running > 0)
+        os.kill(texts.supervisor.pids()[0], signal.SIGKILL)
+        answers = await asyncio.gather(running, *others)
+        assert {answer.status_code for answer in answers} == {200}
+        assert [len(answer.json()["output_ids"]) for answer in answers] == [1900, *[4] * 20]
+
+    texts.play(scene)
