@@ -10,18 +10,16 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wsm import log
 from wsm.config import WsmConfig
+from wsm.signals.layout import SETTINGS_KEY
 from wsm.signals.segment import Segment, SegmentImage
 from wsm.states import journal as kinds
 from wsm.states.epochs import first_epoch
-
-#: Key of the owner's settings in their slot.
-_SETTINGS_KEY = (1, 0, 1)
 
 #: How often they are read while their owner writes them, and the pause in between, in seconds.
 _READS, _PAUSE_S = 20, 0.001
@@ -58,7 +56,7 @@ def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segm
     # Every controller finds the group's journals by this; paths are those of this host.
     journals = config.journal_directory
     settings = {"journal_directory": None if journals is None else str(Path(journals).absolute())}
-    segment.settings.write_over(*_SETTINGS_KEY, json.dumps(settings).encode())
+    segment.settings.write_over(*SETTINGS_KEY, json.dumps(settings).encode())
     event = log.SEGMENT_ADOPTED if segment.adopted else log.SEGMENT_CREATED
     log.logger("group", group=config.name).info(event, path=str(segment.path), run_id=segment.run_id)
     return segment
@@ -94,7 +92,7 @@ def journal_directory_of(segment: Segment | SegmentImage) -> Path | None:
 def owner_said(segment: Segment | SegmentImage) -> Mapping[str, Any]:
     """Return what the segment's owner says of the whole group, by name; empty where it says nothing."""
     for _ in range(_READS):
-        data = segment.settings.read(*_SETTINGS_KEY)
+        data = segment.settings.read(*SETTINGS_KEY)
         if data is not None or isinstance(segment, SegmentImage):  # a copy changes no more
             break
         time.sleep(_PAUSE_S)  # the owner is writing it, or was torn from it by its death
@@ -113,7 +111,12 @@ def _read(data: bytes) -> Mapping[str, Any]:
 
 def owner_adds(segment: Segment, **said: Any) -> None:
     """Say something of the whole group, beside what was said under other names. For the owner alone."""
-    segment.settings.write_over(*_SETTINGS_KEY, json.dumps({**owner_said(segment), **said}).encode())
+    segment.settings.write_over(*SETTINGS_KEY, json.dumps({**owner_said(segment), **said}).encode())
+
+
+def owner_awaits(segment: Segment, ranks: Sequence[int], *, where: str, seen: str = "") -> None:
+    """Say for which ranks all others wait, and where; none: for none any more."""
+    owner_adds(segment, awaited={"ranks": list(ranks), "where": where, "seen": seen} if ranks else None)
 
 
 def declare_loop(segment: Segment, *, polls: bool, place: str) -> None:

@@ -17,6 +17,7 @@ from wsm.actions.surfaces import GroupKind, MemorySurface, ProcessGroupSurface
 from wsm.errors import WsmError
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
+from wsm.signals.live_signal import LiveSignal
 from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.files.version_file import read_version
 
@@ -194,6 +195,21 @@ def opened_metas(metas: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         as_bytes = handle.encode("latin-1") if isinstance(handle, str) else handle
         opened[name] = paddle.to_tensor(opens((as_bytes, *fields[:5], device, *fields[6:])))
     return opened
+
+
+def last_seen(facts: WorkerFacts, rank: int, directory: str | Path | None) -> int | None:
+    """Return the second, of the epoch, in which FastDeploy's loop of a rank of the group was last at work.
+
+    It is what FastDeploy's own health check reads; None where nothing says it.
+    """
+    part, place = divmod(rank, facts.tensor_parallel_size)
+    if part >= len(facts.ports):
+        return None
+    live = LiveSignal(facts.ports[part], place, directory=directory)
+    try:
+        return live.seen()
+    finally:
+        live.close()
 
 
 def log_memory(context: str) -> None:

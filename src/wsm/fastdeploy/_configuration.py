@@ -33,6 +33,8 @@ class WorkerFacts:
         Options of :class:`wsm.WsmConfig` as plain values, without ``name``, ``ranks`` and ``run_id``.
     port : str
         What follows the names of the words of this rank's data-parallel part.
+    ports : tuple of str
+        The same of each part whose ranks are one group, as far as that is said.
     tensor_parallel_rank, tensor_parallel_size : int
         This rank within its part, and the ranks of the part.
     expert_parallel : bool
@@ -69,6 +71,7 @@ class WorkerFacts:
     expert_parallel: bool
     graphs: bool
     drafts: bool
+    ports: tuple[str, ...] = ()
     routing_replay: bool = False
     load_strategy: str = "ipc_snapshot"
     model: str = "."
@@ -135,7 +138,8 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
     swaps = int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0 or bool(storage)
     return WorkerFacts(
         options=options,
-        port=_port(fd_config),
+        port=(port := _port(fd_config)),
+        ports=_ports(fd_config) if expert_parallel else (port,),
         tensor_parallel_rank=int(_said(fd_config, "parallel_config.tensor_parallel_rank")),
         tensor_parallel_size=int(_said(fd_config, "parallel_config.tensor_parallel_size")),
         expert_parallel=expert_parallel,
@@ -181,6 +185,15 @@ def _rsync_config(load_config: Any) -> Mapping[str, Any]:
     if not isinstance(said, Mapping):
         raise ConfigurationError(where=where, problem=f"is {said!r}", fix="it must be a mapping of options")
     return dict(said)
+
+
+def _ports(fd_config: Any) -> tuple[str, ...]:
+    """Return the ports of the parts of a job, in order; a single one is that of this part alone."""
+    ports = _said(fd_config, "parallel_config.engine_worker_queue_port", ())
+    if isinstance(ports, str):
+        ports = ports.split(",")
+    several = isinstance(ports, (list, tuple)) and len(ports) > 1
+    return tuple(str(port).strip() for port in ports) if several else ()
 
 
 def _port(fd_config: Any) -> str:

@@ -165,15 +165,8 @@ class DynamicWeightManager(DirectCalls):
         """Meet the other ranks, and become one of the group."""
         told = meet(member, facts)
         self.group_name = told.name
-        config = config_from_mapping(
-            {
-                "name": told.name,
-                "ranks": len(member.global_ranks),
-                "run_id": told.run_id,
-                **facts.options,
-            },
-            where="fd_config",
-        )
+        own = {"name": told.name, "ranks": len(member.global_ranks), "run_id": told.run_id}
+        config = config_from_mapping({**own, **facts.options}, where="fd_config")
         self._surfaces = self._surfaces_of(
             facts, memory, shut_down_groups=config.shut_down_groups, directory=directory
         )
@@ -222,6 +215,7 @@ class DynamicWeightManager(DirectCalls):
                 Controller(config.name, directory=directory, journal_directory=config.journal_directory)
             )
             self._entries = Deciding(self._worker, segment, word, controller, deadline_s=DEADLINE_S)
+            self._entries.seen = lambda rank: calls.last_seen(facts, rank, directory)
         undo.callback(self._entries.close)
 
     def _surfaces_of(

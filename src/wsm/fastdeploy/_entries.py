@@ -23,7 +23,7 @@ from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.fastdeploy._part_words import PartWord
-from wsm.group_segment import owner_adds, owner_said
+from wsm.group_segment import owner_adds, owner_awaits, owner_said
 from wsm.receipt import Receipt
 from wsm.report import RankReport
 from wsm.signals.errors import RoleBusyError
@@ -47,6 +47,9 @@ STREAMS_LOOK_S = 11.0
 
 #: How long a command waits that failed and is asked for still.
 AGAIN = Backoff(1.0, 30.0)
+
+#: Seconds after which ``wsm status`` names ranks that have not come in.
+MISSED_S = 1.0
 
 #: Bytes of a failure, and of all that is said of two entries; the owner's settings take 16 KiB in all.
 MAX_FAILURE, MAX_SAID = 1000, 14_000
@@ -317,6 +320,12 @@ class Deciding(Entries):
         Of the group.
     deadline_s : float
         Seconds for one command, and for all ranks to come.
+
+    Attributes
+    ----------
+    seen : callable
+        ``seen(rank)``: the second, of the epoch, in which FastDeploy's loop of a rank was last seen at work;
+        None where nothing says it.
     """
 
     def __init__(
@@ -329,6 +338,7 @@ class Deciding(Entries):
         deadline_s: float,
     ) -> None:
         super().__init__(worker, segment, None)
+        self.seen: Callable[[int], int | None] = lambda _rank: None
         self._deciding = word
         self._controller = controller
         self._deadline_s = deadline_s
@@ -583,13 +593,20 @@ class Deciding(Entries):
             After `bound_s` seconds, unless that is None.
         """
         before, late_at, began = self._heartbeats(), 0.0, time.monotonic()
+        told_at, told = began + MISSED_S, False
         while True:
             now = self._heartbeats()
             missing = [rank for rank, beats in now.items() if beats == before[rank]]
             if not missing:
+                if told:
+                    owner_awaits(self._segment, (), where="")
                 return
             if bound_s is not None and time.monotonic() > began + bound_s:
                 raise errors.ranks_late(late=missing, group=self._segment.name, waited_s=bound_s)
+            if time.monotonic() > told_at:
+                told_at, told = time.monotonic() + MISSED_S, True
+                where = f"entry {self.number} of FastDeploy's loop"
+                owner_awaits(self._segment, missing, where=where, seen=self._last_seen(missing))
             if not late_at or time.monotonic() > late_at:
                 if late_at:
                     self._log.error(
@@ -600,6 +617,16 @@ class Deciding(Entries):
                     )
                 late_at = time.monotonic() + self._deadline_s
             self._turn()
+
+    def _last_seen(self, ranks: Sequence[int]) -> str:
+        """Say when FastDeploy's loop of these ranks wrote its heartbeat last."""
+        seen = {rank: self.seen(rank) for rank in ranks}
+        at = {
+            rank: time.strftime("%H:%M:%S", time.localtime(second)) for rank, second in seen.items() if second
+        }
+        return ", ".join(
+            f"the loop of rank {rank} was last seen at work at {text}" for rank, text in at.items()
+        )
 
     def _heartbeats(self) -> dict[int, int]:
         """Return how often each other rank has shown that it is here."""

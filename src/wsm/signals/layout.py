@@ -57,6 +57,10 @@ _LINES_PER_PARTICIPANT = 4
 _SLOTS_PER_PARTICIPANT = 4
 
 
+#: Key of the owner's settings in their slot.
+SETTINGS_KEY = (1, 0, 1)
+
+
 @dataclass(frozen=True)
 class Layout:
     """Indexes into ``segment.words`` (64-bit elements) and byte offsets of the slots; see :func:`layout_of`.

@@ -62,6 +62,12 @@ class LiveSignal:
         if self._times is not None:
             self._times[self._rank % _PLACES % len(self._times)] = second
 
+    def seen(self) -> int | None:
+        """Return the second, of the epoch, in which the worker was last seen; None: nothing says it."""
+        if self._times is None:
+            self._attach()
+        return None if self._times is None else self._times[self._rank % _PLACES % len(self._times)] or None
+
     def close(self) -> None:
         """Unmap. Does nothing the second time."""
         times, self._times = self._times, None

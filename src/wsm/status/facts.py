@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from wsm.command import VERSION_HELD, CommandArguments
 from wsm.committed_record import NOTHING_COMMITTED, CommittedRecord
@@ -148,6 +148,24 @@ class RankFacts:
         return self.status.code
 
 
+class Awaited(NamedTuple):
+    """Ranks for which all others wait between two commands, as the group's owner says.
+
+    Parameters
+    ----------
+    ranks : tuple of int
+        Which.
+    where : str
+        What they are to come to.
+    seen : str
+        When they were last seen at work; empty where nothing says it.
+    """
+
+    ranks: tuple[int, ...]
+    where: str
+    seen: str = ""
+
+
 @dataclass(frozen=True)
 class GroupFacts:
     """A whole group.
@@ -194,6 +212,8 @@ class GroupFacts:
         As :attr:`RankFacts.life`.
     ranks : tuple of RankFacts
         The participants.
+    awaited : Awaited or None
+        Ranks for which all others wait, beside commands; None: none.
     journal : tuple of JournalEntry
         The last entries of all of them and of the controllers, oldest first; empty where not asked for.
     """
@@ -218,6 +238,7 @@ class GroupFacts:
     supervisor_pid: int | None = None
     supervisor_life: str = NEVER
     ranks: tuple[RankFacts, ...] = ()
+    awaited: Awaited | None = None
     journal: tuple[JournalEntry, ...] = ()
 
     @property

@@ -6,6 +6,7 @@ Judges nothing, writes nothing, asks no process. Whatever is damaged becomes a f
 from __future__ import annotations
 
 import functools
+import json
 import time
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -16,7 +17,7 @@ from wsm.declared_plans import PLANS_KIND, DeclaredAction, DeclaredPlan, Declare
 from wsm.errors import WsmError
 from wsm.report import FailureReport, RankReport
 from wsm.signals.identity import Occupant, ProcessIdentity, is_stopped, read_occupant
-from wsm.signals.layout import Layout
+from wsm.signals.layout import SETTINGS_KEY, Layout
 from wsm.signals.lock_file import LockFile
 from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE
 from wsm.signals.presence import Presence, read_presence
@@ -36,6 +37,7 @@ from wsm.status.facts import (
     STOPPED,
     UNKNOWN,
     ActionFacts,
+    Awaited,
     FailureFacts,
     GroupFacts,
     RankFacts,
@@ -73,6 +75,10 @@ class Source(Protocol):
     @property
     def records(self) -> tuple[PayloadSlot, ...]:
         """Slots for what the group has committed."""
+
+    @property
+    def settings(self) -> PayloadSlot:
+        """Slot for what the owner says of the whole group."""
 
     def arguments(self, sequence: int) -> PayloadSlot:
         """Slot for the arguments of a command."""
@@ -164,8 +170,20 @@ def read_facts(
         supervisor_pid=None if supervisor is None else supervisor.pid or None,
         supervisor_life=NEVER if supervisor is None else _life_of(supervisor),
         ranks=ranks,
+        awaited=_awaited(source),
         journal=reader.journal,
     )
+
+
+def _awaited(source: Source) -> Awaited | None:
+    data = source.settings.read(*SETTINGS_KEY)
+    try:
+        said = None if data is None else json.loads(data).get("awaited")
+    except (ValueError, AttributeError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    return Awaited(tuple(map(int, said["ranks"])), str(said["where"]), str(said["seen"]))
 
 
 class _Reader:

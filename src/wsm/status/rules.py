@@ -295,6 +295,14 @@ def _record_lost(group: GroupFacts) -> Finding | None:
     return Finding("record-lost", told, group.record_lost, advice=(advice,)) if group.record_lost else None
 
 
+def _awaited(group: GroupFacts) -> Finding | None:
+    if group.awaited is None:
+        return None
+    ranks, where, seen = group.awaited
+    advice = tuple(look_into(rank, group) for rank in group.ranks if rank.number in ranks)
+    return Finding("rank-missing", f"waits for {_names(ranks)} in {where}", seen, advice=advice, ranks=ranks)
+
+
 def _serving(group: GroupFacts) -> Finding | None:
     if not group.serving:
         return None
@@ -370,6 +378,7 @@ _RULES: Sequence[Callable[[GroupFacts], Finding | None]] = (
     _under_way,
     _uncommitted,
     _record_lost,
+    _awaited,
     _serving,
     _held,
     _faulted,
