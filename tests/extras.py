@@ -42,6 +42,7 @@ PACKAGES = {
     "hypothesis": Package(["hypothesis"], ["testing"]),
     "matplotlib": Package(["matplotlib"], ["demo"], "matplotlib.figure"),
     "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"], "mooncake.engine"),
+    "opentelemetry": Package(["opentelemetry-api"], ["otel"], "opentelemetry.trace"),
     "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
     "httpx": Package(["httpx"], ["http"]),
     "starlette": Package(["starlette"], ["http"], "starlette.applications"),

@@ -78,7 +78,7 @@ STRATEGIES: dict[str, set[str]] = {
 }
 #: They put strategies together; no strategy may know them.
 STRATEGIES_TOGETHER = {"registry", "load", "own_sections", "inventory"}
-SHELLS = {"worker", "controller", "group_segment", "testing"}
+SHELLS = {"traces", "worker", "controller", "group_segment", "testing"}
 EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "states",
     "signals",

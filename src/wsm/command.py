@@ -216,6 +216,8 @@ class CommandArguments:
     of_admission : bool
         Whether this is a hold or a release, which are about neither half. The command word says so too, until
         a decision stands there.
+    traceparent : str or None
+        The trace that its request belongs to, as W3C's header of that name has it.
     """
 
     request_id: str
@@ -239,6 +241,7 @@ class CommandArguments:
     after: After = After.AS_BEFORE
     hold: Hold | None = None
     of_admission: bool = False
+    traceparent: str | None = None
 
     def require_kinds(self) -> None:
         """See that the fields which a caller has set are such as every rank will read.
@@ -298,6 +301,7 @@ class CommandArguments:
                 "after": self.after.value,
                 "hold": None if self.hold is None else self.hold.facts(),
                 "of_admission": self.of_admission,
+                **({} if self.traceparent is None else {"traceparent": self.traceparent}),
             }
         ).encode()
 
@@ -325,6 +329,7 @@ class CommandArguments:
             flags = dict(zip(_FLAGS, itemgetter(*_FLAGS)(content), strict=True))
             after = After(content["after"])
             hold = None if content["hold"] is None else Hold.of(content["hold"])
+            traceparent = content.get("traceparent")
         except (ValueError, KeyError, TypeError, RecursionError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or is_label(version)):
@@ -332,6 +337,8 @@ class CommandArguments:
         for name, seconds in (("deadline_s", deadline_s), ("lease_s", lease_s)):
             if not (seconds is None or type(seconds) in (int, float)):
                 raise CommandArgumentsError(problem=f"{name} {seconds!r}")
+        if not isinstance(traceparent, str | None):
+            raise CommandArgumentsError(problem=f"traceparent {traceparent!r}")
         if not isinstance(verify, bool | None) or not isinstance(rsync_config, dict | None):
             raise CommandArgumentsError(problem=f"verify_checksum {verify!r}, rsync_config {rsync_config!r}")
         if set(map(type, flags.values())) != {bool}:
@@ -353,4 +360,5 @@ class CommandArguments:
             lease_s=lease_s,
             after=after,
             hold=hold,
+            traceparent=traceparent,
         )

@@ -53,6 +53,7 @@ CONTROLLER_STALLED: Final = "controller.stalled"
 EPOCH_BEGUN: Final = "epoch.begun"
 
 JOURNAL_ENDED: Final = "journal.ended"
+SPANS_NOT_TOLD: Final = "spans.not_told"
 RECEIPTS_ENDED: Final = "receipts.ended"
 REQUEST_FAILED: Final = "request.failed"
 HOLD_CLOSED: Final = "hold.closed"

@@ -29,6 +29,7 @@ COMMANDS = (
     "diff",
     "verify",
     "journal",
+    "trace",
     "metrics",
     "diagrams",
 )

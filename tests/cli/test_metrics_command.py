@@ -6,6 +6,7 @@ import json
 import signal
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from command_line import Run, Start
@@ -13,6 +14,8 @@ from commanded_group import LivingGroup
 from prometheus_client.parser import text_string_to_metric_families
 
 from wsm import Controller, WsmError
+from wsm.states import journal as kinds
+from wsm.states.journal import JournalEntry
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -98,3 +101,24 @@ def test_an_address_that_others_reach_is_refused(wsm: Run, address: str) -> None
     ended = wsm("metrics", "--http", address)
     assert ended.code == 2
     assert json.dumps(address)[1:-1] in ended.err
+
+
+def test_journals_of_one_group_or_of_two_become_a_trace(tmp_path: Path, wsm: Run) -> None:
+    def line(kind: str, at: int, rank: int, **facts) -> str:
+        return JournalEntry(kind, at, at, rank, 1, 2, facts).to_line() + "\n"
+
+    for group in ("actor", "critic"):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "rank0.ndjson").write_text(
+            line(kinds.STARTED, 1, 0, pid=1)
+            + line(kinds.ACTION_STARTED, 2_000, 0, name="load")
+            + line(kinds.ACTION_FINISHED, 9_000, 0, name="load", seconds=7e-6)
+        )
+    out = tmp_path / "out.json"
+    assert wsm("trace", tmp_path / "actor", "--out", out).code == 0
+    one = json.loads(out.read_text())["traceEvents"]
+    assert [event["dur"] for event in one if event["name"] == "load"] == [7.0]
+    assert wsm("trace", tmp_path / "actor", tmp_path / "critic", "--out", out).code == 0
+    both = json.loads(out.read_text())["traceEvents"]
+    tracks = {event["args"]["name"] for event in both if event["name"] == "process_name"}
+    assert tracks == {f"{tmp_path / group}: rank 0" for group in ("actor", "critic")}

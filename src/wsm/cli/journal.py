@@ -1,4 +1,4 @@
-"""``wsm journal``: what ranks did, in the order of time, held against the tables."""
+"""``wsm journal``, ``wsm trace``: what ranks did, in the order of time, held against the tables, or drawn."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,11 +21,12 @@ from wsm.cli.errors import JournalFileError
 from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
 from wsm.labels import is_unnamed
+from wsm.printable import printable
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, CONTROLLERS_FILE, JournalEntry, iterate_ndjson
 from wsm.states.replay import Replay
 from wsm.states.rerun import Rerun
-from wsm.states.spans import journal_spans, trace_text
+from wsm.states.spans import extent, journal_spans, trace_text
 
 #: The longest line that is read; no journal has a longer one.
 _MAX_LINE_BYTES = 1 << 16
@@ -113,13 +115,9 @@ def journal(
     again, each by itself; where the first answer of one is another than it was, the exit code is 1, too.
     """
     journals = [_JournalFile(path) for path in _expanded(files)]
-    # Entries are read, checked and shown one after the other: a journal may be larger than memory.
-    told: Iterable[tuple[JournalEntry, bool]] = heapq.merge(
-        *(one.entries() for one in journals), key=lambda told: told[0].wall_ns
-    )
-    told = (
+    told: Iterable[tuple[JournalEntry, bool]] = (
         (entry, wrong)
-        for entry, wrong in told
+        for entry, wrong in _in_order(journals)
         if not (check or replay or entry.kind == kinds.INPUT)
         and rank in (None, entry.rank)
         and sequence in (None, entry.sequence)
@@ -138,12 +136,69 @@ def journal(
         raise errors.impossible_history(file=found[0][0], entry=found[0][1], more=len(found) - 1)
 
 
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm trace journals/", "all ranks and controllers of a group, to trace.json"),
+        ("wsm trace journals/ --sequence 17 --out 17.json", "one command"),
+        ("wsm trace actor/journals critic/journals", "two groups in one picture"),
+    ),
+)
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("trace.json"),
+    show_default=True,
+    help="The file that is written.",
+)
+@click.option("--sequence", type=click.IntRange(min=0), help="Draw this command only.")
+def trace(files: tuple[Path, ...], *, out: Path, sequence: int | None) -> None:
+    """Draw the journals in FILE... as a trace for Perfetto or chrome://tracing.
+
+    Each rank is a process there, with its states and actions; the controllers are one, with their commands. A
+    directory stands for the *.ndjson files in it; of several directories each track names its own.
+    """
+    groups: dict[Path, list[_JournalFile]] = {}
+    for path in _expanded(files):
+        groups.setdefault(path.parent, []).append(_JournalFile(path))
+    told = {
+        directory: (
+            entry
+            for entry, _ in _in_order(journals)
+            if entry.kind != kinds.INPUT and sequence in (None, entry.sequence)
+        )
+        for directory, journals in groups.items()
+    }
+    if len(told) == 1:
+        _write_trace(out, *told.values())
+        return
+    spans = [
+        replace(span, track=f"{printable(str(directory))}: {span.track}")
+        for directory, entries in told.items()
+        for span in journal_spans(entries)
+    ]
+    with out.open("w", encoding="utf-8") as file:
+        file.writelines(trace_text(spans, origin_ns=extent(spans)[0]))
+    show(f"{out}: {_WHERE_TO_LOOK}")
+
+
+_WHERE_TO_LOOK = "open it in https://ui.perfetto.dev or chrome://tracing"
+
+
+def _in_order(journals: Sequence[_JournalFile]) -> Iterator[tuple[JournalEntry, bool]]:
+    """Yield the entries of several files by their time, one after the other: they may exceed memory."""
+    return heapq.merge(*(one.entries() for one in journals), key=lambda told: told[0].wall_ns)
+
+
 def _write_trace(path: Path, entries: Iterator[JournalEntry]) -> None:
     first = next(entries, None)
     everything = entries if first is None else itertools.chain([first], entries)
     with path.open("w", encoding="utf-8") as file:
         file.writelines(trace_text(journal_spans(everything), origin_ns=0 if first is None else first.at_ns))
-    show(f"{path}: open it in https://ui.perfetto.dev or chrome://tracing")
+    show(f"{path}: {_WHERE_TO_LOOK}")
 
 
 def _compare(journals: Sequence[_JournalFile]) -> None:

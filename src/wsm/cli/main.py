@@ -45,6 +45,7 @@ _COMMANDS: Final = {
     "diff": LazyCommand("wsm.cli.digests", "diff", "Show in which tensors two of them differ."),
     "verify": LazyCommand("wsm.cli.digests", "verify", "Hold bytes against the digests promised for them."),
     "journal": LazyCommand("wsm.cli.journal", "journal", "Read journals, and hold them against the tables."),
+    "trace": LazyCommand("wsm.cli.journal", "trace", "Draw journals for Perfetto or chrome://tracing."),
     "metrics": LazyCommand("wsm.cli.metrics", "metrics", "Show what Prometheus would scrape of a group."),
     "diagrams": LazyCommand("wsm.cli.diagrams", "diagrams", "Draw the state machines from their tables."),
 }

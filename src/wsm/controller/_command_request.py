@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from wsm import traces
 from wsm.command import (
     MAX_REQUEST_ID,
     CommandArguments,
@@ -309,6 +310,7 @@ class _CommandKeywords:
             seconds = getattr(self, name)
             if seconds is not None and not (is_number(seconds) and not math.isnan(seconds)):
                 raise errors.bad_keyword(problem=f"{name} is {seconds!r}, no number of seconds")
+        arguments = replace(arguments, traceparent=traces.current_traceparent())
         try:
             arguments.require_kinds()
         except CommandArgumentsError as error:

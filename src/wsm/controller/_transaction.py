@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from wsm import log
+from wsm import log, traces
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord, CommittedRecordError
@@ -33,6 +33,7 @@ from wsm.states.view import View
 from wsm.states.vocabulary import After, Tag
 from wsm.states.words import CommandWord, Decider, Operation, StatusCode
 from wsm.status.blame import Situation
+from wsm.status.reading import read_journal
 
 
 class Due(NamedTuple):
@@ -300,6 +301,20 @@ class Transaction:
         """
         if not self._is_inherited:
             self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)
+        try:
+            return self._drive()
+        finally:
+            if self._handed_over is None and traces.wanted():
+                self._tell_spans()
+
+    def _tell_spans(self) -> None:
+        with suppress(WsmError, ValueError):  # the segment was closed under a command that outlived it
+            segment, command = self._group.segment, self._command
+            traces.tell_command(
+                read_journal(segment), epoch=command.epoch, sequence=command.sequence, group=segment.name
+            )
+
+    def _drive(self) -> Receipt:
         while True:
             look = self._group.look()
             view = look.view

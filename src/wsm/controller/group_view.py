@@ -237,9 +237,10 @@ class GroupView:
                 self.write_command(command)
                 by = {} if command.decider is Decider.CONTROLLER else {"decider": command.decider.name}
                 journal.asked("next_command", view, following, begun, operation=operation, **by)
-                journal.note(
-                    kinds.COMMAND_ISSUED, command, begun, operation=operation, request_id=arguments.request_id
-                )
+                asked = {"operation": operation, "request_id": arguments.request_id}
+                if arguments.traceparent is not None:
+                    asked["traceparent"] = arguments.traceparent
+                journal.note(kinds.COMMAND_ISSUED, command, begun, **asked)
                 return command
 
     def write_command(self, command: CommandWord) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from wsm import log
+from wsm import log, traces
 from wsm.errors import WsmError
 from wsm.http import errors, native
 from wsm.http.answers import HttpAnswer, failed
@@ -55,6 +55,8 @@ def create_app(
     primary = surfaces[0] if surfaces else None
     health = native.health if primary is None or primary.health is None else primary.health
     common = (*native.ROUTES, SurfaceRoute("GET", "/health", health))
+    if rest is None:  # an engine has metrics of its own there
+        common += (SurfaceRoute("GET", "/metrics", native.metrics, reads=True),)
     for surface, offered in ((primary, common), *((each, each.routes) for each in surfaces)):
         for route in offered:
             if route.data and rest is not None:
@@ -82,7 +84,8 @@ def _endpoint(
         try:
             if route.data and surface is not None:
                 await admit(commands, surface.in_hold)
-            answer = await route.handler(request, commands)
+            with traces.continued(request.headers.get("traceparent")):
+                answer = await route.handler(request, commands)
         except WsmError as error:
             answer = failed(error, request_id=request.headers.get("idempotency-key"))
             if surface is not None and surface.failed is not None:

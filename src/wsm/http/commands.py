@@ -129,7 +129,7 @@ class Commands:
         receipts: str | Path | None = None,
     ) -> None:
         self.name = name
-        self._directory = directory
+        self.directory = directory
         self._options = {"engine_words": engine_words, "journal_directory": journal_directory}
         self._lock = threading.Lock()
         self._running: dict[str, _CommandUnderWay] = {}
@@ -372,7 +372,7 @@ class Commands:
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._controller.close()
         self._access.close()
-        segment = segment_path(self.name, self._directory)
+        segment = segment_path(self.name, self.directory)
         if self.receipts_path.parent == segment.parent and not segment.exists():  # of a group that has ended
             remove_ours(self.receipts_path)
 
@@ -493,9 +493,9 @@ class Commands:
         return read_facts(self.name, segment, lock_file=segment.lock_file)
 
     def _attached(self) -> tuple[Controller, GroupAccess]:
-        controller = Controller(self.name, directory=self._directory, **self._options)  # type: ignore[arg-type] # of its own names
+        controller = Controller(self.name, directory=self.directory, **self._options)  # type: ignore[arg-type] # of its own names
         try:
-            return controller, GroupAccess(self.name, directory=self._directory)
+            return controller, GroupAccess(self.name, directory=self.directory)
         except BaseException:
             controller.close()
             raise
@@ -514,7 +514,7 @@ class Commands:
         kept_in = journal_directory or journal_directory_of(self._access.group.segment)
         if kept_in is not None:
             return Path(kept_in).absolute() / "http.ndjson"
-        run = run_directory_path(self.name, self._directory)
+        run = run_directory_path(self.name, self.directory)
         return run / "http.ndjson" if run.is_dir() else run.with_suffix(".http")
 
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
+from starlette.responses import Response
 
 from wsm.command import checked_tags
 from wsm.http import errors, openapi
@@ -19,6 +21,7 @@ from wsm.http.answers import HttpAnswer, succeeded
 from wsm.http.commands import Commands, Origin
 from wsm.http.events import events
 from wsm.http.surface import SurfaceRoute
+from wsm.metrics import Exporter
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
 
 #: The surface that the native API's own holds belong to.
@@ -232,6 +235,16 @@ async def ready(_request: Request, commands: Commands) -> HttpAnswer:
     return HttpAnswer(200 if now.serving else 503, {"serving": now.serving, "headline": now.headline})
 
 
+async def metrics(request: Request, commands: Commands) -> Response:
+    """Answer a scrape of Prometheus."""
+    kept = request.app.state
+    if getattr(kept, "exporter", None) is None:  # one for the app: it goes on where it was
+        kept.exporter = Exporter(commands.name, directory=commands.directory)
+    accept = request.headers.get("accept", "")
+    status, headers, body = await run_in_threadpool(kept.exporter.answer, accept)
+    return Response(body, status, dict(headers))
+
+
 async def kept_request(request: Request, commands: Commands) -> HttpAnswer:
     """Answer what became of a request."""
     name = request.path_params["request_id"]
@@ -271,6 +284,7 @@ ROUTES: Final[tuple[SurfaceRoute, ...]] = (
     SurfaceRoute("GET", "/wsm/v1/status", status, reads=True),
     SurfaceRoute("GET", "/wsm/v1/explain", explanation, reads=True),
     SurfaceRoute("GET", "/wsm/v1/ready", ready, reads=True),
+    SurfaceRoute("GET", "/wsm/v1/metrics", metrics, reads=True),
     SurfaceRoute("GET", "/wsm/v1/commands/{request_id:path}", kept_request, reads=True),
     *(SurfaceRoute("POST", f"/wsm/v1/{operation}", _command(operation)) for operation in FIELDS),
 )

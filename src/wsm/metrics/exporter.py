@@ -13,7 +13,7 @@ from typing import Any, Final
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.metrics.follow import Followed
 from wsm.signals.lock_file import LockFile, open_lock_file
-from wsm.signals.names import check_name, lock_path, segment_path
+from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name, lock_path, segment_path
 from wsm.signals.segment import SegmentImage, existing_groups
 from wsm.status import GroupFacts, read_facts
 
@@ -36,6 +36,8 @@ class Exporter:
         ``"vllm"``: repeat the two metrics that vLLM has of weight updates, under its names.
     journals : path or None
         Where the group's journals are; None: where its owner says, else the rings of its segment.
+    directory : path or None
+        Where segments lie; ``/dev/shm`` by default.
 
     Raises
     ------
@@ -46,7 +48,12 @@ class Exporter:
     """
 
     def __init__(
-        self, name: str | None = None, *, aliases: Collection[str] = (), journals: str | Path | None = None
+        self,
+        name: str | None = None,
+        *,
+        aliases: Collection[str] = (),
+        journals: str | Path | None = None,
+        directory: str | Path | None = None,
     ) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
             raise RefusedError(
@@ -64,6 +71,7 @@ class Exporter:
         self._name = None if name is None else check_name(name)
         self._aliases = tuple(aliases)
         self._journals = None if journals is None else Path(journals)
+        self._directory = Path(directory or SHARED_MEMORY_DIRECTORY)
         self._started_s = time.time()
         self._scraping = threading.Lock()
         self._followed: dict[str, Followed] = {}
@@ -77,7 +85,7 @@ class Exporter:
         from wsm.metrics.families import families  # noqa: PLC0415 - an extra
 
         with self._scraping:
-            names = [self._name] if self._name is not None else existing_groups()
+            names = [self._name] if self._name is not None else existing_groups(self._directory)
             read = [self._read(name) for name in names]
             return families(
                 read, now_ns=time.monotonic_ns(), started_s=self._started_s, aliases=self._aliases
@@ -104,7 +112,7 @@ class Exporter:
 
     def _read(self, name: str) -> tuple[GroupFacts, Any]:
         followed = self._followed.setdefault(name, Followed(self._journals))
-        path = segment_path(name)
+        path = segment_path(name, self._directory)
         image: SegmentImage | None = None
         try:
             image = SegmentImage.read(path)

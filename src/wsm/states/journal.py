@@ -26,7 +26,8 @@ kind                 facts
 ``served_version``   ``version``: from here on steps run with it
 ``step_broken``      ``step``, ``error``, ``message``
 ``interrupted``      ``message``: why communicators were broken under a collective that could not end
-``command_issued``   ``operation``, ``request_id``: a controller wrote a command
+``command_issued``   ``operation``, ``request_id``: a controller wrote a command; ``traceparent`` of the trace
+                     that its request belongs to, if it does
 ``command_over``     ``outcome``: how it ended, in words; ``ended``: as receipts say it, ``refused`` or
                      ``failed``; of an error its code, ``error``; of a receipt ``pause_s``, the ``bytes`` that
                      were loaded, and ``staging_s`` where it was hot

@@ -132,7 +132,7 @@ def read_facts(
         What was read of this segment before. Which version served is looked for in the rings once for each
         command.
     """
-    reader = _Reader(source, lock_file, tuple(_journal(source)) if with_journal else ())
+    reader = _Reader(source, lock_file, tuple(read_journal(source)) if with_journal else ())
     layout = source.layout
     command = reader.word("command word", CommandWord, layout.command)
     committed, record_lost = reader.committed()
@@ -149,7 +149,7 @@ def read_facts(
         ):
             served = known.served_version
         else:
-            served = _served_before(reader.journal or tuple(_journal(source)))
+            served = _served_before(reader.journal or tuple(read_journal(source)))
     return GroupFacts(
         name,
         damaged=tuple(reader.damaged),
@@ -396,7 +396,7 @@ def _served_before(journal: tuple[JournalEntry, ...]) -> str | None:
     return told[-1] if told and isinstance(told[-1], str) else None
 
 
-def _journal(source: Source) -> list[JournalEntry]:
+def read_journal(source: Source) -> list[JournalEntry]:
     """Return what stands in the rings, by time; broken lines are left out."""
     entries: list[JournalEntry] = []
     for ring in source.journals():
