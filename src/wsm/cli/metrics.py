@@ -60,7 +60,7 @@ def metrics(name: str | None, address: str | None, aliases: tuple[str, ...], jou
 
 
 def _serve(exporter: Exporter, address: str) -> None:
-    from wsm.metrics._serving import MetricsServer, parse_address  # noqa: PLC0415 - a server is not always asked
+    from wsm.metrics._endpoint import MetricsServer, parse_address  # noqa: PLC0415 - a server is not always asked
 
     with wrong_usage():
         host, port = parse_address(address)

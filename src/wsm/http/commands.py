@@ -8,6 +8,7 @@ in :mod:`.kept`.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import enum
 import json
 import threading
@@ -155,7 +156,8 @@ class Commands:
 
     async def read(self, question: Callable[[], _Read]) -> _Read:
         """Ask something that blocks for a moment, in a thread."""
-        return await asyncio.wrap_future(self._readers.submit(question))
+        asked = contextvars.copy_context().run  # in the trace of the request that is answered
+        return await asyncio.wrap_future(self._readers.submit(asked, question))
 
     def segment(self) -> Segment:
         """Return the memory of the group, to be read."""
@@ -399,7 +401,11 @@ class Commands:
         self._keep(asked, run_id, state="running")
         try:
             threading.Thread(
-                target=self._drive, args=(asked, run_id, controller, begin), name="wsm-http", daemon=True
+                # In the trace of the request that is answered.
+                target=contextvars.copy_context().run,
+                args=(self._drive, asked, run_id, controller, begin),
+                name="wsm-http",
+                daemon=True,
             ).start()
         except RuntimeError:
             with self._lock:

@@ -9,7 +9,7 @@ module            responsible for
 :mod:`.families`  facts and history as the metrics of Prometheus; pure
 :mod:`.follow`    what was written into journals, files or rings, since the last look
 :mod:`.exporter`  the exporter: reads groups, and answers a scrape
-:mod:`._serving`  the exporter behind an address of this host
+:mod:`._endpoint` the exporter behind an address of this host
 ================  ========================================================================================
 
 The exposition is written by the package ``prometheus_client`` (the extra ``metrics``), which is imported when
