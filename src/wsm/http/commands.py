@@ -43,6 +43,9 @@ MOST_COMMANDS: Final = 64
 #: Seconds between two looks at a held group, whose release no word rings for.
 _LOOK_S = 0.02
 
+#: Keywords that a request which is sent again may have otherwise.
+_TIMES: Final = frozenset({"deadline_s", "settle_s", "wait_s"})
+
 _Read = TypeVar("_Read")
 
 
@@ -358,11 +361,9 @@ class Commands:
             As the command.
         """
         request_id = uuid.uuid4().hex if origin.request_id is None else checked_request_id(origin.request_id)
-        known = await self.read(
-            lambda: self._begun(
-                _CommandUnderWay(request_id, operation, origin, plain_arguments(asked), source), begin
-            )
-        )
+        same = {name: value for name, value in asked.items() if name not in _TIMES}  # patience is no request
+        command = _CommandUnderWay(request_id, operation, origin, plain_arguments(same), source)
+        known = await self.read(lambda: self._begun(command, begin))
         if isinstance(known, Receipt):
             return known
         return await asyncio.shield(asyncio.wrap_future(known.end))

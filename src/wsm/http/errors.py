@@ -79,18 +79,6 @@ def not_found(*, method: str, path: str) -> RefusedError:
     )
 
 
-def server_ended(*, operation: str, request_id: str, group: str) -> GroupError:
-    """The server ended while a command was under way, so that its end is known to the group alone."""
-    return GroupError(
-        f"the server ended while {operation} {request_id} was under way, and the group decided it by itself "
-        f"[{group}]; ask for it again: what was done already is not done twice",
-        code="server-ended",
-        request_id=request_id,
-        operation=operation,
-        group=group,
-    )
-
-
 def unauthorized() -> RefusedError:
     """A request brings no token, or a wrong one."""
     return RefusedError("give a token of this server: Authorization: Bearer TOKEN", code="unauthorized")
