@@ -78,7 +78,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Texts]:
     group = {"name": f"test-texts-{os.getpid()}", "ranks": 2}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})
     with RolloutSupervisor(config) as supervisor:
-        made = Texts(supervisor, config, tmp_path_factory.mktemp("kept") / "http.ndjson")
+        made = Texts(supervisor, config, tmp_path_factory.mktemp("kept") / "http.jsonl")
         yield made
         made.commands.close()
 

@@ -175,7 +175,7 @@ def require_http(command: str) -> None:
 @click.option(
     "--receipts",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where ends of requests are kept. Default: http.ndjson beside the journals.",
+    help="Where ends of requests are kept. Default: http.jsonl beside the journals.",
 )
 @config_option("The group's configuration, for FastDeploy's words and its journals.")
 def serve_command(

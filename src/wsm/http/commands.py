@@ -114,7 +114,7 @@ class Commands:
     engine_words : EngineWordsConfig or None
         As :class:`wsm.Controller`.
     receipts : path or None
-        The file of what outlives this process; None: ``http.ndjson`` beside the journals, or where there are
+        The file of what outlives this process; None: ``http.jsonl`` beside the journals, or where there are
         none in the run directory of ``wsm rollout``, or beside the segment.
 
     Raises
@@ -520,9 +520,9 @@ class Commands:
     def _place(self, journal_directory: str | Path | None) -> Path:
         kept_in = journal_directory or journal_directory_of(self._access.group.segment)
         if kept_in is not None:
-            return Path(kept_in).absolute() / "http.ndjson"
+            return Path(kept_in).absolute() / "http.jsonl"
         run = run_directory_path(self.name, self.directory)
-        return run / "http.ndjson" if run.is_dir() else run.with_suffix(".http")
+        return run / "http.jsonl" if run.is_dir() else run.with_suffix(".http")
 
 
 class _CommandUnderWay:
