@@ -13,6 +13,7 @@
 #   make explore   try every order of events of small groups: more than ten million worlds (up to half an hour)
 #   make lint      linters and types alone
 #   make diagrams  write diagrams/ anew from the transition tables
+#   make site      build the documentation into site/, and follow its links
 #   make clean     remove .venv and everything that was generated
 
 SHELL := /bin/bash
@@ -56,7 +57,7 @@ GPU_WHEEL_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.12 python3.11 p
 # The interpreter whose paddle is built with CUDA, and has pytest beside it.
 GPU_PYTHON ?= $(GPU_WHEEL)/bin/python
 
-.PHONY: help install demo test test-slow test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams clean
+.PHONY: help install demo test test-slow test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -124,9 +125,15 @@ fuzz: $(STAMP)
 		echo "atheris cannot be installed here; Hypothesis draws alone" >&2
 	@$(BIN)/python -m fuzz $(ARGUMENTS)
 
+# Where its tools cannot be installed there is no site, and that is said.
+site: $(STAMP)
+	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[site]' </dev/null && \
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet || \
+	{ $(BIN)/python -c 'import mkdocs, material, mkdocstrings' 2>/dev/null && exit 1; echo "skipped: the site's tools cannot be installed here" >&2; }
+
 diagrams: $(STAMP)
 	@$(BIN)/python -m drawing
 
 clean:
-	rm -rf $(VENV) $(GPU_WHEEL) demo-out fuzz-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_WHEEL) site demo-out fuzz-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench campaign drawing explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +
