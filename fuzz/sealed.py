@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from fuzz.invariant import Format
+from wsm.strategies.adopt.record import AdoptedContent, AdoptionRecord
 from wsm.strategies.delta._blocks import Block, BlockKind
 from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
@@ -38,6 +39,7 @@ def sealed_formats() -> list[Format]:
         ("ipc metas", IpcMetas, _metas(), _no_digests),
         ("delta shard", DeltaShard, _delta(), _digests_of_delta),
         ("delta manifest", DeltaManifest, DeltaManifest.of([_delta()]), _no_digests),
+        ("adoptions", AdoptionRecord, _adoptions(), _no_digests),
     ):
         form = Format(
             name=name,
@@ -99,6 +101,12 @@ def _delta() -> DeltaShard:
     changed = DeltaTensor(_SPECS[0], _DIGEST, digest_of(b"y"), _DIGEST, blocks)
     same = tuple(DeltaTensor(spec, _DIGEST, _DIGEST, digest_of(b"")) for spec in _SPECS[1:])
     return DeltaShard("4", "3", 0, 1, "p", 1 << 16, 32, (changed, *same))
+
+
+def _adoptions() -> AdoptionRecord:
+    return AdoptionRecord(
+        (AdoptedContent("7", "7", _DIGEST, (3, 4)), AdoptedContent("7.reused-1", "7", _DIGEST, ()))
+    )
 
 
 def _unsealed(document: bytes) -> bytes:

@@ -37,6 +37,7 @@ ELSEWHERE = {
     },
     "calls of FastDeploy, bound to its own objects and read in its own source": {
         "fastdeploy._calls",
+        "fastdeploy._control_calls",
         "fastdeploy._dynamic_weights",
         "fastdeploy._runner_surfaces",
     },
