@@ -336,7 +336,7 @@ class AbandonedCommands:
             hold = self._group.role.acquire(0)
         except (RoleBusyError, SegmentReplacedError):
             return  # another process does it, or no rank hears it any more
-        with hold, self._group.journal.words_first():  # its lines stand before those of the next command
+        with hold:
             view = self._group.view()
             if view.command[:2] != watched.key or decide.is_held(view, leased=_is_leased(view, watched)):
                 return  # another command, or all are PREPARED since it was looked at
