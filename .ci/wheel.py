@@ -96,17 +96,16 @@ def inside(extra: str) -> int:
     if not Path(str(wsm.__file__)).is_relative_to(sys.prefix):
         raise SystemExit(f"wsm was imported from {wsm.__file__}, not from the wheel")
     here = {name for name, package in PACKAGES.items() if not package.extras or extra in package.extras}
-    made_of = {module: name for name, modules in MADE_OF.items() for module in modules}
     for name in sorted(here):
         importlib.import_module(PACKAGES[name].module or name)
     for found in pkgutil.walk_packages(wsm.__path__, "wsm."):
-        needed = made_of.get(found.name)
+        needed = {name for name, modules in MADE_OF.items() if found.name in modules}
         if found.name.rpartition(".")[2] == "__main__":
             continue
         try:
             importlib.import_module(found.name)
         except ModuleNotFoundError as error:
-            if needed is None or needed in here or error.name != needed:
+            if error.name not in needed - here:
                 raise
     weight = importlib.import_module("numpy").arange(4, dtype="float32")
     importlib.import_module("wsm.strategies").publish_snapshot("snapshots", 1, {0: {"weight": weight}})
