@@ -51,6 +51,7 @@ def play(case: Case, group: GroupUnderFault) -> Result:
 def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
     fault, may_commit = case.fault, True
     patience_s = STOPPED_DEADLINE_S[group.kind]
+    answer: Answer | None = None
     for attempt in range(3):
         before = prepare(case.operation, group, result)
         version = group.publish() if operation_of(case.operation).brings_weights else None
@@ -78,12 +79,14 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
         # On a busy machine the deadline may come before the point does: ask again, with more patience.
         group.orders.withdraw(fault.victim)
     else:
-        result.problems.append(f"the point was never reached; the command said: {answer.said[:_MAX_MESSAGE]}")
+        said = "" if answer is None else answer.said[:_MAX_MESSAGE]
+        result.problems.append(f"the point was never reached; the command said: {said}")
         return
     aftermath(fault, group, mark, result)
     judge_group(case.operation, group, result, before=before, version=version, may_commit=may_commit)
-    failed = answer.error is not None or result.outcome not in ("MIXED", "FAULTED")
-    result.require(failed, f"a command that left the group {result.outcome} raised nothing: {answer.said}")
+    if answer is not None and answer.error is None:
+        said = f"a command that left the group {result.outcome} raised nothing: {answer.said}"
+        result.require(result.outcome not in ("MIXED", "FAULTED"), said)
     if operation_of(case.operation).is_half:
         halves.repeat(case.operation, group, result)
     finish(group, result)

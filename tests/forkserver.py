@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from os import pidfd_open  # at once: some tests take it away
 from pathlib import Path
 from typing import IO, Any
@@ -52,12 +53,16 @@ class Forked:
     def wait(self, timeout: float) -> int:
         """Return its exit code, or minus the signal that ended it."""
         if self.returncode is None:
-            handle = pidfd_open(self.pid)
-            ended, _, _ = select.select([handle], [], [], timeout)
-            os.close(handle)
-            if not ended:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            try:
+                handle = pidfd_open(self.pid)
+                ended, _, _ = select.select([handle], [], [], timeout)
+                os.close(handle)
+                if not ended:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout)
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except (ProcessLookupError, ChildProcessError):
+                while self.returncode is None:  # another thread has its exit code, and is about to say it
+                    time.sleep(0.001)
         return self.returncode
 
     def close(self) -> None:

@@ -138,11 +138,12 @@ class Receipt:
             If it describes none.
         """
         known = {name: value for name, value in said.items() if name in cls.__dataclass_fields__}
+        of_rank = RankReport.__dataclass_fields__
         try:
             ranks = tuple(
                 RankReport(
                     **{
-                        **report,
+                        **{name: fact for name, fact in report.items() if name in of_rank},
                         "actions": tuple(ActionSeconds(**action) for action in report["actions"]),
                         "bases": tuple(report["bases"]),
                     }

@@ -294,6 +294,8 @@ class Opening:
         takes_words: bool = True,
     ) -> Transaction:
         """Write a hold or a release, and leave to `ending` what is to be done when it is over."""
+        if request.operation is Operation.HOLD and not view.command.commands_left:
+            raise errors.commands_used_up(sequence=view.command.sequence)  # a release is let through
         word = request.decided_in(require_able(self._group, view, request.operation))
         before, waits = before_admission(resident_on_each(view), owed=self._group.unrestored(view))
         asked = replace(request.arguments, before=before, restores=waits, deadline_s=request.deadline_s)

@@ -116,7 +116,10 @@ def known_arguments(group: GroupView, view: View) -> CommandArguments:
                     after = After.HELD if report.held else After.SERVE
                     if report.loads:
                         return replace(gone, after=after)
-                    return replace(gone, after=after, tags=frozenset(), of_admission=True)
+                    # A KV cache alone has been worked at by actions; a hold or a release has built none.
+                    built = "kv_bytes" in report.facts
+                    tags = frozenset({Tag.KV_CACHE}) if built else frozenset[Tag]()
+                    return replace(gone, after=after, tags=tags, of_admission=not built)
     return gone
 
 

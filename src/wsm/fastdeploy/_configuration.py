@@ -53,6 +53,8 @@ class WorkerFacts:
         Whether a process of its own holds KV cache (CPU blocks, or a storage behind them).
     clears_swap_space : bool
         Whether that process gives its CPU blocks back, too (``FD_ENABLE_SWAP_SPACE_CLEARING``).
+    by_requests : bool
+        Whether the engine asks by control requests (``FD_ENABLE_V1_UPDATE_WEIGHTS``).
     asks_cache_process : bool
         Whether it is asked by its word; where FastDeploy's engine hands control requests on, it gets those.
     loads_through_models : bool
@@ -77,6 +79,7 @@ class WorkerFacts:
     model: str = "."
     swaps: bool = False
     clears_swap_space: bool = False
+    by_requests: bool = False
     asks_cache_process: bool = False
     loads_through_models: bool = False
     releases_cache: bool = False
@@ -149,6 +152,7 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         load_strategy=strategy,
         model=model,
         swaps=swaps,
+        by_requests=by_requests,
         asks_cache_process=swaps and not by_requests,
         clears_swap_space=variables.get("FD_ENABLE_SWAP_SPACE_CLEARING", "").strip().lower() not in _OFF,
         loads_through_models=unified or (strategy == "rsync" and transfer.mode == "gdr"),

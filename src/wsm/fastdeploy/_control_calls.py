@@ -136,9 +136,16 @@ class OpenCall:
 
 
 class ControlCalls:
-    """The control request that is open on one rank, and the units of its plans."""
+    """The control request that is open on one rank, and the units of its plans.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    expected : bool
+        Whether the engine asks by control requests.
+    """
+
+    def __init__(self, *, expected: bool) -> None:
+        self._expected = expected
         self._units: dict[str, dict[str, tuple[Action, Callable[[ActionContext], None]]]] = {}
         self._call: OpenCall | None = None
 
@@ -199,6 +206,11 @@ class ControlCalls:
             vars(action)["run"] = after_graphs
         if plan not in _PLANS:
             return
+        brings = plan.startswith(Request.UPDATE.value)
+        first = action.name not in _FIRST and _FIRST.issuperset(self._units.get(plan, ()))
+        if self._expected and brings and first:
+            # The method runs inside this one, which controllers time by what is declared when a rank joins.
+            action.deadline_s = max(action.deadline_s, *DEADLINES_S.values())
         own_run, own_precondition = action.run, action.precondition
         self._units.setdefault(plan, {})[action.name] = (action, own_run)
 

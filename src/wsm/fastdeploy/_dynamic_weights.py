@@ -181,7 +181,7 @@ class DynamicWeightManager(DirectCalls):
         self._single = SingleActions(
             self._surfaces, single, rank=member.rank, world_size=len(member.global_ranks)
         )
-        self._calls, self._found_cache = ControlCalls(), False
+        self._calls, self._found_cache = ControlCalls(expected=facts.by_requests), False
         options = replace(options, instrument=self._calls.instrument)
         if member.rank == 0:
             segment = own_new_group(config, directory=directory)
@@ -347,7 +347,8 @@ class DynamicWeightManager(DirectCalls):
                     entered = call.entered
             return call.result
         finally:
-            if entered or self._worker.weights in (WeightState.NORMAL, WeightState.CLEARED):
+            own = entered or not self._polls  # without poll() no other process's command can go on here
+            if own or self._worker.weights in (WeightState.NORMAL, WeightState.CLEARED):
                 self._settle_behind(model_runner)  # else it is another command that goes on
 
     def _begun(self, controller: Controller, request: ControlRequest) -> Pending | None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from wsm import log
 from wsm.controller import Controller, Pending
 from wsm.controller.engine_bridge import mirrored
-from wsm.controller.errors import CommandWithdrawnError
+from wsm.controller.errors import CommandWithdrawnError, UnsettledError
 from wsm.errors import GroupError, WsmError
 from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
@@ -463,7 +463,14 @@ class Deciding(Entries):
             if pending is not None:  # said before this rank does its part, so before any rank changes a thing
                 self._commanded = self._controller.status().sequence
                 self._say(self._now(), over=False)
-            receipt = None if pending is None else self._run(pending)
+            receipt = None
+            if pending is not None:
+                try:
+                    receipt = self._run(pending)
+                except UnsettledError as error:  # decided; what came late may have come by then
+                    self._until_at_rest(bound_s)
+                    if error.context["decision"] != "COMMIT" or not self._controller.status().over:
+                        raise
             self._brought = () if receipt is None else tuple(Brought.of(said) for said in receipt.ranks)
             came = Came(brought=self._brought)
         except WsmError as error:

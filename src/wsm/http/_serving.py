@@ -28,7 +28,7 @@ HEAD_S: Final = 10.0
 ENDING_S: Final = 30
 
 #: Connections at once; what comes beyond is answered 503.
-_CONNECTIONS = 512
+_CONNECTIONS = 4096
 
 _PEER: Final = struct.Struct("3i")
 
@@ -97,6 +97,11 @@ class _CheckedProtocol(H11Protocol):
                 log.logger("http").warning(log.PEER_REFUSED, user=user)
                 transport.abort()
                 return
+        elif (
+            self.client is None
+        ):  # reset before its address was asked: to the guard it would be a Unix socket
+            transport.abort()
+            return
         self._await_head()
 
     def data_received(self, data: bytes) -> None:

@@ -40,6 +40,9 @@ from wsm.status import Explanation, GroupFacts, GroupStatus, explain, read_facts
 #: Commands that may be under way or wait for their turn at once.
 MOST_COMMANDS: Final = 64
 
+#: What the owners of holds over HTTP begin with.
+OWNERS: Final = "http:"
+
 #: Seconds between two looks at a held group, whose release no word rings for.
 _LOOK_S = 0.02
 
@@ -70,7 +73,7 @@ class Origin:
     @property
     def owner(self) -> str:
         """Whose the holds are that it asks for."""
-        return f"http:{self.surface}"
+        return f"{OWNERS}{self.surface}"
 
 
 @dataclass(frozen=True)
@@ -333,10 +336,11 @@ class Commands:
         )
 
     async def fail_closed(self, origin: Origin, *, verb: str, reason: str) -> bool:
-        """Close the hold of this surface, since a verb was refused that its trainer may take for done.
+        """Close the hold that surfaces have, since a verb was refused that its trainer may take for done.
 
-        Until an update with weights, or an explicit release, every other release is refused. Returns whether
-        there is such a hold; a group that is not held stays as it is.
+        Until an update with other weights, or an explicit release, every other release is refused. A hold of
+        any surface is meant, since trainers of one group may speak to several. Returns whether there is such
+        a hold; a group that is not held stays as it is.
         """
         return await self.read(lambda: self._close(origin, verb, reason))
 
@@ -432,10 +436,12 @@ class Commands:
                 log.logger("http").error(log.REQUEST_FAILED, operation=asked.operation, error=repr(error))
             elif asked.source is not None and answers.is_final(error):
                 self._unfit[asked.source] = error
-            self._keep(asked, run_id, state="failed", error=answers.error_mapping(error))
-            with self._lock:
-                del self._running[asked.request_id]
-            asked.end.set_exception(error)
+            try:
+                self._keep(asked, run_id, state="failed", error=answers.error_mapping(error))
+            finally:
+                with self._lock:
+                    del self._running[asked.request_id]
+                asked.end.set_exception(error)
         else:
             with self._lock:
                 del self._running[asked.request_id]
@@ -464,7 +470,7 @@ class Commands:
         controller, access = self._now()
         view = access.group.view()
         hold = access.group.known_hold(view)
-        if not view.committed.held or hold is None or hold.owner != origin.owner:
+        if not view.committed.held or hold is None or not hold.owner.startswith(OWNERS):
             return False
         version = access.group.known_version(view)
         self._kept.close(asdict(ClosedHold(hold.hold_id, origin.surface, verb, reason, version)))
@@ -481,12 +487,15 @@ class Commands:
         view = group.view()
         hold = group.known_hold(view)
         in_force = view.committed.held and hold is not None and hold.hold_id == closed.hold
-        return closed if in_force and group.known_version(view) == closed.version else None
+        return closed if in_force and group.known_version(view) in (None, closed.version) else None
 
     def _reopen_after(self, asked: _CommandUnderWay, receipt: Receipt) -> None:
         """Let a closed hold be an ordinary one again once its group was updated."""
         brought = receipt.outcome in (Outcome.UPDATED, Outcome.ALREADY_SERVED, Outcome.ALREADY_HELD)
         weights = not receipt.tags or "weights" in receipt.tags
+        closed = ClosedHold.of(self._kept.closed)
+        if closed is not None and asked.source is None and receipt.version == closed.version:
+            brought = False  # what the group had before the verb that was refused is loaded again
         if receipt.outcome is Outcome.RELEASED or (
             asked.operation in ("update", "commit") and brought and weights
         ):

@@ -24,6 +24,7 @@ from wsm.rollout.run_directory import run_directory_path
 from wsm.shared_directory import connect_socket
 
 _READ_BYTES = 1 << 18
+_COUNT_S = 5.0  # for a rank 0 that may be stopped
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
 
 
@@ -248,10 +249,10 @@ class EngineRequests:
             connection = await self._connected()
             call, answers = connection.call({"op": "stats"})
             try:
-                message = _raised(self._group, await answers.get())
+                message = _raised(self._group, await asyncio.wait_for(answers.get(), _COUNT_S))
             finally:
                 connection.forget(call)
-        except WsmError:
+        except (WsmError, asyncio.TimeoutError):
             return 0, len(self._open)
         stats = message["stats"]
         return stats["running"], stats["waiting"] + at_the_gate

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wsm import log
-from wsm.shared_directory import ForeignPathError, open_to_append, read_ours
+from wsm.shared_directory import ForeignPathError, create_ours, open_to_append, read_ours, remove_ours
 
 #: Requests that are kept, the newest.
 KEPT_REQUESTS: Final = 1000
@@ -47,9 +47,8 @@ class KeptRequests:
 
     def request(self, request_id: str) -> dict[str, Any] | None:
         """Return what is kept of a request."""
-        with self._lock:
-            found = self._requests.get(request_id)
-            return None if found is None else dict(found)
+        found = self._requests.get(request_id)  # one look, without the lock of a write: it may block
+        return None if found is None else dict(found)
 
     def keep(self, request: dict[str, Any]) -> None:
         """Keep what a request is now, in the place of what it was. Blocks for a write."""
@@ -66,8 +65,8 @@ class KeptRequests:
 
     def _take(self, request: dict[str, Any]) -> None:
         name = request["request_id"]
-        self._requests.pop(name, None)
         self._requests[name] = request
+        self._requests.move_to_end(name)
         while len(self._requests) > KEPT_REQUESTS:
             self._requests.popitem(last=False)
 
@@ -96,21 +95,31 @@ class KeptRequests:
             descriptor = open_to_append(self._path, reads=True)
             try:
                 size = os.fstat(descriptor).st_size
-                lines = [said]
                 if size > _FILE_BYTES:
-                    os.ftruncate(descriptor, 0)
-                    size, lines = (
-                        0,
-                        [{"closed": self._closed}, *({"request": each} for each in self._requests.values())],
-                    )
+                    self._rewrite(self._path)  # with what is said now, too
+                    return
                 torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                text = "".join(f"{json.dumps(line, default=str)}\n" for line in lines)
-                os.write(descriptor, b"\n" * torn + text.encode())
+                os.write(descriptor, b"\n" * torn + _line(said))
             finally:
                 os.close(descriptor)
         except (OSError, ForeignPathError) as error:
             self._end(error)
 
+    def _rewrite(self, path: Path) -> None:
+        """Put what all lines mean in their place, in one step: a kill leaves the old file or the new one."""
+        new = path.with_name(f"{path.name}.new")
+        remove_ours(new)
+        kept = [{"closed": self._closed}, *({"request": each} for each in self._requests.values())]
+        with os.fdopen(create_ours(new, mode=None), "wb") as file:
+            file.writelines(_line(each) for each in kept)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+
     def _end(self, error: Exception) -> None:
         log.logger("http").error(log.RECEIPTS_ENDED, path=str(self._path), error=str(error))
         self._path = None
+
+
+def _line(said: object) -> bytes:
+    return f"{json.dumps(said, default=str)}\n".encode()

@@ -138,10 +138,9 @@ class Security:
         if host == "localhost" or host in self.allowed_hosts:
             return True
         try:
-            ipaddress.ip_address(host)
+            return not ipaddress.ip_address(host).is_unspecified  # which reaches loopback from any page
         except ValueError:
             return False
-        return True
 
 
 def _host_of(authority: str) -> str:

@@ -86,7 +86,7 @@ class LineRing:
         if written == RING_CAPACITY:
             kept = content
         # What was written while we copied lies at the oldest end.
-        overtaken = self._written() - written
+        overtaken = max(self._written() - RING_CAPACITY, 0) - max(written - RING_CAPACITY, 0)
         return kept[overtaken:]
 
     def _written(self) -> int:

@@ -16,7 +16,6 @@ import functools
 import io
 import os
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
@@ -200,16 +199,18 @@ class Recorder:
     @_never_raises
     def step_raised(self, epoch: int, step: int, error: BaseException) -> None:
         """A step raised; told before its word says so, since a keeper ends the process then."""
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "unknown"
-        told = f"{error_name(error)}: {str(error)[:_MAX_MESSAGE]}"
+        where, last = "unknown", error.__traceback__
+        while last is not None:  # no source is read: the word waits for this
+            code = last.tb_frame.f_code
+            where, last = f"{code.co_filename}:{last.tb_lineno} in {code.co_name}", last.tb_next
+        told = f"{error_name(error)}: {_text_of(error)}"
         self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=told, where=where)
 
     @_never_raises
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
         """The word says that a step raised."""
         self._epoch = epoch
-        message = (str(error) or described(error))[:_MAX_MESSAGE]
+        message = _text_of(error) or described(error)[:_MAX_MESSAGE]
         self._note(kinds.STEP_BROKEN, step=step, error=error_name(error), message=message)
 
     @_never_raises
@@ -360,3 +361,11 @@ def _cut_torn_line(path: Path) -> None:
 
 def _to_cut(path: Path) -> int:
     return open_ours(path, also=trusted_in(path.parent))
+
+
+def _text_of(error: BaseException) -> str:
+    """Return what an error says; the word that a step broke must follow, whatever an engine's str() does."""
+    try:
+        return str(error)[:_MAX_MESSAGE]
+    except Exception as raised:  # noqa: BLE001 - another's code, of which anything may come
+        return f"its text cannot be had ({type(raised).__name__})"

@@ -15,7 +15,7 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from wsm.errors import RefusedError
+from wsm.errors import RefusedError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers
 from wsm.http.commands import Commands, Origin
@@ -363,10 +363,15 @@ class Verbs:
             raise errors.nothing_prepared(verb=verb)
         if label is not None and label not in (parts.asked, parts.receipt.version):
             raise errors.label_differs(asked=label, held=parts.receipt.version)
-        self._parts = None  # whatever its end, it is decided, or its lease will
+        self._parts = None  # it is decided, or its lease will
         if parts.prepared is None:
             return parts.receipt
-        return await commands.commit(self.origin(request), parts.prepared)
+        try:
+            return await commands.commit(self.origin(request), parts.prepared)
+        except WsmError as error:
+            if error.retryable and self._parts is None:
+                self._parts = parts  # it is open still, and the caller is told to ask again
+            raise
 
     # What cannot be honoured --------------------------------------------------------------------------------
 
