@@ -73,6 +73,7 @@ MADE_OF = {
         "wsm.http._text_bodies",
         "wsm.http.answers",
         "wsm.http.app",
+        "wsm.http.closed_holds",
         "wsm.http.commands",
         "wsm.http.data_routes",
         "wsm.http.engine_requests",

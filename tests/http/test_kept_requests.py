@@ -54,3 +54,21 @@ def test_a_torn_last_line_costs_that_line_alone(tmp_path: Path):
     again.keep({"request_id": "c", "state": "running"})
     found = KeptRequests(path)
     assert [name for name in "abc" if found.request(name)] == ["a", "c"]
+
+
+def test_what_is_remembered_outlives_a_server_and_is_bounded(tmp_path: Path, monkeypatch):
+    path = tmp_path / "http.jsonl"
+    first = KeptRequests(path)
+    first.remember("pulled", "/local", ["7", "7.reused-0123", "/w@d", True])
+    first.remember("unfit", "/w@d", {"code": "digest-mismatch"})
+    first.remember("unfit", "/w@d", None)
+    again = KeptRequests(path)
+    assert again.note("pulled", "/local") == ["7", "7.reused-0123", "/w@d", True]
+    assert again.note("unfit", "/w@d") is None
+    monkeypatch.setattr(kept, "KEPT_NOTES", 2)
+    for number in range(3):
+        again.remember("pulled", f"/{number}", [number])
+    monkeypatch.setattr(kept, "_FILE_BYTES", 1)
+    again.remember("pulled", "/3", [3])
+    written = KeptRequests(path)
+    assert [written.note("pulled", f"/{number}") for number in range(4)] == [None, None, [2], [3]]

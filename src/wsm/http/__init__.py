@@ -7,6 +7,7 @@ module              responsible for
 ==================  ======================================================================================
 :mod:`.app`         :func:`create_app`: whose route answers which path; the gate of a held group
 :mod:`.commands`    one group's commands: once per request id, held by a surface, kept
+:mod:`.closed_holds` holds that no blind release ends
 :mod:`.kept`        what outlives a server: the ends of requests, and why a hold is closed
 :mod:`.answers`     from receipts and errors to statuses, headers and bodies, and back
 :mod:`.native`      the routes of ``/wsm/v1``
@@ -26,7 +27,8 @@ module              responsible for
 
 from wsm.http.app import create_app
 from wsm.http.client import AsyncClient, Client
-from wsm.http.commands import ClosedHold, Commands, Origin
+from wsm.http.closed_holds import ClosedHold
+from wsm.http.commands import Commands, Origin
 from wsm.http.security import Security
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 

@@ -114,7 +114,7 @@ async def admit(commands: Commands, in_hold: InHold) -> None:
     RefusedError
         If the group's hold is closed, or requests fail in a hold (code ``admission-closed``).
     """
-    while commands.is_held():
+    while await commands.is_held():
         closed = await commands.closed()
         if closed is not None:
             raise errors.admission_closed(why=f"{closed.verb} was refused: {closed.reason}")

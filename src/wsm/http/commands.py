@@ -16,38 +16,42 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from wsm import log
 from wsm.command import checked_request_id
 from wsm.config import EngineWordsConfig
-from wsm.controller import Controller, Pending
+from wsm.controller import Controller
 from wsm.controller.group_view import GroupAccess
 from wsm.errors import WsmError
 from wsm.group_segment import journal_directory_of
 from wsm.http import answers, errors
+from wsm.http.closed_holds import OWNERS, ClosedHold, ClosedHolds
 from wsm.http.kept import KeptRequests
-from wsm.receipt import Outcome, Receipt
+from wsm.receipt import Receipt
 from wsm.rollout.run_directory import run_directory_path
 from wsm.shared_directory import remove_ours
 from wsm.signals.names import segment_path
 from wsm.signals.segment import Segment
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, OnLease
+from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, OnLease
 from wsm.status import Explanation, GroupFacts, GroupStatus, explain, read_facts
 
 #: Commands that may be under way or wait for their turn at once.
 MOST_COMMANDS: Final = 64
 
-#: What the owners of holds over HTTP begin with.
-OWNERS: Final = "http:"
-
 #: Seconds between two looks at a held group, whose release no word rings for.
 _LOOK_S = 0.02
 
+#: What is remembered under the source of weights that failed, and would fail again.
+_UNFIT: Final = "unfit"
+
 #: Keywords that a request which is sent again may have otherwise.
 _TIMES: Final = frozenset({"deadline_s", "settle_s", "wait_s"})
+
+_AFTER: Final = frozenset({*After, *(each.value for each in After)})
 
 _Read = TypeVar("_Read")
 
@@ -74,35 +78,6 @@ class Origin:
     def owner(self) -> str:
         """Whose the holds are that it asks for."""
         return f"{OWNERS}{self.surface}"
-
-
-@dataclass(frozen=True)
-class ClosedHold:
-    """Why a held group is not released blindly.
-
-    Parameters
-    ----------
-    hold : str
-        The id of the hold.
-    surface, verb, reason : str
-        What was refused, and why.
-    version : str or None
-        What the group had committed then.
-    """
-
-    hold: str
-    surface: str
-    verb: str
-    reason: str
-    version: str | None = None
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any] | None) -> ClosedHold | None:
-        """Return what was kept; None where nothing was, or nothing that can be read."""
-        try:
-            return None if said is None else cls(**said)
-        except TypeError:
-            return None
 
 
 class Commands:
@@ -140,11 +115,15 @@ class Commands:
         self._options = {"engine_words": engine_words, "journal_directory": journal_directory}
         self._lock = threading.Lock()
         self._running: dict[str, _CommandUnderWay] = {}
-        self._unfit: dict[str, WsmError] = {}  # by source: what failed, and would fail again
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-read")
-        self._controller, self._access = self._attached()
+        self._starters = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-start")  # they wait for a file
+        self._attaching = threading.Lock()
+        self._group = self._attached()
+        self._left: tuple[Controller, GroupAccess] | None = None
+        self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[bool]] = WeakKeyDictionary()
         self.receipts_path = Path(receipts) if receipts is not None else self._place(journal_directory)
-        self._kept = KeptRequests(self.receipts_path)
+        self.kept = KeptRequests(self.receipts_path)
+        self.closed_holds = ClosedHolds(self.kept, self._now)
 
     # What is known ------------------------------------------------------------------------------------------
 
@@ -162,30 +141,51 @@ class Commands:
 
     async def read(self, question: Callable[[], _Read]) -> _Read:
         """Ask something that blocks for a moment, in a thread."""
-        asked = contextvars.copy_context().run  # in the trace of the request that is answered
-        return await asyncio.wrap_future(self._readers.submit(asked, question))
+        return await _within(self._readers, question)
 
     def segment(self) -> Segment:
         """Return the memory of the group, to be read."""
         return self._now()[1].group.segment
 
-    def is_held(self) -> bool:
-        """Whether the group stands still. One read of memory."""
-        return self._now()[1].group.view().committed.held
+    async def is_held(self) -> bool:
+        """Whether the group stands still. One look at memory, unless the group was started anew."""
+        segment = self._group[1].group.segment
+        if segment.inode_changed():
+            return await self.read(lambda: self._now()[1].group.view().committed.held)
+        return self._group[1].group.view().committed.held
 
     async def closed(self) -> ClosedHold | None:
         """Return why the group's hold may not be released blindly; None: it may be, or there is none."""
-        return await self.read(self._closed_now)
+        return await self.read(self.closed_holds.now)
 
-    async def until_open(self, timeout_s: float | None = None) -> bool:
-        """Wait until the group is not held; False: `timeout_s` is over, or the hold is closed."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self.is_held():
-            late = deadline is not None and time.monotonic() >= deadline
-            if late or await self.closed() is not None:
+    async def until_open(self) -> bool:
+        """Wait until the group is not held; False: the hold is closed. All who wait share one watch."""
+        loop = asyncio.get_running_loop()
+        watch = self._watches.get(loop)
+        if watch is None or watch.done():
+            watch = self._watches[loop] = loop.create_task(self._watch())
+        await asyncio.wait({watch})
+        return watch.result()
+
+    async def _watch(self) -> bool:
+        while await self.is_held():
+            if await self.closed() is not None:
                 return False
             await asyncio.sleep(_LOOK_S)
         return True
+
+    async def prepared_by(self, surface: str) -> str | None:
+        """Return the request id of what a surface has prepared and not decided; None: there is none."""
+
+        def look() -> str | None:
+            facts = self._facts()
+            if facts.decision_left_s is None or facts.request_id is None:
+                return None
+            kept = self.kept.request(facts.request_id)
+            own = kept is not None and (kept["operation"], kept["surface"]) == ("prepare", surface)
+            return facts.request_id if own else None
+
+        return await self.read(look)
 
     def request(self, request_id: str) -> dict[str, Any]:
         """Return what is known of a request: ``state`` is ``running``, ``succeeded``, ``failed`` or ``lost``.
@@ -195,7 +195,7 @@ class Commands:
         RefusedError
             If none of that name is kept (code ``request-unknown``).
         """
-        found = self._kept.request(request_id)
+        found = self.kept.request(request_id)
         if found is None:
             raise errors.request_unknown(request_id=request_id)
         with self._lock:
@@ -233,13 +233,13 @@ class Commands:
             **options,
         }
 
-        def begin(controller: Controller, request_id: str) -> Pending:
+        def hold(controller: Controller, request_id: str) -> Receipt:
             leased = asked
-            if self._closed_now() is not None:  # its lease must not open what is closed
+            if self.closed_holds.now() is not None:  # its lease must not open what is closed
                 leased = {**asked, "lease_s": None, "on_lease": OnLease.STAY}
-            return controller.begin_hold(request_id=request_id, **leased)
+            return controller.hold(request_id=request_id, **leased)
 
-        return await self.run(origin, "hold", asked, begin)
+        return await self.run(origin, "hold", asked, hold)
 
     async def release(
         self, origin: Origin, *, force: bool = False, explicit: bool = False, **options: Any
@@ -262,13 +262,12 @@ class Commands:
         """
         asked = {"force": force, "owner": origin.owner, **options}
 
-        def begin(controller: Controller, request_id: str) -> Pending:
-            closed = None if explicit else self._closed_now()
-            if closed is not None:
-                raise errors.hold_closed(surface=closed.surface, verb=closed.verb, reason=closed.reason)
-            return controller.begin_release(request_id=request_id, **asked)
+        def release(controller: Controller, request_id: str) -> Receipt:
+            return self.closed_holds.release(
+                lambda: controller.release(request_id=request_id, **asked), explicit=explicit
+            )
 
-        return await self.run(origin, "release", {**asked, "explicit": explicit}, begin)
+        return await self.run(origin, "release", {**asked, "explicit": explicit}, release)
 
     async def clear(self, origin: Origin, **keywords: Any) -> Receipt:
         """Release weights, KV cache or both; keywords and errors as :meth:`wsm.Controller.clear`."""
@@ -276,7 +275,7 @@ class Commands:
             origin,
             "clear",
             keywords,
-            lambda controller, name: controller.begin_clear(request_id=name, **keywords),
+            lambda controller, name: controller.clear(request_id=name, **keywords),
         )
 
     async def update(
@@ -294,15 +293,7 @@ class Commands:
             What names the content: path and digest. Content that failed, and would fail again, answers the
             recorded failure and reaches no rank.
         """
-        asked = {"version": version, "owner": origin.owner, **keywords}
-        self._require_fit(source)
-        return await self.run(
-            origin,
-            "update",
-            asked,
-            lambda controller, name: controller.begin_update(request_id=name, **asked),
-            source,
-        )
+        return await self._update(origin, "update", version, source, keywords)
 
     async def prepare(
         self, origin: Origin, version: str | int | None = None, *, source: str | None = None, **keywords: Any
@@ -311,28 +302,48 @@ class Commands:
 
         The request id of `origin` holds the decision; no process does, so it outlives this server.
         """
-        asked = {"version": version, "owner": origin.owner, **keywords}
-        self._require_fit(source)
-        return await self.run(
-            origin,
-            "prepare",
-            asked,
-            lambda controller, name: controller.begin_lease(request_id=name, **asked),
-            source,
-        )
+        return await self._update(origin, "prepare", version, source, keywords)
 
-    async def commit(self, origin: Origin, prepared: str, **keywords: Any) -> Receipt:
+    async def _update(
+        self,
+        origin: Origin,
+        operation: str,
+        version: str | int | None,
+        source: str | None,
+        keywords: Mapping[str, Any],
+    ) -> Receipt:
+        asked = {"version": version, "owner": origin.owner, **keywords}
+        after = After(asked["after"]) if asked.get("after") in _AFTER else None
+        self._require_fit(source)
+
+        def update(controller: Controller, request_id: str) -> Receipt:
+            done = controller.lease if operation == "prepare" else controller.update
+            if after is None:  # or none that there is, which it says
+                return done(request_id=request_id, **asked)
+            return self.closed_holds.update(
+                lambda left: done(request_id=request_id, **{**asked, "after": left}),
+                after=after,
+                tags=asked.get("tags"),
+                owner=origin.owner,
+                decides_later=operation == "prepare",
+            )
+
+        return await self.run(origin, operation, asked, update, source)
+
+    async def commit(
+        self, origin: Origin, prepared: str, *, source: str | None = None, **keywords: Any
+    ) -> Receipt:
         """Serve what was prepared under the request id `prepared`; as :meth:`wsm.Controller.commit`."""
         asked = {"prepared": prepared, **keywords}
         return await self.run(
-            origin, "commit", asked, lambda controller, _: controller.begin_commit(prepared, **keywords)
+            origin, "commit", asked, lambda controller, _: controller.commit(prepared, **keywords), source
         )
 
     async def abort(self, origin: Origin, prepared: str | None = None, **keywords: Any) -> Receipt:
         """Take back what was prepared; None: whatever was. As :meth:`wsm.Controller.abort`."""
         asked = {"prepared": prepared, **keywords}
         return await self.run(
-            origin, "abort", asked, lambda controller, _: controller.begin_abort(prepared, **keywords)
+            origin, "abort", asked, lambda controller, _: controller.abort(prepared, **keywords)
         )
 
     async def fail_closed(self, origin: Origin, *, verb: str, reason: str) -> bool:
@@ -342,14 +353,16 @@ class Commands:
         any surface is meant, since trainers of one group may speak to several. Returns whether there is such
         a hold; a group that is not held stays as it is.
         """
-        return await self.read(lambda: self._close(origin, verb, reason))
+        return await asyncio.to_thread(
+            self.closed_holds.close, origin.surface, verb=verb, reason=reason
+        )  # and no reader: it may wait for a release
 
     async def run(
         self,
         origin: Origin,
         operation: str,
         asked: Mapping[str, Any],
-        begin: Callable[[Controller, str], Pending],
+        command: Callable[[Controller, str], Receipt],
         source: str | None = None,
     ) -> Receipt:
         """Run one command under its request id, and wait for its end; to cancel this leaves it as it is.
@@ -366,8 +379,8 @@ class Commands:
         """
         request_id = uuid.uuid4().hex if origin.request_id is None else checked_request_id(origin.request_id)
         same = {name: value for name, value in asked.items() if name not in _TIMES}  # patience is no request
-        command = _CommandUnderWay(request_id, operation, origin, plain_arguments(same), source)
-        known = await self.read(lambda: self._begun(command, begin))
+        begun = _CommandUnderWay(request_id, operation, origin, plain_arguments(same), source)
+        known = await _within(self._starters, lambda: self._begun(begun, command))
         if isinstance(known, Receipt):
             return known
         return await asyncio.shield(asyncio.wrap_future(known.end))
@@ -376,9 +389,11 @@ class Commands:
         """Let go of the group, once commands under way are over or `wait_s` has passed."""
         deadline = time.monotonic() + wait_s
         wait([running.end for running in self._running.values()], max(deadline - time.monotonic(), 0))
-        self._readers.shutdown(wait=False, cancel_futures=True)
-        self._controller.close()
-        self._access.close()
+        for pool in (self._readers, self._starters):
+            pool.shutdown(wait=False, cancel_futures=True)
+        for attached in (self._group, self._left or ()):
+            for each in attached:
+                each.close()
         segment = segment_path(self.name, self.directory)
         if self.receipts_path.parent == segment.parent and not segment.exists():  # of a group that has ended
             remove_ours(self.receipts_path)
@@ -386,14 +401,14 @@ class Commands:
     # The parts ----------------------------------------------------------------------------------------------
 
     def _begun(
-        self, asked: _CommandUnderWay, begin: Callable[[Controller, str], Pending]
+        self, asked: _CommandUnderWay, command: Callable[[Controller, str], Receipt]
     ) -> _CommandUnderWay | Receipt:
         """Begin a command unless its request id names one that runs, or that is done."""
         controller, access = self._now()
         run_id = access.group.segment.run_id
         with self._lock:
             running = self._running.get(asked.request_id)
-            kept = self._kept.request(asked.request_id)
+            kept = self.kept.request(asked.request_id)
             if kept is not None and (kept["operation"], kept["asked"]) != (asked.operation, asked.asked):
                 raise errors.request_id_used(request_id=asked.request_id, operation=kept["operation"])
             if running is not None:
@@ -408,7 +423,7 @@ class Commands:
             threading.Thread(
                 # In the trace of the request that is answered.
                 target=contextvars.copy_context().run,
-                args=(self._drive, asked, run_id, controller, begin),
+                args=(self._drive, asked, run_id, controller, command),
                 name="wsm-http",
                 daemon=True,
             ).start()
@@ -423,19 +438,21 @@ class Commands:
         asked: _CommandUnderWay,
         run_id: str,
         controller: Controller,
-        begin: Callable[[Controller, str], Pending],
+        command: Callable[[Controller, str], Receipt],
     ) -> None:
         """Bring one command to its end, keep that, and tell who waits. In a thread."""
         asked.end.set_running_or_notify_cancel()
         try:
-            receipt = replace(begin(controller, asked.request_id).result(), request_id=asked.request_id)
-            self._reopen_after(asked, receipt)
+            receipt = replace(command(controller, asked.request_id), request_id=asked.request_id)
+            if asked.operation in ("update", "commit", "release"):
+                self.closed_holds.reopen_after(receipt, sent=asked.source is not None)
             self._keep(asked, run_id, state="succeeded", receipt=dict(receipt.to_mapping()))
         except BaseException as error:  # noqa: BLE001 - who waits gets it, whatever it is
             if not isinstance(error, WsmError):
                 log.logger("http").error(log.REQUEST_FAILED, operation=asked.operation, error=repr(error))
             elif asked.source is not None and answers.is_final(error):
-                self._unfit[asked.source] = error
+                failure = {"run_id": run_id, "error": answers.error_mapping(error)}
+                self.kept.remember(_UNFIT, asked.source, failure)
             try:
                 self._keep(asked, run_id, state="failed", error=answers.error_mapping(error))
             finally:
@@ -448,7 +465,7 @@ class Commands:
             asked.end.set_result(receipt)
 
     def _keep(self, asked: _CommandUnderWay, run_id: str, **what: Any) -> None:
-        self._kept.keep(
+        self.kept.keep(
             {
                 "request_id": asked.request_id,
                 "operation": asked.operation,
@@ -462,44 +479,9 @@ class Commands:
         )
 
     def _require_fit(self, source: str | None) -> None:
-        error = None if source is None else self._unfit.get(source)
-        if error is not None:
-            raise error.with_traceback(None)
-
-    def _close(self, origin: Origin, verb: str, reason: str) -> bool:
-        controller, access = self._now()
-        view = access.group.view()
-        hold = access.group.known_hold(view)
-        if not view.committed.held or hold is None or not hold.owner.startswith(OWNERS):
-            return False
-        version = access.group.known_version(view)
-        self._kept.close(asdict(ClosedHold(hold.hold_id, origin.surface, verb, reason, version)))
-        if hold.lease_s is not None:
-            controller.hold(in_flight=hold.in_flight, kv_policy=hold.kv_policy, owner=hold.owner)
-        log.logger("http").warning(log.HOLD_CLOSED, surface=origin.surface, verb=verb, reason=reason)
-        return True
-
-    def _closed_now(self) -> ClosedHold | None:
-        closed = ClosedHold.of(self._kept.closed)
-        if closed is None:
-            return None
-        group = self._now()[1].group
-        view = group.view()
-        hold = group.known_hold(view)
-        in_force = view.committed.held and hold is not None and hold.hold_id == closed.hold
-        return closed if in_force and group.known_version(view) in (None, closed.version) else None
-
-    def _reopen_after(self, asked: _CommandUnderWay, receipt: Receipt) -> None:
-        """Let a closed hold be an ordinary one again once its group was updated."""
-        brought = receipt.outcome in (Outcome.UPDATED, Outcome.ALREADY_SERVED, Outcome.ALREADY_HELD)
-        weights = not receipt.tags or "weights" in receipt.tags
-        closed = ClosedHold.of(self._kept.closed)
-        if closed is not None and asked.source is None and receipt.version == closed.version:
-            brought = False  # what the group had before the verb that was refused is loaded again
-        if receipt.outcome is Outcome.RELEASED or (
-            asked.operation in ("update", "commit") and brought and weights
-        ):
-            self._kept.close(None)
+        failure = None if source is None else self.kept.note(_UNFIT, source)
+        if failure is not None and failure["run_id"] == self._group[1].group.segment.run_id:
+            raise answers.error_of(failure, status=422)
 
     def _status(self) -> GroupStatus:
         return self._now()[1].group.status()
@@ -517,17 +499,18 @@ class Commands:
             raise
 
     def _now(self) -> tuple[Controller, GroupAccess]:
-        """Return the group as it is now: attached anew where it was started again meanwhile."""
-        with self._lock:
-            if self._access.group.segment.inode_changed():
-                old = self._controller, self._access
-                self._controller, self._access = self._attached()
-                for each in old:
+        """Return the group as it is now: attached anew, which blocks, where it was started again."""
+        if not self._group[1].group.segment.inode_changed():
+            return self._group
+        with self._attaching:
+            if self._group[1].group.segment.inode_changed():
+                older, self._left, self._group = self._left, self._group, self._attached()
+                for each in older or ():  # the one before this may be looked at still
                     each.close()
-            return self._controller, self._access
+            return self._group
 
     def _place(self, journal_directory: str | Path | None) -> Path:
-        kept_in = journal_directory or journal_directory_of(self._access.group.segment)
+        kept_in = journal_directory or journal_directory_of(self._group[1].group.segment)
         if kept_in is not None:
             return Path(kept_in).absolute() / "http.jsonl"
         run = run_directory_path(self.name, self.directory)
@@ -546,6 +529,11 @@ class _CommandUnderWay:
         self.asked = asked
         self.source = source
         self.end: Future[Receipt] = Future()
+
+
+async def _within(pool: ThreadPoolExecutor, question: Callable[[], _Read]) -> _Read:
+    asked = contextvars.copy_context().run  # in the trace of the request that is answered
+    return await asyncio.wrap_future(pool.submit(asked, question))
 
 
 def plain_arguments(asked: Mapping[str, Any]) -> dict[str, Any]:

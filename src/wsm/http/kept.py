@@ -1,4 +1,4 @@
-"""What outlives a server: the end of each request by its id, and why a hold is closed. One file, bounded.
+"""What outlives a server: ends of requests, why a hold is closed, what is remembered. One file, bounded.
 
 A line of JSON for each thing that happens, appended before a caller is told of it; what a kill tore is left
 out when it is read. A file that cannot be written any more ends the file, never a command.
@@ -19,6 +19,9 @@ from wsm.shared_directory import ForeignPathError, create_ours, open_to_append, 
 #: Requests that are kept, the newest.
 KEPT_REQUESTS: Final = 1000
 
+#: Things of each kind that surfaces have remembered, the newest.
+KEPT_NOTES: Final = 256
+
 #: Bytes of a file after which it is written anew with what it means.
 _FILE_BYTES = 16 << 20
 
@@ -37,6 +40,7 @@ class KeptRequests:
         self._lock = threading.Lock()
         self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._closed: dict[str, Any] | None = None
+        self._notes: dict[str, OrderedDict[str, Any]] = {}
         if path is not None:
             self._read(path)
 
@@ -63,6 +67,26 @@ class KeptRequests:
                 self._closed = closed
                 self._append({"closed": closed})
 
+    def note(self, kind: str, name: str) -> Any:
+        """Return what is remembered under a name; None: nothing."""
+        found = self._notes.get(kind)
+        return None if found is None else found.get(name)
+
+    def remember(self, kind: str, name: str, value: Any) -> None:
+        """Remember plain values under a name; None: nothing any more. Blocks for a write."""
+        with self._lock:
+            if self.note(kind, name) != value:
+                self._take_note(kind, name, value)
+                self._append({"note": [kind, name, value]})
+
+    def _take_note(self, kind: str, name: str, value: Any) -> None:
+        notes = self._notes.setdefault(kind, OrderedDict())
+        notes.pop(name, None)
+        if value is not None:
+            notes[name] = value
+        while len(notes) > KEPT_NOTES:
+            notes.popitem(last=False)
+
     def _take(self, request: dict[str, Any]) -> None:
         name = request["request_id"]
         self._requests[name] = request
@@ -83,6 +107,9 @@ class KeptRequests:
                 said = json.loads(line)
                 if "closed" in said:
                     self._closed = said["closed"]
+                elif "note" in said:
+                    kind, name, value = said["note"]
+                    self._take_note(str(kind), str(name), value)
                 elif isinstance(said["request"]["request_id"], str):
                     self._take(said["request"])
             except (ValueError, KeyError, TypeError, RecursionError):  # noqa: PERF203 - a line that a kill tore
@@ -109,7 +136,10 @@ class KeptRequests:
         """Put what all lines mean in their place, in one step: a kill leaves the old file or the new one."""
         new = path.with_name(f"{path.name}.new")
         remove_ours(new)
-        kept = [{"closed": self._closed}, *({"request": each} for each in self._requests.values())]
+        kept: list[dict[str, Any]] = [{"closed": self._closed}]
+        kept += [{"request": each} for each in self._requests.values()]
+        for kind, notes in self._notes.items():
+            kept += [{"note": [kind, name, value]} for name, value in notes.items()]
         with os.fdopen(create_ours(new, mode=None), "wb") as file:
             file.writelines(_line(each) for each in kept)
             file.flush()

@@ -32,7 +32,7 @@ from wsm.strategies import (
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.adopt import errors
 from wsm.strategies.adopt.checkpoint import CheckpointPart
-from wsm.strategies.adopt.record import RECORD_FILE, label_adopted_last
+from wsm.strategies.adopt.record import RECORD_FILE, AdoptionRecord
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import Placement, Replicated, split
@@ -131,7 +131,7 @@ def test_other_tensors_under_a_label_get_one_that_says_so_also_once_the_first_ar
     assert "label reused: 1 was other content" in adoptions[3].sentence()
     assert sorted(path.name for path in Path(settings.into).glob("versions/[0-9]*")) == labels[-2:]
     assert bytes_in(held(settings, labels[-1])) == bytes_in(make_state(seed=13))
-    assert [label_adopted_last(settings.into, asked) for asked in ("3", "9")] == [labels[-1], None]
+    assert AdoptionRecord.of(Path(settings.into)).adopted[-1].asked == "3"
     with raising(errors.label_reused):
         adopt(
             write_checkpoint(exchange / "step_1", make_state(seed=99)),
@@ -319,7 +319,7 @@ def test_a_damaged_memory_of_labels_is_none_and_adopting_goes_on(
     (Path(settings.into) / RECORD_FILE).write_text("{}")
     assert adopt(write_checkpoint(exchange / "step_8", make_state(seed=8)), settings).label == "8"
     assert "adoptions.unreadable" in caplog.text
-    assert label_adopted_last(settings.into, "8") == "8"
+    assert [each.label for each in AdoptionRecord.of(Path(settings.into)).adopted] == ["8"]
 
 
 def test_many_adoptions_at_once_are_one(settings: AdoptSettings, exchange: Path) -> None:

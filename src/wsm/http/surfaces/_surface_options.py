@@ -16,14 +16,15 @@ class AdoptedDirectory(NamedTuple):
     ----------
     label : str
         Under which; where the label that was asked for names other content already, another that says so.
-    source : str
-        Names the content, path and digest: what failed once, and would fail again, is known by it.
+    source : str or None
+        Names the content, path and digest: what failed once, and would fail again, is known by it. None:
+        its digest is not known here, so it may be other content each time.
     reused : bool
         Whether the label that was asked for named other content before.
     """
 
     label: str
-    source: str
+    source: str | None
     reused: bool = False
 
 
@@ -45,7 +46,8 @@ def adopting(settings: AdoptSettings) -> AdoptDirectory:
 
     def take_in(directory: str, label: str | None) -> AdoptedDirectory:
         adoption = adopt(directory, settings, version=label)
-        return AdoptedDirectory(adoption.label, f"{adoption.source}@{adoption.digest}", adoption.reused)
+        known = None if adoption.digest is None else f"{adoption.source}@{adoption.digest}"
+        return AdoptedDirectory(adoption.label, known, adoption.reused)
 
     return take_in
 

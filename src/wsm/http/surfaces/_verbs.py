@@ -1,12 +1,13 @@
 """What the verbs of all surfaces come down to: a few commands of a group, given for one surface.
 
-One object per surface and server. It keeps what lies between two requests of a trainer: which directory it
-has had pulled, and the update in parts that it has begun. What must survive this process stands in the group.
+One object per surface and server. It keeps the update in parts that a trainer has begun, for as long as the
+lease of what it prepares; which directory was pulled is kept with the ends of requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +33,9 @@ from wsm.strategies.adopt.deciding import asked_label
 
 #: Seconds after which a group serves again that stood still only to have its KV cache flushed.
 _FLUSH_LEASE_S = 30.0
+
+#: What is kept under the directory that a pulled one is called by: its number, and what it was adopted as.
+_PULLED = "pulled"
 
 #: Seconds between two looks at whether a flush is over.
 _LOOK_S = 0.01
@@ -65,9 +69,11 @@ def missing_of(status: GroupStatus) -> frozenset[Tag]:
 
 @dataclass
 class _Parts:
-    """An update in parts, as far as it is: begun, then prepared under a request id."""
+    """An update in parts, as far as it is: begun, then prepared under a request id, for a time."""
 
+    until: float
     prepared: str | None = None
+    source: str | None = None
     asked: str | None = None
     receipt: Receipt | None = None
 
@@ -92,8 +98,7 @@ class Verbs:
         self._unsupported_status = options.unsupported_status or unsupported_status
         self._pausing = 0
         self._flushing = False
-        self._pulled: dict[str, tuple[str, AdoptedDirectory]] = {}
-        self._parts: _Parts | None = None
+        self._begun: _Parts | None = None
 
     def origin(self, request: Request, part: str = "") -> Origin:
         """Return where a command comes from; of several for one request each has a part of its name."""
@@ -103,7 +108,11 @@ class Verbs:
     # Admission ----------------------------------------------------------------------------------------------
 
     async def pause(self, request: Request, commands: Commands, pause: Pause, part: str = "") -> Receipt:
-        """Hold the group for this surface; again is a success."""
+        """Hold the group for this surface; again is a success.
+
+        Who pauses begins a step: what an update in parts of this surface has left open is taken back.
+        """
+        await self._take_back(request, commands)
         await self._no_flush()  # its release must not end what is held here
         self._pausing += 1
         try:
@@ -118,6 +127,8 @@ class Verbs:
 
     async def resume(self, request: Request, commands: Commands, part: str = "") -> Receipt:
         """Release what this surface holds; of an open group it is a success."""
+        if self._parts is not None and self._parts.receipt is None:
+            self._begun = None  # it brought nothing, and its trainer is behind its end
         return await commands.release(self.origin(request, part), deadline_s=self.options.deadline_s)
 
     async def flush(self, request: Request, commands: Commands) -> None:
@@ -229,10 +240,12 @@ class Verbs:
 
     # Weights ------------------------------------------------------------------------------------------------
 
-    async def pull(self, destination: str, directory: str, label: str) -> AdoptedDirectory:
+    async def pull(
+        self, commands: Commands, destination: str, directory: str, label: str
+    ) -> AdoptedDirectory:
         """Take a directory in now, and remember that `destination` will mean it. Nothing is written there."""
         adopted = await self._adopt(directory, label)
-        self._pulled[destination] = (label, adopted)
+        await asyncio.to_thread(commands.kept.remember, _PULLED, destination, [label, *adopted])
         return adopted
 
     async def load(
@@ -268,7 +281,7 @@ class Verbs:
         """
         version, source, reused = label, None, False
         if directory is not None:
-            version, source, reused = await self._adopted(directory, label)
+            version, source, reused = await self._adopted(commands, directory, label)
         if self._parts is not None:
             asked = label or version
             return await self._prepare(request, commands, version, source=source, asked=asked)
@@ -291,10 +304,10 @@ class Verbs:
             else receipt
         )
 
-    async def _adopted(self, directory: str, label: str | None) -> AdoptedDirectory:
-        pulled = self._pulled.get(directory)
+    async def _adopted(self, commands: Commands, directory: str, label: str | None) -> AdoptedDirectory:
+        pulled = commands.kept.note(_PULLED, directory)
         if pulled is not None and label in (None, pulled[0]):
-            return pulled[1]
+            return AdoptedDirectory(*pulled[1:])
         return await self._adopt(directory, label)
 
     async def _adopt(self, directory: str, label: str | None) -> AdoptedDirectory:
@@ -306,9 +319,29 @@ class Verbs:
 
     async def begin(self, request: Request, commands: Commands) -> None:
         """Begin an update in parts; one that this surface began before, and prepared, is taken back."""
-        before, self._parts = self._parts, _Parts()
-        if before is not None and before.prepared is not None:
-            await commands.abort(self.origin(request, "-abort"), before.prepared)
+        await self._take_back(request, commands)
+        self._begun = _Parts(self._lease_over())
+
+    @property
+    def _parts(self) -> _Parts | None:
+        """The update in parts that is begun; None once its time is over."""
+        if self._begun is not None and time.monotonic() >= self._begun.until:
+            self._begun = None
+        return self._begun
+
+    def _lease_over(self) -> float:
+        return time.monotonic() + self.options.lease_s
+
+    async def _take_back(self, request: Request, commands: Commands) -> None:
+        """End what is begun, and abort what is prepared, also of a server before this one."""
+        self._begun = None
+        prepared = await commands.prepared_by(self.surface)
+        if prepared is not None:
+            try:
+                await commands.abort(self.origin(request, "-abort"), prepared)
+            except RefusedError as error:  # decided meanwhile, which is as well
+                if error.code not in ("decided-otherwise", "not-prepared"):
+                    raise
 
     async def _prepare(
         self,
@@ -319,7 +352,7 @@ class Verbs:
         source: str | None,
         asked: str | None,
     ) -> Receipt:
-        parts = self._parts or _Parts()
+        parts = self._parts or _Parts(self._lease_over())
         if parts.receipt is not None:
             if parts.receipt.version == version:
                 return parts.receipt
@@ -335,7 +368,8 @@ class Verbs:
             deadline_s=self.options.deadline_s,
             wait_s=self.options.deadline_s,
         )
-        parts.receipt, parts.asked = receipt, asked
+        parts.receipt, parts.asked, parts.source = receipt, asked, source
+        parts.until = self._lease_over()
         parts.prepared = request_id if receipt.outcome is Outcome.PREPARED else None
         return receipt
 
@@ -363,14 +397,14 @@ class Verbs:
             raise errors.nothing_prepared(verb=verb)
         if label is not None and label not in (parts.asked, parts.receipt.version):
             raise errors.label_differs(asked=label, held=parts.receipt.version)
-        self._parts = None  # it is decided, or its lease will
+        self._begun = None  # it is decided, or its lease will
         if parts.prepared is None:
             return parts.receipt
         try:
-            return await commands.commit(self.origin(request), parts.prepared)
+            return await commands.commit(self.origin(request), parts.prepared, source=parts.source)
         except WsmError as error:
-            if error.retryable and self._parts is None:
-                self._parts = parts  # it is open still, and the caller is told to ask again
+            if error.retryable and self._begun is None:
+                self._begun = parts  # it is open still, and the caller is told to ask again
             raise
 
     # What cannot be honoured --------------------------------------------------------------------------------

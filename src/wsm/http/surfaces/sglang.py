@@ -114,11 +114,12 @@ class _Sglang:
         return told(200, body, receipt)
 
     async def pull(self, request: Request, commands: Commands) -> HttpAnswer:
-        del commands
         asked = await fields(request)
         number = asked.number("target_version")
         directory = f"{asked.required_text('source_dir').rstrip('/')}/weight_v{number:06d}"
-        adopted = await self.verbs.pull(asked.required_text("local_checkpoint_dir"), directory, str(number))
+        adopted = await self.verbs.pull(
+            commands, asked.required_text("local_checkpoint_dir"), directory, str(number)
+        )
         return HttpAnswer(
             200, {"success": True, "message": f"{directory} is taken in as version {adopted.label}"}
         )

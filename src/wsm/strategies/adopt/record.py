@@ -161,14 +161,3 @@ def known_labels(
 def mtimes_of(path: Path, parts: Iterable[PartEntry]) -> tuple[int, ...]:
     """Return when each part of a version was changed last; of one that is gone, 0."""
     return tuple(FileLook.at(str(path / part.file)).mtime_ns or 0 for part in parts)
-
-
-def label_adopted_last(directory: Path | str, asked: str) -> str | None:
-    """Return the label under which what was asked to be called so was adopted last; None: it never was.
-
-    Blocks (one small file).
-    """
-    found = (
-        each.label for each in reversed(AdoptionRecord.of(Path(directory)).adopted) if each.asked == asked
-    )
-    return next(found, None)

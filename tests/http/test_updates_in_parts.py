@@ -1,0 +1,124 @@
+"""begin, update, finish: what becomes of an update in parts whose trainer or server ends in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from living_group import LivingGroup
+
+from wsm.controller.errors import RankLostError
+from wsm.http.surfaces import SURFACES, AdoptedDirectory, SurfaceOptions
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def surfaced(make_front: Callable[..., Any]) -> Callable[..., Any]:
+    def by_name(directory: str, label: str | None) -> AdoptedDirectory:
+        number = directory.rpartition("_")[2]
+        return AdoptedDirectory(label or number, f"{directory}@{number}")
+
+    def make(name: str, **options: Any) -> Any:
+        given = SurfaceOptions(**{"adopt": by_name, **options})
+        return make_front(surfaces=[SURFACES[name](given)])
+
+    return make
+
+
+def said(answer: Any, status: int = 200) -> Any:
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def loaded(front: Any, version: int) -> str:
+    answer = said(front.post("/update_weights_from_disk", model_path=f"/w/step_{version}"))
+    return str(answer["wsm"]["outcome"])
+
+
+def test_an_update_that_was_begun_and_never_ended_makes_no_later_one_a_preparation(
+    surfaced: Callable[..., Any],
+) -> None:
+    front = surfaced("sglang")
+    said(front.post("/begin_weight_update"))
+    said(front.post("/pause_generation"))  # another trainer, which knows of no beginning
+    assert loaded(front, 2) == "updated"
+    said(front.post("/continue_generation"))
+    said(front.post("/begin_weight_update"))
+    said(front.post("/continue_generation"))
+    assert loaded(front, 3) == "updated"
+    hasty = surfaced("sglang", lease_s=0.0)
+    said(hasty.post("/begin_weight_update"))
+    assert loaded(hasty, 2) == "updated", "its time is over, as the lease of what it prepares would be"
+    assert said(hasty.post("/end_weight_update"), 409)["error"]["code"] == "no-update-begun"
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["the trainer", "the trainer and the server"])
+def test_what_a_trainer_prepared_and_left_is_taken_back_by_the_pause_of_the_next(
+    surfaced: Callable[..., Any], restarted: bool
+) -> None:
+    front = surfaced("sglang")
+    said(front.post("/pause_generation"))
+    said(front.post("/begin_weight_update"))
+    assert loaded(front, 2) == "prepared"
+    if restarted:
+        front = surfaced("sglang")
+    said(front.post("/pause_generation"))
+    assert loaded(front, 3) == "updated"
+    assert said(front.post("/continue_generation"))["wsm"]["version"] == "3"
+
+
+def test_another_surface_takes_nothing_back(surfaced: Callable[..., Any]) -> None:
+    front, other = surfaced("sglang"), surfaced("vllm")
+    said(front.post("/begin_weight_update"))
+    assert loaded(front, 2) == "prepared"
+    assert other.ask("POST", "/pause").status_code == 503
+    assert said(front.post("/end_weight_update"))["wsm"]["version"] == "2"
+
+
+def test_a_finish_that_could_not_be_done_is_done_when_it_is_asked_again(
+    surfaced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = surfaced("vllm")
+    said(front.post("/start_weight_update"))
+    said(front.post("/update_weights", update_info={"version": 2}))
+    real = front.commands.commit
+
+    async def lost(*_: Any, **__: Any) -> Any:
+        raise RankLostError(operation="commit", ranks=[1], group="g")
+
+    monkeypatch.setattr(front.commands, "commit", lost)
+    again = front.post("/finish_weight_update")
+    assert (again.status_code, again.headers["retry-after"]) == (503, "1")
+    monkeypatch.setattr(front.commands, "commit", real)
+    assert said(front.post("/finish_weight_update"))["wsm"]["version"] == "2"
+    assert said(front.post("/finish_weight_update"), 409)["error"]["code"] == "no-update-begun"
+
+
+def test_a_directory_that_was_pulled_is_known_to_the_next_server(surfaced: Callable[..., Any]) -> None:
+    body = {"local_checkpoint_dir": "/nowhere/local", "source_dir": "/w", "target_version": 2}
+    said(surfaced("sglang").post("/pull_weights", **body))
+    updated = surfaced("sglang").post(
+        "/update_weights_from_disk", model_path="/nowhere/local", weight_version="2"
+    )
+    assert said(updated)["wsm"]["version"] == "2"
+
+
+def test_a_failure_is_answered_again_until_the_files_or_the_server_s_group_change(
+    surfaced: Callable[..., Any], living: LivingGroup
+) -> None:
+    front = surfaced("sglang")
+    part = living.shard_files(3, 0)[0]
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-4] + bytes(byte ^ 255 for byte in whole[-4:]))
+    asked = {"model_path": "/w/step_3"}
+    first = said(front.post("/update_weights_from_disk", **asked), 422)
+    part.write_bytes(whole)
+    before = living.controller().status().sequence
+    for server in (front, surfaced("sglang")):
+        again = said(server.post("/update_weights_from_disk", **asked), 422)
+        assert (again["error"]["code"], again["message"]) == (first["error"]["code"], first["message"])
+    assert living.controller().status().sequence == before, "it reached no rank"
+    unknown = surfaced("sglang", adopt=lambda directory, label: AdoptedDirectory(label or "3", None))
+    said(unknown.post("/update_weights_from_disk", **asked))  # its digest is not known: it is loaded
