@@ -138,7 +138,9 @@ class Runner2026(Runner2025):
         self.proposer = Proposer(self.calls)
 
     def initialize_routing_replay_manager(self) -> None:
-        self.routing_replay_manager = SimpleNamespace(clear_all_request=lambda: None)
+        self.routing_replay_manager = SimpleNamespace(
+            clear_all_request=lambda: self.calls.append("clear_all_request")
+        )
 
 
 class RunnerV1(Runner2025):

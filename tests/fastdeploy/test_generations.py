@@ -6,12 +6,19 @@ from types import SimpleNamespace
 
 import model_runners as runners
 import pytest
+from loop_rank import SPECS, feeds
 
 from tests.raising import raising
 from wsm.actions.backends import errors as backend_errors
+from wsm.actions.base import ActionContext
+from wsm.actions.options import PlanOptions
+from wsm.actions.plan import derive_plans
+from wsm.actions.surfaces import GroupKind
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, examine
+from wsm.states.vocabulary import InFlightPolicy
+from wsm.testing import InMemoryRunner
 
 
 def facts(**more) -> WorkerFacts:
@@ -27,12 +34,84 @@ def facts(**more) -> WorkerFacts:
     return WorkerFacts(**{**known, **more})
 
 
-def bound(runner, tmp_path, **more) -> WorkerSurfaces:
+def bound(runner, tmp_path, *, deepep_buffers=None, groups=None, **more) -> WorkerSurfaces:
+    engine = InMemoryRunner(SPECS)
     surfaces = WorkerSurfaces(
-        facts(**more), weights=SimpleNamespace(), memory=SimpleNamespace(), directory=tmp_path
+        facts(**more),
+        weights=engine.weights,
+        memory=engine.memory,
+        groups=groups,
+        deepep_buffers=deepep_buffers,
+        directory=tmp_path,
     )
     surfaces.bind(runner)
     return surfaces
+
+
+class Groups:
+    """A worker's communicators, which write down what is done to them."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls, self._up = calls, {GroupKind.WORLD, GroupKind.TP, GroupKind.EP}
+
+    def kinds(self):
+        return (GroupKind.WORLD, GroupKind.TP, GroupKind.EP)
+
+    def alive(self, kind) -> bool:
+        return kind in self._up
+
+    def group(self, kind):
+        return kind if kind in self._up else None
+
+    def barrier(self, kind) -> None:
+        pass
+
+    def shut_down(self, kind) -> None:
+        self._up.discard(kind)
+        self._calls.append(f"shut down {kind.value}")
+
+    def restart(self, kind, incarnation) -> None:
+        self._up.add(kind)
+        self._calls.append(f"restart {kind.value}")
+
+
+class Buffers:
+    """FastDeploy's ``DeepEPBufferManager``."""
+
+    calls: list[str]
+
+    @classmethod
+    def clear_buffer(cls) -> None:
+        cls.calls.append("clear_buffer")
+
+    @classmethod
+    def recreate_buffer(cls) -> None:
+        cls.calls.append("recreate_buffer")
+
+
+@pytest.fixture
+def walked(tmp_path):
+    """``walked(plan)``: what a plan of a runner of 2026 that has everything calls of it, in order."""
+    runner = runners.Runner2026()
+    runner.initialize_routing_replay_manager()
+    Buffers.calls = runner.calls
+    every = {"graphs": True, "drafts": True, "routing_replay": True, "expert_parallel": True}
+    surfaces = bound(runner, tmp_path, deepep_buffers=Buffers, groups=Groups(runner.calls), **every)
+    options = PlanOptions.from_runner(surfaces, shut_down_groups=True)
+    assert options.in_flight_policies == {InFlightPolicy.ABORT, InFlightPolicy.DRAIN}
+    plans = derive_plans(options)
+
+    def walk(plan: str, *, from_normal: bool = True) -> list[str]:
+        runner.calls.clear()
+        context = ActionContext(surfaces, 0, 2, epoch=1, sequence=1, version="2", from_normal=from_normal)
+        context.load = feeds
+        for action in plans.named(plan).actions:
+            action.precondition(context)
+            action.run(context)
+            action.probe(context)
+        return list(runner.calls)
+
+    return walk
 
 
 def lacks(runner, name: str):
@@ -134,3 +213,29 @@ def test_graphs_and_the_proposers_cache_follow_what_fastdeploy_itself_calls(tmp_
     surfaces.graphs.capture()
     assert runner.calls.count("capture_model") == 1
     assert "mtp.initialize_kv_cache 4" in runner.calls
+
+
+def test_a_clear_and_an_update_make_fastdeploys_own_calls_in_the_order_that_it_learnt(walked):
+    assert walked("clear") == [
+        "clear_requests",
+        "clear_all_request",
+        "clear_grpah_opt_backend",
+        "clear_grpah_opt_backend",
+        "clear_buffer",
+        "clear_mtp_cache",
+        "clear_cache",
+        "shut down ep",
+        "shut down tp",
+        "shut down world",
+    ]
+    assert walked("update", from_normal=False) == [
+        "restart world",
+        "restart tp",
+        "restart ep",
+        "recreate_buffer",
+        "reset_share_inputs",
+        "reset_model_inputs",
+        "mtp.initialize_kv_cache 4",
+        "initialize_kv_cache",
+        "capture_model",
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from wsm.actions.backends.device_weights import DeviceWeights
-from wsm.actions.backends.fastdeploy import FastDeployRunner
 from wsm.actions.backends.paddle_groups import DeviceGroups, PaddleGlooGroups
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
@@ -17,10 +16,11 @@ from wsm.actions.surfaces import (
     StageableWeights,
     WeightSurface,
 )
+from wsm.fastdeploy._runner_surfaces import WorkerSurfaces
 from wsm.strategies.applier.memory_target import MemoryTarget
 
 
-def a_runner(runner: FastDeployRunner) -> Runner:
+def a_runner(runner: WorkerSurfaces) -> Runner:
     return runner
 
 

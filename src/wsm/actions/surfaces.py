@@ -1,7 +1,7 @@
 """The small protocols through which an action reaches the inference engine.
 
 An action never sees an engine, only these surfaces; FastDeploy's objects are fitted to them by
-:mod:`wsm.actions.backends.fastdeploy`, the reference rollout group implements each of them itself.
+:mod:`wsm.fastdeploy`, the reference rollout group implements each of them itself.
 A surface that an engine does not have is ``None`` on its :class:`Runner`, and the plan then has no
 step for it. Requests have four optional surfaces beside the one that every engine has; weights that can hold
 a second version beside the served one have one for hot updates, and an engine without it is refused those.

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from wsm import log
-from wsm.actions.backends.fastdeploy import required_call
+from wsm.actions.backends.required_call import required_call
 from wsm.actions.measuring import DetailedMemory
 from wsm.actions.surfaces import GroupKind, MemorySurface, ProcessGroupSurface
 from wsm.errors import WsmError

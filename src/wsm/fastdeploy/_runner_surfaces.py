@@ -14,12 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wsm.actions.backends.fastdeploy import (
-    CLEARS_GRAPHS,
-    FastDeployDeepEP,
-    cache_tensors,
-    required_call,
-)
+from wsm.actions.backends.required_call import required_call
 from wsm.actions.surfaces import (
     AuxiliarySurface,
     DeepEPSurface,
@@ -76,8 +71,12 @@ class RunnerGeneration:
     boots_only: bool = False
 
 
+def _under_caches(inputs: Any) -> Iterable[Any]:
+    return inputs["caches"] if "caches" in inputs else ()  # noqa: SIM401 - not every build's inputs are a dict
+
+
 def _shared_caches(model_runner: Any) -> Iterable[Any]:
-    return cache_tensors(model_runner.share_inputs)
+    return _under_caches(model_runner.share_inputs)
 
 
 def _own_caches(model_runner: Any) -> Iterable[Any]:
@@ -200,6 +199,9 @@ def examine(model_runner: Any, facts: WorkerFacts) -> RunnerGeneration:
         )
     return generation
 
+
+#: Older builds carry a typing error in the name.
+CLEARS_GRAPHS = ("clear_graph_opt_backend", "clear_grpah_opt_backend")
 
 #: What every runner that changes its weights has.
 _CALLS = {
@@ -333,12 +335,13 @@ class RunnerGraphs:
         self._clear = observed(
             model, *CLEARS_GRAPHS, note=lambda: self._note(captured=False), needed_for="dropping CUDA graphs"
         )
-        self._capture = observed(
+        observed(
             model_runner,
             "capture_model",
             note=lambda: self._note(captured=True),
             needed_for="capturing CUDA graphs",
         )
+        self._capture = lambda: model_runner.capture_model()  # noqa: PLW0108 - each model's graphs observe it
         self._captured = True
 
     def drop(self) -> None:
@@ -359,6 +362,40 @@ class RunnerGraphs:
 
     def _note(self, *, captured: bool) -> None:
         self._captured = captured
+
+
+class RunnerDeepEP:
+    """The exchange buffer of ``DeepEPBufferManager``, whose engine was set by the model.
+
+    Parameters
+    ----------
+    buffers : type
+        The class itself; its methods are class methods.
+
+    Raises
+    ------
+    BadInputError (``call-missing``)
+        If the build lacks one of them.
+    """
+
+    def __init__(self, buffers: Any) -> None:
+        self._clear = required_call(buffers, "clear_buffer", needed_for="clearing the DeepEP buffer")
+        self._recreate = required_call(buffers, "recreate_buffer", needed_for="recreating the DeepEP buffer")
+        self._allocated = True
+
+    def clear_buffer(self) -> None:
+        """Destroy the buffer. Collective over the EP group, which must be alive."""
+        self._clear()
+        self._allocated = False
+
+    def recreate_buffer(self) -> None:
+        """Create the buffer on the present EP group. Collective over it."""
+        self._recreate()
+        self._allocated = True
+
+    def allocated(self) -> bool:
+        """Whether the buffer exists."""
+        return self._allocated
 
 
 class RunnerRequests:
@@ -439,7 +476,7 @@ class RunnerDraft:
             proposer,
             "clear_mtp_cache",
             rebuild=lambda: proposer.initialize_kv_cache(main_model_num_blocks=_blocks(model_runner)),
-            tensors=lambda: cache_tensors(inputs),
+            tensors=lambda: _under_caches(inputs),
             lets_go=lambda: None,
         )
         if self._captures is not None:
@@ -530,9 +567,7 @@ class WorkerSurfaces:
         self._graphs = RunnerGraphs() if facts.graphs else None
         self._draft = RunnerDraft(graphs=facts.graphs) if facts.drafts else None
         self._replay = RunnerReplay() if facts.routing_replay else None
-        self.deepep: DeepEPSurface | None = (
-            None if deepep_buffers is None else FastDeployDeepEP(deepep_buffers)
-        )
+        self.deepep: DeepEPSurface | None = None if deepep_buffers is None else RunnerDeepEP(deepep_buffers)
         self._runner: Any = None
 
     def close(self) -> None:

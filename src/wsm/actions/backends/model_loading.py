@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from wsm.actions.backends.fastdeploy import required_call
 from wsm.actions.backends.paddle_bytes import carrier_name, tensor_over
+from wsm.actions.backends.required_call import required_call
 from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES
 from wsm.strategies.tensor import TensorSpec

@@ -30,6 +30,7 @@ from typing import Any
 from wsm.actions.backends import errors
 from wsm.actions.backends._gloo_sockets import StoreDeadline, cut, reserve_port, tcp_sockets, without_nagle
 from wsm.actions.backends.rendezvous import Endpoint, Rendezvous
+from wsm.actions.backends.required_call import required_call
 from wsm.actions.surfaces import GroupKind
 
 #: Descriptors that one creation may need beside 2 to 4 per member that stay open for good.
@@ -301,12 +302,7 @@ class DeviceGroups:
     def __init__(self, groups: Mapping[GroupKind, Any], distributed: Any = None) -> None:
         self._distributed = _paddle_distributed() if distributed is None else distributed
         for call in _CALLS:
-            if not hasattr(self._distributed, call):
-                raise errors.call_missing(
-                    owner="paddle.distributed",
-                    call=call,
-                    needed_for="shutting groups down and restarting them",
-                )
+            required_call(self._distributed, call, needed_for="shutting groups down and restarting them")
         for kind, group in groups.items():
             if not hasattr(group.process_group, "shutdown"):
                 raise errors.call_missing(

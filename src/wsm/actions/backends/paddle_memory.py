@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from wsm.actions.backends import errors
+from wsm.actions.backends.required_call import required_call
 
 
 class HostMemory:
@@ -95,10 +96,7 @@ class DeviceMemory:
     def __init__(self, device: Any = None) -> None:
         self._device = _paddle_device() if device is None else device
         for call in _MEASURES:
-            if not hasattr(self._device, call):
-                raise errors.call_missing(
-                    owner="paddle.device", call=call, needed_for="measuring a device's memory"
-                )
+            required_call(self._device, call, needed_for="measuring a device's memory")
 
     def figures(self) -> Mapping[str, int]:
         """Bytes that the allocator has given out and holds, now and at most, as far as paddle says."""
