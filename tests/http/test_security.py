@@ -88,6 +88,8 @@ def test_tokens_are_asked_of_every_address_once_there_are_some_but_for_health() 
     assert status(both, peer="10.0.0.7", authorization=f"Bearer {READ}") == "forbidden"
     read = {"method": "GET", "path": "/wsm/v1/status", "authorization": f"Bearer {READ}"}
     assert status(both, peer="10.0.0.7", **read) is None
+    assert status(both, peer="10.0.0.7", **{**read, "method": "HEAD", "path": "/wsm/v1/status/"}) is None
+    assert status(both, peer="10.0.0.7", method="HEAD", path="/health") is None
     assert status(both, peer="10.0.0.7", method="GET", path="/health") is None
     assert status(both) == "unauthorized", "loopback too: what stands before the server may forward to it"
 

@@ -98,11 +98,11 @@ def rollout(
 def _served(group: RolloutSupervisor, at: Listening, surfaces: Sequence[Surface]) -> Iterator[None]:
     """Command the group over HTTP while the block runs."""
     from wsm.http import Commands, create_app  # noqa: PLC0415 - starlette and uvicorn, where it is asked for
-    from wsm.http._serving import served_beside  # noqa: PLC0415 - the same
+    from wsm.http._serving import MOST_TEXTS, served_beside  # noqa: PLC0415 - the same
 
     config = group.config.group
     with contextlib.closing(Commands(config.name, engine_words=config.engine_words)) as commands:
-        app = create_app(commands, surfaces=surfaces, security=at.security())
+        app = create_app(commands, surfaces=surfaces, security=at.security(), most_texts=MOST_TEXTS)
         with served_beside(app, at) as where:
             tell(f"{config.name} is commanded at {where}")
             yield

@@ -200,7 +200,7 @@ def serve_command(
     """
     require_http("serve")
     from wsm.http import Commands, create_app  # noqa: PLC0415 - starlette and uvicorn, for this command only
-    from wsm.http._serving import serve  # noqa: PLC0415 - the same
+    from wsm.http._serving import MOST_TEXTS, serve  # noqa: PLC0415 - the same
     from wsm.http.upstream import Upstream  # noqa: PLC0415 - the same
 
     with wrong_usage():
@@ -224,7 +224,7 @@ def serve_command(
             receipts=receipts,
         )
     try:
-        app = create_app(commands, surfaces=chosen, rest=rest, security=security)
+        app = create_app(commands, surfaces=chosen, rest=rest, security=security, most_texts=MOST_TEXTS)
         serve(app, at, lambda where: tell(f"{name} is commanded at {where}; Ctrl-C ends this, not the group"))
     finally:
         commands.close(wait_s=ENDING_S)

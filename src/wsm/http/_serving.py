@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import struct
 import threading
@@ -27,8 +28,17 @@ HEAD_S: Final = 10.0
 #: Seconds that a server which ends leaves to answers under way.
 ENDING_S: Final = 30
 
-#: Connections at once; what comes beyond is answered 503.
-_CONNECTIONS = 4096
+#: Connections at once. One more ends the one that is idle for longest.
+MOST_CONNECTIONS = 4096
+
+#: Requests for text at once; the other places are for commands.
+MOST_TEXTS: Final = 3584
+
+#: Files that a server has open for each connection, that to an upstream included, and others.
+_FILES_EACH, _FILES_BESIDE = 2, 512
+
+#: Seconds in which a client has to go on reading what it is sent.
+STALLED_S = 60.0
 
 _PEER: Final = struct.Struct("3i")
 
@@ -84,9 +94,14 @@ class Listening:
 
 
 class _CheckedProtocol(H11Protocol):
-    """HTTP/1.1 whose head arrives in time, and over a Unix socket from this user or root alone."""
+    """HTTP/1.1 whose head arrives in time, and over a Unix socket from this user or root alone.
+
+    A client that stops reading is let go; where all places are taken, an idle one makes place.
+    """
 
     _head: Any = None
+    _stalled: Any = None
+    _heard = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -102,9 +117,34 @@ class _CheckedProtocol(H11Protocol):
         ):  # reset before its address was asked: to the guard it would be a Unix socket
             transport.abort()
             return
-        self._await_head()
+        self._heard = self.loop.time()
+        if len(self.connections) > MOST_CONNECTIONS:
+            self._make_place()
+        if not transport.is_closing():
+            self._await_head()
+
+    def _make_place(self) -> None:
+        idle = [each for each in self.connections if each is not self and not each._answers()]  # type: ignore[union-attr] # of this class, all
+        leaves = min(idle, key=lambda each: each._heard) if idle else self  # type: ignore[union-attr] # the same
+        self.connections.discard(leaves)
+        leaves.transport.abort()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def data_received(self, data: bytes) -> None:
+        self._heard = self.loop.time()
         super().data_received(data)
         if self._answers():
             self._forget_head()
@@ -113,6 +153,7 @@ class _CheckedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
+        self._go_on()
         super().connection_lost(exc)
 
     def _await_head(self) -> None:
@@ -142,7 +183,7 @@ def _sockets(at: Listening) -> Iterator[tuple[list[socket.socket], str]]:
         if bound is None:
             raise errors.bad_address(address=str(at.uds), problem="another server listens there")
         try:
-            bound.socket.listen(_CONNECTIONS)
+            bound.socket.listen(MOST_CONNECTIONS)
             yield [bound.socket], f"unix:{at.uds}"
         finally:
             bound.release()
@@ -158,7 +199,7 @@ def _sockets(at: Listening) -> Iterator[tuple[list[socket.socket], str]]:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind(address)
-            made.listen(_CONNECTIONS)
+            made.listen(MOST_CONNECTIONS)
         except OSError as error:
             raise errors.bad_address(address=f"{at.host}:{at.port}", problem=str(error)) from None
         host, port = made.getsockname()[:2]
@@ -177,7 +218,6 @@ def _server(app: ASGIApp, at: Listening) -> uvicorn.Server:
         access_log=False,
         log_config=None,
         log_level="warning",
-        limit_concurrency=_CONNECTIONS,
         timeout_keep_alive=60,
         timeout_graceful_shutdown=ENDING_S,
         ssl_certfile=None if at.certificate is None else str(at.certificate),
@@ -188,14 +228,26 @@ def _server(app: ASGIApp, at: Listening) -> uvicorn.Server:
 
 def serve(app: ASGIApp, at: Listening, announce: Callable[[str], object]) -> None:
     """Answer until a signal ends this process. Blocks; to be called in the main thread."""
+    _allow_files()
     with _sockets(at) as (sockets, where):
         announce(where)
         _server(app, at).run(sockets)
 
 
+def _allow_files() -> None:
+    """Let this process have a file open for every place, as far as the host allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_EACH * MOST_CONNECTIONS + _FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 @contextlib.contextmanager
 def served_beside(app: ASGIApp, at: Listening) -> Iterator[str]:
     """Answer in a thread while the block runs; give the address."""
+    _allow_files()
     with _sockets(at) as (sockets, where):
         server = _server(app, at)
         thread = threading.Thread(target=server.run, args=(sockets,), name="wsm-http-server", daemon=True)

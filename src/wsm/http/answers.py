@@ -203,14 +203,18 @@ def error_mapping(error: BaseException) -> dict[str, Any]:
         sentence = "the server met an error of its own; its log has the traceback"
         return {"type": "InternalError", "code": "internal", "message": sentence, "context": {}}
     public = next(kind for kind in type(error).__mro__ if kind.__name__ in _TYPES)
+    context = {name: _UNTOLD.get(name, value) for name, value in error.context.items()}
     return {
         "type": public.__name__,
         "code": error.code,
         "message": str(error),
         "retryable": status_of(error) == 503,
-        "context": json.loads(json_bytes(error.context)),
+        "context": json.loads(json_bytes(context)),
     }
 
+
+#: What of an error's context stays on its host, in logs: it quotes code and output of other processes.
+_UNTOLD: Final[Mapping[str, object]] = {"remote_traceback": "", "log": "", "deaths": ()}
 
 _FAMILIES: Final = {
     kind.__name__: kind

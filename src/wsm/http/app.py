@@ -20,7 +20,7 @@ from wsm.errors import WsmError
 from wsm.http import errors, native
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.commands import Commands
-from wsm.http.security import Security, SecurityGuard
+from wsm.http.security import Security, SecurityGuard, path_of
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 
 
@@ -30,6 +30,7 @@ def create_app(
     surfaces: Sequence[Surface] = (),
     rest: ASGIApp | None = None,
     security: Security | None = None,
+    most_texts: int | None = None,
 ) -> ASGIApp:
     """Return the app that commands a group over HTTP.
 
@@ -43,6 +44,9 @@ def create_app(
         What answers all other paths: the engine's own app, or an :class:`wsm.http.upstream.Upstream`.
     security : Security or None
         Who is let in, to every path, those of `rest` too; None: the engine's own server says it.
+    most_texts : int or None
+        Requests for text, and others that go to `rest`, that may be open at once; the next is answered 503.
+        None: any number.
 
     Raises
     ------
@@ -54,23 +58,31 @@ def create_app(
     flags: dict[tuple[str, str], SurfaceRoute] = {}
     primary = surfaces[0] if surfaces else None
     health = native.health if primary is None or primary.health is None else primary.health
-    common = (*native.ROUTES, SurfaceRoute("GET", "/health", health))
+    common = (*native.ROUTES, SurfaceRoute("GET", "/health", health, reads=True))
     if rest is None:  # an engine has metrics of its own there
         common += (SurfaceRoute("GET", "/metrics", native.metrics, reads=True),)
-    for surface, offered in ((primary, common), *((each, each.routes) for each in surfaces)):
+    for surface, offered in ((None, common), *((each, each.routes) for each in surfaces)):
         for route in offered:
             if route.data and rest is not None:
                 continue  # an engine's data route is never replaced
             key = (route.method, route.path)
             if key not in routes:
                 flags[key] = route
-                routes[key] = Route(route.path, _endpoint(route, surface, group), methods=[route.method])
+                made = Route(route.path, _endpoint(route, surface, group), methods=[route.method])
+                if not route.reads and made.methods is not None:
+                    made.methods.discard("HEAD")  # which only looks
+                routes[key] = made
     app = Starlette(routes=list(routes.values()))
     app.router.redirect_slashes = False
     app.state.commands = group
     app.state.rest = rest
     app.router.default = _Rest(group, surfaces, rest)
-    ours = _Slashes(app, {path for _, path in routes}, rest)
+    texts = {route.path for route in flags.values() if route.data}
+    texts = texts.union(*(surface.data_paths for surface in surfaces))
+    control = {path for _, path in routes} - texts
+    ours: ASGIApp = _Slashes(app, {path for _, path in routes}, rest)
+    if most_texts is not None:
+        ours = _Places(ours, most_texts, control)
     if security is None:
         return ours
     readable = {key for key, route in flags.items() if route.reads}
@@ -136,16 +148,43 @@ class _Rest:
             if self._rest is not None and scope["type"] == "websocket":
                 await self._rest(scope, receive, send)
             return
-        path = scope["path"]
+        in_hold = self._in_hold.get(_plain(path_of(scope)))
         try:
-            if path in self._in_hold:
-                await admit(self._commands, self._in_hold[path])
+            if in_hold is not None:
+                await admit(self._commands, in_hold)
             if self._rest is None:
-                raise errors.not_found(method=scope["method"], path=path)
+                raise errors.not_found(method=scope["method"], path=scope["path"])
         except WsmError as error:
             await response_of(failed(error))(scope, receive, send)
             return
         await self._rest(scope, receive, send)
+
+
+class _Places:
+    """Lets so many requests for text, or to an engine, be open at once: the other places are for commands."""
+
+    def __init__(self, app: ASGIApp, most: int, control: set[str]) -> None:
+        self._app = app
+        self._most = most
+        self._control = {path.partition("{")[0] for path in control if "{" in path}, control
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_control(path_of(scope)):
+            await self._app(scope, receive, send)
+            return
+        if self._open >= self._most:
+            await response_of(failed(errors.server_busy(running=self._open)))(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open -= 1
+
+    def _is_control(self, path: str) -> bool:
+        begins, whole = self._control
+        return path in whole or path.rstrip("/") in whole or path.startswith(tuple(begins))
 
 
 class _Slashes:
@@ -161,7 +200,13 @@ class _Slashes:
         if scope["type"] == "lifespan" and self._rest is not None:
             await self._rest(scope, receive, send)  # an engine's app begins with it, an upstream ends
             return
-        path = scope.get("path", "")
-        if scope["type"] == "http" and path.endswith("/") and path.rstrip("/") in self._paths:
-            scope = {**scope, "path": path.rstrip("/")}
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            path = path_of(scope).rstrip("/")
+            if path in self._paths:
+                scope = {**scope, "path": scope["path"].rstrip("/")}
         await self._app(scope, receive, send)
+
+
+def _plain(path: str) -> str:
+    """Return a path as any server behind could read it: without empty parts."""
+    return "/" + "/".join(part for part in path.split("/") if part)

@@ -94,7 +94,7 @@ class _EngineConnection:
         """
         path = request_socket_path(group, directory)
         try:
-            made = connect_socket(path)
+            made = await asyncio.to_thread(connect_socket, path)  # it waits where its queue is full
         except OSError as error:
             lives = run_directory_path(group, directory).exists()
             raise RolloutUnreachableError(

@@ -56,9 +56,9 @@ def request_unknown(*, request_id: str) -> RefusedError:
 
 
 def server_busy(*, running: int) -> RefusedError:
-    """As many commands wait for their turn as a server lets wait."""
+    """As many commands, or requests, are open as a server lets wait."""
     return RefusedError(
-        f"{running} commands are under way or wait already; ask again later",
+        f"{running} of the kind are under way or wait already; ask again later",
         code="server-busy",
         running=running,
     )

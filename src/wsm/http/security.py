@@ -51,7 +51,7 @@ class Security:
     allowed_hosts : frozenset of str
         Names that requests without a token may have in ``Host``, beside addresses and ``localhost``.
     readable : frozenset of (str, str)
-        Methods and paths for which the read token will do.
+        Methods and paths for which the read token will do; a path may end with a parameter, ``{name}``.
     max_body : int
         Bytes of the largest body.
     body_s : float
@@ -84,6 +84,7 @@ class Security:
         framing = _unsound_framing(headers)
         if framing is not None:
             return errors.bad_body(field="headers", problem=framing)
+        method = "GET" if method == "HEAD" else method
         granted = self._granted(method, path, headers)
         if granted is not None:
             return None if granted else errors.forbidden(why="this token may only read")
@@ -106,7 +107,14 @@ class Security:
         is_read = self.read is not None and hmac.compare_digest(token, self.read.encode())
         if not (is_admin or is_read):
             return None
-        return is_admin or (method, path) in self.readable or (method, path) in _OPEN
+        return is_admin or self._may_be_read(method, path)
+
+    def _may_be_read(self, method: str, path: str) -> bool:
+        path = path.rstrip("/")
+        if (method, path) in self.readable or (method, path) in _OPEN:
+            return True
+        parts = (known.partition("{") for verb, known in self.readable if verb == method)
+        return any(parameter and path.startswith(before) for before, parameter, _ in parts)
 
     def _needs_no_token(self, peer: str | None) -> bool:
         if peer is None:
@@ -244,7 +252,7 @@ class SecurityGuard:
             return
         client = scope.get("client")
         headers = [(name.lower(), value) for name, value in scope["headers"]]
-        path = scope["path"]
+        path = path_of(scope)
         refused = self._security.refusal(
             scope.get("method", "GET"), path, client[0] if client and client[0] else None, headers
         )
@@ -313,6 +321,13 @@ class _Body:
             raise _BodyRefusedError(errors.body_too_large(limit=self._security.max_body))
         self._whole = not message.get("more_body", False)
         return message
+
+
+def path_of(scope: Scope) -> str:
+    """Return the path of a request below the place where this app is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    below = root and path.startswith(f"{root}/")
+    return path.removeprefix(root) if below else path
 
 
 async def _refuse(error: WsmError, send: Send) -> None:

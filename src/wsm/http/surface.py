@@ -5,13 +5,23 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from wsm.http.answers import HttpAnswer
 from wsm.http.commands import Commands
+
+#: Paths whose GET only reads, whichever surface answers it.
+READS: Final = frozenset(
+    {
+        *("/v1/models", "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/v1/loads"),
+        *("/get_weight_version", "/weight_version", "/weight_info", "/weights_checker", "/workers"),
+        *("/v1/is_paused", "/is_paused", "/is_sleeping", "/get_world_size"),
+        *("/health_generate", "/liveness", "/ping", "/load"),
+    }
+)
 
 Handler: TypeAlias = Callable[[Request, Commands], Awaitable[HttpAnswer | Response]]
 
@@ -44,6 +54,11 @@ class SurfaceRoute(NamedTuple):
     handler: Handler
     data: bool = False
     reads: bool = False
+
+
+def verb_route(method: str, path: str, handler: Handler) -> SurfaceRoute:
+    """Return the route of a verb; whether it reads says its path."""
+    return SurfaceRoute(method, path, handler, reads=method == "GET" and path in READS)
 
 
 @dataclass(frozen=True)

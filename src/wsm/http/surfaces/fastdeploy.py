@@ -18,7 +18,7 @@ from wsm.errors import BadInputError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers
 from wsm.http.commands import Commands
-from wsm.http.surface import Handler, InHold, Surface, SurfaceRoute
+from wsm.http.surface import Handler, InHold, Surface, verb_route
 from wsm.http.surfaces import errors
 from wsm.http.surfaces._bodies import tags_of
 from wsm.http.surfaces._pausing import Pause
@@ -274,7 +274,7 @@ def surface(options: SurfaceOptions) -> Surface:
     ]
     return Surface(
         "fastdeploy",
-        tuple(SurfaceRoute(*verb) for verb in verbs),
+        tuple(verb_route(*verb) for verb in verbs),
         in_hold=InHold.FAIL,
         data_paths=DATA_PATHS,
         health=made.health,

@@ -12,7 +12,7 @@ import wsm
 from wsm.errors import RefusedError
 from wsm.http.answers import HttpAnswer
 from wsm.http.commands import Commands
-from wsm.http.surface import Handler, Surface, SurfaceRoute
+from wsm.http.surface import Handler, Surface, verb_route
 from wsm.http.surfaces import _refusals, errors
 from wsm.http.surfaces._bodies import tags_of
 from wsm.http.surfaces._pausing import pause_of
@@ -271,9 +271,7 @@ def surface(options: SurfaceOptions) -> Surface:
     ]
     return Surface(
         "sglang",
-        tuple(
-            SurfaceRoute(method, path, verb) for methods, path, verb in routes for method in methods.split()
-        ),
+        tuple(verb_route(method, path, verb) for methods, path, verb in routes for method in methods.split()),
         data_paths=DATA_PATHS,
         failed=failure_of,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wsm.http.answers import HttpAnswer
-from wsm.http.surface import Handler, Surface, SurfaceRoute
+from wsm.http.surface import Handler, Surface, SurfaceRoute, verb_route
 from wsm.http.surfaces import _refusals
 from wsm.http.surfaces._surface_options import SurfaceOptions
 from wsm.http.surfaces._vllm_verbs import VllmVerbs
@@ -31,7 +31,7 @@ def failure_of(answer: HttpAnswer) -> HttpAnswer:
 def routes_of(verbs: dict[str, Handler]) -> tuple[SurfaceRoute, ...]:
     """Return routes from ``"METHOD /path"`` and handlers."""
     named = ((name.partition(" "), handler) for name, handler in verbs.items())
-    return tuple(SurfaceRoute(method, path, handler) for (method, _, path), handler in named)
+    return tuple(verb_route(method, path, handler) for (method, _, path), handler in named)
 
 
 def surface(options: SurfaceOptions) -> Surface:
