@@ -11,7 +11,7 @@ from tests.raising import raising
 from wsm.clock import ManualClock
 from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.committed_record import CommittedRecord
-from wsm.controller import errors
+from wsm.controller import Controller, errors
 from wsm.controller._command_request import HoldKeywords, PrepareKeywords, UpdateKeywords
 from wsm.controller._held import HeldDecision
 from wsm.states.vocabulary import KVPolicy, Tag, TransferMode
@@ -111,3 +111,10 @@ def test_what_another_build_says_of_a_transfer_is_a_typed_error(field):
     fields = {**json.loads(CommandArguments("r", "7").to_bytes()), **field}
     with pytest.raises(CommandArgumentsError):
         CommandArguments.from_bytes(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize("call", ["update", "begin_update", "clear", "prepare"])
+def test_a_keyword_that_there_is_not_is_named_beside_the_call_that_was_made(call):
+    controller = Controller.__new__(Controller)
+    with pytest.raises(TypeError, match=rf"^Controller\.{call}\(\): .*'versoin'; it takes .*in_flight"):
+        getattr(controller, call)(versoin=7)

@@ -475,20 +475,26 @@ def keywords_of(
 ) -> Callable[[Callable[[_Self, _Keywords], _Given]], Callable[Concatenate[_Self, _P], _Given]]:
     """Let a method that is written with all keywords in one object be called with each by its name.
 
-    For a reader of ``help()`` and for mypy the method then has the signature of `kind`.
+    For a reader of ``help()`` and for mypy the method then has the signature of `kind`; what does not fit it
+    is a TypeError that names the method, as of any function.
     """
-    keywords = inspect.signature(kind).parameters.values()
+    taken = inspect.signature(kind)
 
     def decorate(
         method: Callable[[_Self, _Keywords], _Given],
     ) -> Callable[Concatenate[_Self, _P], _Given]:
         @functools.wraps(method)
         def called(owner: _Self, /, *args: _P.args, **named: _P.kwargs) -> _Given:
+            try:
+                taken.bind(*args, **named)
+            except TypeError as error:
+                call = f"{type(owner).__name__}.{method.__name__}()"
+                raise TypeError(f"{call}: {error}; it takes {', '.join(taken.parameters)}") from None
             return method(owner, kind(*args, **named))
 
         own = inspect.signature(method)
         itself = next(iter(own.parameters.values()))
-        called.__signature__ = own.replace(parameters=[itself, *keywords])  # type: ignore[attr-defined] # read by help()
+        called.__signature__ = own.replace(parameters=[itself, *taken.parameters.values()])  # type: ignore[attr-defined] # read by help()
         return called
 
     return decorate
