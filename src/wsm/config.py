@@ -255,6 +255,15 @@ class WsmConfig(OwnSections):
                 fix="ranks that never step together are groups of their own: give each a name and a segment",
             )
 
+    @property
+    def releases_cache(self) -> bool:
+        """Whether an update in place needs the KV caches' memory, as the configured strategy says."""
+        try:
+            strategy = strategy_called(self.strategy)
+        except UnknownStrategyError:  # which a worker refuses that is to load by it
+            return False
+        return strategy.releases_cache(self.strategy_sections())
+
     def strategy_sections(self) -> Sections:
         """Return what is said to the configured strategy; a section that is absent has its defaults.
 

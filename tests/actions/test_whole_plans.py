@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from wsm.actions import names
 from wsm.actions.errors import PostconditionError
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
@@ -65,6 +68,50 @@ def test_update_brings_back_exactly_what_clear_took(runner, options, make_contex
     ]
     assert bytes(runner.weights.readable("head")[:2]) == b"\x02\x02"
     assert context.facts["version"] == "2"
+
+
+@pytest.mark.parametrize("releases", [True, False])
+def test_an_update_in_place_frees_the_caches_for_its_load_or_leaves_them_where_they_are(
+    runner, options, make_context, walk, releases
+):
+    plans = derive_plans(replace(options(), releases_cache=releases))
+    context = make_context(kv_policy=KVPolicy.DROP)
+    held = []
+    load = context.load
+
+    def loads(context, target):
+        held.append((runner.kv_cache.allocated_bytes(), runner.auxiliaries[0].kv_cache.allocated_bytes()))
+        return load(context, target)
+
+    context.load = loads
+    walk(plans.update_in_place, context)
+    caches = [call for call in runner.calls if ".kv." in f".{call}" or "graphs" in call]
+    freed = ["mtp.kv.release", "kv.release"] if releases else []
+    again = ["mtp.kv.rebuild", "kv.rebuild"] if releases else []
+    assert [call for call in caches if "forget" not in call] == [
+        "graphs.drop",
+        "mtp.graphs.drop",
+        *freed,
+        *again,
+        "graphs.capture",
+        "mtp.graphs.capture",
+    ]
+    assert all(bool(bytes_held) is not releases for bytes_held in held[0])
+    assert runner.kv_cache.allocated_bytes()
+    assert plans.update_in_place.kv_policies == frozenset({KVPolicy.DROP})
+
+
+def test_caches_that_were_freed_for_a_load_that_never_began_are_there_again(runner, options, make_context):
+    plans = derive_plans(replace(options(), releases_cache=True))
+    context = make_context()
+    for action in plans.update_in_place.actions:
+        action.run(context)
+        if action.name == names.FREE_CACHES_FOR_LOAD:
+            break
+    assert not runner.kv_cache.allocated_bytes()
+    assert action.undo(context) is None
+    assert runner.kv_cache.allocated_bytes()
+    assert runner.auxiliaries[0].kv_cache.allocated_bytes()
 
 
 def test_admission_resumes_only_when_the_commit_actions_run(runner, options, make_context, walk):

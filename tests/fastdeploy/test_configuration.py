@@ -51,9 +51,9 @@ def built(facts, ranks=2):
 def test_the_defaults_are_fastdeploys():
     facts = told()
     assert (facts.port, facts.tensor_parallel_rank, facts.tensor_parallel_size) == ("8002", 1, 2)
-    found = (facts.graphs, facts.drafts, facts.swaps, facts.clears_swap_space, facts.releases_cache)
-    assert not any(found)
     config = built(facts)
+    found = (facts.graphs, facts.drafts, facts.asks_cache_process, config.releases_cache)
+    assert not any(found)
     assert config.shut_down_groups  # without expert parallelism
     assert config.unknown_tensors == "ignore"
     assert config.snapshot.directory == "/models/policy"
@@ -106,7 +106,7 @@ def test_the_rsync_config_of_fastdeploy_7951_is_read_as_it_stands(rsync_config):
     facts = told("rsync", rsync_config=rsync_config)
     config = built(facts)
     assert (config.strategy, config.rsync.mode, config.rsync.verify_checksum) == ("rsync", "gdr", False)
-    assert (facts.loads_through_models, facts.mtp_chunk_size, facts.releases_cache) == (True, 1, False)
+    assert (facts.mtp_chunk_size, config.releases_cache) == (1, False)
     assert built(told("rsync")).rsync.mode == "host"
 
 
@@ -114,29 +114,27 @@ def test_the_rsync_config_of_fastdeploy_7951_is_read_as_it_stands(rsync_config):
 def test_the_newer_interface_goes_by_the_load_strategy(variable):
     direct = told("rsync", environment={variable: "1"}, rsync_config={"gdr_release_cache": True})
     assert (built(direct).strategy, built(direct).rsync.mode) == ("rsync", "gdr")
-    assert direct.releases_cache
+    assert built(direct).releases_cache
     shared = told("ipc_snapshot", environment={variable: "1"})
     assert (built(shared).strategy, built(shared).rsync.mode) == ("gdr", "ipc")
-    assert shared.releases_cache
-    assert not told("rsync", environment={variable: "0"}).loads_through_models
+    assert built(shared).releases_cache
+    assert built(told("rsync", environment={variable: "0"})).rsync.mode == "host"
 
 
 def test_what_a_runner_has_is_read_in_either_generation():
     facts = told(
-        environment={"FD_ENABLE_SWAP_SPACE_CLEARING": "1"},
         cache_config={"num_cpu_blocks": 4, "kvcache_storage_backend": None},
         speculative_config={"method": SpecMethod.MTP},
         graph_opt_config={"use_cudagraph": True},
         routing_replay_config={"enable_routing_replay": True},
     )
-    assert facts.swaps
-    assert facts.clears_swap_space
+    assert facts.asks_cache_process
     assert facts.drafts
     assert facts.graphs
     assert facts.routing_replay
     assert told(speculative_config={"method": "mtp"}).drafts
     assert not told(speculative_config={"method": "ngram"}).drafts
-    assert told(cache_config={"num_cpu_blocks": 0, "kvcache_storage_backend": "mooncake"}).swaps
+    assert told(cache_config={"num_cpu_blocks": 0, "kvcache_storage_backend": "mooncake"}).asks_cache_process
 
 
 @pytest.mark.parametrize("strategy", ["normal", "meta", None])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from checkpoint_transfer.sender import FakeSender
 
-from wsm import Outcome, Tag, TransferMode
+from wsm import Outcome, Tag
 from wsm.errors import WsmError
 from wsm.rollout.config import rollout_config_from_mapping
 from wsm.rollout.model.shape import ModelShape
@@ -44,12 +44,18 @@ def digest_of_shard(shape: ModelShape, seed: int, rank: int) -> str:
     return shard_digest((specs[name], digest_of(array.tobytes())) for name, array in local.items())
 
 
+def done(receipt) -> list[str]:
+    """Return what the ranks of a receipt did, in order."""
+    assert receipt.outcome is Outcome.UPDATED
+    return [action.name for action in receipt.ranks[0].actions]
+
+
 def test_a_group_serves_what_its_loaders_made_of_a_checkpoint(tmp_path, monkeypatch):
     standins = str(Path(__file__).parents[1] / "standins")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([standins, *filter(None, sys.path)]))
     sender = FakeSender(bucket_bytes=1 << 12)
     transfer = {"redis_host": "127.0.0.1", "redis_port": sender.port, "gdr_mtp_chunk_size": 2}
-    rsync = {"directory": str(tmp_path), "rsync_config": {**transfer, "materialize_tensors": False}}
+    rsync = {"directory": str(tmp_path), "rsync_config": {**transfer, "gdr_release_cache": True}}
     group = {"name": f"test-checkpoint-{os.getpid()}", "strategy": "gdr", "rsync": rsync}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})
     shape = config.engine.shape
@@ -80,11 +86,15 @@ def test_a_group_serves_what_its_loaders_made_of_a_checkpoint(tmp_path, monkeypa
                 supervisor.controller.update(3, force=True, transfer_mode="gpu_direct")
             with pytest.raises(WsmError, match="half of a fused parameter"):
                 supervisor.controller.update(3, force=True, partial=True)
-            # FastDeploy's gdr_release_cache: the cache and graphs make room for the time of the update
             supervisor.controller.clear(tags=[Tag.KV_CACHE])
             send(4, seed=4)
-            receipt = supervisor.controller.update(4, transfer_mode=TransferMode.HOST)
-            assert receipt.outcome is Outcome.UPDATED
+            assert "free_caches_for_load" not in done(supervisor.controller.update(4, transfer_mode="host"))
+            send(5, seed=3)
+            in_place = done(supervisor.controller.update(5))
+            freed, loaded, again = map(
+                in_place.index, ("free_caches_for_load", "load_weights", "rebuild_caches_after_load")
+            )
+            assert freed < loaded < again
             with pytest.raises(WsmError, match="step 9 is not ready"):
                 supervisor.controller.update(9)
             assert client.generate(PROMPTS, 2)

@@ -228,6 +228,56 @@ class ForgetAuxiliaryCache(Action):
             require_forgotten(cache, context, weights_go=self._weights_go, action=self.name)
 
 
+class FreeCachesForLoad(Action):
+    """Free every KV cache for the time of a load in place, whose bytes need the room.
+
+    FastDeploy does so where trainer and ranks share a device (IPC), or ``gdr_release_cache`` says so. Blocks
+    would be forgotten behind the load anyway, so nothing is lost that could not be allocated again.
+    """
+
+    name = names.FREE_CACHES_FOR_LOAD
+    purpose = "give every KV cache's memory back, for the time of the load"
+
+    def run(self, context: ActionContext) -> None:
+        """Release, the auxiliary models' first, and hand back to the device. Local, as for a clear."""
+        for cache in _caches(context, self.name):
+            cache.release()
+        context.runner.memory.empty_cache()
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask for the bytes still held; PostconditionError unless 0."""
+        left = sum(cache.allocated_bytes() for cache in _caches(context, self.name))
+        if left:
+            raise PostconditionError(action=self.name, expected="0 bytes of KV cache", found=f"{left}")
+
+    def undo(self, context: ActionContext) -> None:
+        """Allocate them again, empty. Local."""
+        for cache in _caches(context, self.name):
+            cache.rebuild()
+
+
+class RebuildCachesAfterLoad(Action):
+    """Allocate the caches again that were freed for the load, empty."""
+
+    name = names.REBUILD_CACHES_AFTER_LOAD
+    purpose = "allocate the KV caches again, empty"
+
+    def run(self, context: ActionContext) -> None:
+        """Rebuild, the auxiliary models' first. Local. Reports ``kv_bytes`` of the main one."""
+        for cache in _caches(context, self.name):
+            context.facts["kv_bytes"] = cache.rebuild()
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask every cache for the bytes held; PostconditionError if one holds none."""
+        if not all(cache.allocated_bytes() for cache in _caches(context, self.name)):
+            raise PostconditionError(action=self.name, expected="an allocated KV cache", found="0 bytes")
+
+
+def _caches(context: ActionContext, action: str) -> tuple[KVCacheSurface, ...]:
+    """Return every cache, the main one last."""
+    return (*(each.kv_cache for each in context.runner.auxiliaries), _cache(context, action))
+
+
 class ResetAuxiliaryInputs(Action):
     """Forget the input tensors that auxiliary models cached from the last batch."""
 

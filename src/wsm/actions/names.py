@@ -54,6 +54,8 @@ RESET_AUXILIARY_INPUTS: Final = "reset_auxiliary_inputs"
 RELEASE_KV_CACHE: Final = "release_kv_cache"
 REBUILD_KV_CACHE: Final = "rebuild_kv_cache"
 FORGET_KV_CACHE: Final = "forget_kv_cache"
+FREE_CACHES_FOR_LOAD: Final = "free_caches_for_load"
+REBUILD_CACHES_AFTER_LOAD: Final = "rebuild_caches_after_load"
 
 EMPTY_ALLOCATOR_CACHE: Final = "empty_allocator_cache"
 

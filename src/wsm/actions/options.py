@@ -57,6 +57,9 @@ class PlanOptions:
     processes_loaded : bool
         Whether the engine makes something else of a checkpoint that its models have loaded
         (:class:`wsm.actions.surfaces.ProcessingRunner`).
+    releases_cache : bool
+        Whether an update in place gives the KV caches' memory back for its time, and builds them anew: the
+        load needs the room. Else blocks are forgotten where they are.
     routing_replay : bool
         Whether expert choices are recorded.
     kv_policies : frozenset of KVPolicy
@@ -95,6 +98,7 @@ class PlanOptions:
     shut_down_groups: bool | None = None
     rejoins: bool = False
     processes_loaded: bool = False
+    releases_cache: bool = False
     routing_replay: bool = False
     kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP})
     in_flight_policies: frozenset[InFlightPolicy] = frozenset(InFlightPolicy)
@@ -121,6 +125,11 @@ class PlanOptions:
             "cache_only",
             self.cache_only and (not self.has_kv or bool(beside)),
             "a KV-cache process has a cache, and no graphs, buffers, groups or routing records",
+        )
+        self._refuse(
+            "releases_cache",
+            self.releases_cache and (not self.has_kv or self.cache_only),
+            "there is no KV cache beside weights",
         )
         self._refuse(
             "shut_down_groups",
@@ -243,7 +252,9 @@ class PlanOptions:
                 "wsm.actions.surfaces",
             )
 
-    def configured(self, *, shut_down_groups: bool, deadlines: Mapping[str, float]) -> PlanOptions:
+    def configured(
+        self, *, shut_down_groups: bool, deadlines: Mapping[str, float], releases_cache: bool = False
+    ) -> PlanOptions:
         """Return these options with what the group's configuration says where they say nothing.
 
         Parameters
@@ -252,6 +263,8 @@ class PlanOptions:
             As configured.
         deadlines : mapping of str to float
             As configured, seconds by action.
+        releases_cache : bool
+            Whether the configured strategy needs the KV caches' memory for an update in place.
 
         Raises
         ------
@@ -270,7 +283,12 @@ class PlanOptions:
                 self.deadlines[name] != deadlines[name],
                 said.format(f"deadlines: action_s: {name}: {deadlines[name]:g}"),
             )
-        return replace(self, shut_down_groups=shut_down_groups, deadlines={**deadlines, **self.deadlines})
+        return replace(
+            self,
+            shut_down_groups=shut_down_groups,
+            deadlines={**deadlines, **self.deadlines},
+            releases_cache=self.releases_cache or (releases_cache and self.has_kv and not self.cache_only),
+        )
 
 
 def _honoured(runner: Runner) -> frozenset[InFlightPolicy]:

@@ -14,7 +14,16 @@ from wsm.actions import errors, names
 from wsm.actions.addition import Addition
 from wsm.actions.base import Plan, Plans
 from wsm.errors import InternalError
-from wsm.states.plan_key import COMMANDED, DISCARDS, GIVEN_BACK, OF_ADMISSION, Half, PlanKey, Request
+from wsm.states.plan_key import (
+    COMMANDED,
+    DISCARDS,
+    GIVEN_BACK,
+    OF_ADMISSION,
+    UPDATE_IN_PLACE,
+    Half,
+    PlanKey,
+    Request,
+)
 from wsm.states.vocabulary import ALL_TAGS, Tag
 
 
@@ -138,6 +147,7 @@ _NOTHING_FAILS_WHY = "after the decision nothing may fail any more, so everythin
 
 _DROPPED = (names.DROP_MAIN_GRAPHS, names.DROP_DRAFT_GRAPHS)
 _RELEASED = (names.RELEASE_WEIGHTS, names.RELEASE_AUXILIARY_CACHE, names.RELEASE_KV_CACHE)
+_FREED, _FILLED = names.FREE_CACHES_FOR_LOAD, names.REBUILD_CACHES_AFTER_LOAD
 _FORGOTTEN = (names.FORGET_AUXILIARY_CACHE, names.FORGET_KV_CACHE)
 _REBUILT = (names.REBUILD_AUXILIARY_CACHE, names.REBUILD_KV_CACHE)
 _CAPTURED = (names.CAPTURE_MAIN_GRAPHS, names.CAPTURE_DRAFT_GRAPHS)
@@ -162,6 +172,7 @@ BEFORE: tuple[Before, ...] = (
             names.CLEAR_DEEPEP_BUFFER,
             *_RELEASED,
             *_FORGOTTEN,
+            _FREED,
             names.LOAD_WEIGHTS,
             names.FLIP_WEIGHTS,
         ),
@@ -171,7 +182,8 @@ BEFORE: tuple[Before, ...] = (
         names.SETTLE_REQUESTS, names.FORGET_ROUTING_REPLAY, "running requests still record (FastDeploy#6569)"
     ),
     *_chain(_DROPPED, "main before draft, on every rank alike (FastDeploy#7522)"),
-    *_each(_DROPPED, (*_RELEASED, names.CLEAR_DEEPEP_BUFFER, names.LOAD_WEIGHTS), _GRAPHS_WHY),
+    *_each(_DROPPED, (*_RELEASED, _FREED, names.CLEAR_DEEPEP_BUFFER, names.LOAD_WEIGHTS), _GRAPHS_WHY),
+    Before(_FREED, names.LOAD_WEIGHTS, "the load needs the room"),
     *_each((names.CLEAR_DEEPEP_BUFFER,), _SHUT, _GROUPS_WHY),
     *_chain(_SHUT, _INNER_WHY),
     Before(
@@ -202,7 +214,7 @@ BEFORE: tuple[Before, ...] = (
     *_chain((names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED), _PROOF_WHY),
     *_each(
         (names.VERIFY_LOADED,),
-        (names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS, *_REBUILT, *_FORGOTTEN, *_CAPTURED),
+        (names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS, *_REBUILT, _FILLED, *_FORGOTTEN, *_CAPTURED),
         "nothing is built on weights that were not verified",
     ),
     *_chain(
@@ -227,11 +239,13 @@ BEFORE: tuple[Before, ...] = (
     ),
     Before(names.REBUILD_AUXILIARY_CACHE, names.REBUILD_KV_CACHE, "as FastDeploy lays them out"),
     *_each(
-        (*_REBUILT, *_FORGOTTEN, names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS), _CAPTURED, _CAPTURE_WHY
+        (*_REBUILT, _FILLED, *_FORGOTTEN, names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS),
+        _CAPTURED,
+        _CAPTURE_WHY,
     ),
     *_chain(_CAPTURED, "main before draft, on every rank alike"),
     *_each(
-        (*_CAPTURED, *_REBUILT, *_FORGOTTEN, names.VERIFY_LOADED, names.RESUME_ROUTING_REPLAY),
+        (*_CAPTURED, *_REBUILT, _FILLED, *_FORGOTTEN, names.VERIFY_LOADED, names.RESUME_ROUTING_REPLAY),
         (names.DECLARE_PREPARED,),
         "PREPARED means ready to step (FastDeploy#3773)",
     ),
@@ -243,6 +257,8 @@ NEEDS: tuple[Needs, ...] = (
     Needs(names.LOAD_WEIGHTS, names.VERIFY_LOADED, later=True, why=_PROOF_WHY),
     Needs(names.PROCESS_LOADED, names.LOAD_WEIGHTS, later=False, why="there is nothing else to process"),
     Needs(names.VERIFY_LOADED, names.DECLARE_PREPARED, later=True, why=_FACTS_WHY),
+    Needs(_FREED, _FILLED, later=True, why=_MIRRORED_WHY),
+    Needs(_FILLED, _FREED, later=False, why=_MIRRORED_WHY),
     Needs(names.STAGE_WEIGHTS, names.VERIFY_STAGED, later=True, why=_PROOF_WHY),
     Needs(names.VERIFY_STAGED, names.DECLARE_STAGED, later=True, why=_FACTS_WHY),
     Needs(names.VERIFY_STAGED, names.STAGE_WEIGHTS, later=False, why=_PROOF_WHY),
@@ -297,6 +313,10 @@ def _keeps_blocks_of_other_weights(key: PlanKey) -> bool:
     return key.kv is Half.STAYS and key.weights is not Half.STAYS
 
 
+def _loads_beside_caches(key: PlanKey) -> bool:
+    return key == UPDATE_IN_PLACE
+
+
 def _resets_inputs(key: PlanKey) -> bool:
     return key.loads or (key.serves and key.operation not in OF_ADMISSION)
 
@@ -306,6 +326,7 @@ PRESENT: tuple[Present, ...] = (
     Present(names.SETTLE_REQUESTS, _runs_meanwhile, _REQUESTS_WHY, _gives_memory_back),
     Present(names.FORGET_KV_CACHE, _keeps_blocks_of_other_weights, _BLOCKS_WHY),
     Present(names.FORGET_AUXILIARY_CACHE, _keeps_blocks_of_other_weights, _BLOCKS_WHY),
+    Present(_FREED, _loads_beside_caches, "a load needs the room of caches that stay, and of no others"),
     Present(names.RESET_INPUTS, _resets_inputs, _INPUTS_WHY),
     Present(names.RESET_AUXILIARY_INPUTS, _resets_inputs, _INPUTS_WHY),
     Present(names.VERIFY_LOADED, _loads_where_it_stands, _PROOF_WHY),

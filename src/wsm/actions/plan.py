@@ -15,7 +15,9 @@ from wsm.actions._caches import (
     EmptyAllocatorCache,
     ForgetAuxiliaryCache,
     ForgetKVCache,
+    FreeCachesForLoad,
     RebuildAuxiliaryCache,
+    RebuildCachesAfterLoad,
     RebuildKVCache,
     ReleaseAuxiliaryCache,
     ReleaseKVCache,
@@ -58,7 +60,7 @@ from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
-from wsm.states.plan_key import GIVEN_BACK, PLANS, Half, PlanKey, Repair, Request
+from wsm.states.plan_key import GIVEN_BACK, PLANS, UPDATE_IN_PLACE, Half, PlanKey, Repair, Request
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 __all__ = ["Plan", "PlanOptions", "Plans", "compose", "derive_plans"]
@@ -131,6 +133,8 @@ def compose(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
     if key.kv is Half.STAYS:
         # Requests that are held with their blocks go on at once, so not where the weights only go.
         kv_policies = options.kv_policies - ({KVPolicy.KEEP_IN_FLIGHT} if key.gives_back else set())
+    if options.releases_cache and key == UPDATE_IN_PLACE:
+        kv_policies = frozenset({KVPolicy.DROP})
     return _plan(key, options, actions, kv_policies, resumes)
 
 
@@ -185,23 +189,33 @@ def _clear(options: PlanOptions, key: PlanKey, proof: MemoryProof) -> Iterator[A
 
 
 def _update(options: PlanOptions, key: PlanKey) -> Iterator[Action]:
+    frees_caches = options.releases_cache and key == UPDATE_IN_PLACE
     if key.weights is Half.COMES:
         yield from _restart_groups(options)
     if key.weights is Half.REPLACED:
         yield from _settle(options, may_hold=True)
-        if key.kv is Half.STAYS:
-            yield from _forget_records_and_graphs(options)
+    if key.weights is Half.REPLACED and key.kv is Half.STAYS:
+        yield from _forget_records_and_graphs(options)
+    if frees_caches:
+        yield FreeCachesForLoad()
     if key.loads:
         yield from _load_weights(options)
     if key.loads or key.serves:
         yield from _reset_inputs(options)
+    yield from _fill_caches(options, key, freed=frees_caches)
+    if key.serves:
+        yield from _make_ready(options)
+    yield DeclarePrepared(has_weights=key.weights is not Half.AWAY and not options.cache_only)
+
+
+def _fill_caches(options: PlanOptions, key: PlanKey, *, freed: bool) -> Iterator[Action]:
+    """Bring the KV caches to where new weights can use them."""
+    if freed:
+        yield RebuildCachesAfterLoad()
     if key.kv is Half.STAYS:
         yield from _forget_blocks(options)
     if key.kv is Half.COMES:
         yield from _rebuild_caches(options)
-    if key.serves:
-        yield from _make_ready(options)
-    yield DeclarePrepared(has_weights=key.weights is not Half.AWAY and not options.cache_only)
 
 
 def _discard(options: PlanOptions, key: PlanKey, proof: MemoryProof) -> Iterator[Action]:

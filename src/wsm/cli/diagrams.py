@@ -66,7 +66,9 @@ def diagrams(check: bool, runner: str | None, config_file: Path | None, director
         if config_file is not None:
             config = read_config(config_file)
             options = options.configured(
-                shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
+                shut_down_groups=config.shut_down_groups,
+                deadlines=config.deadlines.action_s,
+                releases_cache=config.releases_cache,
             )
         plans = derive_plans(options)
     of = "an engine with weights and a KV cache" if runner is None else runner

@@ -45,23 +45,12 @@ class WorkerFacts:
         Whether the model runner has an MTP proposer.
     routing_replay : bool
         Whether it records expert choices.
-    load_strategy : str
-        FastDeploy's name of the way that weights arrive.
-    model : str
-        The model directory, whose ``version.yaml`` names the version of a boot.
-    swaps : bool
-        Whether a process of its own holds KV cache (CPU blocks, or a storage behind them).
-    clears_swap_space : bool
-        Whether that process gives its CPU blocks back, too (``FD_ENABLE_SWAP_SPACE_CLEARING``).
     by_requests : bool
         Whether the engine asks by control requests (``FD_ENABLE_V1_UPDATE_WEIGHTS``).
     asks_cache_process : bool
-        Whether it is asked by its word; where FastDeploy's engine hands control requests on, it gets those.
-    loads_through_models : bool
-        Whether versions are checkpoints for the models' own loaders where a request names no transfer mode.
-    releases_cache : bool
-        Whether such an update gives the KV cache's memory back for its time, and captures graphs again:
-        always where trainer and ranks share devices (IPC), else where ``gdr_release_cache`` says so.
+        Whether a process of its own holds KV cache (CPU blocks, or a storage behind them) and is asked by its
+        word; where FastDeploy's engine hands control requests on, that process gets those. Whether it lets
+        its CPU blocks go as well it reads off ``FD_ENABLE_SWAP_SPACE_CLEARING`` itself.
     mtp_chunk_size : int
         Tensors that an MTP model gets at once.
     """
@@ -75,14 +64,8 @@ class WorkerFacts:
     drafts: bool
     ports: tuple[str, ...] = ()
     routing_replay: bool = False
-    load_strategy: str = "ipc_snapshot"
-    model: str = "."
-    swaps: bool = False
-    clears_swap_space: bool = False
     by_requests: bool = False
     asks_cache_process: bool = False
-    loads_through_models: bool = False
-    releases_cache: bool = False
     mtp_chunk_size: int = 16
 
 
@@ -107,40 +90,17 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         If ``rsync_config`` is not what it must be, or no number of a device can be read off the environment.
     """
     variables = os.environ if environment is None else environment
-    strategy = getattr(load_config, "load_strategy", None)
-    if strategy not in _STRATEGIES:
-        raise ConfigurationError(
-            where="fd_config: load_config.load_strategy",
-            problem=f"is {strategy!r}, which brings no weights to a worker that runs",
-            fix=f"start FastDeploy with --load-strategy, one of {', '.join(_STRATEGIES)}",
-        )
-    model = str(_said(fd_config, "model_config.model"))
     expert_parallel = bool(_said(fd_config, "parallel_config.enable_expert_parallel", False))
     shuts_down = _said(fd_config, "parallel_config.shutdown_comm_group_if_worker_idle", None)
-    options: dict[str, Any] = {
-        "strategy": strategy,
-        "shut_down_groups": (not expert_parallel) if shuts_down is None else bool(shuts_down),
-        "unknown_tensors": "ignore",
-    }
     rsync_config = _rsync_config(load_config)
-    transfer = CheckpointTransferOptions.of(rsync_config)
-    unified = any(variables.get(name, "").strip().lower() not in _OFF for name in _UNIFIED)
-    over_ipc = unified and strategy != "rsync"
-    if strategy == "rsync" or unified:
-        options["strategy"] = "gdr" if over_ipc else "rsync"
-        options["rsync"] = {"directory": model, "verify_checksum": False, "rsync_config": rsync_config}
-        if unified:
-            options["rsync"]["transfer_mode"] = "ipc" if over_ipc else "gdr"
-    else:
-        directory = {"ipc_snapshot": model, "ipc": SHARED_DIRECTORY}[strategy]
-        section = _shards(fd_config, directory, variables, expert_parallel=expert_parallel)
-        options["snapshot" if strategy == "ipc_snapshot" else "ipc"] = section
-    by_requests = variables.get("FD_ENABLE_V1_UPDATE_WEIGHTS", "").strip().lower() not in _OFF
+    by_requests = _is_on(variables, "FD_ENABLE_V1_UPDATE_WEIGHTS")
     method = _said(fd_config, "speculative_config.method", None)
-    storage = _said(fd_config, "cache_config.kvcache_storage_backend", None)
-    swaps = int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0 or bool(storage)
     return WorkerFacts(
-        options=options,
+        options={
+            "shut_down_groups": (not expert_parallel) if shuts_down is None else bool(shuts_down),
+            "unknown_tensors": "ignore",
+            **_way(fd_config, _load_strategy(load_config), rsync_config, variables, whole=expert_parallel),
+        },
         port=(port := _port(fd_config)),
         ports=_ports(fd_config) if expert_parallel else (port,),
         tensor_parallel_rank=int(_said(fd_config, "parallel_config.tensor_parallel_rank")),
@@ -149,16 +109,53 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         graphs=bool(_said(fd_config, "graph_opt_config.use_cudagraph", False)),
         drafts=str(getattr(method, "value", method)).lower() == "mtp",
         routing_replay=bool(_said(fd_config, "routing_replay_config.enable_routing_replay", False)),
-        load_strategy=strategy,
-        model=model,
-        swaps=swaps,
         by_requests=by_requests,
-        asks_cache_process=swaps and not by_requests,
-        clears_swap_space=variables.get("FD_ENABLE_SWAP_SPACE_CLEARING", "").strip().lower() not in _OFF,
-        loads_through_models=unified or (strategy == "rsync" and transfer.mode == "gdr"),
-        releases_cache=over_ipc or transfer.release_cache,
-        mtp_chunk_size=transfer.mtp_chunk_size,
+        asks_cache_process=_swaps(fd_config) and not by_requests,
+        mtp_chunk_size=CheckpointTransferOptions.of(rsync_config).mtp_chunk_size,
     )
+
+
+def _is_on(variables: Mapping[str, str], name: str) -> bool:
+    return variables.get(name, "").strip().lower() not in _OFF
+
+
+def _swaps(fd_config: Any) -> bool:
+    """Whether a process of its own holds KV cache."""
+    storage = _said(fd_config, "cache_config.kvcache_storage_backend", None)
+    return int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0 or bool(storage)
+
+
+def _load_strategy(load_config: Any) -> str:
+    """Return FastDeploy's name of the way that weights arrive; refuse one that brings none later."""
+    strategy = getattr(load_config, "load_strategy", None)
+    if strategy not in _STRATEGIES:
+        raise ConfigurationError(
+            where="fd_config: load_config.load_strategy",
+            problem=f"is {strategy!r}, which brings no weights to a worker that runs",
+            fix=f"start FastDeploy with --load-strategy, one of {', '.join(_STRATEGIES)}",
+        )
+    return str(strategy)
+
+
+def _way(
+    fd_config: Any,
+    strategy: str,
+    rsync_config: Mapping[str, Any],
+    variables: Mapping[str, str],
+    *,
+    whole: bool,
+) -> dict[str, Any]:
+    """Return wsm's strategy and its section; `whole`: the ranks of all parts are one group."""
+    model = str(_said(fd_config, "model_config.model"))
+    unified = any(_is_on(variables, name) for name in _UNIFIED)
+    if strategy == "rsync" or unified:
+        over_ipc = strategy != "rsync"
+        rsync = {"directory": model, "verify_checksum": False, "rsync_config": rsync_config}
+        mode = {"transfer_mode": "ipc" if over_ipc else "gdr"} if unified else {}
+        return {"strategy": "gdr" if over_ipc else "rsync", "rsync": {**rsync, **mode}}
+    directory = {"ipc_snapshot": model, "ipc": SHARED_DIRECTORY}[strategy]
+    section = _shards(fd_config, directory, variables, expert_parallel=whole)
+    return {"strategy": strategy, "snapshot" if strategy == "ipc_snapshot" else "ipc": section}
 
 
 def _shards(

@@ -253,7 +253,7 @@ class ControlCalls:
             context.verify_checksum = verify_checksum
         if transfer_mode is not None:
             context.transfer_mode = TransferMode(transfer_mode)
-        self.units(names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED)
+        self.units(names.FREE_CACHES_FOR_LOAD, names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED)
 
     def _enter(self, call: OpenCall, plan: str, context: ActionContext) -> None:
         """Run FastDeploy's method; where it fails, what it did to caches is taken back or owned up to."""

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from wsm import log
 from wsm.actions.base import LoadFunction
 from wsm.actions.measuring import AddressContract
 from wsm.actions.options import PlanOptions
@@ -46,13 +45,10 @@ from wsm.fastdeploy._runner_surfaces import (
 from wsm.group_segment import declare_loop, own_new_group
 from wsm.signals.segment import Segment
 from wsm.states.vocabulary import KVState, Tag, WeightState
-from wsm.strategies.transports.checkpoint_transfer_options import CACHE_IS_KEPT
 from wsm.worker import StepPermit, Worker
 
 #: Seconds for one command that FastDeploy's engine asks for, which waits 300 s itself and looks every second.
 DEADLINE_S = 290.0
-
-_log = log.logger("fastdeploy")
 
 
 class DynamicWeightManager(DirectCalls):
@@ -171,8 +167,6 @@ class DynamicWeightManager(DirectCalls):
             facts, memory, shut_down_groups=config.shut_down_groups, directory=directory
         )
         undo.callback(self._surfaces.close)
-        if facts.releases_cache and member.rank == 0:
-            _log.warning(log.TRANSPORT_OPTION_UNUSED, option="gdr_release_cache", fix=CACHE_IS_KEPT)
         self._attach_s = config.deadlines.attach_s
         options = PlanOptions.from_runner(
             self._surfaces, address_contract=AddressContract() if facts.graphs else None

@@ -40,6 +40,16 @@ class Strategy(ABC):
     sections: Sequence[type] = ()
     rereadable: ClassVar[bool] = False
 
+    def releases_cache(self, sections: Sections) -> bool:  # noqa: ARG002 - what most ways need not ask
+        """Whether an update in place by this way needs the KV caches' memory. Not so, by default.
+
+        Parameters
+        ----------
+        sections : Sections
+            What the configuration says.
+        """
+        return False
+
     @abstractmethod
     def source(self, sections: Sections, rank: int, ranks: int) -> Any:
         """Return where `rank` of a group of `ranks` loads from. Opens nothing and connects to no process.

@@ -133,7 +133,9 @@ class Worker:
         clock = clock or SystemClock()
         runner = completed(runner)
         options = (plan_options or PlanOptions.from_runner(runner)).configured(
-            shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
+            shut_down_groups=config.shut_down_groups,
+            deadlines=config.deadlines.action_s,
+            releases_cache=config.releases_cache,
         )
         options.require_offered(runner)
         plans = derive_plans(keeping_tensors(options, config.journal_directory, rank))

@@ -110,12 +110,13 @@ def fake_cuda(monkeypatch):
 
 @pytest.mark.parametrize("strategy", ["rsync", "gdr"])
 def test_the_command_line_of_fastdeploy_7951_starts_a_worker_and_means_gdr(strategy, fake_cuda, caplog):
-    made = sources(strategy, rsync_config={**json.loads(SEED), "gdr_release_cache": True})
-    assert f"{log.TRANSPORT_OPTION_UNUSED} option=gdr_release_cache" in caplog.text
-    assert "clear the tag kv_cache before it" in caplog.text
+    made = sources(strategy, rsync_config=json.loads(SEED))
     assert made.of(0).chunk_tensors == 1
     assert made.of(0) is made.of(0, "gdr")
     assert made.of(0, "rdma").chunk_tensors is None
+    made.of(0, rsync_config={"gdr_release_cache": True})
+    assert f"{log.TRANSPORT_OPTION_UNUSED} option=gdr_release_cache" in caplog.text
+    assert "say it in the configuration" in caplog.text
 
 
 @pytest.mark.parametrize("strategy", ["rsync", "gdr"])

@@ -27,16 +27,14 @@ from wsm.strategies.trainer.publications import published_last
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports._transfer_modes import INTERFACES, check_transfer_mode, feeds_loaders
 from wsm.strategies.transports.checkpoint_transfer import Interface
-from wsm.strategies.transports.checkpoint_transfer_options import CACHE_IS_KEPT, CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer_options import (
+    CACHE_AS_CONFIGURED,
+    CheckpointTransferOptions,
+)
 from wsm.strategies.transports.configured import RsyncConfig
 from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
 
 _log = log.logger("strategies")
-
-
-def _warn_of_kept_cache(rsync_config: Mapping[str, Any]) -> None:
-    if rsync_config.get("gdr_release_cache"):
-        _log.warning(log.TRANSPORT_OPTION_UNUSED, option="gdr_release_cache", fix=CACHE_IS_KEPT)
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,11 @@ class ByVersion(Strategy):
         if section.transfer_mode is not None:  # what rsync_config says is for FastDeploy's commands
             check_transfer_mode(section.transfer_mode, section.transport)
         self._transports[section.transport].build(sections)
-        _warn_of_kept_cache(section.rsync_config)
+
+    def releases_cache(self, sections: Sections) -> bool:
+        """Whether trainer and ranks share devices (mode ``ipc``), or ``gdr_release_cache`` says so."""
+        section = sections.of(RsyncConfig)
+        return section.mode == "ipc" or CheckpointTransferOptions.of(section.rsync_config).release_cache
 
     def source(self, sections: Sections, rank: int, ranks: int) -> RsyncSource:
         """Return one rank's way to the versions, and the size of an auxiliary model's chunks, if any."""
@@ -130,9 +132,10 @@ class ByVersion(Strategy):
         """Return the sections with what a command says of its own transfer."""
         section = sections.of(RsyncConfig)
         if rsync_config is not None:
+            configured = CheckpointTransferOptions.of(section.rsync_config).release_cache
             section = replace(section, rsync_config={**section.rsync_config, **rsync_config})
-            CheckpointTransferOptions.of(section.rsync_config)
-            _warn_of_kept_cache(rsync_config)
+            if CheckpointTransferOptions.of(section.rsync_config).release_cache is not configured:
+                _log.warning(log.TRANSPORT_OPTION_UNUSED, option="gdr_release_cache", fix=CACHE_AS_CONFIGURED)
         if verify_checksum is not None:
             if verify_checksum and INTERFACES[section.mode] is not Interface.STREAM:
                 _log.warning(log.TRANSFER_UNCHECKED, mode=section.mode)  # FastDeploy ignores it, too

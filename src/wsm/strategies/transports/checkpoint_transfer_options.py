@@ -71,8 +71,10 @@ _MEBIBYTE = 1 << 20
 # What FastDeploy's configuration has if no option is set.
 _TWO_LARGE_ONES = PackageBuffers(2, 512 * _MEBIBYTE)
 
-#: What is to be done where ``gdr_release_cache`` is asked for.
-CACHE_IS_KEPT: Final = "an update leaves the KV cache's memory where it is: clear the tag kv_cache before it"
+#: What is to be done where one command asks for another ``gdr_release_cache`` than the ranks are told.
+CACHE_AS_CONFIGURED: Final = (
+    "plans are made when a rank starts: say it in the configuration, or clear the tag kv_cache before"
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class CheckpointTransferOptions:
     mtp_chunk_size : int
         Tensors per chunk for auxiliary models.
     release_cache : bool
-        Whether FastDeploy would give the KV cache's memory back for an update; wsm does so by a clear alone.
+        Whether an update in place gives the KV caches' memory back for its time.
     mode : str or None
         The transfer mode that it names, ``rdma`` or ``gdr``; None if it names none.
     """
