@@ -86,7 +86,8 @@ class WsmError(Exception):
     """Root of all errors of wsm.
 
     An error is `retryable` if the same call may succeed later without a repair: a group
-    that is being recovered, a role that another controller has.
+    that is being recovered, a role that another controller has. It is `unfit` if it says something of the
+    weights that were to be loaded, whichever process found it: the same content fails in the same way.
 
     Parameters
     ----------
@@ -95,6 +96,8 @@ class WsmError(Exception):
         feed, an escape sequence) stands there escaped; `context` has it as it is.
     code : str, optional
         Which error of its family it is, in lower case with hyphens; without it, the name of the type is.
+    unfit : bool, optional
+        Whether it says something of the weights; without it, as its type says.
     **context : Any
         Facts that a program may want to act on. Each becomes an attribute and an entry of `context`.
 
@@ -108,6 +111,7 @@ class WsmError(Exception):
 
     code: str = "wsm"
     retryable: bool = False
+    unfit: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Name the type: what is raised without a code of its own has the type's."""
@@ -115,17 +119,21 @@ class WsmError(Exception):
         if "code" not in vars(cls):
             cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__.removesuffix("Error")).lower()
 
-    def __init__(self, message: str, *, code: str | None = None, **context: Any) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, unfit: bool | None = None, **context: Any
+    ) -> None:
         super().__init__(printable(_shortened(message)))
         if code is not None:
             self.code = code
+        if unfit is not None:
+            self.unfit = unfit
         self.context = context
         for key, value in context.items():
             setattr(self, key, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without calling the constructors of subclasses, whose parameters differ."""
-        return _rebuild, (type(self), str(self), self.code, self.context)
+        return _rebuild, (type(self), str(self), self.code, self.unfit, self.context)
 
 
 def _shortened(message: str) -> str:
@@ -139,9 +147,9 @@ def _shortened(message: str) -> str:
     return f"{message[:_HEAD]} [... {left_out} characters ...] {message[-_TAIL:]}"
 
 
-def _rebuild(kind: type[WsmError], message: str, code: str, context: dict[str, Any]) -> WsmError:
+def _rebuild(kind: type[WsmError], message: str, code: str, unfit: bool, context: dict[str, Any]) -> WsmError:
     error = kind.__new__(kind)
-    WsmError.__init__(error, message, code=code, **context)
+    WsmError.__init__(error, message, code=code, unfit=unfit, **context)
     return error
 
 

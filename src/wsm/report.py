@@ -142,6 +142,8 @@ class FailureReport:
         The remote traceback, its end where it was too long.
     no_room : bool
         Whether it lacked room for a second version beside the one that serves, and for nothing else.
+    unfit : bool
+        Whether it says something of the weights that were to be loaded, and not of this rank.
     """
 
     rank: int
@@ -150,6 +152,7 @@ class FailureReport:
     message: str
     traceback: str = ""
     no_room: bool = False
+    unfit: bool = False
 
     @classmethod
     def of(cls, rank: int, action: str, error: BaseException) -> FailureReport:
@@ -168,6 +171,7 @@ class FailureReport:
             message[:_MAX_MESSAGE],
             lines[-_MAX_TRACEBACK:],
             no_room=isinstance(error, NoRoomError),
+            unfit=isinstance(error, WsmError) and error.unfit,
         )
 
     def to_bytes(self) -> builtins.bytes:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import wsm
 from wsm import errors
 from wsm.errors import PUBLIC, BadInputError, GroupError, InternalError, RefusedError, WsmError
-from wsm.http.answers import UNFIT_WEIGHTS, error_mapping, error_of, failed, status_of
+from wsm.http.answers import error_mapping, error_of, failed, status_of
 from wsm.http.native import FIELDS
+from wsm.report import FailureReport
 
 SOURCE = Path(wsm.__path__[0])
 DOCUMENTED = (SOURCE.parents[1] / "docs" / "errors.md").read_text()
@@ -83,41 +84,40 @@ def test_a_family_without_a_code_of_its_own_is_answered_by_its_family() -> None:
     assert error_mapping(ValueError("ours"))["message"].startswith("the server met an error of its own")
 
 
-@pytest.mark.parametrize("code", sorted(UNFIT_WEIGHTS))
-def test_unfit_weights_are_422_also_when_ranks_found_them(code: str) -> None:
-    assert status_of(made(errors.RankFailedError, error=code)) == 422
-    assert status_of(made(errors.CommandRefusedError, error=code)) == 422
+def test_unfit_weights_are_422_also_when_a_rank_found_them_and_come_back_as_such() -> None:
+    for found in (errors.DigestMismatchError, errors.SnapshotNotFoundError, errors.DeltaBaseError):
+        report = FailureReport.from_bytes(1, FailureReport.of(1, "load", made(found)).to_bytes())
+        for kind in (errors.RankFailedError, errors.CommandRefusedError):
+            error = made(kind, error=report.error)
+            error.unfit = report.unfit
+            assert status_of(error) == 422
+            again = pickle.loads(pickle.dumps(error_of(failed(error).body, status=422)))  # noqa: S301 - ours
+            assert (type(again), status_of(again)) == (kind, 422)
+    broken = FailureReport.of(1, "load", RuntimeError("no memory"))
+    assert not FailureReport.from_bytes(1, broken.to_bytes()).unfit
 
 
-def codes_of(package: str, base: str) -> set[str]:
-    """Codes of errors of one family that a package makes, or defines as types."""
-    found = set()
+def bad_inputs(package: str) -> Iterator[tuple[str, bool]]:
+    """Codes of bad input that a package tells of, and whether each says something of weights."""
     for path in (SOURCE / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and base in {ast.unparse(each) for each in node.bases}:
-                found.add(re.sub(r"(?<=[a-z])(?=[A-Z])", "-", node.name.removesuffix("Error")).lower())
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == base:
-                found |= {
-                    each.value.value
-                    for each in node.keywords
-                    if each.arg == "code" and isinstance(each.value, ast.Constant)
-                }
-    return found
+            if isinstance(node, ast.ClassDef) and "BadInputError" in {
+                ast.unparse(each) for each in node.bases
+            }:
+                name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", node.name.removesuffix("Error")).lower()
+                yield name, any(ast.unparse(each) == "unfit = True" for each in node.body)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "BadInputError":
+                said = {each.arg: ast.unparse(each.value) for each in node.keywords}
+                yield ast.literal_eval(said["code"]), said.get("unfit") == "True"
 
 
-def test_every_code_that_strategies_give_bad_input_is_known_as_unfit_or_as_configuration() -> None:
+def test_every_bad_input_of_a_strategy_says_that_it_is_of_the_weights_unless_it_is_of_configuration() -> None:
     of_configuration = {
         *("bad-address", "bad-engine-settings", "bad-transport-option", "not-astrategy"),
         *("transport-unknown", "unknown-strategy", "bad-names", "files-without-directory"),
     }
-    assert codes_of("strategies", "BadInputError") - of_configuration <= UNFIT_WEIGHTS
-    everywhere = {
-        code
-        for package in ("strategies", "actions", "worker", "controller")
-        for base in ("BadInputError", "RefusedError", "GroupError")
-        for code in codes_of(package, base)
-    }
-    assert everywhere | {"source-overwritten"} >= UNFIT_WEIGHTS, "no part of wsm says these any more"
+    told = dict(bad_inputs("strategies"))
+    assert {code for code, unfit in told.items() if not unfit} == of_configuration
 
 
 def test_the_native_api_takes_every_keyword_of_the_library_that_json_can_say() -> None:

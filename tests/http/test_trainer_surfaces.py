@@ -21,7 +21,7 @@ def by_number(directory: str, label: str | None) -> AdoptedDirectory:
     """Stands in for adopting: the number at the end of a directory's name is a version that is published."""
     number = re.search(r"(\d+)$", Path(directory).name)
     if number is None:
-        raise BadInputError(f"{directory} is no directory", code="checkpoint-missing")
+        raise BadInputError(f"{directory} is no directory", code="checkpoint-missing", unfit=True)
     return AdoptedDirectory(label or str(int(number[1])), f"{directory}@{number[1]}")
 
 

@@ -52,6 +52,7 @@ def load_incomplete(missing: tuple[str, ...], *, found: str) -> BadInputError:
         f"the load function returned a {found} without {', '.join(missing)}; return a wsm.Loaded, "
         "or a mapping with all of these",
         code="load-incomplete",
+        unfit=True,
         missing=missing,
     )
 

@@ -33,6 +33,7 @@ class CommandRefusedError(RefusedError):
         error: str,
         cause: str,
         no_room: bool,
+        unfit: bool,
         group: str,
     ) -> None:
         super().__init__(
@@ -43,6 +44,7 @@ class CommandRefusedError(RefusedError):
             error=error,
             cause=cause,
             no_room=no_room,
+            unfit=unfit,
             group=group,
         )
 
@@ -60,6 +62,7 @@ class RankFailedError(GroupError):
         error: str,
         cause: str,
         no_room: bool,
+        unfit: bool,
         remote_traceback: str,
         others: Mapping[int, str],
         group: str,
@@ -73,6 +76,7 @@ class RankFailedError(GroupError):
             error=error,
             cause=cause,
             no_room=no_room,
+            unfit=unfit,
             remote_traceback=remote_traceback,
             others=dict(others),
             group=group,
@@ -173,6 +177,7 @@ def manifest_mismatch(*, request_id: str, operation: str, found: Mapping[int, st
         f"{operation} was aborted because the ranks prepared different weights ({ranks}) [{group}]; "
         "publish the version again, for all ranks at once",
         code="manifest-mismatch",
+        unfit=True,
         request_id=request_id,
         operation=operation,
         found=dict(found),

@@ -161,6 +161,7 @@ def aborted(
             error=failure.error,
             cause=failure.message,
             no_room=failure.no_room,
+            unfit=failure.unfit,
         )
     if failure is not None:
         return RankFailedError(
@@ -170,6 +171,7 @@ def aborted(
             error=failure.error,
             cause=failure.message + late_then(failure, then),
             no_room=failure.no_room,
+            unfit=failure.unfit,
             remote_traceback=failure.traceback,
             others=found.others,
         )

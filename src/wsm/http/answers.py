@@ -18,81 +18,7 @@ from wsm.receipt import Receipt
 #: Seconds after which a caller that met another command, or a recovery, may ask again.
 RETRY_AFTER_S: Final = 1
 
-#: Codes of errors that say something of the weights that were to be loaded, whichever process found it.
-UNFIT_WEIGHTS: Final = frozenset(
-    {
-        "bad-bucket-size",
-        "bad-delta",
-        "bad-device-id",
-        "bad-device-meta",
-        "bad-file-size",
-        "bad-pickle",
-        "bad-placements",
-        "bad-safetensors",
-        "bad-slices",
-        "bad-source-type",
-        "bad-training-names",
-        "bad-version-file",
-        "checkpoint-changed",
-        "checkpoint-missing",
-        "delta-base",
-        "delta-base-not-published",
-        "delta-layout",
-        "delta-not-found",
-        "delta-of-other-model",
-        "differs-from-manifest",
-        "digest-mismatch",
-        "dtype-mismatch",
-        "empty-snapshot",
-        "foreign-segment",
-        "foreign-tensor",
-        "incomplete-checkpoint",
-        "incomplete-publication",
-        "load-incomplete",
-        "manifest",
-        "manifest-mismatch",
-        "manifest-missing",
-        "mapped-name-exists",
-        "metas-not-found",
-        "mixed-parts",
-        "named-on-one",
-        "no-checkpoint",
-        "no-auxiliary-tensors",
-        "not-aregular-file",
-        "not-covered",
-        "not-finite",
-        "not-pickle",
-        "other-content",
-        "outside-directory",
-        "part-sequence",
-        "partial-load-refused",
-        "peer-message",
-        "pickle-refused",
-        "pickled-metas-refused",
-        "placement",
-        "placement-missing",
-        "shape-mismatch",
-        "shard-identity",
-        "shared-memory-gone",
-        "snapshot-not-found",
-        "source-changed",
-        "source-overwritten",
-        "tied-tensors-differ",
-        "too-many-buckets",
-        "trainer-tensor",
-        "unpromised-tensor",
-        "unreadable-file",
-        "unsupported-tensor",
-        "unverified-stream",
-        "unversioned-weights",
-        "version-file-missing",
-        "version-mismatch",
-        "version-unknown",
-        "version-unnamed",
-    }
-)
-
-#: Statuses of codes that their family does not answer; the code that an error quotes counts first.
+#: Statuses of codes that their family does not answer.
 _STATUSES: Final = {
     "command-timeout": 504,
     "unsettled": 504,
@@ -153,8 +79,7 @@ def status_of(error: BaseException) -> int:
     """Return the status that answers an error."""
     if not isinstance(error, WsmError):
         return 500
-    quoted = getattr(error, "error", None)
-    if error.code in UNFIT_WEIGHTS or (isinstance(quoted, str) and quoted in UNFIT_WEIGHTS):
+    if error.unfit:
         return 422
     by_family = 400 if isinstance(error, BadInputError) else 409 if isinstance(error, RefusedError) else 500
     return _STATUSES.get(error.code, 503 if error.retryable else by_family)
@@ -247,5 +172,8 @@ def error_of(said: object, *, status: int) -> WsmError:
     own = {str(key): value for key, value in context.items()} if isinstance(context, dict) else {}
     own.pop("message", None)
     own.pop("code", None)
-    WsmError.__init__(error, told["message"], code=code if isinstance(code, str) else None, **own)
+    own.pop("unfit", None)
+    WsmError.__init__(
+        error, told["message"], code=code if isinstance(code, str) else None, unfit=status == 422, **own
+    )
     return error

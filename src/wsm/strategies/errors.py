@@ -47,6 +47,8 @@ def listed(items: Sequence[object]) -> str:
 class SnapshotNotFoundError(BadInputError):
     """None of the places where a rank's snapshot may be holds one."""
 
+    unfit = True
+
     def __init__(
         self, *, rank: int, device_id: int, looked_at: Sequence[str], present: Sequence[str]
     ) -> None:
@@ -68,6 +70,8 @@ class UnreadableFileError(BadInputError):
     ``touched`` is true when the device failed while the file was being applied.
     """
 
+    unfit = True
+
     def __init__(self, *, file: str, reason: str, touched: bool = False) -> None:
         super().__init__(
             f"cannot read {file}: {reason}; correct the path or its permissions, or publish again",
@@ -79,6 +83,8 @@ class UnreadableFileError(BadInputError):
 
 class NotARegularFileError(BadInputError):
     """A directory, pipe or device stands where a file (or a directory) should be."""
+
+    unfit = True
 
     def __init__(self, *, file: str, found: str, expected: str = "regular file") -> None:
         super().__init__(
@@ -95,6 +101,7 @@ def outside_directory(*, file: str, leads_to: str, directory: str) -> BadInputEr
         f"{file} is a link to {leads_to}, outside of {directory}; copy the file there, "
         "or configure the directory that really holds it",
         code="outside-directory",
+        unfit=True,
         file=file,
         leads_to=leads_to,
         directory=directory,
@@ -110,6 +117,7 @@ def bad_file_size(*, file: str, expected: int, actual: int, touched: bool = Fals
     return BadInputError(
         f"{file} is {kind}: {actual} bytes instead of {expected}; publish the snapshot again",
         code="bad-file-size",
+        unfit=True,
         file=file,
         expected=expected,
         actual=actual,
@@ -122,6 +130,7 @@ def bad_safetensors(*, file: str, problem: str) -> BadInputError:
     return BadInputError(
         f"{file} is not a valid safetensors file: {problem}; publish the snapshot again",
         code="bad-safetensors",
+        unfit=True,
         file=file,
         problem=problem,
     )
@@ -133,6 +142,7 @@ def pickle_refused(*, file: str) -> BadInputError:
         f"{file} is in pickle format, which may run any code when read, and is refused; convert it with "
         "'wsm convert SOURCE DESTINATION', or set allow_pickle: true if you trust its writer",
         code="pickle-refused",
+        unfit=True,
         file=file,
         command="wsm convert SOURCE DESTINATION",
     )
@@ -143,6 +153,7 @@ def bad_pickle(*, file: str, problem: str) -> BadInputError:
     return BadInputError(
         f"{file} is no state dict: {problem}; save layer.state_dict() and nothing else",
         code="bad-pickle",
+        unfit=True,
         file=file,
         problem=problem,
     )
@@ -153,6 +164,7 @@ def not_pickle(*, where: str) -> BadInputError:
     return BadInputError(
         f"{where} holds no state dict in pickle format; nothing has to be converted",
         code="not-pickle",
+        unfit=True,
         where=where,
     )
 
@@ -162,6 +174,7 @@ def part_sequence(*, base: str, indexes: Sequence[int], problem: str) -> BadInpu
     return BadInputError(
         f"the parts of {base} are numbered {listed(indexes)}: {problem}; publish the snapshot again",
         code="part-sequence",
+        unfit=True,
         base=base,
         indexes=tuple(indexes),
         problem=problem,
@@ -174,6 +187,7 @@ def mixed_parts(*, field: str, values: Sequence[tuple[str, str]]) -> BadInputErr
     return BadInputError(
         f"the files of one snapshot differ in their {field} ({pairs}); publish the snapshot again",
         code="mixed-parts",
+        unfit=True,
         field=field,
         values=tuple(values),
     )
@@ -181,6 +195,8 @@ def mixed_parts(*, field: str, values: Sequence[tuple[str, str]]) -> BadInputErr
 
 class ManifestError(BadInputError):
     """A manifest is unreadable, damaged or of an unknown layout."""
+
+    unfit = True
 
     def __init__(self, *, file: str, problem: str) -> None:
         super().__init__(
@@ -195,6 +211,7 @@ def differs_from_manifest(*, file: str, problem: str) -> BadInputError:
     return BadInputError(
         f"the manifest {file} does not describe what lies beside it: {problem}; publish again",
         code="differs-from-manifest",
+        unfit=True,
         file=file,
         problem=problem,
     )
@@ -216,6 +233,7 @@ def manifest_missing(
         f"{manifest} is missing, so nothing can be verified: {said}; copy the manifests along with the "
         "parts, or publish again, or load what there is unverified (snapshot: {verify: if_present})",
         code="manifest-missing",
+        unfit=True,
         manifest=manifest,
         file=file,
         version=version,
@@ -229,6 +247,7 @@ def shard_identity(*, file: str, field: str, expected: int, found: int) -> BadIn
         f"{file} was written for {field} {found}, this rank needs {field} {expected}; "
         "publish a shard for every rank of this group",
         code="shard-identity",
+        unfit=True,
         file=file,
         field=field,
         expected=expected,
@@ -238,6 +257,8 @@ def shard_identity(*, file: str, field: str, expected: int, found: int) -> BadIn
 
 class VersionMismatchError(BadInputError):
     """A snapshot holds another version than was asked for."""
+
+    unfit = True
 
     def __init__(self, *, requested: str, found: str, where: str) -> None:
         super().__init__(
@@ -255,6 +276,7 @@ def version_unknown(*, requested: str, where: str) -> BadInputError:
         f"version {requested} was asked for, but neither a manifest, nor the files, nor a version.yaml "
         f"in {where} says which they hold; write version.yaml beside them, or ask for no particular one",
         code="version-unknown",
+        unfit=True,
         requested=requested,
         where=where,
     )
@@ -266,6 +288,7 @@ def source_changed(*, version: str, file: str, found: str, touched: bool) -> Bad
         f"what is loaded as {version} changed while it was loaded: {file} {found}, so nothing says that all "
         "ranks read the same weights; let the trainer be done before the update, or publish under a version",
         code="source-changed",
+        unfit=True,
         version=version,
         file=file,
         touched=touched,
@@ -274,6 +297,8 @@ def source_changed(*, version: str, file: str, found: str, touched: bool) -> Bad
 
 class VersionFileMissingError(BadInputError):
     """There is no ``version.yaml``."""
+
+    unfit = True
 
     def __init__(self, *, file: str) -> None:
         super().__init__(
@@ -287,6 +312,7 @@ def bad_version_file(*, file: str, problem: str) -> BadInputError:
     return BadInputError(
         f"{file} {problem}; it must be a mapping with one field, step: <version>",
         code="bad-version-file",
+        unfit=True,
         file=file,
         problem=problem,
     )
@@ -295,7 +321,10 @@ def bad_version_file(*, file: str, problem: str) -> BadInputError:
 def empty_snapshot(*, where: str) -> BadInputError:
     """There is a snapshot, and it holds no tensor."""
     return BadInputError(
-        f"{where} holds no tensor; publish the whole state dict", code="empty-snapshot", where=where
+        f"{where} holds no tensor; publish the whole state dict",
+        code="empty-snapshot",
+        unfit=True,
+        where=where,
     )
 
 
@@ -304,6 +333,7 @@ def bad_device_id(*, problem: str) -> BadInputError:
     return BadInputError(
         f"no device id for the snapshot's file name: {problem}; set device_id in the configuration",
         code="bad-device-id",
+        unfit=True,
         problem=problem,
     )
 
@@ -320,6 +350,8 @@ class PaddleMissingError(RefusedError):
 class TrainerTensorError(BadInputError):
     """A trainer handed over something that is no tensor wsm can write."""
 
+    unfit = True
+
     def __init__(self, *, tensor: str, problem: str) -> None:
         super().__init__(
             f"tensor {tensor!r} cannot be published: {problem}; hand over a numpy array, "
@@ -334,6 +366,7 @@ def incomplete_publication(*, version: str, problem: str) -> BadInputError:
     return BadInputError(
         f"version {version} was not published: {problem}; write exactly one shard per rank",
         code="incomplete-publication",
+        unfit=True,
         version=version,
         problem=problem,
     )
@@ -426,6 +459,7 @@ def not_covered(
         + ("; the load ended part way" if touched else "")
         + "; publish the state dict of this very model and rank",
         code="not-covered",
+        unfit=True,
         missing=tuple(missing),
         unknown=tuple(unknown),
         duplicate=tuple(duplicate),
@@ -440,6 +474,7 @@ def bad_training_names(*, tensor: str, problem: str) -> BadInputError:
         f"the training names cannot be exchanged for those of inference at {tensor!r}: {problem}; map each "
         "training name to one name of the model's, and no two to the same",
         code="bad-training-names",
+        unfit=True,
         tensor=tensor,
         problem=problem,
     )
@@ -451,6 +486,7 @@ def mapped_name_exists(*, tensor: str, name: str) -> BadInputError:
         f"tensor {tensor!r} is called {name!r} in the model, and a tensor {name!r} comes, too; nothing was "
         "touched: leave one of them out, or correct the map of training names",
         code="mapped-name-exists",
+        unfit=True,
         tensor=tensor,
         name=name,
     )
@@ -463,6 +499,7 @@ def dtype_mismatch(
     return BadInputError(
         _mismatch_message("dtype", mismatches, touched=touched),
         code="dtype-mismatch",
+        unfit=True,
         mismatches=tuple(mismatches),
         touched=touched,
     )
@@ -477,6 +514,7 @@ def shape_mismatch(
     return BadInputError(
         _mismatch_message("shape", mismatches, touched=touched),
         code="shape-mismatch",
+        unfit=True,
         mismatches=tuple(mismatches),
         touched=touched,
     )
@@ -505,6 +543,8 @@ class NotFiniteError(BadInputError):
     bytes that were checked before, and what a change leaves as it is may be looked at first.
     """
 
+    unfit = True
+
     def __init__(self, *, tensor: str, origin: str, index: int, touched: bool = True) -> None:
         super().__init__(
             f"tensor {tensor!r} of {origin} is not finite from element {index} on (in C order), although its "
@@ -520,6 +560,8 @@ class NotFiniteError(BadInputError):
 
 class TiedTensorsDifferError(BadInputError):
     """A source brings one tensor of the model under two of its names, with different bytes."""
+
+    unfit = True
 
     def __init__(self, *, tensor: str, name: str, origin: str, touched: bool) -> None:
         super().__init__(
@@ -539,6 +581,7 @@ def partial_load_refused(*, tensor: str, reason: str) -> RefusedError:
         f"a partial load leaves {tensor!r} as it is, and it cannot stay: {reason}; "
         "load a whole version first",
         code="partial-load-refused",
+        unfit=True,
         tensor=tensor,
         reason=reason,
     )
@@ -550,6 +593,8 @@ class DigestMismatchError(BadInputError):
     Found in the pass that copies, so the target was touched and must not serve; only loaders of models get
     bytes that were verified first.
     """
+
+    unfit = True
 
     def __init__(self, *, tensor: str, origin: str, expected: str, actual: str, touched: bool = True) -> None:
         super().__init__(
@@ -616,6 +661,7 @@ def no_auxiliary_tensors(*, loader: str, touched: bool = False) -> BadInputError
         f"the auxiliary model {loader} takes no tensor of the stream; its names match none, correct "
         "where its layers begin, or leave the model out",
         code="no-auxiliary-tensors",
+        unfit=True,
         loader=loader,
         touched=touched,
     )
@@ -646,6 +692,7 @@ def bad_source_type(*, strategy: str, expected: str, found: str) -> BadInputErro
     return BadInputError(
         f"strategy {strategy} loads from a {expected}, not from a {found}",
         code="bad-source-type",
+        unfit=True,
         strategy=strategy,
         expected=expected,
         found=found,

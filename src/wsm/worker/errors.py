@@ -77,6 +77,7 @@ def other_content(*, rank: int, version: str, digest: str, committed: str) -> Ba
         f"instead of {committed}; its source was overwritten. A label means one content: publish under "
         "another label, or load it all the same with force",
         code="other-content",
+        unfit=True,
         rank=rank,
         version=version,
         digest=digest,
@@ -90,6 +91,7 @@ def source_overwritten(*, rank: int, version: str, problem: str) -> BadInputErro
         f"version {version} cannot be loaded again on rank {rank}: its source named no version, and was "
         f"overwritten: {problem}. Update the group to what its source holds now",
         code=SOURCE_OVERWRITTEN,
+        unfit=True,
         rank=rank,
         version=version,
         problem=problem,
@@ -102,6 +104,7 @@ def named_on_one(*, rank: int, version: str) -> BadInputError:
         f"the source of rank {rank} says that it is version {version}, and that of rank 0 names no version; "
         "let all ranks read what one trainer wrote, or name the version in the command",
         code="named-on-one",
+        unfit=True,
         rank=rank,
         version=version,
     )
@@ -278,4 +281,5 @@ def unversioned_weights(*, strategy: str, files: tuple[str, ...]) -> BadInputErr
         strategy=strategy,
         files=files,
         code="unversioned-weights",
+        unfit=True,
     )

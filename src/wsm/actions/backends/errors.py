@@ -18,6 +18,7 @@ def unsupported_tensor(*, tensor: str, found: str, supported: str) -> BadInputEr
         found=found,
         supported=supported,
         code="unsupported-tensor",
+        unfit=True,
     )
 
 

@@ -17,6 +17,7 @@ def checkpoint_missing(*, path: str) -> BadInputError:
     return BadInputError(
         f"there is nothing at {path}; adopt a directory before its trainer deletes it, or correct the path",
         code="checkpoint-missing",
+        unfit=True,
         path=path,
     )
 
@@ -27,6 +28,7 @@ def no_checkpoint(*, path: str, present: Sequence[str]) -> BadInputError:
     return BadInputError(
         f"{path} holds no safetensors file{seen}; write the weights there before they are adopted",
         code="no-checkpoint",
+        unfit=True,
         path=path,
         present=tuple(present),
     )
@@ -37,6 +39,7 @@ def incomplete_checkpoint(*, path: str, problem: str) -> BadInputError:
     return BadInputError(
         f"the checkpoint in {path} is not whole: {problem}; let the trainer finish it, then adopt it",
         code="incomplete-checkpoint",
+        unfit=True,
         path=path,
         problem=problem,
     )
@@ -47,6 +50,7 @@ def checkpoint_changed(*, file: str, problem: str) -> BadInputError:
     return BadInputError(
         f"{file} changed while it was adopted: {problem}; let the trainer finish it, then adopt it",
         code="checkpoint-changed",
+        unfit=True,
         file=file,
         problem=problem,
     )
@@ -81,6 +85,7 @@ def bad_placements(*, hook: str, problem: str) -> BadInputError:
         f"{hook} does not say how tensors lie on the ranks: {problem}; name MODULE:FUNCTION, which returns a "
         "placement for each of the tensors that it is given",
         code="bad-placements",
+        unfit=True,
         hook=hook,
         problem=problem,
     )

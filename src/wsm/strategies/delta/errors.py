@@ -32,6 +32,8 @@ class DeltaBaseError(RefusedError):
         Why no other way led to the version.
     """
 
+    unfit = True
+
     def __init__(
         self,
         *,
@@ -78,6 +80,8 @@ class DeltaLayoutError(BadInputError):
         Why no whole files are loaded instead.
     """
 
+    unfit = True
+
     def __init__(self, *, version: str, where: str, made_for: int, ranks: int, looked_for: str) -> None:
         super().__init__(
             f"version {version} in {where} is a delta for world size {made_for}, and this group has "
@@ -97,6 +101,7 @@ def delta_not_found(*, version: str | None, rank: int, looked_at: Sequence[str])
         f"{wanted} is not published for rank {rank}; looked for {', '.join(looked_at)}; "
         "publish it, or correct the directory",
         code="delta-not-found",
+        unfit=True,
         version=version,
         rank=rank,
         looked_at=tuple(looked_at),
@@ -109,6 +114,7 @@ def bad_delta(*, file: str, tensor: str, problem: str, touched: bool = False) ->
         f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again"
         + (", and load a full version: the load ended part way" if touched else ""),
         code="bad-delta",
+        unfit=True,
         file=file,
         tensor=tensor,
         problem=problem,
@@ -122,6 +128,7 @@ def delta_of_other_model(*, rank: int, tensors: Sequence[str]) -> BadInputError:
         f"rank {rank} has other tensors, dtypes or shapes than the base version: "
         f"{listed([repr(name) for name in tensors])}; publish a full version",
         code="delta-of-other-model",
+        unfit=True,
         rank=rank,
         tensors=tuple(tensors),
     )
@@ -136,6 +143,7 @@ def delta_base_not_published(
         f"was published in {where} with digest {expected}; hand over that version's tensors, leave the "
         "base out to have it read from there, or publish a full version",
         code="delta-base-not-published",
+        unfit=True,
         base_version=base_version,
         rank=rank,
         expected=expected,

@@ -18,6 +18,7 @@ def metas_not_found(*, file: str, present: Sequence[str]) -> BadInputError:
         f"{file} does not exist{seen}; let the trainer publish its tensors, "
         "or correct the directory or device id",
         code="metas-not-found",
+        unfit=True,
         file=file,
         present=tuple(present),
     )
@@ -29,12 +30,15 @@ def pickled_metas_refused(*, file: str) -> BadInputError:
         f"{file} is in pickle format, which may run any code when read, and is refused; publish with "
         "wsm.strategies.SharedTensors, or set allow_pickle: true if you trust its writer",
         code="pickled-metas-refused",
+        unfit=True,
         file=file,
     )
 
 
 class SharedMemoryGoneError(BadInputError):
     """A metas file names shared memory that its owner has withdrawn."""
+
+    unfit = True
 
     def __init__(self, *, file: str, segment: str) -> None:
         super().__init__(
@@ -51,6 +55,7 @@ def foreign_segment(
     return BadInputError(
         f"the shared memory {segment!r} is not used: {problem}; {fix}",
         code="foreign-segment",
+        unfit=True,
         segment=segment,
         problem=problem,
     )
@@ -112,6 +117,7 @@ def bad_device_meta(*, tensor: str, file: str, problem: str, touched: bool = Fal
     return BadInputError(
         f"the memory of {tensor!r} in {file} cannot be opened: {problem}",
         code="bad-device-meta",
+        unfit=True,
         tensor=tensor,
         file=file,
         problem=problem,

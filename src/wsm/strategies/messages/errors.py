@@ -36,6 +36,7 @@ def bad_bucket_size(*, bucket_bytes: int, window_bytes: int) -> BadInputError:
         f"buckets of {bucket_bytes} bytes through a window of {window_bytes} cannot be; give positive "
         "multiples of 64",
         code="bad-bucket-size",
+        unfit=True,
         bucket_bytes=bucket_bytes,
         window_bytes=window_bytes,
     )
@@ -47,6 +48,7 @@ def too_many_buckets(*, rank: int, nbytes: int, bucket_bytes: int, fewest_bytes:
         f"the {nbytes} bytes of rank {rank} are too many for buckets of {bucket_bytes} bytes; make the "
         f"sender with bucket_bytes={fewest_bytes} at least",
         code="too-many-buckets",
+        unfit=True,
         rank=rank,
         nbytes=nbytes,
         bucket_bytes=bucket_bytes,
@@ -79,6 +81,8 @@ def sender_closed(*, address: str, version: str) -> RefusedError:
 
 class PeerMessageError(BadInputError):
     """A peer sent something that is no message, or none that is due now."""
+
+    unfit = True
 
     def __init__(self, *, peer: str, problem: str, touched: bool = False) -> None:
         super().__init__(

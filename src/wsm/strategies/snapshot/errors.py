@@ -15,6 +15,8 @@ from wsm.strategies.errors import listed
 class PlacementError(BadInputError):
     """A tensor cannot be divided by the number of ranks, or is not what its placement says."""
 
+    unfit = True
+
     def __init__(self, *, tensor: str, problem: str) -> None:
         super().__init__(
             f"{tensor!r} {problem}; correct its placement, or publish for the number of ranks that load",
@@ -30,6 +32,7 @@ def placement_missing(*, where: str, found: int, wanted: int, tensors: Sequence[
         f"divided ({listed([repr(name) for name in tensors])}), so it cannot be read for {wanted}; "
         "publish with placements for all tensors, or for the number of ranks that load",
         code="placement-missing",
+        unfit=True,
         where=where,
         found=found,
         wanted=wanted,
@@ -43,6 +46,7 @@ def bad_slices(*, where: str, problems: Sequence[tuple[str, str]]) -> BadInputEr
     return BadInputError(
         f"the shards in {where} do not fit together: {details}; publish the version again",
         code="bad-slices",
+        unfit=True,
         where=where,
         problems=tuple(problems),
     )

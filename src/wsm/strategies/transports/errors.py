@@ -49,6 +49,7 @@ def version_unnamed(*, transport: str) -> BadInputError:
         f"{transport} brings versions by their labels and was told none; name the version in the command, or "
         "give rsync: directory, whose version.yaml announces one or which one is published into",
         code="version-unnamed",
+        unfit=True,
         transport=transport,
     )
 
@@ -59,6 +60,7 @@ def unverified_stream(*, peer: str, first: str) -> BadInputError:
         f"{peer} sent {first!r} first and no manifest, so nothing it brings can be verified; send "
         "wsm.strategies.with_manifest(state) there, or configure verify_checksum: false",
         code="unverified-stream",
+        unfit=True,
         peer=peer,
         first=first,
     )
@@ -70,6 +72,7 @@ def foreign_tensor(*, peer: str, tensor: str, problem: str, touched: bool = Fals
         f"{peer} handed over {tensor!r}, which cannot be applied: {problem}; "
         "send contiguous tensors of the model's own dtypes",
         code="foreign-tensor",
+        unfit=True,
         peer=peer,
         tensor=tensor,
         problem=problem,
@@ -85,6 +88,7 @@ def unpromised_tensor(
         f"{peer} brought {tensor!r} as {found}, its manifest promised {promised}; "
         "send what the manifest was made from",
         code="unpromised-tensor",
+        unfit=True,
         peer=peer,
         tensor=tensor,
         found=found,
