@@ -23,7 +23,7 @@ def main(settings, rank: int) -> None:
         "PADDLE_CURRENT_ENDPOINT": ports[rank],
         "PADDLE_MASTER": settings["master"],
         "FLAGS_selected_gpus": str(rank),
-        "CUDA_VISIBLE_DEVICES": "0,1",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
         "PADDLE_DISTRI_BACKEND": "gloo",
         "GLOO_SOCKET_IFNAME": "lo",
     }
@@ -34,22 +34,27 @@ def main(settings, rank: int) -> None:
     paddle.disable_signal_handler()
     paddle.set_device("cpu")
     paddle.distributed.init_parallel_env()
-    group = paddle.distributed.collective._get_default_group()
+    part, place = divmod(rank, 2)
+    parts = [paddle.distributed.new_group([first, first + 1]) for first in (0, 2)]
+    group, port = parts[part], settings["ports"][part]
     with paddle.LazyGuard():
         model = paddle.nn.Linear(16, 8)
     config = SimpleNamespace(
         parallel_config=SimpleNamespace(
-            tensor_parallel_rank=rank,
+            tensor_parallel_rank=place,
             tensor_parallel_size=2,
             enable_expert_parallel=False,
             tp_group=group,
-            engine_worker_queue_port=settings["port"],
+            data_parallel_size=2,
+            data_parallel_rank=part,
+            local_data_parallel_id=part,
+            engine_worker_queue_port=settings["ports"],
             shutdown_comm_group_if_worker_idle=False,
         ),
         load_config=SimpleNamespace(load_strategy="ipc_snapshot", rsync_config=None),
         model_config=SimpleNamespace(model=settings["model"]),
     )
-    manager = DynamicWeightManager(config, model, rank, directory=Path(settings["directory"]))
+    manager = DynamicWeightManager(config, model, place, directory=Path(settings["directory"]))
 
     def says(event: str) -> None:
         held = {
@@ -63,11 +68,11 @@ def main(settings, rank: int) -> None:
 
     says("ready")
     manager._verify_parameters("update")
-    manager.clear_parameters(settings["port"])
+    manager.clear_parameters(port)
     manager._verify_parameters("clearance")
     says("cleared")
-    manager.update_parameters(settings["port"])
-    manager.finalize_update(settings["port"])
+    manager.update_parameters(port)
+    manager.finalize_update(port)
     says("updated")
     y = model(paddle.to_tensor(np.ones((1, 16), dtype=np.float32)))
     says(f"computed {float(y.sum()):.1f}")

@@ -80,10 +80,18 @@ def test_files_are_named_by_the_rank_in_the_whole_job_and_the_device():
         told(environment={"CUDA_VISIBLE_DEVICES": "GPU-1a2b"})
 
 
+@pytest.mark.parametrize("part", [0, 3])
+def test_a_part_of_several_takes_its_shards_of_a_version_that_is_published_for_the_whole_job(part):
+    parallel = {"data_parallel_size": 4, "data_parallel_rank": part}
+    source = built(told(parallel=parallel)).snapshot.source(SnapshotSource, 1, 2)
+    assert (source.rank, source.world_size) == (2 * part + 1, None)
+
+
 def test_the_ranks_of_expert_parallelism_are_one_group():
     parallel = {"enable_expert_parallel": True, "expert_parallel_size": 4, "data_parallel_rank": 1}
-    snapshot = built(told(parallel=parallel), ranks=4).snapshot
+    snapshot = built(told(parallel={**parallel, "data_parallel_size": 2}), ranks=4).snapshot
     assert snapshot.first_rank == 0
+    assert snapshot.source(SnapshotSource, 3, 4).world_size == 4
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ def endpoints(count: int) -> list[str]:
     return found
 
 
-def test_a_group_of_paddles_ranks_boots_clears_and_loads_by_fastdeploys_calls(tmp_path):
+def test_two_parts_of_paddles_ranks_boot_clear_and_load_each_as_a_group_by_fastdeploys_calls(tmp_path):
     model = tmp_path / "model"
     shards = {}
-    for rank in range(2):
+    for rank in range(4):
         tensors = {
             "weight": np.full((16, 8), rank + 1, dtype=np.float32),
             "bias": np.full((8,), 0.5, dtype=np.float32),
@@ -38,21 +38,21 @@ def test_a_group_of_paddles_ranks_boots_clears_and_loads_by_fastdeploys_calls(tm
             name: (TensorSpec(name, "F32", array.shape), array.tobytes()) for name, array in tensors.items()
         }
     publish_snapshot(model, "global_step_1200", shards, durable=False)
-    first, second, master = endpoints(3)
+    *ranks_at, master, other = endpoints(6)
     settings = {
-        "endpoints": [first, second],
+        "endpoints": ranks_at,
         "master": master,
-        "port": int(master.rpartition(":")[2]),
+        "ports": [int(each.rpartition(":")[2]) for each in (master, other)],
         "model": str(model),
         "directory": str(tmp_path),
     }
     program = Path(__file__).with_name("paddle_rank.py")
-    ranks = [Program(program, json.dumps(settings), str(rank), server=WITH_PADDLE) for rank in range(2)]
+    ranks = [Program(program, json.dumps(settings), str(rank), server=WITH_PADDLE) for rank in range(4)]
     try:
         for rank, process in enumerate(ranks):
             ready = process.says("ready")
             assert ready["held"] == {"weight": 128.0 * (rank + 1), "bias": 4.0}
-            assert (ready["version"], ready["ranks"]) == ("global_step_1200", 2)
+            assert (ready["version"], ready["ranks"]) == ("global_step_1200", 4)
         for process in ranks:
             assert process.says("cleared")["held"] == {}
         for rank, process in enumerate(ranks):

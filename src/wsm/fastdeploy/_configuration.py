@@ -171,7 +171,9 @@ def _shards(
     part = 0 if expert_parallel else int(_said(fd_config, parallel + "data_parallel_rank", 0) or 0)
     # Each load reads the device off the same variables; what cannot be read there is refused at start.
     device_id_from_environment(0, variables)
-    return {"directory": directory, "allow_pickle": True, "first_rank": part * ranks}
+    parts = 1 if expert_parallel else int(_said(fd_config, parallel + "data_parallel_size", 1) or 1)
+    of_job = {"first_rank": part * ranks, "job_ranks": max(part + 1, parts) * ranks}
+    return {"directory": directory, "allow_pickle": True, **of_job}
 
 
 def _rsync_config(load_config: Any) -> Mapping[str, Any]:

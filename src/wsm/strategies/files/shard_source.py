@@ -132,17 +132,24 @@ class ShardsConfig:
         ``FLAGS_selected_gpus``), and the rank itself where there is neither.
     first_rank : int
         The number of the group's first rank in file names, where several groups of a job share a directory
-        (FastDeploy names files by the rank in the whole job). Those are not cut for other numbers of ranks.
+        (FastDeploy names files by the rank in the whole job).
+    job_ranks : int
+        Ranks of that whole job, whose shards a version has; 0: this group's alone. Versions of a job with
+        several groups are not cut for other numbers of ranks.
     """
 
     directory: str = "."
     device_ids: Sequence[int] = ()
     first_rank: int = 0
+    job_ranks: int = 0
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
         """Return what is wrong with the device ids; see :class:`wsm.strategies.sections.CheckedSection`."""
         if self.first_rank < 0:
             return OptionFault("first_rank", f"is {self.first_rank}", "give 0 or more")
+        if self.job_ranks and self.job_ranks < self.first_rank + ranks:
+            found = f"{self.job_ranks} ranks, of which {ranks} from {self.first_rank} on are this group's"
+            return OptionFault("job_ranks", found, "give the number of ranks of all groups, or 0")
         if len(self.device_ids) in (0, ranks):
             return None
         found = f"{len(self.device_ids)} ids for {ranks} ranks"
@@ -150,8 +157,9 @@ class ShardsConfig:
 
     def source(self, kind: type[Source], rank: int, ranks: int) -> Source:
         """Return one rank's view: whose it is, and everything else as it is said here, by the same names."""
-        of_ranks = ("device_ids", "first_rank")
+        of_ranks = ("device_ids", "first_rank", "job_ranks")
         said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in of_ranks}
         device_id = self.device_ids[rank] if self.device_ids else None
-        world_size = None if self.first_rank else ranks
+        of_several = self.first_rank or self.job_ranks > ranks
+        world_size = None if of_several else ranks
         return kind(rank=self.first_rank + rank, device_id=device_id, world_size=world_size, **said)
