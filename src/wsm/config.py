@@ -188,6 +188,11 @@ class WsmConfig(OwnSections):
         What an update does that names no version, where the source names none either (FastDeploy's own metas
         and snapshots): ``load`` it, unverified, under a label that wsm gives (``unnamed-...``), or
         ``refuse``.
+    training_names : str
+        A JSON file with the model's name by the trainer's, of tensors that come under other names; empty:
+        none do, or the runner says which (:class:`wsm.worker.loading.RenamingRunner`).
+    names_to_training : str
+        A JSON file with the same the other way round: FastDeploy's ``get_name_mappings_to_training``.
     load_threads : int
         How many threads of a rank copy and digest; 0: its part of the cores that it may run on, 8 at most.
         Say a number where each rank is pinned to cores of its own.
@@ -212,6 +217,8 @@ class WsmConfig(OwnSections):
     strategy: str = "ipc_snapshot"
     unknown_tensors: str = "refuse"
     unversioned: str = "load"
+    training_names: str = ""
+    names_to_training: str = ""
     load_threads: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_directory: str | None = None

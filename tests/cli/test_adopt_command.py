@@ -48,10 +48,18 @@ def test_names_and_placements_come_from_files_of_the_users(
     )
     (tmp_path / "names.json").write_text('{"embed.weight": "tokens"}')
     config.write_text(config.read_text().replace("ranks: 1", "ranks: 4"))
-    hook = ("--placements", "my_engine_of_adopt:placed", "--names", tmp_path / "names.json")
-    ended = wsm("adopt", written, "--config", config, *hook)
-    assert (ended.code, ended.err) == (0, "")
-    assert "copied" in ended.out
+    (tmp_path / "trained.json").write_text('{"tokens": "embed.weight", "norm": ["norm.a", "norm.b"]}')
+    placed = ("--placements", "my_engine_of_adopt:placed")
+    hook = (*placed, "--names", tmp_path / "names.json")
+    for named in (hook, (*placed, "--names-to-training", tmp_path / "trained.json")):
+        ended = wsm("adopt", written, "--config", config, *named)
+        assert (ended.code, ended.err) == (0, "")
+        assert "copied" in ended.out or "already" in ended.out
+    said = config.read_text()
+    for option, file in (("training_names", "names.json"), ("names_to_training", "trained.json")):
+        config.write_text(f"{said}{option}: {tmp_path / file}\n")
+        assert wsm("adopt", written, "--config", config, *placed).code == 0
+    config.write_text(said)
     assert "says how its tensors lie on 4 ranks" in wsm("adopt", written, "--config", config).err
     for wrong in ("my_engine_of_adopt:absent", "no_such_module:placed"):
         assert wsm("adopt", written, "--config", config, "--placements", wrong).code == 2

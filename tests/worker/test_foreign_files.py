@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.raising import raising
@@ -10,6 +12,7 @@ from wsm.config import ConfigurationError, SnapshotConfig, config_from_mapping
 from wsm.controller import errors
 from wsm.controller.errors import RankFailedError
 from wsm.states.vocabulary import Tag, UnknownTensors
+from wsm.strategies import errors as strategies_errors
 from wsm.strategies import publish_snapshot, write_version
 
 MODEL = {"weight": b"\x01" * 256, "bias": b"\x01" * 32}
@@ -50,6 +53,47 @@ def test_names_that_the_model_lacks_are_refused_unless_the_command_says_otherwis
     flat(lone, "global_step_1300")
     with pytest.raises(RankFailedError, match="rotary"):
         lone.update("global_step_1300")  # the next command speaks for itself
+
+
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("training_names", {"model.w": "weight"}),
+        ("names_to_training", {"weight": "model.w", "bias": ["bias.0", "bias.1"], "bias2": ["model.b"]}),
+    ],
+)
+def test_a_trainers_own_names_are_exchanged_as_the_configurations_file_says(
+    make_lone, plain, tmp_path, option, names
+):
+    file = tmp_path / "names.json"
+    file.write_text(json.dumps(names))
+    lone = lone_over(make_lone, tmp_path, **{option: str(file)})
+    specs = lone.runner.weights.specs()
+    trained = {"model.w": "weight", "bias": "bias"}
+    state = {name: (specs[own].dtype, specs[own].shape, MODEL[own]) for name, own in trained.items()}
+    plain("model_state.tp0.0.pdparams", state, directory=tmp_path)
+    lone.update(None)
+    assert held(lone) == MODEL
+
+
+@pytest.mark.parametrize(
+    ("text", "both", "said"),
+    [
+        ("[]", False, "no object of names"),
+        ('{"a": 3}', False, "3 is no name"),
+        ('{"a": "b"}', True, "is to say it, too"),
+        (None, False, "No such file"),
+    ],
+)
+def test_a_file_of_names_that_cannot_be_used_is_refused_as_the_worker_starts(
+    make_lone, tmp_path, text, both, said
+):
+    file = tmp_path / "names.json"
+    if text is not None:
+        file.write_text(text)
+    options = {"training_names": str(file), **({"names_to_training": "other.json"} if both else {})}
+    with raising(strategies_errors.bad_names, match=said):
+        lone_over(make_lone, tmp_path, **options)
 
 
 def test_the_configuration_says_it_for_every_command_that_does_not(make_lone, flat, tmp_path):

@@ -15,7 +15,6 @@ from wsm.cli._base import TeachingCommand, Version, json_option, show, show_json
 from wsm.cli._groups import configuration_of
 from wsm.config import WsmConfig
 from wsm.rollout.config import RolloutConfig
-from wsm.strategies import documents
 from wsm.strategies.adopt import errors
 from wsm.strategies.adopt.adopt import AdoptSettings, AdoptWay, PlacementHook, adopt
 from wsm.strategies.adopt.configured import adopt_settings
@@ -24,6 +23,7 @@ from wsm.strategies.applier.coverage import EVERY_NAME
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.trainer.retention import Retention
 from wsm.strategies.training_names import TrainingNames
+from wsm.strategies.training_names_file import names_from_files
 
 
 @click.command(
@@ -70,7 +70,13 @@ from wsm.strategies.training_names import TrainingNames
     "--names",
     "names_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="JSON: the model's name, by the trainer's, of each tensor that has another one.",
+    help="JSON: the model's name, by the trainer's, of each tensor that has another one; else as configured.",
+)
+@click.option(
+    "--names-to-training",
+    "trained_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="JSON: the same by the model's name, as FastDeploy's get_name_mappings_to_training says it.",
 )
 @click.option("--keep", type=click.IntRange(min=1), default=2, show_default=True, help="Versions that stay.")
 @json_option("Print the findings as JSON.")
@@ -85,6 +91,7 @@ def adopting(
     roots: Sequence[Path],
     placements: str | None,
     names_file: Path | None,
+    trained_file: Path | None,
     keep: int,
     as_json: bool,
 ) -> None:
@@ -102,7 +109,7 @@ def adopting(
             way=AdoptWay(way),
             relabel=Relabel(relabel),
             placements=None if placements is None else placement_hook(placements),
-            names=None if names_file is None else _names(names_file),
+            names=names_from_files(names_file, trained_file),
             retain=Retention(keep=keep),
         )
     adoption = adopt(directory, settings, version=version)
@@ -115,9 +122,15 @@ def adopting(
 
 
 def settings_of_group(
-    config: WsmConfig | RolloutConfig, *, placements: PlacementHook | None = None, **said: Any
+    config: WsmConfig | RolloutConfig,
+    *,
+    placements: PlacementHook | None = None,
+    names: TrainingNames | None = None,
+    **said: Any,
 ) -> AdoptSettings:
     """Return how directories are adopted for the group of a configuration; the reference model's are placed.
+
+    Names are exchanged as the group's ranks would, unless `names` says otherwise.
 
     Raises
     ------
@@ -131,17 +144,10 @@ def settings_of_group(
         unknown = EVERY_NAME if group.unknown_tensors == "ignore" else ()
         placements = checkpoint_placements(config.engine.shape, unknown)
     strategy = strategy_called(group.strategy)
-    return adopt_settings(strategy, group.strategy_sections(), group.ranks, placements=placements, **said)
-
-
-def _names(file: Path) -> TrainingNames:
-    try:
-        said = documents.parse(file.read_bytes())
-    except (OSError, documents.StrictJsonError) as error:
-        raise errors.bad_names(file=str(file), problem=str(error)) from error
-    if not isinstance(said, dict) or not all(isinstance(own, str) for own in said.values()):
-        raise errors.bad_names(file=str(file), problem="it is no object of names by names")
-    return TrainingNames(said)
+    names = names or names_from_files(group.training_names, group.names_to_training)
+    return adopt_settings(
+        strategy, group.strategy_sections(), group.ranks, placements=placements, names=names, **said
+    )
 
 
 def placement_hook(where: str) -> PlacementHook:

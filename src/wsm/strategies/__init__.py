@@ -8,7 +8,7 @@ packages and modules                  responsible for
 ====================================  ====================================================================
 tensor, digest, transposing           what a tensor is, the one digest, memory with its axes turned
 checkpoint_models                     models that take a checkpoint by themselves
-training_names                        what a trainer calls the tensors of a model
+training_names, training_names_file   what a trainer calls the tensors of a model
 offer, observer, errors               what a strategy yields, who follows it, what goes wrong
 strategy, sections                    what a strategy is; what it reads of a configuration
 registry                              the strategies by name, and those that other packages announce

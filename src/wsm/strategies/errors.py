@@ -480,6 +480,17 @@ def bad_training_names(*, tensor: str, problem: str) -> BadInputError:
     )
 
 
+def bad_names(*, file: str, problem: str) -> BadInputError:
+    """A file of names cannot be used."""
+    return BadInputError(
+        f"{file} does not say what the trainer calls the model's tensors: {problem}; write a JSON object, "
+        "by the trainer's name the model's, or for names_to_training the other way round",
+        code="bad-names",
+        file=file,
+        problem=problem,
+    )
+
+
 def mapped_name_exists(*, tensor: str, name: str) -> BadInputError:
     """A tensor comes under its training name, and another one under the name that it is mapped to."""
     return BadInputError(

@@ -40,6 +40,7 @@ from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.training_names import TrainingNames
+from wsm.strategies.training_names_file import names_from_files
 from wsm.worker._command import Find, Found, Load
 from wsm.worker.errors import (
     other_version,
@@ -90,7 +91,7 @@ def load_function(sources: Sources) -> LoadFunction:
                 progress=lambda _done, _total: context.progress(),
                 cancelled=context.cancelled,
                 loaders=_loaders(context.runner),
-                names=_names(context.runner),
+                names=sources.names or _names(context.runner),
                 threads=sources.threads,
                 partial=a_part,
                 allowed_unknown=EVERY_NAME if ignores else (),
@@ -261,6 +262,8 @@ class Sources:
         self._sections = config.strategy_sections()
         self._made: dict[tuple[int, str | None], tuple[Sections, object]] = {}
         self._strategy.check(self._sections)
+        #: What the trainer calls the model's tensors, where the configuration says it.
+        self.names = names_from_files(config.training_names, config.names_to_training)
 
     @property
     def strategy(self) -> str:

@@ -91,17 +91,6 @@ def bad_placements(*, hook: str, problem: str) -> BadInputError:
     )
 
 
-def bad_names(*, file: str, problem: str) -> BadInputError:
-    """A file of names cannot be used."""
-    return BadInputError(
-        f"{file} does not say what the trainer calls the model's tensors: {problem}; write a JSON object, "
-        "by the trainer's name the model's",
-        code="bad-names",
-        file=file,
-        problem=problem,
-    )
-
-
 def nothing_to_adopt_into(*, strategy: str) -> RefusedError:
     """The group loads no files that wsm could take in."""
     return RefusedError(
