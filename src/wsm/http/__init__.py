@@ -10,6 +10,7 @@ module              responsible for
 :mod:`.closed_holds` holds that no blind release ends
 :mod:`.kept`        what outlives a server: the ends of requests, and why a hold is closed
 :mod:`.answers`     from receipts and errors to statuses, headers and bodies, and back
+:mod:`.bodies`      bodies of requests, read field by field: every front's
 :mod:`.native`      the routes of ``/wsm/v1``
 :mod:`.events`      what happens to a group, as server-sent events
 :mod:`.openapi`     the native API as an OpenAPI document

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from wsm.http import errors
+from wsm.http.bodies import Fields, number_up_to, token_ids, whole_from
 from wsm.http.engine_requests import TextAsk
 from wsm.rollout.request import FinishReason, Generation
 
@@ -70,27 +72,19 @@ def sglang_request(body: Mapping[str, Any]) -> TextRequest:
     BadInputError (``bad-body``)
         By the field, if it is not what it must be, or asks for what is not here.
     """
-    said = body.get("sampling_params")
-    parameters = {} if said is None else said
-    if not isinstance(parameters, dict):
-        raise errors.bad_body(field="sampling_params", problem="it must be an object")
-    if body.get("input_ids") is None:
-        raise errors.bad_body(field="input_ids", problem="it is missing; this group has no tokenizer")
-    prompts, batch = _prompts("input_ids", body["input_ids"])
-    taken = {"input_ids", "sampling_params", "stream"}
-    _require_neutral({name: value for name, value in body.items() if name not in taken})
-    sampled = {"temperature", "max_new_tokens", "stop_token_ids", "sampling_seed"}
-    _require_neutral(
-        {name: value for name, value in parameters.items() if name not in sampled}, "sampling_params."
-    )
+    asked = Fields(body)
+    parameters = asked.fields("sampling_params") or Fields({})
+    prompts, batch = asked.required("input_ids", _prompts)
+    _require_neutral(asked, {"input_ids", "sampling_params", "stream"})
+    _require_neutral(parameters, {"temperature", "max_new_tokens", "stop_token_ids", "sampling_seed"})
     ask = TextAsk(
         prompts,
-        _count("sampling_params.max_new_tokens", parameters.get("max_new_tokens"), 128),
-        _number("sampling_params.temperature", parameters.get("temperature")),
-        _seed("sampling_params.sampling_seed", parameters.get("sampling_seed")),
-        _stops("sampling_params.stop_token_ids", parameters.get("stop_token_ids")),
+        parameters.get("max_new_tokens", whole_from(1)) or 128,
+        _temperature(parameters),
+        parameters.get("sampling_seed", whole_from(0)),
+        parameters.get("stop_token_ids", token_ids) or (),
     )
-    return TextRequest(ask, _names(body.get("rid")), batch, _flag("stream", body.get("stream")))
+    return TextRequest(ask, asked.get("rid", _names) or (), batch, asked.flag("stream", otherwise=False))
 
 
 def completions_request(body: Mapping[str, Any]) -> TextRequest:
@@ -101,21 +95,21 @@ def completions_request(body: Mapping[str, Any]) -> TextRequest:
     BadInputError (``bad-body``)
         As :func:`sglang_request`.
     """
-    if body.get("prompt") is None:
-        raise errors.bad_body(field="prompt", problem="it is missing")
-    prompts, batch = _prompts("prompt", body["prompt"])
-    taken = {"prompt", "max_tokens", "temperature", "seed", "stop_token_ids", "stream", "logprobs"}
+    asked = Fields(body)
+    prompts, batch = asked.required("prompt", _prompts)
     if body.get("logprobs") not in (None, False, True, 0):
         raise errors.bad_body(field="logprobs", problem="only 0 is possible: of the chosen tokens alone")
-    _require_neutral({name: value for name, value in body.items() if name not in taken})
+    taken = {"prompt", "max_tokens", "temperature", "seed", "stop_token_ids", "stream", "logprobs"}
+    _require_neutral(asked, taken)
     ask = TextAsk(
         prompts,
-        _count("max_tokens", body.get("max_tokens"), 16),
-        _number("temperature", body.get("temperature")),
-        _seed("seed", body.get("seed")),
-        _stops("stop_token_ids", body.get("stop_token_ids")),
+        asked.get("max_tokens", whole_from(1)) or 16,
+        _temperature(asked),
+        asked.get("seed", whole_from(0)),
+        asked.get("stop_token_ids", token_ids) or (),
     )
-    return TextRequest(ask, _names(body.get("request_id")), batch, _flag("stream", body.get("stream")))
+    names = asked.get("request_id", _names) or ()
+    return TextRequest(ask, names, batch, asked.flag("stream", otherwise=False))
 
 
 def sglang_answer(
@@ -218,16 +212,18 @@ def _sglang_reason(answer: Generation) -> dict[str, Any]:
     return {"type": "abort", "message": message, "status_code": None, "err_type": None}
 
 
-def _require_neutral(fields: Mapping[str, Any], before: str = "") -> None:
-    for name, value in fields.items():
-        if name in _IGNORED or value in _NEUTRAL.get(name, ()) or _is_empty(value):
-            continue
-        if name == "top_k" and type(value) is int and value >= _EVERY_TOKEN:
-            continue
-        problem = (
-            f"{value!a:.80} is not possible: the reference group samples by temperature, seed and stop tokens"
-        )
-        raise errors.bad_body(field=f"{before}{name}", problem=problem)
+def _require_neutral(asked: Fields, taken: set[str]) -> None:
+    for name in asked.names():
+        if name not in taken:
+            asked.get(name, partial(_neutral, name))
+
+
+def _neutral(name: str, value: Any) -> None:
+    if name in _IGNORED or value in _NEUTRAL.get(name, ()) or _is_empty(value):
+        return
+    if name == "top_k" and type(value) is int and value >= _EVERY_TOKEN:
+        return
+    raise ValueError("the reference group samples by temperature, seed and stop tokens")
 
 
 def _is_empty(value: Any) -> bool:
@@ -239,65 +235,27 @@ def _is_empty(value: Any) -> bool:
     )
 
 
-def _prompts(name: str, value: Any) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    if isinstance(value, list) and value and not isinstance(value[0], list):
-        return (_tokens(name, value),), False
-    if not isinstance(value, list) or not 0 < len(value) <= _MAX_BATCH:
-        problem = (
-            f"it must be a list of token ids, or of up to {_MAX_BATCH} such lists; there is no tokenizer"
-        )
-        raise errors.bad_body(field=name, problem=problem)
-    return tuple(_tokens(f"{name}[{index}]", prompt) for index, prompt in enumerate(value)), True
+def _prompts(value: Any) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    if (
+        isinstance(value, list)
+        and 0 < len(value) <= _MAX_BATCH
+        and all(isinstance(each, list) for each in value)
+    ):
+        prompts, batch = tuple(token_ids(prompt) for prompt in value), True
+    else:
+        prompts, batch = (token_ids(value),), False
+    if not all(prompts):
+        raise ValueError(f"it must be token ids, or up to {_MAX_BATCH} lists of them: there is no tokenizer")
+    return prompts, batch
 
 
-def _tokens(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value or any(type(token) is not int for token in value):
-        raise errors.bad_body(field=name, problem="it must be a list of token ids; there is no tokenizer")
-    return tuple(value)
-
-
-def _count(name: str, value: Any, usual: int) -> int:
-    if value is None:
-        return usual
-    if type(value) is not int or value < 1:
-        raise errors.bad_body(
-            field=name, problem=f"it must be a whole number from 1 on, and is {value!a:.80}"
-        )
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if value is None:
-        return 1.0
-    if type(value) not in (int, float) or not 0 <= value <= 1e6:
-        raise errors.bad_body(field=name, problem=f"it must be a number from 0 on, and is {value!a:.80}")
-    return float(value)
-
-
-def _seed(name: str, value: Any) -> int | None:
-    if value is not None and (type(value) is not int or value < 0):
-        raise errors.bad_body(
-            field=name, problem=f"it must be a whole number from 0 on, and is {value!a:.80}"
-        )
-    return None if value is None else int(value)
-
-
-def _stops(name: str, value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, list) or any(type(token) is not int for token in value):
-        raise errors.bad_body(field=name, problem="it must be a list of token ids")
-    return tuple(value)
+def _temperature(asked: Fields) -> float:
+    value = asked.get("temperature", number_up_to(1e6))
+    return 1.0 if value is None else value
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    names = value if isinstance(value, list) else [] if value is None else [value]
+    names = value if isinstance(value, list) else [value]
     if any(not isinstance(name, str) or not 0 < len(name) <= 256 for name in names):
-        raise errors.bad_body(field="rid", problem="it must be a text of up to 256 characters, or several")
+        raise TypeError("it must be a text of up to 256 characters, or several")
     return tuple(names)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if value not in (None, False, True):
-        raise errors.bad_body(field=name, problem="it must be true or false")
-    return bool(value)

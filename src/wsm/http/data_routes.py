@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from wsm.errors import WsmError
-from wsm.http import _text_bodies as bodies
-from wsm.http import errors
+from wsm.http import _text_bodies
 from wsm.http._text_bodies import TextRequest
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.app import admit
+from wsm.http.bodies import object_of
 from wsm.http.commands import Commands
 from wsm.http.engine_requests import EngineRequests, NewTokens
 from wsm.http.surface import InHold, Surface, SurfaceRoute
@@ -83,7 +83,7 @@ class _Texts:
 
     async def generate(self, request: Request, commands: Commands) -> HttpAnswer | Response:
         """Answer SGLang's ``/generate``."""
-        asked = bodies.sglang_request(await _object(request))
+        asked = _text_bodies.sglang_request(object_of(await request.body()))
         name = asked.names[0] if asked.names else uuid.uuid4().hex
         begun = time.monotonic()
 
@@ -92,8 +92,8 @@ class _Texts:
             facts: dict[str, Any] = {"name": own, "prompt_tokens": len(asked.ask.prompts[index])}
             facts["seconds"] = time.monotonic() - begun
             if not ended:
-                return {**bodies.sglang_part(answer, **facts), "index": index}
-            said = bodies.sglang_answer(answer, version=version, **facts)
+                return {**_text_bodies.sglang_part(answer, **facts), "index": index}
+            said = _text_bodies.sglang_answer(answer, version=version, **facts)
             return {**said, "index": index} if asked.stream else said
 
         if asked.stream:
@@ -107,19 +107,21 @@ class _Texts:
 
     async def completions(self, request: Request, commands: Commands) -> HttpAnswer | Response:
         """Answer ``/v1/completions``."""
-        body = await _object(request)
-        asked = bodies.completions_request(body)
+        body = object_of(await request.body())
+        asked = _text_bodies.completions_request(body)
         name = asked.names[0] if asked.names else f"cmpl-{uuid.uuid4().hex}"
         model = body.get("model") or self._model or commands.name
         created = int(time.time())
 
         def choice(index: int, answer: Generation, version: str | None, *, ended: bool) -> dict[str, Any]:
             prompt = asked.ask.prompts[index]
-            return bodies.completion_choice(index, answer, prompt=prompt, version=version, ended=ended)
+            return _text_bodies.completion_choice(index, answer, prompt=prompt, version=version, ended=ended)
 
         def formed(index: int, answer: Generation, version: str | None, *, ended: bool) -> dict[str, Any]:
             choices = [choice(index, answer, version, ended=ended)]
-            return bodies.completions_answer(choices, name=name, model=model, created=created, usage=False)
+            return _text_bodies.completions_answer(
+                choices, name=name, model=model, created=created, usage=False
+            )
 
         if asked.stream:
             return self._stream(commands, asked, (name,), formed, whole=False)
@@ -128,7 +130,9 @@ class _Texts:
             return answers
         version = await self._version(commands, answers)
         choices = [choice(index, answer, version, ended=True) for index, answer in enumerate(answers)]
-        return HttpAnswer(200, bodies.completions_answer(choices, name=name, model=model, created=created))
+        return HttpAnswer(
+            200, _text_bodies.completions_answer(choices, name=name, model=model, created=created)
+        )
 
     async def _answered(
         self, request: Request, commands: Commands, asked: TextRequest, names: tuple[str, ...]
@@ -226,16 +230,6 @@ def _after(answer: Generation, told: int) -> Generation:
 
 def _event(content: object) -> bytes:
     return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def _object(request: Request) -> Mapping[str, Any]:
-    try:
-        value = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise errors.bad_body(field="body", problem=f"it is no JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise errors.bad_body(field="body", problem="it must be a JSON object")
-    return value
 
 
 async def _left(request: Request) -> None:

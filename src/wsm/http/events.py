@@ -39,9 +39,9 @@ async def _lines(commands: Commands, *, oldest: bool) -> AsyncIterator[bytes]:
     name = id(seen)
     _open_streams.add(name)
     try:
-        yield b": the journals of a group\n\n"
-        if not oldest:
+        if not oldest:  # before a client is told that it listens
             await commands.read(lambda: _new(commands.segment(), seen))
+        yield b": the journals of a group\n\n"
         said = time.monotonic()
         while True:
             parts = await commands.read(lambda: _new(commands.segment(), seen))

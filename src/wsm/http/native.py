@@ -1,10 +1,8 @@
-"""The native API, ``/wsm/v1``: its routes, each with what it takes, and how a body becomes a command."""
+"""The native API, ``/wsm/v1``: its routes, each with what it takes."""
 
 from __future__ import annotations
 
 import asyncio
-import enum
-import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,9 +13,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from wsm.command import checked_tags
-from wsm.http import errors, openapi
+from wsm.http import bodies, errors, openapi
 from wsm.http.answers import HttpAnswer, succeeded
+from wsm.http.bodies import Fields, Reader
 from wsm.http.commands import Commands, Origin
 from wsm.http.events import events
 from wsm.http.surface import SurfaceRoute
@@ -27,120 +25,58 @@ from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
 #: The surface that the native API's own holds belong to.
 NATIVE: Final = "native"
 
-#: Who may ask for what is written here, and how it is read from JSON.
-_Field = Callable[[object], object]
+_in_flight: Final = bodies.choice_among(InFlightPolicy)
+_kv_policy: Final = bodies.choice_among(KVPolicy)
 
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("it must be text")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("it must be true or false")
-    return value
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-        raise TypeError("it must be a number of seconds, 0 or more")
-    return float(value)
-
-
-def _version(value: object) -> str | int:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise TypeError("it must be a label: text, or a whole number")
-    return value
-
-
-def _tags(value: object) -> frozenset[Tag]:
-    if not isinstance(value, list):
-        raise TypeError("it must be a list of names")
-    return checked_tags([Tag(each) for each in value])
-
-
-def _object(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError("it must be an object")
-    return value
-
-
-def _choice(kind: type[enum.Enum]) -> _Field:
-    def read(value: object) -> enum.Enum:
-        try:
-            return kind(value)
-        except ValueError:
-            raise ValueError(f"it must be one of {', '.join(str(each.value) for each in kind)}") from None
-
-    return read
-
-
-_in_flight: Final = _choice(InFlightPolicy)
-_kv_policy: Final = _choice(KVPolicy)
-
-_TIMES: Final[Mapping[str, _Field]] = {"deadline_s": _seconds, "settle_s": _seconds, "wait_s": _seconds}
-_CLEAR: Final[Mapping[str, _Field]] = {
+_TIMES: Final[Mapping[str, Reader[Any]]] = {
+    "deadline_s": bodies.seconds_value,
+    "settle_s": bodies.seconds_value,
+    "wait_s": bodies.seconds_value,
+}
+_CLEAR: Final[Mapping[str, Reader[Any]]] = {
     **_TIMES,
-    "tags": _tags,
+    "tags": bodies.tag_set,
     "in_flight": _in_flight,
     "kv_policy": _kv_policy,
-    "hold": _text,
+    "hold": bodies.text_value,
 }
-_UPDATE: Final[Mapping[str, _Field]] = {
+_UPDATE: Final[Mapping[str, Reader[Any]]] = {
     **_CLEAR,
-    "version": _version,
-    "hot": _flag,
-    "hot_fallback": _text,
-    "force": _flag,
-    "partial": _flag,
-    "transfer_mode": _text,
-    "unknown_tensors": _text,
-    "verify_checksum": _flag,
-    "rsync_config": _object,
-    "after": _text,
+    "version": bodies.label_value,
+    "hot": bodies.flag_value,
+    "hot_fallback": bodies.text_value,
+    "force": bodies.flag_value,
+    "partial": bodies.flag_value,
+    "transfer_mode": bodies.text_value,
+    "unknown_tensors": bodies.text_value,
+    "verify_checksum": bodies.flag_value,
+    "rsync_config": bodies.mapping_value,
+    "after": bodies.text_value,
 }
 #: What the body of each command may hold.
-FIELDS: Final[Mapping[str, Mapping[str, _Field]]] = {
+FIELDS: Final[Mapping[str, Mapping[str, Reader[Any]]]] = {
     "clear": _CLEAR,
     "update": _UPDATE,
     "hold": {
         **_TIMES,
         "in_flight": _in_flight,
         "kv_policy": _kv_policy,
-        "lease_s": _seconds,
-        "on_lease": _text,
+        "lease_s": bodies.seconds_value,
+        "on_lease": bodies.text_value,
     },
-    "release": {**_TIMES, "hold": _text, "force": _flag},
-    "prepare": {**_UPDATE, "lease_s": _seconds},
-    "commit": {"request_id": _text, "settle_s": _seconds, "wait_s": _seconds},
-    "abort": {"request_id": _text, "settle_s": _seconds, "wait_s": _seconds},
+    "release": {**_TIMES, "hold": bodies.text_value, "force": bodies.flag_value},
+    "prepare": {**_UPDATE, "lease_s": bodies.seconds_value},
+    "commit": {
+        "request_id": bodies.text_value,
+        "settle_s": bodies.seconds_value,
+        "wait_s": bodies.seconds_value,
+    },
+    "abort": {
+        "request_id": bodies.text_value,
+        "settle_s": bodies.seconds_value,
+        "wait_s": bodies.seconds_value,
+    },
 }
-
-
-def fields_of(operation: str, content: object) -> dict[str, Any]:
-    """Return the keywords that the body of a command gives.
-
-    Raises
-    ------
-    BadInputError
-        If it is no object, has a field that the command does not take, or a value that the field does not
-        (code ``bad-body``).
-    """
-    known = FIELDS[operation]
-    if not isinstance(content, dict):
-        raise errors.bad_body(field="body", problem="it must be a JSON object")
-    read: dict[str, Any] = {}
-    for name, value in content.items():
-        if name not in known:
-            raise errors.bad_body(field=str(name), problem=f"{operation} takes {', '.join(sorted(known))}")
-        if value is not None:
-            try:
-                read[name] = known[name](value)
-            except (TypeError, ValueError) as error:
-                raise errors.bad_body(field=str(name), problem=str(error)) from None
-    return read
 
 
 def origin_of(request: Request, surface: str) -> Origin:
@@ -148,30 +84,9 @@ def origin_of(request: Request, surface: str) -> Origin:
     return Origin(surface, request.headers.get("idempotency-key"), request.headers.get("traceparent"))
 
 
-async def body_of(request: Request) -> object:
-    """Return the JSON of a request's body; of an empty one, an empty object.
-
-    Raises
-    ------
-    BadInputError
-        If it is no JSON (code ``bad-body``).
-    """
-    body = await request.body()
-    if not body.strip():
-        return {}
-    try:
-        return json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise errors.bad_body(field="body", problem=f"it is no JSON: {error}") from None
-
-
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON value")
-
-
 def _command(operation: str) -> Callable[[Request, Commands], Any]:
     async def command(request: Request, commands: Commands) -> HttpAnswer:
-        asked = fields_of(operation, await body_of(request))
+        asked = Fields.of(await request.body()).all_of(FIELDS[operation], of=operation)
         origin = origin_of(request, NATIVE)
         if operation == "release":
             asked["explicit"] = asked.get("force", False)
@@ -267,13 +182,13 @@ async def described(_request: Request, _commands: Commands) -> HttpAnswer:
 _SECONDS_SCHEMA: Final = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
 
 #: The JSON schema of what each reader of a field takes.
-SCHEMAS: Final[Mapping[_Field, Mapping[str, Any]]] = {
-    _text: {"type": "string"},
-    _flag: {"type": "boolean"},
-    _seconds: _SECONDS_SCHEMA,
-    _version: {"type": ["string", "integer"]},
-    _tags: {"type": "array", "items": {"enum": [each.value for each in Tag]}},
-    _object: {"type": "object"},
+SCHEMAS: Final[Mapping[Reader[Any], Mapping[str, Any]]] = {
+    bodies.text_value: {"type": "string"},
+    bodies.flag_value: {"type": "boolean"},
+    bodies.seconds_value: _SECONDS_SCHEMA,
+    bodies.label_value: {"type": ["string", "integer"]},
+    bodies.tag_set: {"type": "array", "items": {"enum": [each.value for each in Tag]}},
+    bodies.mapping_value: {"type": "object"},
     _in_flight: {"enum": [each.value for each in InFlightPolicy]},
     _kv_policy: {"enum": [each.value for each in KVPolicy]},
 }

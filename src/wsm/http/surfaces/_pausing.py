@@ -1,14 +1,22 @@
-"""What a trainer's word for a pause means for requests and KV blocks, and when a flush is done. Pure."""
+"""What trainers' words mean: for halves of a group, for a pause, for a flush. Pure."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from wsm.http import errors
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVPolicy, Tag
+
+#: What trainers call the two halves; what lives and dies with either has no tag of its own here.
+_TAGS: Mapping[str, frozenset[Tag]] = {
+    "weight": frozenset({Tag.WEIGHTS}),
+    "weights": frozenset({Tag.WEIGHTS}),
+    "kv_cache": frozenset({Tag.KV_CACHE}),
+    "cuda_graph": frozenset(),
+}
 
 #: SGLang's and vLLM's words. ``retract`` computes what is kept anew after it.
 _MODES: Mapping[str, tuple[InFlightPolicy, KVPolicy]] = {
@@ -85,3 +93,39 @@ def flush_of(hold: Mapping[str, Any] | None, *, requests_open: int | None) -> Fl
     if hold.get("in_flight") == InFlightPolicy.KEEP.value:
         return Flush.REQUESTS_OPEN
     return Flush.TO_DO
+
+
+def tags_of(words: Iterable[str] | None) -> frozenset[Tag]:
+    """Return the tags that a trainer names, one by one or joined by commas; None, or none at all: both.
+
+    ``cuda_graph`` alone names nothing: captured graphs go and come with weights and KV cache.
+
+    Raises
+    ------
+    BadInputError
+        If a word names no half of a group.
+    """
+    named = [word.strip() for each in words or () for word in each.split(",") if word.strip()]
+    for word in named:
+        if word not in _TAGS:
+            raise errors.bad_body(
+                field="tags", problem=f"{word!r} is no tag; tags are {', '.join(sorted(_TAGS))}"
+            )
+    return frozenset().union(*(_TAGS[word] for word in named)) if named else ALL_TAGS
+
+
+def query_flag(value: str | None, name: str, *, otherwise: bool) -> bool:
+    """Return what a query says of a truth value, or `otherwise` where it says nothing.
+
+    Raises
+    ------
+    BadInputError
+        If it says neither true nor false.
+    """
+    if value is None:
+        return otherwise
+    if value.lower() in ("true", "1", "yes", "on"):
+        return True
+    if value.lower() in ("false", "0", "no", "off"):
+        return False
+    raise errors.bad_body(field=name, problem=f"it must be true or false, and is {value!r}")

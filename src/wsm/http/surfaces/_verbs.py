@@ -19,10 +19,10 @@ from starlette.types import ASGIApp
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers
+from wsm.http.bodies import Fields
 from wsm.http.commands import Commands, Origin
 from wsm.http.surface import Handler
 from wsm.http.surfaces import errors
-from wsm.http.surfaces._bodies import Fields
 from wsm.http.surfaces._pausing import Flush, Pause, flush_of
 from wsm.http.surfaces._refusals import Refusal
 from wsm.http.surfaces._surface_options import AdoptedDirectory, SurfaceOptions

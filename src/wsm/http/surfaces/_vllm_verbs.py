@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer
+from wsm.http.bodies import Fields, label_value, mapping_value
 from wsm.http.commands import Commands
-from wsm.http.surfaces._bodies import Fields, query_flag, tags_of
-from wsm.http.surfaces._pausing import pause_of
+from wsm.http.surfaces._pausing import pause_of, query_flag, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
 from wsm.http.surfaces._verbs import Verbs, fields, told, trainers_word
@@ -118,7 +118,7 @@ class VllmVerbs:
         return told(200, {"message": "Weight update finished"}, receipt)
 
     async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:
-        label = (await fields(request)).required_label("new_version")
+        label = (await fields(request)).required("new_version", label_value)
         held = await self.verbs.require_label(commands, label)
         return HttpAnswer(200, {"success": True, "new_version": held})
 
@@ -134,7 +134,7 @@ class VllmVerbs:
         if action == "checksum":
             return HttpAnswer(200, {"checksums": {"manifest": digest}})
         if action == "compare":
-            baseline = asked.mapping("baseline") or {}
+            baseline = asked.get("baseline", mapping_value) or {}
             differ = [name for name, value in baseline.items() if (name, value) != ("manifest", digest)]
             return HttpAnswer(200, {"match": bool(baseline) and not differ, "mismatches": differ})
         return await self.verbs.refuse(

@@ -7,6 +7,7 @@ from typing import final
 from starlette.requests import Request
 
 from wsm.http.answers import HttpAnswer
+from wsm.http.bodies import text_value
 from wsm.http.commands import Commands
 from wsm.http.surface import Handler, Surface
 from wsm.http.surfaces import _refusals
@@ -35,7 +36,7 @@ class _Areal:
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
         asked = await fields(request)
-        directory = asked.required_text("model_path")
+        directory = asked.required("model_path", text_value)
         receipt = await self._verbs.load(
             request, commands, directory=directory, label=None, abort_requests=True
         )

@@ -17,11 +17,11 @@ from starlette.responses import PlainTextResponse, Response
 from wsm.errors import BadInputError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers
+from wsm.http.bodies import mapping_value
 from wsm.http.commands import Commands
 from wsm.http.surface import Handler, InHold, Surface, verb_route
 from wsm.http.surfaces import errors
-from wsm.http.surfaces._bodies import tags_of
-from wsm.http.surfaces._pausing import Pause
+from wsm.http.surfaces._pausing import Pause, tags_of
 from wsm.http.surfaces._surface_options import SurfaceOptions
 from wsm.http.surfaces._verbs import Verbs, fields
 from wsm.receipt import Receipt
@@ -168,7 +168,7 @@ class _FastDeploy:
         asked = await fields(request)
         options: dict[str, Any] = {}
         if "rsync_config" in asked:
-            options["rsync_config"] = asked.mapping("rsync_config")
+            options["rsync_config"] = asked.get("rsync_config", mapping_value)
         if "verify_checksum" in asked:
             options["verify_checksum"] = asked.flag("verify_checksum", otherwise=False)
         label = asked.label("version")

@@ -11,11 +11,11 @@ from starlette.responses import PlainTextResponse, Response
 import wsm
 from wsm.errors import RefusedError
 from wsm.http.answers import HttpAnswer
+from wsm.http.bodies import label_value, text_value, whole_from
 from wsm.http.commands import Commands
 from wsm.http.surface import Handler, Surface, verb_route
 from wsm.http.surfaces import _refusals, errors
-from wsm.http.surfaces._bodies import tags_of
-from wsm.http.surfaces._pausing import pause_of
+from wsm.http.surfaces._pausing import pause_of, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
 from wsm.http.surfaces._verbs import Verbs, fields, told, trainers_word
@@ -104,7 +104,7 @@ class _Sglang:
         receipt = await self.verbs.load(
             request,
             commands,
-            directory=asked.required_text("model_path"),
+            directory=asked.required("model_path", text_value),
             label=asked.label("weight_version"),
             abort_requests=asked.flag("abort_all_requests", otherwise=False),
             drains=True,
@@ -115,10 +115,10 @@ class _Sglang:
 
     async def pull(self, request: Request, commands: Commands) -> HttpAnswer:
         asked = await fields(request)
-        number = asked.number("target_version")
-        directory = f"{asked.required_text('source_dir').rstrip('/')}/weight_v{number:06d}"
+        number = asked.required("target_version", whole_from(0))
+        directory = f"{asked.required('source_dir', text_value).rstrip('/')}/weight_v{number:06d}"
         adopted = await self.verbs.pull(
-            commands, asked.required_text("local_checkpoint_dir"), directory, str(number)
+            commands, asked.required("local_checkpoint_dir", text_value), directory, str(number)
         )
         return HttpAnswer(
             200, {"success": True, "message": f"{directory} is taken in as version {adopted.label}"}
@@ -145,7 +145,7 @@ class _Sglang:
         return Response(b"null", media_type="application/json")
 
     async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:
-        label = (await fields(request)).required_label("new_version")
+        label = (await fields(request)).required("new_version", label_value)
         held = await self.verbs.require_label(commands, label)
         body = {"success": True, "message": f"The weights have version {held}.", "new_version": held}
         return HttpAnswer(200, body)
@@ -228,7 +228,7 @@ class _Sglang:
         return HttpAnswer(200, {"workers": [own], "total": 1})
 
     async def register(self, request: Request, commands: Commands) -> HttpAnswer:
-        url, own = (await fields(request)).required_text("url"), str(request.base_url).rstrip("/")
+        url, own = (await fields(request)).required("url", text_value), str(request.base_url).rstrip("/")
         if url.rstrip("/").rpartition(":")[2] != own.rpartition(":")[2]:
             raise errors.not_this_worker(url=url, own=own)
         return HttpAnswer(200, {"status": "accepted", "worker_id": commands.name, "url": own})
