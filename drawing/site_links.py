@@ -1,7 +1,7 @@
 """A hook of the documentation site: what a page links to outside of docs/ is named there, by its path.
 
 The pages are read as files of the repository, too, where such a link leads to source or tests. What it names
-must be there: else the build fails, as for any page. A line `README: TITLE` stands for that section.
+must be there: else the build fails, as for any page.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[1]
-_README = re.compile(r"^README: (.+)$", re.MULTILINE)
 _LINK = re.compile(r"\[([^]]*)\]\((\.\./[^)#\s]*)(?:#[^)\s]*)?\)")
 
 
@@ -29,15 +28,4 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         path, text = str(target.relative_to(_ROOT)), found[1]
         return text if path in text else f"{text} (`{path}`)"
 
-    return _LINK.sub(outside, _README.sub(_section, markdown))
-
-
-def _section(found: re.Match[str]) -> str:
-    """Return a section of the README, with its links as a page of docs/ has them."""
-    _, title, rest = (_ROOT / "README.md").read_text().partition(f"\n## {found[1]}\n")
-    if not title:
-        raise ValueError(f"the README has no section {found[1]!r}")
-    text = title + rest.partition("\n## ")[0]
-    text = text.replace("](docs/", "](")
-    outside = r"\]\((?!https?:|#|[\w-]+\.md(?:#[^)]*)?\))"
-    return re.sub(outside, "](../", text).replace("](CONTRIBUTING", "](../CONTRIBUTING")
+    return _LINK.sub(outside, markdown)

@@ -1,15 +1,23 @@
-"""The code of docs/testing.md and docs/extending.md, run as it is printed."""
+"""What pages print runs: code of testing.md, extending.md and start.md, and every command line of wsm."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-DOCUMENTS = Path(__file__).parent.parent / "docs"
+from wsm.cli.main import wsm
+from wsm.strategies import read_version
+
+REPOSITORY = Path(__file__).parent.parent
+DOCUMENTS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCUMENTS.glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", ["testing", "extending"])
@@ -35,3 +43,31 @@ def test_the_pieces_for_tests_are_imported_without_hypothesis_and_pytest() -> No
         "import wsm.testing; wsm.testing.RunnerContract, wsm.testing.LocalGroup"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_trainer_of_the_first_update_publishes_a_version(tmp_path) -> None:
+    (program,) = re.findall(
+        r"^```python\n(.*?)^```", (DOCUMENTS / "start.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    exec(re.sub('"/dev/shm/[^"]*"', repr(str(tmp_path)), program), {})  # noqa: S102 - the page's own code
+    assert read_version(tmp_path) == "2"
+
+
+def commands(page: Path) -> list[str]:
+    """Return the command lines of wsm that a page prints, without their comments."""
+    text = re.sub(r"\\\n\s*", "", page.read_text())
+    blocks = re.findall(r"^```(?:console|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("wsm ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_every_command_line_of_a_page_is_understood(page: Path) -> None:
+    for line in commands(page):
+        with contextlib.suppress(click.exceptions.Exit):  # --help
+            context = wsm.make_context("wsm", shlex.split(line, comments=True)[1:])
+            name, command, rest = wsm.resolve_command(context, [*context._protected_args, *context.args])
+            try:
+                command.make_context(name, rest, parent=context)
+            except click.BadParameter as error:
+                if "does not exist" not in error.message:  # the reader's own file
+                    raise

@@ -1,4 +1,4 @@
-"""The loop of the README and the supervisor of docs/recovery.md, run exactly as they are printed."""
+"""The loops of README.md and embedding.md, the supervisor of recovery.md: run exactly as they are printed."""
 
 from __future__ import annotations
 
@@ -65,20 +65,27 @@ class Documented:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.name = f"test-{secrets.token_hex(4)}"
-        content = yaml.safe_load(one(blocks("README.md", "yaml"), "journal_directory: /var/log/policy"))
+        content = yaml.safe_load(
+            one(blocks("docs/embedding.md", "yaml"), "journal_directory: /var/log/policy")
+        )
         content |= {"name": self.name, "journal_directory": str(directory / "journals")}
         content["snapshot"] = {"directory": str(directory / "snapshots")}
         (directory / "wsm.yaml").write_text(yaml.safe_dump(content))
         page = blocks("docs/recovery.md", "python")
         (directory / "supervisor.py").write_text(one(page, "class RankProcesses"))
-        loop = one(blocks("README.md", "python"), "wsm.Worker.from_config")
-        (directory / "rank.py").write_text(one(page, "end_with(supervisor)") + ENGINE + loop)
+        self.embed("docs/embedding.md")
         spec = TensorSpec("w", "U8", (16,))
         for version in (1, 2):
             shards = {rank: {"w": (spec, bytes([version + rank]) * 16)} for rank in range(2)}
             publish_snapshot(directory / "snapshots", version, shards, durable=False)
         self.processes: list[subprocess.Popen[bytes]] = []
         self._controller: wsm.Controller | None = None
+
+    def embed(self, page: str) -> None:
+        """Write the ranks' program around the loop of a page."""
+        first = one(blocks("docs/recovery.md", "python"), "end_with(supervisor)")
+        loop = one(blocks(page, "python"), "wsm.Worker.from_config")
+        (self.directory / "rank.py").write_text(first + ENGINE + loop)
 
     def run(self, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.directory / "output").open("ab") as output:
@@ -139,7 +146,7 @@ def documented(tmp_path):
         made.close()
 
 
-def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_the_readme_survives(documented):
+def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_its_page_survives(documented):
     supervisor = documented.run("supervisor.py")
     assert documented.controller.update(version=1).version == "1"
     first = documented.until_serving(1)
@@ -179,3 +186,18 @@ def test_without_a_supervisor_rank_0_makes_the_segment_and_a_step_that_raised_en
     documented.until(lambda: documented.controller.status().ranks[1].heartbeat > beats)
     assert [process.poll() for process in ranks] == [None, None]
     assert "a collective lost its peer" in (documented.directory / "output").read_text()
+
+
+def test_the_ten_lines_of_the_readme_serve_what_its_shell_lines_ask_for(documented):
+    documented.embed("README.md")
+    loop = one(blocks("README.md", "python"), "wsm.Worker.from_config")
+    assert len([line for line in loop.splitlines() if line.strip()]) <= 11  # ten, and an import
+    for rank in range(2):
+        documented.run("rank.py", str(rank), str(os.getpid()))
+    assert documented.controller.update(version=1).version == "1"
+    asked = one(blocks("README.md", "console"), "wsm update").replace("policy", documented.name)
+    asked = asked.replace("--version 7", "--version 2").replace("wsm ", f"{sys.executable} -m wsm_entry ")
+    done = subprocess.run(["bash", "-ec", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.count(f"{documented.name} serves version 2") == 2  # the update, and explain
+    (documented.directory / "raise.1").touch()  # its process ends, to be replaced
+    documented.until(lambda: documented.processes[1].poll() is not None)
