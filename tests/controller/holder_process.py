@@ -3,12 +3,15 @@
 HOW is `hot`, `in place`, `lease` for a decision that no process holds, or `outside` for a relay of one that
 is made outside, which keeps the role until it hears of it. At POINT the process kills itself,
 as `controller_process.py` does; POINT `obeys` says `prepared`, reads one line, `commit` or `abort`, and says
-how that ended.
+how that ended. HOW as NAME@DIRECTORY is a second group: the process prepares both, commits the first one, and
+kills itself.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from contextlib import closing
@@ -52,6 +55,13 @@ def main() -> None:
     if how == "outside":
         relay(name, directory)
         return
+    if "@" in how:
+        groups = [(name, directory), how.split("@")]
+        decisions = [
+            wsm.Controller(each, directory=place).prepare(2, lease_s=float(lease)) for each, place in groups
+        ]
+        decisions[0].commit()
+        os.kill(os.getpid(), signal.SIGKILL)
     controller_process.die_at(point)
     with wsm.Controller(name, directory=directory) as controller:
         if how == "lease":

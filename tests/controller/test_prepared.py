@@ -340,6 +340,26 @@ def test_a_rank_that_dies_ends_a_callers_command(serving):
     assert caught.value.code in {"rank-lost", "epoch-ended"}
 
 
+def test_a_caller_that_dies_between_two_commits_leaves_groups_that_differ_and_each_says_what_it_serves(
+    make_group,
+):
+    groups = [make_group(load=0.5), make_group(load=0.5)]
+    for group in groups:
+        group.publish(2)
+    first, second = (group.boot() for group in groups)
+    one, other = ((group.name, str(group.directory)) for group in groups)
+    program = Program(PROGRAM, *one, "@".join(other), LONG_S, "between")
+    try:
+        eventually(program.has_ended)
+        assert_serves(groups[0], first, 2)
+        assert_serves(groups[1], second, 1)
+    finally:
+        program.close()
+    assert "version 2" in first.status().sentence()
+    assert "version 1" in second.status().sentence()
+    assert second.update(2).version == "2"
+
+
 @pytest.mark.parametrize("how", ["hot", "in place"])
 @pytest.mark.parametrize(
     "point",

@@ -153,6 +153,19 @@ def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(
 
 @pytest.mark.paddle
 @pytest.mark.processes
+def test_with_holds_the_group_stands_with_its_memory_while_it_is_updated_in_place(tmp_path: Path) -> None:
+    report = run_demo(DemoSettings(tmp_path, steps=2, batch=16, hold=True), console())
+    assert [step.served_version for step in report.steps] == ["1", "2"]
+    assert report.totals()["mixed_version_steps"] == 0
+    assert all(step.pause_ms > 0 and step.clear_ms == 0 for step in report.steps)
+    names = slices(tmp_path / "trace.json")
+    assert names["controller/commands"] == ["generate", "hold", "update", "release"] * 2
+    for rank in ("rank 0", "rank 1"):
+        assert "CLEARED" not in names[f"{rank}/weights"][1:]
+
+
+@pytest.mark.paddle
+@pytest.mark.processes
 def test_without_updates_the_group_serves_its_first_version_to_the_end(tmp_path: Path) -> None:
     report = run_demo(DemoSettings(tmp_path, steps=2, batch=16, update=False), console())
     totals = report.totals()
