@@ -28,6 +28,9 @@ FILES = {
             def load_model(self):
                 return 7
         """),
+    "fastdeploy/model_executor/__init__.py": "",
+    "fastdeploy/model_executor/utils.py": "def process_final_after_loading(model, fd_config):\n    pass\n",
+    "fastdeploy/loader.py": "from fastdeploy.model_executor.utils import process_final_after_loading\n",
     "fastdeploy/runner.py": "from fastdeploy.rl.dynamic_weight_manager import DynamicWeightManager\n",
 }
 SAYS = """
@@ -65,6 +68,18 @@ THEIRS = "fastdeploy.rl.dynamic_weight_manager fastdeploy.rl.dynamic_weight_mana
 )
 def test_one_line_gives_fastdeploy_the_class_whenever_it_imports_its_own(tmp_path, before):
     assert runs(tmp_path, f"{before}\n{SAYS}") == OURS
+
+
+@pytest.mark.parametrize("before", ["", "import fastdeploy.loader\n"])
+def test_what_processes_loaded_models_is_watched_wherever_it_was_taken_from_its_module(tmp_path, before):
+    program = """
+import wsm.fastdeploy as w; w.install(); w.install()
+from fastdeploy import loader
+from fastdeploy.model_executor import utils
+own = loader.process_final_after_loading
+print(own is utils.process_final_after_loading, own.__wrapped__.__module__, own.__wrapped__.__closure__)
+"""
+    assert runs(tmp_path, before + program) == "True fastdeploy.model_executor.utils None"
 
 
 @pytest.mark.parametrize(("variable", "said"), [("1", OURS), ("0", THEIRS), ("", THEIRS)])

@@ -12,6 +12,7 @@ _install          the way in: FastDeploy's module gets wsm's class
 _loop_contract    what an entry does, what the words say, when ranks leave: tables and pure functions
 _part_words       FastDeploy's words of one data-parallel part; its cache process, asked by one of them
 _runner_surfaces  FastDeploy's objects as wsm's surfaces, bound when its loop hands them in
+_models           FastDeploy's models as weights and loaders, and what is made of them behind a load
 _membership       which ranks are one group, and what its first rank tells the others
 _configuration    what ``fd_config`` and the environment say
 errors            what is refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -86,12 +86,8 @@ def deepep_buffers() -> Any:
     return importlib.import_module("fastdeploy.model_executor.layers.moe.ep").DeepEPBufferManager
 
 
-def captured_state(models: Iterable[Any]) -> dict[str, Any]:
-    """Return every parameter of the models by name; of two with one name the later counts."""
-    state: dict[str, Any] = {}
-    for model in models:
-        if hasattr(model, "state_dict"):
-            state.update(model.state_dict())
+def list_parameters(state: Mapping[str, Any]) -> None:
+    """Write a line for each parameter."""
     for name, parameter in state.items():
         _log.debug(
             log.PARAMETER_FOUND,
@@ -100,7 +96,6 @@ def captured_state(models: Iterable[Any]) -> dict[str, Any]:
             dtype=str(parameter.dtype),
             place=str(getattr(parameter, "place", "")),
         )
-    return state
 
 
 def gpu_id(environment: Mapping[str, str] | None = None) -> int:

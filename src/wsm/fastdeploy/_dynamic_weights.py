@@ -34,14 +34,15 @@ from wsm.fastdeploy._direct_calls import DirectCalls, SingleActions
 from wsm.fastdeploy._entries import Deciding, Entries
 from wsm.fastdeploy._loop_contract import Entry
 from wsm.fastdeploy._membership import Membership, meet, membership_of
-from wsm.fastdeploy._part_words import PartWord
-from wsm.fastdeploy._runner_surfaces import (
-    WorkerSurfaces,
+from wsm.fastdeploy._models import (
     checkpoint_models,
-    examine,
+    processing_left,
+    state_of,
     surfaces_of_models,
     training_names_of,
 )
+from wsm.fastdeploy._part_words import PartWord
+from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, examine
 from wsm.group_segment import declare_loop, own_new_group
 from wsm.signals.segment import Segment
 from wsm.states.vocabulary import KVState, Tag, WeightState
@@ -77,7 +78,7 @@ class DynamicWeightManager(DirectCalls):
 
     Attributes
     ----------
-    fd_config, load_config, parallel_config, local_rank, rank, nranks, meta_src_id, model_list, state_dict
+    fd_config, load_config, parallel_config, local_rank, rank, nranks, meta_src_id, model_list
         As FastDeploy's.
     ipc_path : str
         Where the strategy ``ipc`` of FastDeploy looks.
@@ -128,7 +129,6 @@ class DynamicWeightManager(DirectCalls):
         self.first_load = True
         self.ipc_path = f"/shared_ipc_meta/ipc_metas_{self.meta_src_id}"
         self.model_list = models if isinstance(models, list) else [models]
-        self.state_dict: dict[str, Any] = {}
         self.rdma_handle = None
         self._mtp_chunk_size = facts.mtp_chunk_size
         self._capture_model_state()
@@ -230,6 +230,7 @@ class DynamicWeightManager(DirectCalls):
             deepep_buffers=calls.deepep_buffers() if facts.expert_parallel else None,
             models=checkpoint_models(self.model_list, self.fd_config),
             names=training_names_of(self.model_list, weights),
+            process_loaded=processing_left(self.model_list, self.fd_config),
             directory=directory,
         )
 
@@ -387,6 +388,11 @@ class DynamicWeightManager(DirectCalls):
             self._permit = None
 
     @property
+    def state_dict(self) -> dict[str, Any]:
+        """Every parameter of the models by name, as they are now: a load may replace some."""
+        return state_of(self.model_list)
+
+    @property
     def version(self) -> str | None:
         """The version whose weights this rank holds; None while it holds none."""
         return self._worker.version
@@ -400,8 +406,8 @@ class DynamicWeightManager(DirectCalls):
     # -- what FastDeploy's runners and tests call besides ------------------------------------------
 
     def _capture_model_state(self) -> None:
-        """Remember every parameter by name, and list them in the log."""
-        self.state_dict = calls.captured_state(self.model_list)
+        """List every parameter in the log; :attr:`state_dict` is never older than the models."""
+        calls.list_parameters(self.state_dict)
 
     def _get_gpu_id(self) -> int:
         """Return the number of this process's device, as file names carry it."""

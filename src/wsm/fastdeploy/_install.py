@@ -1,4 +1,4 @@
-"""The way in: FastDeploy's modules get wsm's class and watched model runners as a process imports them.
+"""The way in: FastDeploy's modules get wsm's class, watched model runners and loaders as they are imported.
 
 ``install()`` is one line of a program that starts FastDeploy, or none: FastDeploy calls the entry point
 ``fastdeploy.model_register_plugins`` in every process, and it installs where ``WSM_FASTDEPLOY=1``.
@@ -19,6 +19,7 @@ from typing import Any
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._control_calls import DEADLINES_S, ControlRequest
 from wsm.fastdeploy._dynamic_weights import DynamicWeightManager
+from wsm.fastdeploy._models import UTILITIES, keeping_attributes, remembering
 
 #: FastDeploy's module with the class.
 MODULE = "fastdeploy.rl.dynamic_weight_manager"
@@ -33,6 +34,8 @@ RUNNER_MODULES = (
     "fastdeploy.worker.gpu.model_runner",
 )
 
+_MODULES = (MODULE, UTILITIES, *RUNNER_MODULES)
+
 #: The variable that lets FastDeploy's plugin loader install.
 VARIABLE = "WSM_FASTDEPLOY"
 
@@ -40,12 +43,12 @@ VARIABLE = "WSM_FASTDEPLOY"
 def install() -> None:
     """Let FastDeploy use wsm's weight manager in this process. Idempotent; imports nothing of FastDeploy.
 
-    The class is replaced, and model runners are watched, as their modules are imported; in modules that were
-    imported before, now.
+    The class is replaced, and model runners and what processes loaded models are watched, as their modules
+    are imported; in modules that were imported before, now.
     """
     if not any(isinstance(finder, _ReplacingFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _ReplacingFinder())
-    for name in (MODULE, *RUNNER_MODULES):
+    for name in _MODULES:
         module = sys.modules.get(name)
         if module is not None:
             _replace(module)
@@ -64,7 +67,7 @@ class _ReplacingFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != MODULE and fullname not in RUNNER_MODULES:
+        if fullname not in _MODULES:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
@@ -93,22 +96,35 @@ class _ReplacingLoader(importlib.abc.Loader):
 
 
 def _replace(module: ModuleType) -> None:
-    """Replace the weight manager in its module, or methods of the model runners that a module defines."""
+    """Replace what is wsm's in a module: a class, functions, or methods of its model runners."""
     if module.__name__ == MODULE:
-        _replace_class(module)
+        _replace_everywhere(module, _CLASS, DynamicWeightManager)
+        return
+    if module.__name__ == UTILITIES:
+        for name, watching in _WATCHING.items():
+            own = getattr(module, name, None)
+            if own is not None and not hasattr(own, "__wrapped__"):
+                _replace_everywhere(module, name, watching(own))
         return
     for found in list(vars(module).values()):
         if isinstance(found, type) and found.__module__ == module.__name__ and "load_model" in vars(found):
             _watch(found)
 
 
-def _replace_class(module: ModuleType) -> None:
-    """Replace the class in its module, and wherever a module of FastDeploy has taken it from there."""
-    before = getattr(module, _CLASS, None)
-    setattr(module, _CLASS, DynamicWeightManager)
+#: Functions that FastDeploy processes loaded models with, and what is made of them.
+_WATCHING: Mapping[str, Callable[..., Any]] = {
+    "process_weight_transpose": keeping_attributes,
+    "process_final_after_loading": remembering,
+}
+
+
+def _replace_everywhere(module: ModuleType, called: str, own: Any) -> None:
+    """Replace one name in its module, and wherever a module of FastDeploy has taken it from there."""
+    before = getattr(module, called, None)
+    setattr(module, called, own)
     for name, other in list(sys.modules.items()):
-        if name.startswith("fastdeploy.") and before is not None and vars(other).get(_CLASS) is before:
-            setattr(other, _CLASS, DynamicWeightManager)
+        if name.startswith("fastdeploy.") and before is not None and vars(other).get(called) is before:
+            setattr(other, called, own)
 
 
 def _watch(runner_class: Any) -> None:

@@ -30,7 +30,6 @@ from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.fastdeploy._part_words import TransferProcess
 from wsm.signals.live_signal import LiveSignal
 from wsm.strategies.checkpoint_models import CheckpointModel
-from wsm.strategies.tensor import tied_names
 from wsm.strategies.training_names import TrainingNames
 
 
@@ -536,6 +535,8 @@ class WorkerSurfaces:
         The main model and auxiliary ones, for checkpoints that they load by themselves.
     names : TrainingNames or None
         What the trainer calls the models' tensors; None: the same.
+    process_loaded : callable or None
+        What is made of a checkpoint that the models have loaded; None: nothing else.
     directory : path or None
         Where FastDeploy's words lie; ``/dev/shm`` by default.
     """
@@ -550,11 +551,13 @@ class WorkerSurfaces:
         deepep_buffers: Any = None,
         models: Sequence[CheckpointModel] = (),
         names: TrainingNames | None = None,
+        process_loaded: Callable[[], None] | None = None,
         directory: str | Path | None = None,
     ) -> None:
         self._facts = facts
         self._models = tuple(models)
         self._names = names or TrainingNames({})
+        self.process_loaded = process_loaded
         # FastDeploy's heartbeat, written where this rank shows progress.
         self._live = LiveSignal(facts.port, facts.tensor_parallel_rank, directory=directory)
         self.progressed = self._live.beat
@@ -638,60 +641,3 @@ class WorkerSurfaces:
         )
         first, self._runner = self._runner is None, model_runner
         return first
-
-
-def surfaces_of_models(models: Sequence[Any]) -> WeightSurface:
-    """Return the weights of FastDeploy's models; a model that is a weight surface already stays what it is.
-
-    The first is the main one; names of the others are those that they have themselves, as in FastDeploy.
-    """
-    if len(models) == 1 and isinstance(models[0], WeightSurface):
-        return models[0]
-    import paddle  # noqa: PLC0415 - only a worker with paddle's models has any
-
-    from wsm.actions.backends.device_weights import DeviceWeights  # noqa: PLC0415 - they need paddle
-    from wsm.actions.backends.paddle_weights import PaddleWeights  # noqa: PLC0415 - so do they
-
-    layers: Mapping[str, Any] = {"": _Together(models)}
-    place = paddle.framework._current_expected_place()
-    if place.is_cpu_place():
-        return PaddleWeights(layers)
-    return DeviceWeights(layers, place)
-
-
-def checkpoint_models(models: Sequence[Any], fd_config: Any) -> Sequence[CheckpointModel]:
-    """Return FastDeploy's models as what takes a checkpoint; none if one of them has no ``load_weights``."""
-    if not all(callable(getattr(model, "load_weights", None)) for model in models):
-        return ()
-    from wsm.actions.backends.model_loading import loading_models  # noqa: PLC0415 - as above
-
-    return loading_models(models, fd_config)
-
-
-def training_names_of(models: Sequence[Any], weights: WeightSurface) -> TrainingNames:
-    """Return what FastDeploy's models say of their trainer's names; those that say nothing have the same.
-
-    They may name tensors that this configuration of theirs does not have; `weights` says which they have.
-
-    Raises
-    ------
-    BadInputError (``bad-training-names``)
-        If they do not say which tensor is which.
-    """
-    there = weights.specs().keys() | tied_names(weights).keys()
-    said: dict[str, Any] = {}
-    for model in models:
-        ask = getattr(model, "get_name_mappings_to_training", None)
-        said.update({own: name for own, name in (ask() if callable(ask) else {}).items() if own in there})
-    return TrainingNames.of_model(said)
-
-
-class _Together:
-    """Several models under one set of names: of two with one name the later counts, as in FastDeploy."""
-
-    def __init__(self, models: Sequence[Any]) -> None:
-        self._models = models
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return every tensor by name."""
-        return {name: tensor for model in self._models for name, tensor in model.state_dict().items()}
