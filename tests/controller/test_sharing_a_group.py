@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -139,6 +140,31 @@ def test_a_command_outlives_the_controller_that_began_it(held):
     with group.controller() as other:
         assert other.clear().outcome is Outcome.CLEARED
     controller.close()
+
+
+def test_a_signal_that_ends_the_callers_wait_leaves_the_command_under_way(group):
+    class InterruptedCallerError(Exception):
+        """What a caller's own signal handler raises: not an error of wsm."""
+
+    def interrupt(_number, _frame):
+        raise InterruptedCallerError
+
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "write", "hold")
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lambda: (group.await_held(1, "write"), os.kill(os.getpid(), signal.SIGUSR1)))
+                with pytest.raises(InterruptedCallerError):
+                    controller.update(2)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        with pytest.raises(RoleBusyError):
+            controller.clear()
+        group.revoke(1, "write")
+        eventually(lambda: controller.status().version == "2" and controller.status().serving)
+        assert controller.clear(wait_s=10).outcome is Outcome.CLEARED
 
 
 def test_a_command_that_cannot_be_written_leaves_the_role_to_others(group, monkeypatch):

@@ -184,8 +184,9 @@ class Campaign:
         for rank in self.ranks:
             rank.runner.requests.submit(self.random.randrange(1, 30))
         if self.chance(0.4):
-            return controller.clear(**options)
-        return controller.update(self.random.randrange(1, 200), force=self.chance(0.5), **options)
+            return controller.begin_clear(**options).result()
+        version, force = self.random.randrange(1, 200), self.chance(0.5)
+        return controller.begin_update(version, force=force, **options).result()
 
     def assert_one_outcome(self) -> None:
         """Nobody is alone with what he holds; a failed teardown is the one way to differ."""

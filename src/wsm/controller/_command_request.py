@@ -310,7 +310,9 @@ class _CommandKeywords:
             seconds = getattr(self, name)
             if seconds is not None and not (is_number(seconds) and not math.isnan(seconds)):
                 raise errors.bad_keyword(problem=f"{name} is {seconds!r}, no number of seconds")
-        arguments = replace(arguments, traceparent=traces.current_traceparent())
+        traceparent = traces.current_traceparent()
+        if traceparent is not None:
+            arguments = replace(arguments, traceparent=traceparent)
         try:
             arguments.require_kinds()
         except CommandArgumentsError as error:
@@ -486,11 +488,15 @@ def keywords_of(
         @functools.wraps(method)
         def called(owner: _Self, /, *args: _P.args, **named: _P.kwargs) -> _Given:
             try:
-                taken.bind(*args, **named)
-            except TypeError as error:
-                call = f"{type(owner).__name__}.{method.__name__}()"
-                raise TypeError(f"{call}: {error}; it takes {', '.join(taken.parameters)}") from None
-            return method(owner, kind(*args, **named))
+                keywords = kind(*args, **named)
+            except TypeError:
+                try:  # said as of the method, not of what its keywords are kept in
+                    taken.bind(*args, **named)
+                except TypeError as error:
+                    call = f"{type(owner).__name__}.{method.__name__}()"
+                    raise TypeError(f"{call}: {error}; it takes {', '.join(taken.parameters)}") from None
+                raise
+            return method(owner, keywords)
 
         own = inspect.signature(method)
         itself = next(iter(own.parameters.values()))

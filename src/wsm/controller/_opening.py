@@ -147,16 +147,20 @@ class Opening:
         self._engine_words = engine_words
         self._clock = clock
 
-    def begin(self, request: CommandRequest) -> Pending:
-        """Write the command, or return a receipt where nothing is to do. Blocks up to `wait_s`."""
+    def begin(self, request: CommandRequest, *, here: bool = False) -> Pending:
+        """Write the command, or return a receipt where nothing is to do. Blocks up to `wait_s`.
+
+        With `here` the caller drives it to its end, as :meth:`.Pending.driven` says.
+        """
         with ExitStack() as ending:
             self._access.begin_use()
             ending.callback(self._access.end_use)
             ending.callback(self._take_role(request.wait_s).release)
+            ending.enter_context(self._group.journal.open_for_a_command())
             view = self._complete_inherited(min(request.settle_s, max(request.wait_s, TAKEOVER_S)))
             if request.operation.is_of_admission:
                 request.require_wanted()
-                return self._begin_of_admission(request, view, ending)
+                return self._begin_of_admission(request, view, ending, here=here)
             request = under_hold(self._group, request, view)
             admitted = self._admit(request, view)
             request.require_wanted()
@@ -170,7 +174,7 @@ class Opening:
                 owed=admitted.owed,
             ):
                 if request.changes_admission(held=view.committed.held):
-                    return self._begin_of_admission(request.of_admission(), view, ending)
+                    return self._begin_of_admission(request.of_admission(), view, ending, here=here)
                 return Pending.ended(self._receipt_of_no_work(request, admitted))
             # Only the ranks can find out that what is announced is held; the receipt is for that case.
             unneeded = None
@@ -183,6 +187,7 @@ class Opening:
             over = ending.pop_all()
 
         def drive() -> Receipt:
+            nonlocal transaction
             try:
                 return transaction.drive()
             except WsmError as error:
@@ -194,12 +199,14 @@ class Opening:
                     raise
             if following.operation.is_of_admission:  # with the words of the command that found this
                 now = self._group.view()
-                return self._write_of_admission(following, now, over, given_up, takes_words=False).drive()
+                transaction = self._write_of_admission(following, now, over, given_up, takes_words=False)
+                return transaction.drive()
             # The update in place that a hot one falls back to, with the role still held.
             again = self._admit(following, self._group.view())
-            return self._write(following, again, given_up, over).drive()
+            transaction = self._write(following, again, given_up, over)
+            return transaction.drive()
 
-        return Pending.driven(transaction, over, request.told(drive))
+        return Pending.driven(transaction, over, request.told(drive), here=here)
 
     def settle(self, request_id: str | None, *, commit: bool, settle_s: float, wait_s: float) -> Pending:
         """Commit or abort the open command that no process drives; what is refused is raised here."""
@@ -276,13 +283,15 @@ class Opening:
         ).complete()
         return self._group.view()
 
-    def _begin_of_admission(self, request: CommandRequest, view: View, ending: ExitStack) -> Pending:
+    def _begin_of_admission(
+        self, request: CommandRequest, view: View, ending: ExitStack, *, here: bool
+    ) -> Pending:
         """Hold the group or release it, or return a receipt where no rank is to be asked."""
         receipt = answered_at_once(self._group, request, view)
         if receipt is not None:
             return Pending.ended(receipt)
         transaction = self._write_of_admission(request, view, ending)
-        return Pending.driven(transaction, ending.pop_all(), request.told(transaction.drive))
+        return Pending.driven(transaction, ending.pop_all(), request.told(transaction.drive), here=here)
 
     def _write_of_admission(
         self,

@@ -294,6 +294,11 @@ class Transaction:
         self._given_up.set()
         self._group.ring()
 
+    def wake_ranks(self) -> None:
+        """Wake the ranks anew: a signal may have come between a word and its wake-up."""
+        with suppress(WsmError, ValueError):  # the segment is closed, or cut short: the drive says so
+            self._group.wake()
+
     def drive(self) -> Receipt:
         """Bring the command to its end. Blocks up to its deadline and the settle time.
 
@@ -318,6 +323,7 @@ class Transaction:
             )
 
     def _drive(self) -> Receipt:
+        woken = False
         while True:
             look = self._group.look()
             view = look.view
@@ -337,11 +343,11 @@ class Transaction:
                 continue
             if self._handed_over is not None:
                 return self._handed_over
-            if self._watch.look(view) and self._decided_ns is None:
+            if self._watch.look(look, woken=woken) and self._decided_ns is None:
                 continue  # there is a reason to give up that was not known
             self._raise_if_stuck(view)
             left_s = LOOK_S if self._decided_ns else self._left_s()
-            self._group.wait(look, self._watch.wait_s(left_s))
+            woken = self._group.wait(look, self._watch.wait_s(left_s))
         return self._ended(view)
 
     def complete(self) -> None:
@@ -438,7 +444,12 @@ class Transaction:
         if due.word.is_abort:
             self._situation = self._seen(view)
         self._decided_ns = self._clock.monotonic_ns()
-        return write_decision(self._group, view, due._replace(operator=self._is_operators))
+        with self._group.journal.words_first():
+            write_decision(self._group, view, due._replace(operator=self._is_operators))
+            now = self._group.view()
+            if now.command.operation.is_commit:
+                complete_commit(self._group, now, self._arguments)
+        return True
 
     def _seen(self, view: View) -> Situation:
         """Keep what there is to be said of the ranks now, for the error that may come of it."""
@@ -594,7 +605,9 @@ class Pending:
         return cls(receipt.request_id, future, lambda: None)
 
     @classmethod
-    def driven(cls, transaction: Transaction, ending: ExitStack, drive: Callable[[], Receipt]) -> Pending:
+    def driven(
+        cls, transaction: Transaction, ending: ExitStack, drive: Callable[[], Receipt], *, here: bool = False
+    ) -> Pending:
         """Drive a command that was written in a thread of its own, which holds the controller role as long.
 
         So a caller that computes between calls, or stops waiting, leaves no rank undecided. Where the kernel
@@ -607,21 +620,41 @@ class Pending:
         ending : ExitStack
             Closed in the thread when the request is over in any way; gives the controller role back.
         drive : callable
-            Brings the request to its end, in the thread.
+            Brings the request to its end, in the thread. If it is called again, it goes on where it was.
+        here : bool
+            For a caller that waits for the end anyway: it drives itself, which costs no thread, and this
+            blocks until the request is over. What a signal handler raises meanwhile ends the caller's wait,
+            not the command: a thread goes on with that.
         """
-        future: Future[Receipt] = Future()
+        pending = cls(transaction.request_id, Future(), transaction.give_up)
 
         def run() -> None:
             try:
                 with ending:
                     receipt = drive()
             except BaseException as error:  # noqa: BLE001 - the caller's thread gets it, whatever it is
-                future.set_exception(error)
+                pending._future.set_exception(error)
             else:
-                future.set_result(receipt)
+                pending._future.set_result(receipt)
 
-        _in_thread(run, f"wsm-transaction-{transaction.sequence}")
-        return cls(transaction.request_id, future, transaction.give_up)
+        def go_on() -> None:
+            transaction.wake_ranks()
+            run()
+
+        name = f"wsm-transaction-{transaction.sequence}"
+        if not here:
+            _in_thread(run, name)
+            return pending
+        try:
+            receipt = drive()
+        except WsmError:
+            ending.close()
+            raise
+        except BaseException:
+            _in_thread(go_on, name)
+            raise
+        ending.close()
+        return cls.ended(receipt)
 
     def result(self, timeout_s: float | None = None) -> Receipt:
         """Wait for the receipt. Blocks; the command has a deadline of its own.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from wsm import log
 from wsm.clock import Clock
-from wsm.controller.group_view import GroupView
+from wsm.controller.group_view import GroupView, Look
 from wsm.declared_plans import DeclaredAction, DeclaredPlansError
 from wsm.signals.presence import Doing
 from wsm.states import decide
@@ -55,14 +55,30 @@ class CommandWatch:
         self._group = group
         self._command = command
         self._overdue = _Overdue(group, command.epoch, clock)
+        self._clock = clock
+        self._looked: tuple[int, int] | None = None
         self._log = log.logger("controller", epoch=command.epoch, sequence=command.sequence)
         group.watch_deaths()
 
-    def look(self, view: View) -> bool:
+    def look(self, seen: Look, *, woken: bool) -> bool:
         """Look at all of them; return whether a rank is newly lost or overdue.
 
         That is logged now, whatever comes of the command.
+
+        Parameters
+        ----------
+        seen : Look
+            What was read.
+        woken : bool
+            Whether it was a word that ended the last wait. Ranks write many, so that processes and clocks are
+            looked at only if a death has rung, or the last look at them was :data:`LOOK_S` ago.
         """
+        now_ns, view = self._clock.monotonic_ns(), seen.view
+        if woken and self._looked is not None:
+            looked_ns, rings = self._looked
+            if rings == seen.rings and now_ns - looked_ns < LOOK_S * 1e9:
+                return False
+        self._looked = now_ns, seen.rings
         found = False
         before, self.lost = self.lost, self._group.lost()
         for rank in self.lost:

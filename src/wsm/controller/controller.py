@@ -148,7 +148,7 @@ class Controller:
         UnsettledError
             If it is decided to go on, and some rank has not said that it is done.
         """
-        return self._opening.begin(keywords.request()).result()
+        return self._opening.begin(keywords.request(), here=True).result()
 
     @keywords_of(UpdateKeywords)
     def update(self, keywords: UpdateKeywords) -> Receipt:
@@ -223,7 +223,7 @@ class Controller:
         WsmError
             As :meth:`clear`.
         """
-        return self._opening.begin(keywords.request()).result()
+        return self._opening.begin(keywords.request(), here=True).result()
 
     @keywords_of(HoldKeywords)
     def hold(self, keywords: HoldKeywords) -> Receipt:
@@ -264,7 +264,7 @@ class Controller:
         WsmError
             As :meth:`clear`. A hold that failed left cache and admission as they were.
         """
-        return self._opening.begin(keywords.request()).result()
+        return self._opening.begin(keywords.request(), here=True).result()
 
     @keywords_of(ReleaseKeywords)
     def release(self, keywords: ReleaseKeywords) -> Receipt:
@@ -294,7 +294,7 @@ class Controller:
         WsmError
             As :meth:`clear`. After a release that failed the group is held as before.
         """
-        return self._opening.begin(keywords.request()).result()
+        return self._opening.begin(keywords.request(), here=True).result()
 
     @keywords_of(HoldKeywords)
     def begin_hold(self, keywords: HoldKeywords) -> Pending:

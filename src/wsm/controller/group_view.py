@@ -71,13 +71,16 @@ class GroupView:
     ----------
     role : ControllerRole
         The right to write here.
+    journal : ControllerJournal
+        What commands write down, in the segment and beside the ranks' journals.
     participants : int
         Number of ranks and helpers.
 
     Raises
     ------
     wsm.signals.errors.SegmentTruncatedError
-        By each of its methods but :meth:`close`, if the segment's file was cut short.
+        If the segment's file was cut short: by what reads words or processes anew, and by what writes. What
+        takes a view, or a command of one, relies on the reading that this came from.
     """
 
     def __init__(self, segment: Segment, journal_directory: str | Path | None = None) -> None:
@@ -85,7 +88,7 @@ class GroupView:
         self._segment = segment
         owners = journal_directory_of(segment)
         directory = Path(journal_directory).absolute() if journal_directory else owners
-        self._journal = ControllerJournal(segment.controller_journal, directory, begins=directory != owners)
+        self.journal = ControllerJournal(segment.controller_journal, directory, begins=directory != owners)
         self._layout = segment.layout
         self.participants = segment.layout.participants
         self._reader = ViewReader(segment)
@@ -94,6 +97,7 @@ class GroupView:
         self._plans: dict[bytes, DeclaredPlans] = {}  # equal on most ranks, and in every epoch
         self._epoch_of_equal_plans = 0
         self._arguments: tuple[bytes, CommandArguments | None] = (b"", None)  # those that were read last
+        self._reports: dict[tuple[int, StatusCode], tuple[bytes, RankReport]] = {}  # likewise
         self._facts: GroupFacts | None = None  # those that were read last
         self._alarm = Alarm()
         self._deaths: DeathWatch | None = None
@@ -103,12 +107,6 @@ class GroupView:
         """The group's segment, seen to be whole; to be asked for anew before each access."""
         self._segment.require_whole()
         return self._segment
-
-    @property
-    def journal(self) -> ControllerJournal:
-        """What commands write down, in the segment and beside the ranks' journals."""
-        self._segment.require_whole()
-        return self._journal
 
     def view(self) -> View:
         """Read every word once."""
@@ -197,7 +195,6 @@ class GroupView:
 
     def lost(self) -> list[int]:
         """Return the participants whose processes are gone."""
-        self._segment.require_whole()
         with self._watching:
             look, every = self._liveness.look, range(self.participants)
             return [self.named(index) for index in every if look(index) is Life.DEAD]
@@ -221,10 +218,11 @@ class GroupView:
             If a process is about to decide the last command in the place of its controller, and stays there.
         """
         self.role.await_stand_in()
+        self._segment.require_whole()
         following = command
         while True:
             command.pack()  # a sequence that does not fit is refused before anything is written
-            slot = self.segment.arguments(command.sequence)
+            slot = self._segment.arguments(command.sequence)
             data = arguments.to_bytes()
             try:
                 slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, data)
@@ -246,7 +244,12 @@ class GroupView:
     def write_command(self, command: CommandWord) -> None:
         """Store the command word and wake every process that waits for it."""
         self.segment.words[self._layout.command] = command.pack()
-        wake(self.segment, self._layout.command)
+        wake(self._segment, self._layout.command)
+
+    def wake(self) -> None:
+        """Wake every process that waits for one of the two words."""
+        for word in (self._layout.command, self._layout.committed):
+            wake(self._segment, word)
 
     def committed(self, view: View) -> CommittedRecord:
         """Read what the group has committed, as the committed word of `view` says.
@@ -256,7 +259,7 @@ class GroupView:
         wsm.committed_record.CommittedRecordError
             If that record is not there.
         """
-        found = record_of(self.segment, view.committed)
+        found = record_of(self._segment, view.committed)
         if found is None:
             raise CommittedRecordError(sequence=view.committed.sequence)
         return found
@@ -297,11 +300,11 @@ class GroupView:
     def write_committed(self, committed: CommittedWord) -> None:
         """Store the committed word; its record stands there already."""
         self.segment.words[self._layout.committed] = committed.pack()
-        wake(self.segment, self._layout.committed)
+        wake(self._segment, self._layout.committed)
 
     def arguments(self, command: CommandWord) -> CommandArguments | None:
         """Read the arguments of a command; None if they are gone, or of another build."""
-        data = self.segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
+        data = self._segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
         if data is None:
             return None
         if data != self._arguments[0]:
@@ -357,12 +360,15 @@ class GroupView:
 
     def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
         """Read what a rank reported when it reached `code`; None if it is not there."""
-        segment = self.segment
+        segment = self._segment
         loaded = code is StatusCode.DONE_COMMITTED  # a commit that loads nothing is reported like the rest
         for slot in (*([segment.last_commit(rank)] * loaded), segment.report(rank)):
             data = slot.read(command.epoch, command.sequence, code)
             if data is not None:
-                return RankReport.from_bytes(rank, data)
+                known = self._reports.get((rank, code))
+                if known is None or known[0] != data:
+                    known = self._reports[rank, code] = data, RankReport.from_bytes(rank, data)
+                return known[1]
         return None
 
     def last_commit(self, rank: int) -> RankReport | None:
@@ -377,7 +383,7 @@ class GroupView:
     def failure(self, rank: int, command: CommandWord) -> tuple[FailureReport, bool] | None:
         """Read why a rank failed or refused a command, and whether it refused; None if it did neither."""
         for code in (StatusCode.REFUSED, StatusCode.FAILED):
-            data = self.segment.error(rank).read(command.epoch, command.sequence, code)
+            data = self._segment.error(rank).read(command.epoch, command.sequence, code)
             if data is not None:
                 failure = replace(FailureReport.from_bytes(rank, data), rank=self.named(rank))
                 return failure, code is StatusCode.REFUSED
@@ -385,7 +391,7 @@ class GroupView:
 
     def close(self) -> None:
         """Let go of the processes that are watched."""
-        self._journal.write()
+        self.journal.write()
         with self._watching:
             if self._deaths is not None:
                 self._deaths.close()

@@ -57,6 +57,8 @@ class ControllerJournal:
         self._begins = begins
         self._waits = False
         self._lines: list[str] = []
+        self._keeps_open = False
+        self._descriptor: int | None = None
 
     def moment(self) -> tuple[int, int]:
         """Return the time now, for an entry that is written once what it tells of can be seen by others."""
@@ -96,13 +98,49 @@ class ControllerJournal:
             self._waits = False
             self.write()
 
+    @contextlib.contextmanager
+    def open_for_a_command(self) -> Iterator[None]:
+        """Open the file once until the block ends, with the first line that is written in it.
+
+        Not for longer: controllers come and go, and the file may be moved away between two commands.
+        """
+        self._keeps_open = True
+        try:
+            yield
+        finally:
+            self._keeps_open = False
+            self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
     def write(self) -> None:
-        """Write to the file what is kept for it."""
-        if self._waits:
+        """Write to the file what is kept for it, all in one write."""
+        lines, path = self._lines, self._path
+        if self._waits or path is None or not lines:
             return
-        lines, self._lines = self._lines, []
-        if self._path is not None and lines:
-            self._append(self._path, "\n".join(lines))
+        self._lines = []
+        try:
+            self._append(path, "\n".join(lines).encode())
+        except (OSError, ForeignPathError) as error:
+            self._path = None
+            log.logger("controller").error(log.JOURNAL_ENDED, error=str(error))
+            self._close()
+        if not self._keeps_open:
+            self._close()
+
+    def _append(self, path: Path, lines: bytes) -> None:
+        if self._descriptor is None:
+            try:
+                self._descriptor = open_to_append(path, reads=True)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = open_to_append(path, reads=True)
+        data = b"\n" * _ends_torn(self._descriptor) + lines + b"\n"
+        if os.write(self._descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def _keep(self, line: str, command: CommandWord, at: tuple[int, int]) -> None:
         if self._path is None:
@@ -125,24 +163,6 @@ class ControllerJournal:
             sequence=command.sequence,
             facts=facts,
         ).to_line()
-
-    def _append(self, path: Path, lines: str) -> None:
-        try:
-            # Opened each time: controllers come and go, and what is written together is one write.
-            try:
-                descriptor = open_to_append(path, reads=True)
-            except FileNotFoundError:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = open_to_append(path, reads=True)
-            try:
-                data = b"\n" * _ends_torn(descriptor) + lines.encode() + b"\n"
-                if os.write(descriptor, data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            finally:
-                os.close(descriptor)
-        except (OSError, ForeignPathError) as error:
-            self._path = None
-            log.logger("controller").error(log.JOURNAL_ENDED, error=str(error))
 
 
 def _ends_torn(descriptor: int) -> bool:
