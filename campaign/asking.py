@@ -45,12 +45,13 @@ def ask(
     *,
     deadline_s: float = 20.0,
     lease_s: float = 20.0,
+    wait_s: float = 0.0,
     prepared: Callable[[], object] = bool,
 ) -> Answer:
     """Ask a group for what the operation `name` asks for and wait; never longer than :data:`HANG_S`.
 
     `prepared` is called once all have prepared what its caller decides, before it does; `lease_s` are the
-    seconds that it has for that.
+    seconds that it has for that. `wait_s` is how long a command waits for its turn.
 
     Raises
     ------
@@ -58,7 +59,7 @@ def ask(
         If there is no answer.
     """
     operation = operation_of(name)
-    limits = {"deadline_s": deadline_s, "settle_s": deadline_s}
+    limits = {"deadline_s": deadline_s, "settle_s": deadline_s, "wait_s": wait_s}
     options: dict[str, Any] = {**limits, **(operation.options or {})}
     may_commit = not operation.decision
     try:
@@ -70,9 +71,9 @@ def ask(
         elif operation.command == "clear":
             pending = controller.begin_clear(**options)
         elif operation.command == "hold":
-            pending = controller.begin_hold(wait_s=0.0, **options)
+            pending = controller.begin_hold(**options)
         elif operation.command == "release":
-            pending = controller.begin_release(wait_s=0.0, **options)
+            pending = controller.begin_release(**options)
         else:
             pending = controller.begin_update(version, hot=operation.command == "hot", **options)
         receipt = pending.result(HANG_S)

@@ -256,12 +256,14 @@ class GroupUnderFault:
 
     # -- commands ------------------------------------------------------------------------------------
 
-    def command(self, operation: str, version: int | None = None, *, deadline_s: float = 20.0) -> Answer:
+    def command(
+        self, operation: str, version: int | None = None, *, deadline_s: float = 20.0, wait_s: float = 0.0
+    ) -> Answer:
         """Ask the group for what an operation asks for; blocks as :func:`campaign.asking.ask`."""
         policy = operation_of(operation).kv_policy
         if version is not None or policy is not KVPolicy.DROP:  # without a version, the newest is meant
             self._policies[self.published if version is None else version] = policy
-        return asking.ask(self.controller, operation, version, deadline_s=deadline_s)
+        return asking.ask(self.controller, operation, version, deadline_s=deadline_s, wait_s=wait_s)
 
     def status(self) -> GroupStatus:
         """What the group says of itself now."""

@@ -230,7 +230,7 @@ def good_update(group: GroupUnderFault, result: Result) -> None:
         )
     elif group.status().state not in _REPAIRED:
         group.command("clear")
-    answer = group.command("update", version)
+    answer = group.command("update", version, wait_s=5.0)  # a supervisor's own clear may just be ending
     if answer.receipt is None or answer.receipt.version != str(version):
         result.problems.append(f"a good update afterwards failed: {answer.said[:_MAX_MESSAGE]}")
         result.leftovers += group.stop()
