@@ -17,7 +17,7 @@ from wsm.cli.main import run
 
 # Processes that tests start import the same modules; they have no pytest to find them.
 sys.path.insert(0, str(Path(__file__).parent))
-from command_line import Ended, Run, Start
+from command_line import SEPARATE, Ended, Run, Start
 from commanded_group import PATIENCE_S, LivingGroup
 
 
@@ -57,7 +57,7 @@ def wsm() -> Iterator[Run]:
     before = (root.handlers[:], root.propagate, root.level)
 
     def run_here(*arguments: object) -> Ended:
-        with click.testing.CliRunner().isolation() as (out, err, _):
+        with click.testing.CliRunner(**SEPARATE).isolation() as (out, err, *_):
             code = run([str(argument) for argument in arguments])
         return Ended(code, out.getvalue().decode(), err.getvalue().decode())
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from living_group import LivingGroup, eventually
 
 import wsm
+from tests.cli.command_line import SEPARATE
 from wsm.cli.main import run
 from wsm.config import config_from_mapping
 from wsm.group_segment import own_group
@@ -63,7 +64,7 @@ class Told:
         self.group = group
 
     def wsm(self, *arguments: str) -> str:
-        with CliRunner().isolation() as (out, err, _):
+        with CliRunner(**SEPARATE).isolation() as (out, err, *_):
             self.code = run(list(arguments))
             return (out.getvalue() + err.getvalue()).decode()
 

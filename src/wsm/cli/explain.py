@@ -61,6 +61,8 @@ def explain_command(name: str, last: int, as_json: bool) -> None:
         show_json(explanation.to_mapping())
     else:
         show_text(explanation.text(transitions=last))
+        if not explanation.serving:
+            show_text(f"\nRunbook: {explanation.finding} (docs/operating.md)")
 
 
 def _explained(name: str) -> Explanation:

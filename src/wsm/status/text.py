@@ -83,6 +83,8 @@ class Explanation:
         Whether every rank may step.
     headline : str
         The one thing to know.
+    finding : str
+        Its code: an entry of the runbook in docs/operating.md.
     sentences : tuple of str
         What was asked last, and what every rank is doing.
     waits : tuple of Wait
@@ -104,6 +106,7 @@ class Explanation:
     group: str
     serving: bool
     headline: str
+    finding: str
     sentences: tuple[str, ...]
     waits: tuple[Wait, ...]
     errors: tuple[FailureFacts, ...]
@@ -134,6 +137,7 @@ class Explanation:
             "group": self.group,
             "serving": self.serving,
             "headline": self.headline,
+            "finding": self.finding,
             "sentences": list(self.sentences),
             "waits": [asdict(wait) for wait in self.waits],
             "errors": [asdict(error) for error in self.errors],
@@ -166,6 +170,7 @@ def explain(group: GroupFacts) -> Explanation:
         group=group.name,
         serving=group.serving,
         headline=found.sentence,
+        finding=found.code,
         sentences=tuple(_sentences(group)),
         waits=tuple(wait for wait in waits if wait is not None),
         errors=tuple(one for one in failures if is_current(one, group)),
