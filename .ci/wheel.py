@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ def main() -> int:
         place = Path(directory)
         run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(place), str(REPOSITORY)])
         [wheel] = place.glob("wsm-*.whl")
+        if dead := re.findall(r"\]\((?!https?:)[^)]*\)", metadata_of(wheel)):
+            raise SystemExit(f"the package's page has links that lead nowhere: {dead}")
         for extra in ["", *sorted(extras_of(wheel) - NOT_INSTALLED)]:
             sys.stdout.write(f"{wheel.name}, {extra or 'without extras'}\n")
             sys.stdout.flush()
@@ -57,10 +60,15 @@ def main() -> int:
 
 def extras_of(wheel: Path) -> set[str]:
     """Return the names of the extras that a wheel offers."""
+    lines = metadata_of(wheel).splitlines()
+    return {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")}
+
+
+def metadata_of(wheel: Path) -> str:
+    """Return what a wheel says of itself; its page, which is the README, is at the end."""
     with zipfile.ZipFile(wheel) as archive:
         [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        lines = archive.read(metadata).decode().splitlines()
-    return {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")}
+        return archive.read(metadata).decode()
 
 
 def install(wheel: Path, extra: str, place: Path) -> None:

@@ -246,3 +246,18 @@ def test_what_a_living_group_writes_is_as_the_tables_allow(wsm: Run, group: Livi
     assert again.code == 0, again.err
     assert again.out.splitlines()[-1].endswith("inputs: the core answers each of them as it did")
     assert "rank 1 ends in weights CLEARED, KV cache CLEARED" in ended.out.splitlines()
+    out = group.journals.parent / "night.json"
+    assert wsm("trace", group.journals, "--out", out).code == 0
+    events = json.loads(out.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X"}, "names of tracks, and slices"
+    tracks: dict[tuple[int, int], list[float]] = {}
+    for event in events:  # as the format wants it: microseconds, and slices of a track one within the other
+        assert (type(event["pid"]), type(event["tid"]), type(event["name"])) == (int, int, str), event
+        if event["ph"] == "X":
+            assert event["dur"] >= 0, event
+            ends = tracks.setdefault((event["pid"], event["tid"]), [])
+            while ends and ends[-1] <= event["ts"] + 1e-3:
+                ends.pop()
+            ends.append(event["ts"] + event["dur"])
+            assert not ends[:-1] or ends[-1] <= ends[-2] + 1e-3, event
+    assert {"load_weights", "CLEARING"} <= {event["name"] for event in events}
