@@ -138,12 +138,13 @@ def _outside(what: str, case: Case, group: GroupUnderFault, result: Result) -> N
     before = prepare("hot", group, result)
     version, mark = group.publish(), group.mark()
     whom, _, how = what.partition(":")
-    if whom == "early":
-        group.arm(Fault("rank1", "write", Act.KILL))
+    killed = Fault("rank1", "write", Act.KILL) if whom == "early" else None
+    if killed is not None:
+        group.arm(killed)
     with contextlib.closing(Segment.attach(group.config.group.name)) as segment:
         view = GroupView(segment)
-        _open_outside(group, view, version, early=whom == "early")
-        if whom == "early":  # not all had prepared: it can be no commit anywhere
+        _open_outside(group, view, version, killed)
+        if killed is not None:  # not all had prepared: it can be no commit anywhere
             group.until(lambda: group.supervisor.recoveries > mark.recoveries, "the rank is replaced")
             how = "abort"
         else:
@@ -162,14 +163,16 @@ def _outside(what: str, case: Case, group: GroupUnderFault, result: Result) -> N
     finish(group, result)
 
 
-def _open_outside(group: GroupUnderFault, view: GroupView, version: int, *, early: bool) -> None:
-    """Give the command that a system outside decides; who drives it goes once all have prepared, or early."""
+def _open_outside(group: GroupUnderFault, view: GroupView, version: int, killed: Fault | None) -> None:
+    """Give a command that a system outside decides; its relay goes once all are PREPARED or one is killed."""
     with view.role.acquire(5):
         found = view.view()
         command = next_command(found, Operation.HOT_UPDATE, Decider.OUTSIDE)
         asked = CommandArguments("outside", str(version), before=WeightState.NORMAL, deadline_s=_OPEN_S)
         view.open(found, command, asked)
-        if not early:
+        if killed is not None:
+            group.until(lambda: group.fired(killed), "a rank is killed while it stages")
+        else:
             group.until(lambda: _all_are(group.status(), "PREPARED"), "all have prepared")
 
 
