@@ -71,6 +71,13 @@ def test_groups_are_shut_down_unless_experts_are_spread_or_the_flag_says_otherwi
     assert facts.expert_parallel is experts
 
 
+@pytest.mark.parametrize("said", [None, True])
+def test_a_worker_of_one_rank_has_no_group_to_shut_down(said):
+    parallel = {"tensor_parallel_rank": 0, "tensor_parallel_size": 1}
+    facts = told(parallel={**parallel, "shutdown_comm_group_if_worker_idle": said})
+    assert not built(facts, ranks=1).shut_down_groups
+
+
 def test_files_are_named_by_the_rank_in_the_whole_job_and_the_device():
     environment = {"CUDA_VISIBLE_DEVICES": "4,5,6,7", "FLAGS_selected_gpus": "3"}
     snapshot = built(told(environment=environment, parallel={"data_parallel_rank": 3})).snapshot
@@ -152,7 +159,7 @@ def test_a_strategy_that_changes_no_weights_is_refused_by_the_option_that_sets_i
 
 
 def test_what_fastdeploy_always_has_and_what_cannot_be_read_is_a_typed_error():
-    with pytest.raises(ConfigurationError, match=r"has no model_config\.model"):
+    with pytest.raises(ConfigurationError, match=r"has no parallel_config\.tensor_parallel_size"):
         read(SimpleNamespace(), SimpleNamespace(load_strategy="ipc"), {})
     for rsync_config in ("{", "[]", 7):
         with pytest.raises(ConfigurationError, match="rsync_config"):

@@ -91,20 +91,23 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
     """
     variables = os.environ if environment is None else environment
     expert_parallel = bool(_said(fd_config, "parallel_config.enable_expert_parallel", False))
+    tensor_parallel_size = int(_said(fd_config, "parallel_config.tensor_parallel_size"))
     shuts_down = _said(fd_config, "parallel_config.shutdown_comm_group_if_worker_idle", None)
+    shuts_down = (not expert_parallel) if shuts_down is None else bool(shuts_down)
+    has_groups = expert_parallel or tensor_parallel_size > 1  # a lone rank has none to shut down
     rsync_config = _rsync_config(load_config)
     by_requests = _is_on(variables, "FD_ENABLE_V1_UPDATE_WEIGHTS")
     method = _said(fd_config, "speculative_config.method", None)
     return WorkerFacts(
         options={
-            "shut_down_groups": (not expert_parallel) if shuts_down is None else bool(shuts_down),
+            "shut_down_groups": shuts_down and has_groups,
             "unknown_tensors": "ignore",
             **_way(fd_config, _load_strategy(load_config), rsync_config, variables, whole=expert_parallel),
         },
         port=(port := _port(fd_config)),
         ports=_ports(fd_config) if expert_parallel else (port,),
         tensor_parallel_rank=int(_said(fd_config, "parallel_config.tensor_parallel_rank")),
-        tensor_parallel_size=int(_said(fd_config, "parallel_config.tensor_parallel_size")),
+        tensor_parallel_size=tensor_parallel_size,
         expert_parallel=expert_parallel,
         graphs=bool(_said(fd_config, "graph_opt_config.use_cudagraph", False)),
         drafts=str(getattr(method, "value", method)).lower() == "mtp",
