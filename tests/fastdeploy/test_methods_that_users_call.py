@@ -19,6 +19,7 @@ import pytest
 from tests.raising import raising
 from wsm import log
 from wsm.config import ConfigurationError
+from wsm.controller import Controller
 from wsm.fastdeploy import DynamicWeightManager, errors
 from wsm.fastdeploy._membership import Membership
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -239,6 +240,16 @@ def test_one_line_tells_what_the_allocator_holds_and_held_at_most(manager, caplo
     (line,) = [each for each in caplog.records if log.DEVICE_MEMORY in each.getMessage()]
     for figure in ("max_allocated", "max_reserved", "current_allocated", "current_reserved", "after clear"):
         assert figure in line.getMessage()
+
+
+def test_the_status_of_a_worker_that_has_just_started_asks_for_nothing(manager, job):
+    with Controller(manager.group_name, directory=job.directory) as controller:
+        status = controller.status()
+        assert "its engine has built KV cache and graphs itself" in status.because
+        assert status.advice == ()
+        job.word.store(UPDATING)
+        manager.check_model_weights_status(Signal(job.word), ModelRunner(), job.port)
+        assert "serves version" in controller.status().sentence()
 
 
 def test_the_word_is_written_by_the_first_rank_of_a_part_alone(job):

@@ -214,6 +214,9 @@ class GroupFacts:
         The participants.
     awaited : Awaited or None
         Ranks for which all others wait, beside commands; None: none.
+    obeys_engine_alone : bool
+        Whether the ranks' loops look at no command but their engine's (FastDeploy's), which builds its first
+        KV cache itself.
     journal : tuple of JournalEntry
         The last entries of all of them and of the controllers, oldest first; empty where not asked for.
     """
@@ -239,6 +242,7 @@ class GroupFacts:
     supervisor_life: str = NEVER
     ranks: tuple[RankFacts, ...] = ()
     awaited: Awaited | None = None
+    obeys_engine_alone: bool = False
     journal: tuple[JournalEntry, ...] = ()
 
     @property

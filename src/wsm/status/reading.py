@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.committed_record import CommittedRecord, CommittedRecordError, committed_record
@@ -171,19 +172,24 @@ def read_facts(
         supervisor_life=NEVER if supervisor is None else _life_of(supervisor),
         ranks=ranks,
         awaited=_awaited(source),
+        obeys_engine_alone=_said(source, "loop").get("polls") is False,
         journal=reader.journal,
     )
 
 
 def _awaited(source: Source) -> Awaited | None:
+    said = _said(source, "awaited")
+    return Awaited(tuple(map(int, said["ranks"])), str(said["where"]), str(said["seen"])) if said else None
+
+
+def _said(source: Source, name: str) -> Mapping[str, Any]:
+    """Return what the owner says under a name; empty where it says nothing, or nothing that can be read."""
     data = source.settings.read(*SETTINGS_KEY)
     try:
-        said = None if data is None else json.loads(data).get("awaited")
+        said = None if data is None else json.loads(data).get(name)
     except (ValueError, AttributeError):
-        return None
-    if not isinstance(said, dict):
-        return None
-    return Awaited(tuple(map(int, said["ranks"])), str(said["where"]), str(said["seen"]))
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 class _Reader:

@@ -322,6 +322,12 @@ def _held(group: GroupFacts) -> Finding | None:
 
 def _half(group: GroupFacts) -> Finding | None:
     held = {(rank.weights, rank.kv) for rank in group.ranks if not rank.helper}
+    if held == {("NORMAL", "CLEARED")} and group.obeys_engine_alone:
+        return Finding(
+            "engine-has-kv-cache",
+            f"holds version {group.committed.version}",
+            "its engine has built KV cache and graphs itself, which count from its first clear or update on",
+        )
     if held == {("NORMAL", "CLEARED")}:
         command = f"wsm update {group.name} --tags kv_cache"
         return Finding(
