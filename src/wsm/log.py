@@ -59,6 +59,7 @@ REQUEST_FAILED: Final = "request.failed"
 HOLD_CLOSED: Final = "hold.closed"
 NETWORKS_TRUSTED: Final = "networks.trusted"
 PEER_REFUSED: Final = "peer.refused"
+VERB_UNSUPPORTED: Final = "verb.unsupported"
 SHORTAGE_MET: Final = "shortage.met"
 
 ENGINE_WORD_SEEN: Final = "engine_word.seen"

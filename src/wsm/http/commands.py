@@ -14,6 +14,7 @@ import json
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -124,6 +125,7 @@ class Commands:
         self.receipts_path = Path(receipts) if receipts is not None else self._place(journal_directory)
         self.kept = KeptRequests(self.receipts_path)
         self.closed_holds = ClosedHolds(self.kept, self._now)
+        self.unsupported: Counter[tuple[str, ...]] = Counter()  # by surface and verb, since this server began
 
     # What is known ------------------------------------------------------------------------------------------
 

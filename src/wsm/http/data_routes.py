@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from wsm.errors import WsmError
-from wsm.http import _text_bodies
+from wsm.http import _text_bodies, errors
 from wsm.http._text_bodies import TextRequest
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.app import admit
@@ -69,6 +69,7 @@ def data_routes(
         SurfaceRoute("POST", "/generate", texts.generate),
         SurfaceRoute("PUT", "/generate", texts.generate),
         SurfaceRoute("POST", "/v1/completions", texts.completions),
+        SurfaceRoute("POST", "/v1/chat/completions", texts.chat),
     )
 
 
@@ -133,6 +134,12 @@ class _Texts:
         return HttpAnswer(
             200, _text_bodies.completions_answer(choices, name=name, model=model, created=created)
         )
+
+    async def chat(self, request: Request, commands: Commands) -> HttpAnswer:
+        """Refuse ``/v1/chat/completions``: messages need a template and a tokenizer."""
+        del request, commands
+        problem = "this group has no tokenizer and no template: send token ids to /v1/completions"
+        raise errors.bad_body(field="messages", problem=problem)
 
     async def _answered(
         self, request: Request, commands: Commands, asked: TextRequest, names: tuple[str, ...]

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ class Exporter:
         Where the group's journals are; None: where its owner says, else the rings of its segment.
     directory : path or None
         Where segments lie; ``/dev/shm`` by default.
+    unsupported : mapping or None
+        Of a server over HTTP: how often it has refused a verb that cannot be honoured, by surface and verb.
 
     Raises
     ------
@@ -54,6 +56,7 @@ class Exporter:
         aliases: Collection[str] = (),
         journals: str | Path | None = None,
         directory: str | Path | None = None,
+        unsupported: Mapping[tuple[str, ...], float] | None = None,
     ) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
             raise RefusedError(
@@ -73,6 +76,7 @@ class Exporter:
         self._journals = None if journals is None else Path(journals)
         self._directory = Path(directory or SHARED_MEMORY_DIRECTORY)
         self._started_s = time.time()
+        self._unsupported = unsupported
         self._scraping = threading.Lock()
         self._followed: dict[str, Followed] = {}
         self._known: dict[str, GroupFacts] = {}
@@ -88,7 +92,11 @@ class Exporter:
             names = [self._name] if self._name is not None else existing_groups(self._directory)
             read = [self._read(name) for name in names]
             return families(
-                read, now_ns=time.monotonic_ns(), started_s=self._started_s, aliases=self._aliases
+                read,
+                now_ns=time.monotonic_ns(),
+                started_s=self._started_s,
+                aliases=self._aliases,
+                unsupported=self._unsupported,
             )
 
     def answer(self, accept: str = "") -> tuple[int, Sequence[tuple[str, str]], bytes]:

@@ -105,6 +105,7 @@ def families(
     now_ns: int,
     started_s: float,
     aliases: Iterable[str] = (),
+    unsupported: Mapping[tuple[str, ...], float] | None = None,
 ) -> list[Any]:
     """Return the families of a scrape.
 
@@ -118,6 +119,8 @@ def families(
         When the exporter began, in seconds since the Unix epoch.
     aliases : iterable of str
         Whose names are told, too: :data:`VLLM`.
+    unsupported : mapping or None
+        Verbs that a server over HTTP has refused since they cannot be honoured, by surface and verb.
 
     Returns
     -------
@@ -127,6 +130,9 @@ def families(
     told = _Families()
     told.info("wsm_build", "The version of wsm that exports this.", {"version": wsm.__version__})
     told.gauge("wsm_exporter_start_time_seconds", "When this exporter began to count.", started_s)
+    if unsupported is not None:
+        text = "Verbs of trainers that this server refused, since they cannot be honoured."
+        told.counts("wsm_http_unsupported", text, unsupported, "surface", "verb")
     for facts, history in groups:
         _group(told, facts)
         for rank in facts.ranks:

@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+import httpx
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from wsm import log
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers
@@ -33,6 +35,12 @@ from wsm.strategies.adopt.deciding import asked_label
 
 #: Seconds after which a group serves again that stood still only to have its KV cache flushed.
 _FLUSH_LEASE_S = 30.0
+
+#: Headers that an engine's handler gets of its own.
+_OF_THE_CONNECTION = (b"host", b"content-length", b"transfer-encoding", b"connection", b"expect")
+
+#: Statuses of an engine that has no such verb.
+_NO_SUCH_VERB = (404, 405, 501)
 
 #: What is kept under the directory that a pulled one is called by: its number, and what it was adopted as.
 _PULLED = "pulled"
@@ -88,13 +96,24 @@ class Verbs:
         Its name: the owner of its holds.
     options : SurfaceOptions
         What is configured.
+    pauses, resumes : str
+        The paths by which an engine behind this server has its scheduler paused and resumed.
     unsupported_status : int
         The status of a verb that cannot be honoured, unless the options say another.
     """
 
-    def __init__(self, surface: str, options: SurfaceOptions, *, unsupported_status: int = 501) -> None:
+    def __init__(
+        self,
+        surface: str,
+        options: SurfaceOptions,
+        *,
+        pauses: str,
+        resumes: str,
+        unsupported_status: int = 501,
+    ) -> None:
         self.surface = surface
         self.options = options
+        self._engine_pauses, self._engine_resumes = pauses, resumes
         self._unsupported_status = options.unsupported_status or unsupported_status
         self._pausing = 0
         self._flushing = False
@@ -110,12 +129,14 @@ class Verbs:
     async def pause(self, request: Request, commands: Commands, pause: Pause, part: str = "") -> Receipt:
         """Hold the group for this surface; again is a success.
 
-        Who pauses begins a step: what an update in parts of this surface has left open is taken back.
+        Who pauses begins a step: what an update in parts of this surface has left open is taken back. An
+        engine's own scheduler is paused before the ranks stand, by its own handler.
         """
         await self._take_back(request, commands)
         await self._no_flush()  # its release must not end what is held here
         self._pausing += 1
         try:
+            await self.engine_does(request, self._engine_pauses)
             return await commands.hold(
                 self.origin(request, part),
                 in_flight=pause.in_flight,
@@ -129,7 +150,45 @@ class Verbs:
         """Release what this surface holds; of an open group it is a success."""
         if self._parts is not None and self._parts.receipt is None:
             self._begun = None  # it brought nothing, and its trainer is behind its end
-        return await commands.release(self.origin(request, part), deadline_s=self.options.deadline_s)
+        receipt = await commands.release(self.origin(request, part), deadline_s=self.options.deadline_s)
+        await self.engine_resumes(request)
+        return receipt
+
+    async def engine_resumes(self, request: Request) -> None:
+        """Have an engine's own scheduler go on, once the group does."""
+        await self.engine_does(request, self._engine_resumes)
+
+    async def engine_does(self, request: Request, path: str) -> None:
+        """Have the engine behind this server do its part by its own handler; what it has none of is no fault.
+
+        Raises
+        ------
+        GroupError
+            If it fails (code ``engine-refused``), or does not answer in time.
+        """
+        engine = self.behind(request)
+        if engine is None:
+            return
+        own = request.url.path.rstrip("/").endswith(path)  # else it is a step of another verb
+        headers = [each for each in request.headers.raw if own and each[0] not in _OF_THE_CONNECTION]
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(engine, raise_app_exceptions=False),
+            base_url=str(request.base_url),
+            timeout=None,  # noqa: S113 - the wait has its own
+        )
+        async with client:
+            asking = client.post(
+                f"{path}?{request.url.query}" if own and request.url.query else path,
+                content=await request.body() if own else b"",
+                headers=headers,
+            )
+            try:
+                answer = await asyncio.wait_for(asking, self.options.deadline_s)
+            except asyncio.TimeoutError:
+                why = f"no answer within {self.options.deadline_s:g} s"
+                raise errors.engine_refused(path=path, why=why) from None
+        if answer.status_code >= 400 and answer.status_code not in _NO_SUCH_VERB:
+            raise errors.engine_refused(path=path, why=f"{answer.status_code} {answer.text[:200]!r}")
 
     async def flush(self, request: Request, commands: Commands) -> None:
         """Have no block left in the KV cache that a new request could read.
@@ -410,7 +469,12 @@ class Verbs:
     # What cannot be honoured --------------------------------------------------------------------------------
 
     async def refuse(self, commands: Commands, request: Request, refusal: Refusal) -> HttpAnswer:
-        """Answer a verb that cannot be honoured, which may close the group that this surface holds."""
+        """Answer a verb that cannot be honoured, which may close the group that surfaces hold."""
+        commands.unsupported[self.surface, refusal.verb] += 1
+        if commands.unsupported[self.surface, refusal.verb] == 1:
+            log.logger("http").warning(
+                log.VERB_UNSUPPORTED, surface=self.surface, verb=refusal.verb, reason=refusal.reason.word
+            )
         closed = refusal.closes and await commands.fail_closed(
             self.origin(request), verb=refusal.verb, reason=refusal.reason.word
         )

@@ -79,8 +79,10 @@ def needs_no_setup(asked: Fields) -> bool:
 class VllmVerbs:
     """vLLM's verbs for one server, with the holds of the surface that is named."""
 
-    def __init__(self, surface: str, options: SurfaceOptions) -> None:
-        self.verbs = Verbs(surface, options, unsupported_status=400)
+    def __init__(
+        self, surface: str, options: SurfaceOptions, *, pauses: str = "/pause", resumes: str = "/resume"
+    ) -> None:
+        self.verbs = Verbs(surface, options, pauses=pauses, resumes=resumes, unsupported_status=400)
 
     async def pause(self, request: Request, commands: Commands) -> HttpAnswer:
         query = request.query_params

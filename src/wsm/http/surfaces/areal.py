@@ -45,7 +45,9 @@ class _Areal:
 
 def surface(options: SurfaceOptions) -> Surface:
     """Return the surface of AReaL with vLLM."""
-    shared = VllmVerbs("areal", options)
+    shared = VllmVerbs(
+        "areal", options, pauses="/areal_pause_generation", resumes="/areal_continue_generation"
+    )
     made = _Areal(shared.verbs)
     verbs: dict[str, Handler] = {
         "POST /areal_pause_generation": made.pause,

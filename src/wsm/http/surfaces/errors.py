@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsm.errors import RefusedError
+from wsm.errors import GroupError, RefusedError
 
 
 def no_directories(*, directory: str) -> RefusedError:
@@ -58,6 +58,16 @@ def label_differs(*, asked: str, held: str | None) -> RefusedError:
 def not_flushed(*, why: str) -> RefusedError:
     """The KV cache cannot be flushed now."""
     return RefusedError(f"the KV cache is not flushed: {why}; ask again later", code="not-flushed", why=why)
+
+
+def engine_refused(*, path: str, why: str) -> GroupError:
+    """The engine behind a server does not do its own part of a verb."""
+    return GroupError(
+        f"the engine does not do its part, {path}: {why}; see the engine's log, and ask again",
+        code="engine-refused",
+        path=path,
+        why=why,
+    )
 
 
 def not_paused() -> RefusedError:

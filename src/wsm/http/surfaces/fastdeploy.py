@@ -22,6 +22,7 @@ from wsm.http.commands import Commands
 from wsm.http.surface import Handler, InHold, Surface, verb_route
 from wsm.http.surfaces import errors
 from wsm.http.surfaces._pausing import Pause, tags_of
+from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
 from wsm.http.surfaces._verbs import Verbs, fields
 from wsm.receipt import Receipt
@@ -142,7 +143,7 @@ class _FastDeploy:
     """FastDeploy's verbs for one server."""
 
     def __init__(self, options: SurfaceOptions) -> None:
-        self.verbs = Verbs("fastdeploy", options)
+        self.verbs = Verbs("fastdeploy", options, pauses="/v1/pause", resumes="/v1/resume")
         self.generation = generation_of(options.fastdeploy_generation)
         self.listed: list[dict[str, Any]] = []
 
@@ -219,6 +220,24 @@ class _FastDeploy:
             return legacy_answer(self.generation, code, why)
         return legacy_answer(self.generation, 200, message)
 
+    async def reset_scheduler(self, request: Request, commands: Commands) -> Any:
+        """Drop every request, as FastDeploy's controller port does; of an engine, its own handler."""
+        del commands
+        behind = self.verbs.behind(request)
+        if behind is not None:
+            return behind
+        ended = await self.verbs.abort(request, None)
+        return HttpAnswer(200, {"code": 0, "message": "success", "aborted": sorted(ended)})
+
+    async def schedule(self, request: Request, commands: Commands) -> Any:
+        """Change the scheduler, which is the engine's."""
+        behind = self.verbs.behind(request)
+        if behind is not None:
+            return behind
+        return await self.verbs.refuse(
+            commands, request, Refusal("/controller/scheduler", Reason.INTERNAL, closes=False)
+        )
+
     # What is only told --------------------------------------------------------------------------------------
 
     async def health(self, request: Request, commands: Commands) -> HttpAnswer:
@@ -238,7 +257,9 @@ class _FastDeploy:
         tags = tags_of(request.query_params.getlist("tags"))
         receipt = await self.verbs.wake(request, commands, tags, version=None, serve=True)
         if receipt is None or (receipt.hold is not None and not receipt.missing):
-            receipt = await self.verbs.resume(request, commands, "-resume")
+            return await self.verbs.resume(request, commands, "-resume")
+        if receipt.serving:  # which ended the hold
+            await self.verbs.engine_resumes(request)
         return receipt
 
 
@@ -268,6 +289,8 @@ def surface(options: SurfaceOptions) -> Surface:
         ("GET", "/ping", made.health),
         ("POST", "/ping", made.health),
         ("GET", "/load", made.routes),
+        ("POST", "/controller/reset_scheduler", made.reset_scheduler),
+        ("POST", "/controller/scheduler", made.schedule),
     ]
     made.listed = [
         {"path": path, "methods": [method], "tags": []} for method, path, _ in verbs if path.startswith("/v1")

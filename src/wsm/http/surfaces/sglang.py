@@ -81,7 +81,7 @@ class _Sglang:
     """SGLang's verbs for one server."""
 
     def __init__(self, options: SurfaceOptions) -> None:
-        self.verbs = Verbs("sglang", options)
+        self.verbs = Verbs("sglang", options, pauses="/pause_generation", resumes="/continue_generation")
 
     async def pause(self, request: Request, commands: Commands) -> HttpAnswer:
         mode = (await fields(request)).text("mode")
