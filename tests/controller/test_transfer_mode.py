@@ -12,8 +12,7 @@ from wsm.clock import ManualClock
 from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.committed_record import CommittedRecord
 from wsm.controller import Controller, errors
-from wsm.controller._command_request import HoldKeywords, PrepareKeywords, UpdateKeywords
-from wsm.controller._held import HeldDecision
+from wsm.controller._command_request import HeldDecision, HoldKeywords, PrepareKeywords, UpdateKeywords
 from wsm.states.vocabulary import KVPolicy, Tag, TransferMode
 from wsm.states.words import Operation
 

@@ -5,10 +5,8 @@ module                      responsible for
 ==========================  ==============================================================================
 :mod:`.controller`          :class:`Controller`: ``clear()``, ``update()``, ``prepare()``, ``hold()``, ...
 :mod:`.prepared`            :class:`Prepared`: a command that its caller decides
-:mod:`._held`               what that caller says to the thread that drives the command
-:mod:`._command_request`    what a caller asks: the keywords of every command, and its request
+:mod:`._command_request`    what a caller asks: the keywords of every command, its request, its own decision
 :mod:`._opening`            how a command is begun: what is refused, what needs no work, what is written
-:mod:`._hold_commands`      what a hold means for a request: answered at once, refused, or changed
 :mod:`._transaction`        one open command, from its word to its end, in a thread; its :class:`Pending`
 :mod:`.abandoned_commands`   what a group does about a command, or a hold, whose controller is gone
 :mod:`.recovery`             a new epoch for a group that has lost a rank, and what it is given again
@@ -16,9 +14,8 @@ module                      responsible for
 :mod:`.group_view`          the group as a controller sees it: read its words, write the controller's
 :mod:`._engine_words`       FastDeploy's words, taken and answered around a command
 :mod:`.engine_bridge`       FastDeploy's words, obeyed: :class:`EngineBridge`
-:mod:`._watch`              watches the ranks of an open command: which died, which hang, when it is hopeless
 :mod:`.journal`             what was asked, decided and found, for people at night
-:mod:`.outcome`             from reports to a receipt or an error; whose fault it is says :mod:`wsm.status`
+:mod:`.outcome`             who died or hangs in a command; from reports to an error that names them
 :mod:`.errors`              what a caller can be told
 ==========================  ==============================================================================
 """

@@ -1,6 +1,7 @@
 """What a caller asks: the keywords of every command, each written once, and the request that they make.
 
-A request that contradicts itself is refused here, before a group is looked at.
+A request that contradicts itself is refused here, before a group is looked at. What a caller that decides
+its command says of it later goes through the request's :class:`HeldDecision`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import inspect
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from wsm import traces
+from wsm.clock import Clock
 from wsm.command import (
     MAX_REQUEST_ID,
     CommandArguments,
@@ -26,7 +30,6 @@ from wsm.command import (
     partial_update_refused,
 )
 from wsm.controller import errors
-from wsm.controller._held import HeldDecision
 from wsm.controller.errors import CommandRefusedError, CommandWithdrawnError, RankFailedError
 from wsm.errors import BadInputError, WsmError
 from wsm.labels import checked_version
@@ -61,6 +64,65 @@ _Self = TypeVar("_Self")
 _Keywords = TypeVar("_Keywords")
 _Given = TypeVar("_Given")
 _P = ParamSpec("_P")
+
+
+class HeldDecision:
+    """What a caller says of its prepared command to the thread that drives it. Safe for threads.
+
+    Parameters
+    ----------
+    clock : Clock
+        The clock of that thread, which counts the caller's lease.
+
+    Attributes
+    ----------
+    prepared : Future of Receipt
+        Done once all are PREPARED; or once the command has ended before, in any way.
+    said_ns : int or None
+        When something was said, by the clock: what was said in time is in time, however late it is heard.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.prepared: Future[Receipt] = Future()
+        self.said_ns: int | None = None
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._said: bool | None = None
+
+    @property
+    def said(self) -> bool | None:
+        """Whether the caller wants it committed; None: it has not said so yet."""
+        return self._said
+
+    def say(self, *, commit: bool) -> bool:
+        """Say it, unless something was said before; return what counts."""
+        with self._lock:
+            if self._said is None:
+                self.said_ns = self._clock.monotonic_ns()  # first: it is read without the lock
+                self._said = commit
+            return self._said
+
+    def tell(self, receipt: Receipt) -> None:
+        """Tell the caller that all are PREPARED, or that nothing had to be."""
+        with self._lock:
+            if not self.prepared.done():
+                self.prepared.set_result(receipt)
+
+    def told(self, drive: Callable[[], Receipt]) -> Callable[[], Receipt]:
+        """Return `drive`, after which the caller is told how it ended, if it was told nothing before."""
+
+        def driven() -> Receipt:
+            try:
+                receipt = drive()
+            except BaseException as error:
+                with self._lock:
+                    if not self.prepared.done():
+                        self.prepared.set_exception(error)
+                raise
+            self.tell(receipt)
+            return receipt
+
+        return driven
 
 
 @dataclass(frozen=True)

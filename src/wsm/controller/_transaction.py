@@ -20,10 +20,10 @@ from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.controller import errors, outcome
-from wsm.controller._held import HeldDecision
-from wsm.controller._watch import LOOK_S, CommandWatch
+from wsm.controller._command_request import HeldDecision
 from wsm.controller.errors import DecisionHeldError, EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
+from wsm.controller.outcome import LOOK_S, CommandWatch
 from wsm.errors import RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
@@ -405,12 +405,6 @@ class Transaction:
         lease_s = self._arguments.lease_s
         return LOOK_S if lease_s is None else lease_s - self._elapsed_s(self._prepared_ns)
 
-    def _heard_after_s(self) -> float:
-        """Seconds since the caller of a prepared command said its commit, which was in time or not then."""
-        if self._held is None or self._prepared_ns is None or not self._held.said:
-            return 0.0
-        return self._elapsed_s(self._held.said_ns or self._clock.monotonic_ns())
-
     def _hear(self, view: View, due: Due, held: HeldDecision) -> None:
         """Tell who decides that all are PREPARED; one whose lease holds the decision goes on without this."""
         if not due.agree or not decide.all_prepared(view):
@@ -430,7 +424,10 @@ class Transaction:
         give_up, verdict = False, None if self._held is None else self._held.said
         if self._decided_ns is None:
             self._gave_up = self._given_up.is_set() or verdict is False
-            late = self._left_s() + self._heard_after_s() < 0
+            heard_after_s = 0.0  # since the caller of a prepared command said its commit
+            if self._held is not None and self._prepared_ns is not None and self._held.said:
+                heard_after_s = self._elapsed_s(self._held.said_ns or self._clock.monotonic_ns())
+            late = self._left_s() + heard_after_s < 0
             give_up = bool(self._watch.lost or self._watch.hangs) or self._gave_up or late
             self._lease_over = late and self._prepared_ns is not None
             if self._lease_over and verdict:
@@ -444,12 +441,7 @@ class Transaction:
         if due.word.is_abort:
             self._situation = self._seen(view)
         self._decided_ns = self._clock.monotonic_ns()
-        with self._group.journal.words_first():
-            write_decision(self._group, view, due._replace(operator=self._is_operators))
-            now = self._group.view()
-            if now.command.operation.is_commit:
-                complete_commit(self._group, now, self._arguments)
-        return True
+        return write_decision(self._group, view, due._replace(operator=self._is_operators))
 
     def _seen(self, view: View) -> Situation:
         """Keep what there is to be said of the ranks now, for the error that may come of it."""

@@ -17,13 +17,13 @@ from wsm.config import EngineWordsConfig
 from wsm.controller._command_request import (
     SETTLE_S,
     ClearKeywords,
+    HeldDecision,
     HoldKeywords,
     PrepareKeywords,
     ReleaseKeywords,
     UpdateKeywords,
     keywords_of,
 )
-from wsm.controller._held import HeldDecision
 from wsm.controller._opening import Opening
 from wsm.controller._transaction import Pending
 from wsm.controller.group_view import GroupAccess

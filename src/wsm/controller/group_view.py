@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import repeat
@@ -32,7 +33,7 @@ from wsm.states import epochs
 from wsm.states import journal as kinds
 from wsm.states.holding import Hold
 from wsm.states.view import View
-from wsm.states.words import CommandWord, CommittedWord, Decider, Operation, StatusCode
+from wsm.states.words import CommandWord, CommittedWord, Decider, Operation, StatusCode, is_at_work
 from wsm.status.facts import CacheProcess, GroupFacts, GroupStatus
 from wsm.status.reading import read_facts
 from wsm.status.text import status_of
@@ -140,9 +141,22 @@ class GroupView:
         return Look(read.view, read.statuses, rings)
 
     def wait(self, look: Look, timeout_s: float) -> bool:
-        """Wait until a status differs from what was seen, or it rang; blocks up to `timeout_s` seconds."""
-        watches = list(map(Watch, self._layout.status, repeat(False), look.statuses))
-        return wait(self._segment, watches, timeout_s, alarm=self._alarm, heard=look.rings)
+        """Wait until a status says more than that its participant is at work, or it rang.
+
+        Blocks up to `timeout_s` seconds; returns whether it was not those that ended the wait. A participant
+        writes a word for each action, and each wakes this process, mostly for nothing.
+        """
+        deadline_s, seen = time.monotonic() + timeout_s, look.statuses
+        while True:
+            watches = list(map(Watch, self._layout.status, repeat(False), seen))
+            left_s = deadline_s - time.monotonic()
+            if not wait(self._segment, watches, left_s, alarm=self._alarm, heard=look.rings):
+                return False
+            before, words = seen, self._segment.words
+            seen = tuple([words[index] for index in self._layout.status])
+            says_more = any(new != old and not is_at_work(new) for old, new in zip(before, seen, strict=True))
+            if says_more or self._alarm.rings != look.rings:
+                return True
 
     def watch_deaths(self) -> None:
         """From now on let the death of a participant end :meth:`wait`. Cheap if it does so already.

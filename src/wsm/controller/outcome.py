@@ -1,10 +1,18 @@
-"""From what the ranks reported to a receipt or to an error that names the culprit. Writes nothing."""
+"""What becomes of the ranks of a command: watched while it is open, and told of once it is over.
+
+Which died, which hang, and when waiting has become pointless: :class:`CommandWatch` reads words, slots and
+processes, and the time by this controller's clock. How long an action takes is counted from when it was first
+seen, so no other process' clock is believed. From what the ranks reported comes a receipt, or an error that
+names the culprit. Decides nothing, and writes no word.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from wsm import log
+from wsm.clock import Clock
 from wsm.command import PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN, VERSION_HELD
 from wsm.controller import errors
 from wsm.controller.errors import (
@@ -14,12 +22,25 @@ from wsm.controller.errors import (
     RankFailedError,
     RankLostError,
 )
-from wsm.controller.group_view import GroupView
+from wsm.controller.group_view import GroupView, Look
+from wsm.declared_plans import DeclaredAction, DeclaredPlansError
 from wsm.errors import WsmError
 from wsm.report import WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
+from wsm.signals.presence import Doing
+from wsm.states import decide
+from wsm.states import journal as kinds
 from wsm.states.view import View, any_broken
-from wsm.states.words import CommandWord, StatusCode
-from wsm.status.blame import Late, Situation, blame, doings, late_then
+from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind, steps_ahead
+from wsm.status.blame import Hang, Late, Situation, blame, doings, late_then
+
+#: Longest time between two looks at processes and actions, in seconds; most deaths are told at once.
+LOOK_S = 0.02
+
+#: Seconds that the living may take to stop once another rank is dead or hangs, until the caller is told.
+LOST_S = 1.0
+
+_SHORTEST_WAIT_S = 0.0005
+_STOPPED = frozenset((StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED))
 
 
 def reports(group: GroupView, command: CommandWord, code: StatusCode) -> list[RankReport] | None:
@@ -181,3 +202,222 @@ def aborted(
     return CommandTimeoutError(
         **common, deadline_s=then.deadline_s, gave_up=then.gave_up, late=then.late, advice=advice
     )
+
+
+class CommandWatch:
+    """The ranks of one open command.
+
+    Parameters
+    ----------
+    group : GroupView
+        The group; its deaths are watched from now on.
+    command : CommandWord
+        Which.
+    clock : Clock
+        What actions are timed by.
+
+    Attributes
+    ----------
+    lost : list of int
+        Whose processes are gone.
+    hangs : list of Hang
+        Whom the others wait for because of an action that is past its deadline.
+    """
+
+    def __init__(self, group: GroupView, command: CommandWord, clock: Clock) -> None:
+        self.lost: list[int] = []
+        self.hangs: list[Hang] = []
+        self._group = group
+        self._command = command
+        self._overdue = _Overdue(group, command.epoch, clock)
+        self._clock = clock
+        self._looked: tuple[int, int] | None = None
+        self._log = log.logger("controller", epoch=command.epoch, sequence=command.sequence)
+        group.watch_deaths()
+
+    def look(self, seen: Look, *, woken: bool) -> bool:
+        """Look at all of them; return whether a rank is newly lost or overdue.
+
+        That is logged now, whatever comes of the command.
+
+        Parameters
+        ----------
+        seen : Look
+            What was read.
+        woken : bool
+            Whether it was a word that ended the last wait. Ranks write many, so that processes and clocks are
+            looked at only if a death has rung, or the last look at them was :data:`LOOK_S` ago.
+        """
+        now_ns, view = self._clock.monotonic_ns(), seen.view
+        if woken and self._looked is not None:
+            looked_ns, rings = self._looked
+            if rings == seen.rings and now_ns - looked_ns < LOOK_S * 1e9:
+                return False
+        self._looked = now_ns, seen.rings
+        found = False
+        before, self.lost = self.lost, self._group.lost()
+        for rank in self.lost:
+            if rank not in before:
+                found = True
+                self._log.error(log.RANK_LOST, rank=rank, pid=self._group.pid(rank))
+                self._group.journal.note(kinds.RANK_LOST, self._command, lost=rank)
+        overdue, self.hangs = self.hangs, self._overdue.look(view)
+        for hang in self.hangs:
+            if all((hang.rank, hang.action) != (known.rank, known.action) for known in overdue):
+                found = True
+                self._log.error(log.ACTION_OVERDUE, rank=hang.rank, action=hang.action, seconds=hang.seconds)
+        return found
+
+    def wait_s(self, left_s: float) -> float:
+        """Seconds until the next look is due, where the command itself has `left_s` seconds left."""
+        overdue_s = self._overdue.left_s()
+        return max(min(LOOK_S, left_s, LOOK_S if overdue_s is None else overdue_s), _SHORTEST_WAIT_S)
+
+    def is_hopeless(self, view: View, *, waited_s: float, settle_s: float, patient: bool) -> bool:
+        """Whether participants that are not done with a decided command will not be, as far as is seen.
+
+        Parameters
+        ----------
+        view : View
+            What was read.
+        waited_s : float
+            Seconds since the decision.
+        settle_s : float
+            Seconds after which no rank is waited for any more.
+        patient : bool
+            Whether a stopped process is waited for like any other: it may be continued.
+        """
+        waiting = decide.waiting_on(view)
+        lost = [rank for rank in self.lost if rank in waiting]
+        # After an abort the living ranks wait until the dead ones have stopped too, which they never will.
+        if lost and _only(lost, waiting):
+            return True
+        if view.command.operation.is_abort and not patient:
+            frozen = [rank for rank in waiting if self._group.stopped(rank)]
+            if frozen and _only({*lost, *frozen}, waiting):
+                return True
+        # Nor do the ranks come back at once that wait for them inside a step or a collective.
+        troubled = lost or self.hangs
+        return waited_s > (min(LOST_S, settle_s) if troubled else settle_s)
+
+
+def _only(culprits: Collection[int], waiting: Mapping[int, StatusWord | None]) -> bool:
+    """Whether all other participants that are waited for have stopped."""
+    return all(
+        rank in culprits or (status is not None and status.code in _STOPPED)
+        for rank, status in waiting.items()
+    )
+
+
+def _waits_in_step(view: View, rank: int, other: int) -> bool:
+    """Whether `rank` is inside a step that `other` has not entered: no rank leaves it before all are in."""
+    inside = view.steps[rank]
+    return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
+        steps_ahead(inside.step, view.steps[other].step) > 0
+    )
+
+
+class _Overdue:
+    """Watches for actions that take longer than they may.
+
+    Parameters
+    ----------
+    group : GroupView
+        The group.
+    epoch : int
+        Whose plans count.
+    clock : Clock
+        What the seconds are measured by.
+    """
+
+    def __init__(self, group: GroupView, epoch: int, clock: Clock) -> None:
+        self._group = group
+        self._epoch = epoch
+        self._clock = clock
+        self._since: dict[int, tuple[Doing, int, int]] = {}
+
+    def left_s(self) -> float | None:
+        """Seconds until the next deadline that is known of; None if no participant was inside an action."""
+        least = None
+        for rank in self._since:
+            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
+            if action is not None:
+                left_s = action.deadline_s - self._elapsed_s(rank)
+                least = left_s if least is None else min(left_s, least)
+        return least
+
+    def look(self, view: View) -> list[Hang]:
+        """Return whom the others wait for because of an action that is past its deadline; mostly none."""
+        now_ns = self._clock.monotonic_ns()
+        for rank in range(self._group.participants):
+            presence = self._group.presence(rank)
+            known = self._since.get(rank)
+            if presence.doing.action is None:
+                self._since.pop(rank, None)
+            elif known is None or known[:2] != (presence.doing, presence.since_ns):
+                self._since[rank] = (presence.doing, presence.since_ns, now_ns)
+        late = []
+        for rank in self._since:
+            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
+            if action is not None and self._elapsed_s(rank) > action.deadline_s:
+                late.append(rank)
+        return self._culprits(late, view) if late else []
+
+    def _culprits(self, late: list[int], view: View) -> list[Hang]:
+        """Name the ranks that hold a collective action up: none leaves it before all are in."""
+        hangs: dict[int, Hang] = {}
+        for rank in late:
+            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
+            if action is None:
+                continue
+            who = (
+                self._held_up_by(rank, view)
+                if action.collective
+                else [rank, *self._stopped_before(rank, view)]
+            )
+            for culprit in who:
+                stopped = self._group.stopped(culprit)
+                hangs.setdefault(
+                    culprit,
+                    Hang(
+                        self._group.named(culprit),
+                        action.name,
+                        self._elapsed_s(rank),
+                        action.deadline_s,
+                        stopped,
+                    ),
+                )
+        return [hangs[rank] for rank in sorted(hangs)]
+
+    def _stopped_before(self, rank: int, view: View) -> list[int]:
+        """Return stopped ranks that hold this one inside a step, where it cannot see what it has staged."""
+        ranks = range(len(view.steps))  # a KV-cache process is inside no step
+        return [
+            other
+            for other in ranks
+            if rank in ranks and _waits_in_step(view, rank, other) and self._group.stopped(other)
+        ]
+
+    def _held_up_by(self, rank: int, view: View) -> list[int]:
+        index = view.statuses[rank].action
+        absent = [
+            other
+            for other in range(self._group.participants)
+            if other not in self._since
+            and (status := view.of_command(other)) is not None
+            and (status.code, status.action) == (StatusCode.RUNNING, index)
+        ]
+        inside = [other for other in self._since if view.statuses[other].action == index]
+        return absent or [other for other in inside if self._group.stopped(other)] or inside
+
+    def _elapsed_s(self, rank: int) -> float:
+        return (self._clock.monotonic_ns() - self._since[rank][2]) / 1e9
+
+
+def _action_of(group: GroupView, rank: int, epoch: int, what: Doing) -> DeclaredAction | None:
+    try:
+        plans = group.plans(rank, epoch)
+    except DeclaredPlansError:
+        return None
+    plan = None if plans is None else plans.at(what.plan)
+    return None if plan is None or what.action is None else plan.at(what.action)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import final
 
 from wsm.controller import errors
-from wsm.controller._held import HeldDecision
+from wsm.controller._command_request import HeldDecision
 from wsm.controller._transaction import Pending
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt

@@ -170,6 +170,11 @@ def code_name(operation: Operation, code: StatusCode) -> str:
     return "STAGING" if operation.is_hot and code is StatusCode.DRAINING else code.name
 
 
+def is_at_work(status: int) -> bool:
+    """Whether a status word says only that its participant goes on, which decides nothing."""
+    return StatusCode.DRAINING <= status & 0x1F <= StatusCode.RUNNING
+
+
 class StepKind(enum.IntEnum):
     """What a rank says in its step word."""
 
