@@ -8,7 +8,6 @@ through :class:`GroupProcesses`. Whose process is replaced, and when it tries ag
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -22,9 +21,8 @@ from wsm.config import WsmConfig
 from wsm.controller import errors, outcome
 from wsm.controller._transaction import Pending
 from wsm.controller.errors import Death, DecisionHeldError, RankLostError, RestartLimitError
-from wsm.controller.recovery import Recovery
+from wsm.controller.recovery import Recovery, Repetition
 from wsm.errors import WsmError
-from wsm.receipt import Receipt
 from wsm.shortage import described, shortage_of
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.segment import Segment
@@ -154,106 +152,6 @@ class GroupProcesses(Protocol):
         """Wait up to `timeout_s` seconds; less if a process ends meanwhile."""
 
 
-class _Repetition:
-    """A command of the keeper's that is given again while it fails, with growing waits in between.
-
-    It restores a group after a loss, or clears one with a FAULTED rank. It gives way to another controller
-    that has the role at the moment.
-
-    Parameters
-    ----------
-    recovery : Recovery
-        Of the group.
-    limits : RecoveryConfig
-        How long to wait between two attempts.
-    following : callable
-        Says what follows after so many failures.
-    begin : callable
-        Begins the command, with the role; None where there is nothing to command.
-    cancelled : callable
-        Whether it is not wanted any more.
-
-    Attributes
-    ----------
-    failures : int
-        How many attempts have failed.
-    due_s : float
-        When the next one is to be made, by ``time.monotonic()``.
-    """
-
-    def __init__(
-        self,
-        recovery: Recovery,
-        limits: RecoveryConfig,
-        *,
-        following: Callable[..., Attempt],
-        begin: Callable[[], Pending | None],
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self.failures = 0
-        self.due_s = 0.0
-        self._recovery = recovery
-        self._limits = limits
-        self._following = following
-        self._begin = begin
-        self._cancelled = cancelled
-
-    def following(self) -> Attempt:
-        """Say what is to be done now."""
-        return self._following(failed=self.failures)
-
-    def attempt(self) -> tuple[Attempt, Receipt | None]:
-        """Give the command; it need not be due. Blocks for the length of it.
-
-        Returns
-        -------
-        Attempt, Receipt or None
-            MAKE once it worked, with its receipt; WAIT if another controller has the role; else why there is
-            nothing to do any more.
-
-        Raises
-        ------
-        RankLostError, CommandOpenError
-            If a participant is gone again, or has not come to the end of the last command. The role is kept.
-        WsmError
-            If it failed for a reason that may pass. It is counted with :meth:`failed`.
-        """
-        if not self._recovery.take_role(0.0):
-            self.due_s = time.monotonic() + self._limits.delay_s
-            return Attempt.WAIT, None
-        now, receipt = self.following(), None  # another command may have been quicker
-        try:
-            if now is Attempt.MAKE:
-                receipt = self._result()
-        except (RankLostError, CommandOpenError):
-            raise
-        except BaseException:
-            self._recovery.release()
-            raise
-        self._recovery.release()
-        return now, receipt
-
-    def failed(self) -> float:
-        """Count a failure; return how many seconds to wait for the next attempt."""
-        self.failures += 1
-        return self.put_off(self.failures)
-
-    def put_off(self, failures: int) -> float:
-        """Let the next attempt be due as after that many failures; return in how many seconds that is."""
-        delay_s = self._limits.backoff.after(failures)
-        self.due_s = time.monotonic() + delay_s
-        return delay_s
-
-    def _result(self) -> Receipt | None:
-        pending = self._begin()
-        while pending is not None:
-            with contextlib.suppress(TimeoutError):
-                return pending.result(_LOOK_S)
-            if self._cancelled():
-                pending.give_up()
-        return None
-
-
 @final
 class Keeper:
     """The recoveries of one group; a context manager, from :meth:`start` to :meth:`close`.
@@ -308,8 +206,8 @@ class Keeper:
         self._leaving_since: float | None = None
         self._decided: tuple[object, float] = (None, 0.0)
         self._lost_at_s = 0.0
-        self._restore: _Repetition | None = None
-        self._repair: _Repetition | None = None
+        self._restore: Repetition | None = None
+        self._repair: Repetition | None = None
         retired_from = strategy_called(config.strategy).retired_from
         self._pins = VersionPins(retired_from(config.strategy_sections()))
         self._log = log.logger("controller.keeper", group=config.name)
@@ -591,9 +489,13 @@ class Keeper:
 
     def _repetition(
         self, following: Callable[..., Attempt], begin: Callable[[], Pending | None]
-    ) -> _Repetition:
-        return _Repetition(
-            self._recovery, self._limits, following=following, begin=begin, cancelled=self._closing.is_set
+    ) -> Repetition:
+        return Repetition(
+            self._recovery,
+            self._limits.backoff,
+            following=following,
+            begin=begin,
+            cancelled=self._closing.is_set,
         )
 
     def _restore_if_due(self) -> dict[int, str]:
@@ -603,7 +505,7 @@ class Keeper:
             return {}
         return self._restore_now(restore)
 
-    def _restore_now(self, restore: _Repetition) -> dict[int, str]:
+    def _restore_now(self, restore: Repetition) -> dict[int, str]:
         try:
             now, receipt = restore.attempt()
         except (RankLostError, CommandOpenError) as error:
@@ -625,7 +527,7 @@ class Keeper:
                 self._restored("was given another command, and is restored no more")
         return {}
 
-    def _not_restored(self, restore: _Repetition, error: WsmError) -> None:
+    def _not_restored(self, restore: Repetition, error: WsmError) -> None:
         """Take in that an attempt has failed for a reason that may pass; the last one gives up."""
         delay_s, number, epoch = restore.failed(), restore.failures, self._recovery.epoch
         following = restore.following()
@@ -701,7 +603,7 @@ class Keeper:
                 )
         return {}
 
-    def _put_off(self, repair: _Repetition, why: str) -> None:
+    def _put_off(self, repair: Repetition, why: str) -> None:
         delay_s = repair.put_off(repair.failures + 1)
         last = repair.failures >= self._limits.repair_attempts
         then = "that rank is replaced" if last else "all ranks are cleared again"

@@ -335,12 +335,13 @@ class _Overdue:
         self._epoch = epoch
         self._clock = clock
         self._since: dict[int, tuple[Doing, int, int]] = {}
+        self._actions: dict[tuple[int, Doing], DeclaredAction | None] = {}  # plans are declared once an epoch
 
     def left_s(self) -> float | None:
         """Seconds until the next deadline that is known of; None if no participant was inside an action."""
         least = None
         for rank in self._since:
-            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
+            action = self._action_of(rank)
             if action is not None:
                 left_s = action.deadline_s - self._elapsed_s(rank)
                 least = left_s if least is None else min(left_s, least)
@@ -358,7 +359,7 @@ class _Overdue:
                 self._since[rank] = (presence.doing, presence.since_ns, now_ns)
         late = []
         for rank in self._since:
-            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
+            action = self._action_of(rank)
             if action is not None and self._elapsed_s(rank) > action.deadline_s:
                 late.append(rank)
         return self._culprits(late, view) if late else []
@@ -367,7 +368,7 @@ class _Overdue:
         """Name the ranks that hold a collective action up: none leaves it before all are in."""
         hangs: dict[int, Hang] = {}
         for rank in late:
-            action = _action_of(self._group, rank, self._epoch, self._since[rank][0])
+            action = self._action_of(rank)
             if action is None:
                 continue
             who = (
@@ -413,11 +414,16 @@ class _Overdue:
     def _elapsed_s(self, rank: int) -> float:
         return (self._clock.monotonic_ns() - self._since[rank][2]) / 1e9
 
-
-def _action_of(group: GroupView, rank: int, epoch: int, what: Doing) -> DeclaredAction | None:
-    try:
-        plans = group.plans(rank, epoch)
-    except DeclaredPlansError:
-        return None
-    plan = None if plans is None else plans.at(what.plan)
-    return None if plan is None or what.action is None else plan.at(what.action)
+    def _action_of(self, rank: int) -> DeclaredAction | None:
+        """Return what a rank is inside of; None: it said nothing of its plans that this build reads."""
+        what = self._since[rank][0]
+        found = self._actions.get((rank, what))
+        if found is None:
+            try:
+                plans = self._group.plans(rank, self._epoch)
+            except DeclaredPlansError:
+                return None
+            plan = None if plans is None else plans.at(what.plan)
+            found = None if plan is None or what.action is None else plan.at(what.action)
+            self._actions[rank, what] = found
+        return found

@@ -3,7 +3,8 @@
 :class:`Recovery` begins the epoch, and loads again what the group served. Its caller has killed and reaped
 what it replaces. The controller role is held from the moment before the epoch is raised until the group is
 restored, so that no other command comes in between. What is restored is decided by :mod:`wsm.states.epochs`;
-which process is started when, by :mod:`.keeper`. Commands whose controllers are gone:
+which process is started when, by :mod:`.keeper`. :class:`Repetition` gives a command of these again while it
+fails. Commands whose controllers are gone:
 :mod:`.abandoned_commands`.
 """
 
@@ -30,21 +31,27 @@ from wsm.controller._transaction import (
     known_arguments,
 )
 from wsm.controller.abandoned_commands import AbandonedCommands, decide_undecided
+from wsm.controller.errors import RankLostError
 from wsm.controller.group_view import GroupView
 from wsm.errors import InternalError
+from wsm.receipt import Receipt
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError, go_on_or_end
 from wsm.signals.liveness import Life
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
 from wsm.states import decide, epochs, holding
-from wsm.states.epochs import Attempt
+from wsm.states.epochs import Attempt, Backoff
+from wsm.states.errors import CommandOpenError
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, Operation
 
 #: Longest wait between two looks at whether waiting is still wanted, in seconds.
 _LOOK_S = 0.05
+
+#: The same while a command is given again.
+_CANCEL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -396,3 +403,103 @@ class Recovery:
         elif word is not None:
             self._group.commit(view, CommittedRecord(word.sequence, hold=self._group.hold(view)))
         return goal
+
+
+class Repetition:
+    """A command of a recovery's that is given again while it fails, with growing waits in between.
+
+    It restores a group after a loss, or clears one with a FAULTED rank. It gives way to another controller
+    that has the role at the moment.
+
+    Parameters
+    ----------
+    recovery : Recovery
+        Of the group.
+    backoff : Backoff
+        How long to wait between two attempts.
+    following : callable
+        Says what follows after so many failures.
+    begin : callable
+        Begins the command, with the role; None where there is nothing to command.
+    cancelled : callable
+        Whether it is not wanted any more.
+
+    Attributes
+    ----------
+    failures : int
+        How many attempts have failed.
+    due_s : float
+        When the next one is to be made, by ``time.monotonic()``.
+    """
+
+    def __init__(
+        self,
+        recovery: Recovery,
+        backoff: Backoff,
+        *,
+        following: Callable[..., Attempt],
+        begin: Callable[[], Pending | None],
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self.failures = 0
+        self.due_s = 0.0
+        self._recovery = recovery
+        self._backoff = backoff
+        self._following = following
+        self._begin = begin
+        self._cancelled = cancelled
+
+    def following(self) -> Attempt:
+        """Say what is to be done now."""
+        return self._following(failed=self.failures)
+
+    def attempt(self) -> tuple[Attempt, Receipt | None]:
+        """Give the command; it need not be due. Blocks for the length of it.
+
+        Returns
+        -------
+        Attempt, Receipt or None
+            MAKE once it worked, with its receipt; WAIT if another controller has the role; else why there is
+            nothing to do any more.
+
+        Raises
+        ------
+        RankLostError, CommandOpenError
+            If a participant is gone again, or has not come to the end of the last command. The role is kept.
+        WsmError
+            If it failed for a reason that may pass. It is counted with :meth:`failed`.
+        """
+        if not self._recovery.take_role(0.0):
+            self.due_s = time.monotonic() + self._backoff.first_s
+            return Attempt.WAIT, None
+        now, receipt = self.following(), None  # another command may have been quicker
+        try:
+            if now is Attempt.MAKE:
+                receipt = self._result()
+        except (RankLostError, CommandOpenError):
+            raise
+        except BaseException:
+            self._recovery.release()
+            raise
+        self._recovery.release()
+        return now, receipt
+
+    def failed(self) -> float:
+        """Count a failure; return how many seconds to wait for the next attempt."""
+        self.failures += 1
+        return self.put_off(self.failures)
+
+    def put_off(self, failures: int) -> float:
+        """Let the next attempt be due as after that many failures; return in how many seconds that is."""
+        delay_s = self._backoff.after(failures)
+        self.due_s = time.monotonic() + delay_s
+        return delay_s
+
+    def _result(self) -> Receipt | None:
+        pending = self._begin()
+        while pending is not None:
+            with contextlib.suppress(TimeoutError):
+                return pending.result(_CANCEL_S)
+            if self._cancelled():
+                pending.give_up()
+        return None

@@ -8,8 +8,6 @@ module                  responsible for
 :mod:`.rules`           the one thing that keeps the group from serving, and why
 :mod:`._advice`         what a rule finds, and what it advises: sentences, and the commands in them
 :mod:`.rank_progress`   what each rank does for the last command, whom the others wait for
-:mod:`._decisions`      whose decision a prepared command waits for
-:mod:`._holds`          what is said of a held group: who holds it, and what is left of the lease
 :mod:`.blame`           whose fault it is that a command failed
 :mod:`.text`            what each rank does and waits for; all of it as text and as plain values
 ======================  ==================================================================================

@@ -6,15 +6,15 @@ commands that it means, with their version; the tests carry them out.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from wsm.command import SOURCE_OVERWRITTEN
 from wsm.labels import is_unnamed
-from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
-from wsm.states.words import (
-    Operation,
-)
+from wsm.states.vocabulary import ALL_TAGS, OnLease, Tag, sentence_of
+from wsm.states.words import Decider, Operation, StatusCode
 from wsm.status._advice import (
     Advice,
     Finding,
@@ -27,8 +27,6 @@ from wsm.status._advice import (
     then_update,
     updates,
 )
-from wsm.status._decisions import decision_held
-from wsm.status._holds import hold_in_words
 from wsm.status.facts import (
     ALIVE,
     DEAD,
@@ -227,7 +225,7 @@ def _under_way(group: GroupFacts) -> Finding | None:
         )
     stopped = group.controller_stopped and not operation.is_decision
     holds = f"{meanwhile}has prepared the {what}"
-    held = decision_held(group, holds)
+    held = _decision_held(group, holds)
     if stopped:
         ends = controller_stopped(group, f"{meanwhile}{does}")
         held = ends if held is None else replace(held, advice=ends.advice)
@@ -311,8 +309,108 @@ def _serving(group: GroupFacts) -> Finding | None:
     return Finding("serving", f"serves version {version}{unproven}", _kept(group))
 
 
+def _decision_held(group: GroupFacts, state: str) -> Finding | None:
+    """Say whose decision a command waits for that its controller does not decide; None: it need not."""
+    command, arguments = group.command, group.arguments
+    if command is None or command.operation.is_decision or command.decider is Decider.CONTROLLER:
+        return None
+    if any(rank.code(command) is not StatusCode.PREPARED for rank in group.ranks):
+        return None
+    abort = f"wsm abort {group.name}"
+    if command.decider is Decider.OUTSIDE:
+        relay, end = group.controller_pid, f"kill -9 {group.controller_pid}"
+        stands = f", and is to be said by process {relay}" if relay is not None else ""
+        stands += ", which is stopped" if relay is not None and group.controller_stopped else ""
+        first = f"end that process ('{end}'), then " if relay is not None else ""
+        then = Advice(
+            f"Wait until it is known; {first}'{abort}' gives it up, and it may have been decided to commit "
+            "it.",
+            (abort,) if relay is None else (end, abort),
+        )
+        return Finding(
+            "decided-outside",
+            f"{state}, and waits for a decision that is made outside{stands}",
+            _staged_in_words(group),
+            advice=(then,),
+        )
+    lease_s = 0.0 if arguments is None else arguments.lease_s or 0.0
+    ends = f"It is aborted {lease_s:g} s after all ranks had prepared it."
+    because = "; ".join(part for part in (_staged_in_words(group), _decision_lease(group)) if part)
+    if group.controller_pid is not None:
+        pid = f"process {group.controller_pid}"
+        then = Advice(f"Wait until {pid} commits or aborts it, or end that process, which aborts it. {ends}")
+        stands = ", which is stopped" if group.controller_stopped else ""
+        return Finding(
+            "decision-held", f"{state}, and waits for the decision of {pid}{stands}", because, (then,)
+        )
+    if arguments is None or not arguments.leased:
+        return None
+    commit = f"wsm commit {group.name} --request-id {arguments.request_id}"
+    then = Advice(f"'{commit}' serves it, '{abort}' takes it back. {ends}", (commit, abort))
+    return Finding("decision-held", f"{state}, and waits for its caller's decision", because, (then,))
+
+
+def _staged_in_words(group: GroupFacts) -> str:
+    """Say how much the ranks keep prepared until the decision; empty: nothing is known of it."""
+    amounts = sorted(rank.staged_bytes / 2**20 for rank in group.ranks if not rank.helper)
+    if not any(amounts):
+        return ""
+    least, most = f"{amounts[0]:.1f}", f"{amounts[-1]:.1f}"
+    return f"{least if least == most else f'{least} to {most}'} MiB are staged on each rank"
+
+
+def _decision_lease(group: GroupFacts) -> str:
+    left_s = group.decision_left_s
+    if left_s is None:
+        return ""
+    return f"its lease lasts {left_s:.0f} s more" if left_s > 0 else f"its lease ran out {-left_s:.0f} s ago"
+
+
+class _HoldInWords(NamedTuple):
+    """What there is to say of a hold.
+
+    Parameters
+    ----------
+    state : str
+        What the group has and who holds it, as the end of a sentence about it.
+    because : str
+        What is known of the lease; empty: it has none.
+    advice, command : str
+        What lets it serve again; empty where the group lacks something, which an update brings first.
+    """
+
+    state: str
+    because: str
+    advice: str = ""
+    command: str = ""
+
+
+def _hold_in_words(group: GroupFacts) -> _HoldInWords | None:
+    """Say who holds the group; None: it is open, or something else is to be said of it first."""
+    held = {(rank.weights, rank.kv) for rank in group.ranks if not rank.helper}
+    if group.hold is None or any(weights == "FAULTED" for weights, _ in held) or len(held) != 1:
+        return None
+    owner = str(group.hold.get("owner", "a caller without a name"))
+    if held != {("NORMAL", "NORMAL")}:
+        return _HoldInWords(f"is held by {owner}, and lacks what a step needs", _lease_in_words(group, owner))
+    command = f"wsm release {group.name} --owner {shlex.quote(owner)}"
+    state = f"has version {group.committed.version}, and is held by {owner}"
+    return _HoldInWords(state, _lease_in_words(group, owner), f"'{command}' lets it serve again.", command)
+
+
+def _lease_in_words(group: GroupFacts, owner: str) -> str:
+    left_s = group.lease_left_s
+    if left_s is None or group.hold is None:
+        return ""
+    if left_s > 0:
+        return f"its lease lasts {left_s:.0f} s more"
+    stays = group.hold.get("on_lease") == OnLease.STAY.value
+    then = "it stays held" if stays else "what is whole serves again"
+    return f"the lease of {owner} ran out {-left_s:.0f} s ago; {then}"
+
+
 def _held(group: GroupFacts) -> Finding | None:
-    told = hold_in_words(group)
+    told = _hold_in_words(group)
     if told is None:
         return None
     advice = (Advice(told.advice, (told.command,)),) if told.command else load_advice(group)
