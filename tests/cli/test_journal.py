@@ -148,6 +148,37 @@ def test_an_owner_that_follows_another_is_no_gap_and_no_controller_has_states(
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "4 entries, all as the tables allow")
 
 
+def test_lines_of_a_controller_that_come_behind_those_of_the_next_one_are_read_where_they_belong(
+    wsm: Run, tmp_path: Path
+) -> None:
+    """The process that ends a command gives the role back before its lines reach a file that hangs."""
+    late = [at(1, kinds.DECISION, rank=-1, operation="ABORT"), at(1, kinds.COMMAND_OVER, rank=-1, outcome="")]
+    following = [
+        at(2, kinds.COMMAND_ISSUED, rank=-1, sequence=2, operation="CLEAR", request_id="2"),
+        at(3, kinds.DECISION, rank=-1, sequence=2, operation="COMMIT"),
+    ]
+    file = tmp_path / "controller.ndjson"
+    issued = at(0, kinds.COMMAND_ISSUED, rank=-1, operation="UPDATE", request_id="1")
+    ended = wsm("journal", write(file, [issued, *following, *late]))
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "5 entries, all as the tables allow")
+    told = [line.split(" s")[1][0] for line in shown(wsm, file)]
+    assert told == sorted(told)
+    twice = wsm("journal", write(file, [issued, *following, *late[:1], *late[:1]]))
+    assert twice.code == 1
+    assert "a decision is final" in twice.out
+
+
+def test_the_clocks_of_a_host_that_was_restarted_make_no_controller_late(wsm: Run, tmp_path: Path) -> None:
+    before = at(1000, kinds.COMMAND_OVER, rank=-1, sequence=9, outcome="")
+    behind = [
+        at(1, kinds.STARTED, rank=-1, sequence=0, pid=1),
+        at(2, kinds.COMMAND_OVER, rank=-1, outcome=""),
+    ]
+    behind = [entry._replace(wall_ns=before.wall_ns + entry.at_ns) for entry in behind]
+    ended = wsm("journal", write(tmp_path / "controller.ndjson", [before, *behind]))
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "3 entries, all as the tables allow")
+
+
 @pytest.mark.parametrize("content", [b"no journal\n", b"\xff\xfe\x00\n", b"{}\n", b"[1]\n"])
 def test_what_is_no_journal_is_named_with_its_line(wsm: Run, tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "rank0.ndjson"

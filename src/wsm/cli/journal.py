@@ -31,6 +31,9 @@ from wsm.states.spans import extent, journal_spans, trace_text
 #: The longest line that is read; no journal has a longer one.
 _MAX_LINE_BYTES = 1 << 16
 
+#: How many entries of the next controllers may stand before one that is late, at most.
+_MOST_LATE = 4096
+
 
 class _JournalFile:
     """One file, read line by line and held against the tables meanwhile.
@@ -54,16 +57,36 @@ class _JournalFile:
 
     def entries(self) -> Iterator[tuple[JournalEntry, bool]]:
         """Yield each entry, and whether it is one that no participant can have written."""
-        cut_short = self.cut_short.append if self.path.name == CONTROLLERS_FILE else None
+        of_several = self.path.name == CONTROLLERS_FILE
+        cut_short = self.cut_short.append if of_several else None
         try:
             with self.path.open("rb") as file:
-                for entry in iterate_ndjson(_lines(self.path, file), cut_short):
+                found = iterate_ndjson(_lines(self.path, file), cut_short)
+                for entry in _as_they_happened(found) if of_several else found:
                     self.rerun.take(entry)
                     yield entry, self.check.take(entry) is not None
         except JournalFileError:
             raise
         except BadInputError as error:
             raise JournalFileError(file=str(self.path), problem=str(error)) from error
+
+
+def _as_they_happened(entries: Iterable[JournalEntry]) -> Iterator[JournalEntry]:
+    """Yield the entries of a file that several processes append to in the order in which they happened.
+
+    A word waits for no file, so the lines of one controller may come behind those of the next one. What is
+    late is so by both clocks: behind a restart of the host one of them begins anew.
+    """
+    waiting: deque[JournalEntry] = deque()
+    for entry in entries:
+        later = []
+        while waiting and waiting[-1].at_ns > entry.at_ns and waiting[-1].wall_ns > entry.wall_ns:
+            later.append(waiting.pop())
+        waiting.append(entry)
+        waiting.extend(reversed(later))
+        if len(waiting) > _MOST_LATE:
+            yield waiting.popleft()
+    yield from waiting
 
 
 @click.command(
