@@ -39,7 +39,7 @@ from wsm.states import joint as tables
 from wsm.states import rank as protocol
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
 from wsm.states.holding import held_after, in_flight_objection
-from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
+from wsm.states.phases import Effect, Event, Happened, Move, Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.vocabulary import After, InFlightPolicy, WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode, StepKind
@@ -560,6 +560,9 @@ class RankMoves:
             if self._objects(me):
                 return self._tell(me, Event.REFUSED)
             plan = work.plan_of(ready, long_plans=self._around.long_plans)
+            row = protocol.find_outcome(ready.state, Event.BEGAN)
+            if row is not None and row.change is Effect.ACCEPTS:
+                ready = self._accepted(ready)
             return self._tell(ready, Event.BEGAN, collective=plan)
 
         self.add("begins", begin)
@@ -587,13 +590,12 @@ class RankMoves:
         """Let the transition begin: all stand at the same step."""
         self._add_failure("lacks what its plan needs", work.accept(me))
 
-        def accept() -> ParticipantState:
-            invariants.check_accepts_once(me)
-            begun = work.accept(self._settled_requests(me))
-            begun = begun._replace(ran=me.state.sequence, entered_action=0)
-            return self._tell(begun, Event.ACCEPTED)
+        self.add("accepts", lambda: self._tell(self._accepted(me), Event.ACCEPTED))
 
-        self.add("accepts", accept)
+    def _accepted(self, me: ParticipantState) -> ParticipantState:
+        invariants.check_accepts_once(me)
+        begun = work.accept(self._settled_requests(me))
+        return begun._replace(ran=me.state.sequence, entered_action=0)
 
     def _run(self, me: ParticipantState) -> None:
         """Let it run an action, or enter one that is collective."""

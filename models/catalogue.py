@@ -67,6 +67,8 @@ CHECKS = (
     Check("park_and_vote", "N=4", "four ranks, decided", small=False),
     Check("park_and_vote", "FOLLOW N=4", "four ranks, each serves on at once", small=False),
     Check("park_and_vote", "N=4 WORK=3 CMDS=3", "four ranks, more of everything", small=False),
+    Check("park_and_vote", "HOLDS CMDS=4", "hold, release, hold, release"),
+    Check("park_and_vote", "HOLDS N=2 WORK=3 CMDS=4", "no endless run", cycles=True),
     Check("recovery", "", "a death at any point of a command"),
     Check("recovery", "RCRASH=2 FAILS=1 OPS=3", "a second death before the restore has ended"),
     Check("recovery", "RCRASH=2 CCRASH=1 CMDS=2 OPS=3", "the process that raises the epoch dies too"),
@@ -131,6 +133,9 @@ def _mutant(model: str, name: str, bounds: str, rule: str) -> Check:
 
 
 MUTANTS = (
+    _mutant(
+        "park_and_vote", "HELD_RANK_STEPS", "HOLDS CMDS=4", "a rank under a hold begins and joins no step"
+    ),
     _mutant("park_and_vote", "NO_JOIN_IN_PARKING", "", "a rank that stands joins a step that others are in"),
     _mutant("park_and_vote", "PARKED_WITHOUT_SEQUENCE", "", "PARKED names the command"),
     _mutant("park_and_vote", "RUNNING_WITHOUT_SEQUENCE", "FOLLOW", "RUNNING names the last finished command"),

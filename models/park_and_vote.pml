@@ -12,8 +12,12 @@
      N=4                                            834,912  four ranks, decided
      FOLLOW N=4                                   4,486,553  four ranks, each serves on at once
      N=4 WORK=3 CMDS=3                            3,317,006  four ranks, more of everything
+     HOLDS CMDS=4                                     37,424  hold, release, hold, release
+     HOLDS N=2 WORK=3 CMDS=4, any cycle               11,315  no endless run
    -DFOLLOW is how a hot update's commit is taken: no rank can refuse it, so a rank that accepts serves on at once, and one that sees
             a peer that has finished the command accepts too. Without it a rank serves again after the decision only.
+   -DHOLDS  makes every second command a release of the hold before it: a rank under a hold begins and joins no step, so all stand
+            already, and a release is accepted without another word of where they stand.
    READING  Words are read one after the other; a rank that has read one may have acted on it much later.
    MUTANTS  -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names.
 */
@@ -25,6 +29,18 @@
 #endif
 #ifndef CMDS
 #define CMDS 2           /* commands */
+#endif
+#ifdef HOLDS
+#define HELD (done % 2 == 1)             /* under every other command that is decided */
+#define RELEASES (q % 2 == 0)
+#else
+#define HELD false
+#define RELEASES false
+#endif
+#ifdef M_HELD_RANK_STEPS
+#define MAY_STEP true
+#else
+#define MAY_STEP (!HELD)
 #endif
 #define PARKED 0
 #define RUNNING 1
@@ -83,9 +99,10 @@ idle_:
 end_idle:
   if
   :: atomic { command > done -> q = command; idle[me] = false }
-  :: n < WORK -> step(); goto idle_
-  :: ANY(LATER) -> step(); goto idle_
+  :: MAY_STEP && n < WORK -> step(); goto idle_
+  :: MAY_STEP && ANY(LATER) -> step(); goto idle_
   fi;
+  if :: RELEASES -> goto accepts :: else fi;
 draining:                                /* until the requests that run are satisfied; it serves on, and joins */
   do
   :: n < WORK -> step()
@@ -105,6 +122,7 @@ parking:
   :: ANY(FINISHED) -> break
 #endif
   od;
+accepts:
   atomic { accepted[q * N + me] = n + 1; answer[me] = q; done = q };
 #if !defined(FOLLOW) && !defined(M_SERVES_BEFORE_ALL_ACCEPT)
   decided >= done;                       /* who has accepted serves again only after the decision */

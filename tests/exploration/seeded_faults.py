@@ -980,6 +980,16 @@ def a_held_rank_steps():
     return {(rank, "take_in"): lambda state, happened: real(state, replace(happened, held=False))}
 
 
+@fault("operations=hold steps=1 starts=serving")
+def a_hold_finds_all_standing():
+    """What a release finds is expected of a hold: it is accepted as it begins."""
+    conditions = {
+        When.RELEASES: lambda state: state.operation.is_of_admission,
+        When.HELD: lambda _state: True,
+    }
+    return {(rank, "OF_THE_RANK"): {**rank.OF_THE_RANK, **conditions}}
+
+
 @fault("operations=hold commands=1 steps=1 rank_crashes=1 starts=serving")
 def a_new_epoch_begins_open():
     """A rank that joins does not ask the committed word whether the group is held."""

@@ -16,6 +16,10 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "admission says whether a rank may step": ("a_held_rank_steps",),
     "for every other rule a held rank counts as what it has in memory": ("a_held_group_counts_as_cleared",),
     "a hold parks all ranks at one step": ("nobody_needs_to_stand", "no_dummy"),
+    "a release finds all standing, and no other command does": (
+        "a_hold_finds_all_standing",
+        "HELD_RANK_STEPS",
+    ),
     "a hold keeps all memory, also one that fails": ("a_hold_gives_memory_back",),
     "it is decided like an update: COMMIT once all are PREPARED": ("prepared_by_one_is_enough",),
     "it is legal whatever the group has in memory": ("a_hold_needs_what_serves",),
@@ -76,7 +80,9 @@ NAMED = {fault for faults in SENTENCES.values() for fault in faults}
 def test_every_sentence_names_faults_that_are_seeded_or_tests_that_are_there() -> None:
     seeded = {fault.name for fault in FAULTS}
     mutants = {
-        mutant.bounds.split()[0].removeprefix("M_") for mutant in MUTANTS if mutant.model == "recovery"
+        mutant.bounds.split()[0].removeprefix("M_")
+        for mutant in MUTANTS
+        if mutant.model in ("park_and_vote", "recovery")
     }
     for name in NAMED:
         file, _, test = name.partition("::")

@@ -102,6 +102,7 @@ def test_each_fault_of_a_table_is_found(tables: PhaseTables, message: str) -> No
 
 #: Together they take every row.
 SCOPES = (
+    "operations=hold,release commands=2 steps=1 starts=serving",
     "operations=update,clear steps=1 failures=1 give_ups=1 starts=serving",
     "operations=update steps=1 broken_steps=1 give_ups=1 starts=serving",
     "operations=hot_update steps=1 failures=1 broken_steps=1 starts=serving",

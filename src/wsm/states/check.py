@@ -573,6 +573,7 @@ _SIMPLE = {
 #: Conditions that depend on what was asked, with what they want.
 _OF_THE_REQUEST: dict[When, frozenset[Request]] = {
     When.CLEARS: frozenset({Request.CLEAR}),
+    When.RELEASES: frozenset({Request.RELEASE}),
     When.HOT: frozenset({Request.HOT_UPDATE}),
     When.HOT_ABORTED: frozenset({Request.HOT_UPDATE}),
     When.HOT_COMMITTED: frozenset({Request.HOT_UPDATE}),

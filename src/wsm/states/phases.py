@@ -29,6 +29,9 @@ place all stand before the first one acts; a hot update stages once every rank h
 **A hot update parks late.** It stages while the rank serves, says PREPARED, and drains and parks only for the
 commit; so DRAINING and PARKING have no deadline then.
 
+**A release finds all ranks standing.** Under a hold no rank begins or joins a step, and the hold was over on
+every rank before its release could be written. So a release of a held group is accepted as it begins.
+
 What holds before any row is looked at (a newer epoch, a word of the past, a command that comes too early) is
 in :func:`wsm.states.rank.advance`. Rows alone, and no function; knows no time, no actions, no weights.
 """
@@ -163,6 +166,8 @@ class When(enum.Enum):
     HOT = "a hot update"
     IN_PLACE = "not a hot update"
     CLEARS = "a clear"
+    RELEASES = "a release"
+    HELD = "the group is held"
     IS_HELPER = "a helper"
     BROKEN = "its step raised"
     WALKS = "not parked yet"
@@ -398,6 +403,7 @@ LOOKS: tuple[LookRow, ...] = (
 OUTCOMES: tuple[OutcomeRow, ...] = (
     OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.HOT, _W.IS_HELPER), _P.STAGING, _S.PARKING),
     OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.HOT,), _P.STAGING, _S.DRAINING),
+    OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.RELEASES, _W.HELD), _P.WORKING, _S.ACCEPTED, _C.ACCEPTS),
     OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.IS_HELPER,), _P.PARKING, _S.PARKING),
     OutcomeRow(_P.BEGINNING, _E.BEGAN, (), _P.DRAINING, _S.DRAINING),
     OutcomeRow(_P.BEGINNING, _E.REFUSED, (), _P.FAILED, _S.REFUSED),

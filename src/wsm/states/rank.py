@@ -298,6 +298,8 @@ OF_THE_RANK: dict[When, Callable[[RankState], bool]] = {
     When.HOT: attrgetter("operation.is_hot"),
     When.IN_PLACE: lambda state: not state.operation.is_hot,
     When.CLEARS: lambda state: state.operation is Operation.CLEAR,
+    When.RELEASES: lambda state: state.operation is Operation.RELEASE,
+    When.HELD: attrgetter("held"),
     When.IS_HELPER: lambda state: not state.steps,
     When.BROKEN: attrgetter("broken"),
     When.WALKS: lambda state: not state.parked and not state.broken,

@@ -57,7 +57,7 @@ _PLAN = frozenset({Phase.WORKING, Phase.VOTING})
 _MAY_COME_BETWEEN = frozenset({kinds.WORD_WRITTEN, kinds.INTERRUPTED, kinds.INPUT, kinds.ENDED})
 
 #: What a journal tells of a rank's conditions: the operation of its command, and whether it takes steps.
-_TOLD = frozenset({When.HOT, When.IN_PLACE, When.CLEARS, When.IS_HELPER})
+_TOLD = frozenset({When.HOT, When.IN_PLACE, When.CLEARS, When.RELEASES, When.IS_HELPER})
 
 #: Decisions that only a hot update can get, and those that it cannot.
 _OF_HOT = frozenset({When.HOT_ABORTED, When.HOT_COMMITTED})

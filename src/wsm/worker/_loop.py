@@ -54,6 +54,9 @@ IDLE_WAIT_S = 0.001
 #: Looks at the words within one turn while nothing but words was written; more only in a broken protocol.
 _LOOKS_PER_TURN = 16
 
+#: What is no action of a plan: the rank looks again within the same turn, since peers wait for what it says.
+_GOES_ON = frozenset({Todo.FINISH, Todo.COMMIT})
+
 #: How long a rank that leaves its epoch waits for its staging thread to end, in seconds.
 _LEAVE_S = 1.0
 
@@ -286,7 +289,7 @@ class RankLoop:
                 self._wait(read)
                 return Todo.WAIT
             self._work[todo](view)
-            if todo is not Todo.COMMIT:
+            if todo not in _GOES_ON:
                 return Todo.WAIT
         return Todo.WAIT
 
