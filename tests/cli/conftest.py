@@ -59,7 +59,7 @@ def wsm() -> Iterator[Run]:
     def run_here(*arguments: object) -> Ended:
         with click.testing.CliRunner(**SEPARATE).isolation() as (out, err, *_):
             code = run([str(argument) for argument in arguments])
-        return Ended(code, out.getvalue().decode(), err.getvalue().decode())
+            return Ended(code, out.getvalue().decode(), err.getvalue().decode())
 
     yield run_here
     root.handlers[:], root.propagate = before[:2]

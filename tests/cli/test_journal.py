@@ -282,7 +282,9 @@ def test_what_a_living_group_writes_is_as_the_tables_allow(wsm: Run, group: Livi
     events = json.loads(out.read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X"}, "names of tracks, and slices"
     tracks: dict[tuple[int, int], list[float]] = {}
-    for event in events:  # as the format wants it: microseconds, and slices of a track one within the other
+    for event in sorted(
+        events, key=lambda one: (one.get("ts", -1), -one.get("dur", 0))
+    ):  # as the format wants it: microseconds, and slices of a track one within the other
         assert (type(event["pid"]), type(event["tid"]), type(event["name"])) == (int, int, str), event
         if event["ph"] == "X":
             assert event["dur"] >= 0, event
