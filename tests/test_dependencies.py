@@ -89,7 +89,7 @@ def test_every_dependency_that_is_declared_is_imported():
     bringing = {extra for extra, wanted in extras.items() if wanted}
     assert {extra for package in PACKAGES.values() for extra in package.extras} == bringing - FOR_TOOLS
     for extra in set(extras) - FOR_TOOLS:
-        assert distributions(extras[extra]) <= known, extra
+        assert distributions(extras[extra]) <= known | {"setuptools"}, extra  # which paddle imports
 
 
 @pytest.mark.parametrize("package", [name for name, package in PACKAGES.items() if package.extras])
