@@ -223,9 +223,10 @@ class Receipt:
         rest = f", {kept} tensors kept as they were" if self.partial else ""
         proof = f", free memory not measured on rank {', '.join(map(str, unproven))}" if unproven else ""
         rest += f", {unknown} tensors left out that the model does not have" if unknown else ""
-        lacks = "its source names no version" if is_unnamed(self.version or "") else ""
-        lacks = lacks or "not every tensor was promised by a digest"
-        rest += f", unverified: {lacks}" if self.verified is False else ""
+        if self.verified is False:
+            unnamed = is_unnamed(self.version or "")
+            lacks = "its source names no version" if unnamed else "not every tensor was promised by a digest"
+            rest += f", unverified: {lacks}"
         if not self.restorable:
             rest += ", no lost rank can be restored until a whole version is loaded"
         amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks{rest}" if self.loaded else ""

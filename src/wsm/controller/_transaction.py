@@ -524,7 +524,13 @@ class Transaction:
     def _receipt(self, how: Outcome, code: StatusCode) -> Receipt:
         found = outcome.reports(self._group, self._command, code) or []
         view = self._group.view()
-        digests = {report.manifest_digest for report in found if report.manifest_digest is not None}
+        digests, tensors, loaded_bytes, pause_s = set[str](), 0, 0, 0.0
+        for report in found:
+            if report.manifest_digest is not None:
+                digests.add(report.manifest_digest)
+            tensors += report.tensors
+            loaded_bytes += report.bytes
+            pause_s = max(pause_s, report.pause_s)
         missing = decide.missing_anywhere(view)
         version = None if Tag.WEIGHTS in missing else self._group.known_version(view)
         aborted_outside = how is Outcome.ABORTED and self._command.decider is Decider.OUTSIDE
@@ -540,9 +546,9 @@ class Transaction:
             version=version,
             previous_version=self._previous,
             manifest_digest=digests.pop() if len(digests) == 1 else None,
-            loaded=how is Outcome.UPDATED and (not found or any(report.tensors for report in found)),
+            loaded=how is Outcome.UPDATED and (not found or tensors > 0),
             seconds=self._elapsed_s(self._began_ns),
-            pause_s=max((report.pause_s for report in found), default=0.0),
+            pause_s=pause_s,
             ranks=tuple(found),
             hot=self._command.operation.is_hot,
             staging_s=(staged_ns - self._began_ns) / 1e9,
@@ -554,7 +560,7 @@ class Transaction:
             restorable=outcome.restorable(found),
             serving=not missing and not view.committed.held,
             hold=self._group.hold(view),
-            staged_bytes=sum(report.bytes for report in found) if how is Outcome.PREPARED else 0,
+            staged_bytes=loaded_bytes if how is Outcome.PREPARED else 0,
             lease_s=self._arguments.lease_s if how is Outcome.PREPARED else None,
             warning=_MAY_BE_COMMITTED if aborted_outside else None,
         )
@@ -563,7 +569,7 @@ class Transaction:
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
         measured: dict[str, Any] = {"pause_s": receipt.pause_s}
         if receipt.loaded:
-            measured["bytes"] = sum(report.bytes for report in found)
+            measured["bytes"] = loaded_bytes
         if receipt.hot:
             measured["staging_s"] = receipt.staging_s
         self._group.journal.note(

@@ -138,7 +138,10 @@ class ControllerJournal:
             except FileNotFoundError:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._descriptor = open_to_append(path, reads=True)
-        data = b"\n" * _ends_torn(self._descriptor) + lines + b"\n"
+        # A full disk or a kill may have cut its last writer short, within a line.
+        size = os.fstat(self._descriptor).st_size
+        torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+        data = b"\n" * torn + lines + b"\n"
         if os.write(self._descriptor, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
@@ -163,9 +166,3 @@ class ControllerJournal:
             sequence=command.sequence,
             facts=facts,
         ).to_line()
-
-
-def _ends_torn(descriptor: int) -> bool:
-    """Whether the file ends within a line: a full disk or a kill cut its writer short."""
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"

@@ -204,6 +204,22 @@ def aborted(
     )
 
 
+def _only(culprits: Collection[int], waiting: Mapping[int, StatusWord | None]) -> bool:
+    """Whether all other participants that are waited for have stopped."""
+    return all(
+        rank in culprits or (status is not None and status.code in _STOPPED)
+        for rank, status in waiting.items()
+    )
+
+
+def _waits_in_step(view: View, rank: int, other: int) -> bool:
+    """Whether `rank` is inside a step that `other` has not entered: no rank leaves it before all are in."""
+    inside = view.steps[rank]
+    return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
+        steps_ahead(inside.step, view.steps[other].step) > 0
+    )
+
+
 class CommandWatch:
     """The ranks of one open command.
 
@@ -229,8 +245,10 @@ class CommandWatch:
         self.hangs: list[Hang] = []
         self._group = group
         self._command = command
-        self._overdue = _Overdue(group, command.epoch, clock)
         self._clock = clock
+        # Who is inside an action, and since when that was seen; what is declared of it, once for an epoch.
+        self._since: dict[int, tuple[Doing, int, int]] = {}
+        self._actions: dict[tuple[int, Doing], DeclaredAction | None] = {}
         self._looked: tuple[int, int] | None = None
         self._log = log.logger("controller", epoch=command.epoch, sequence=command.sequence)
         group.watch_deaths()
@@ -261,7 +279,7 @@ class CommandWatch:
                 found = True
                 self._log.error(log.RANK_LOST, rank=rank, pid=self._group.pid(rank))
                 self._group.journal.note(kinds.RANK_LOST, self._command, lost=rank)
-        overdue, self.hangs = self.hangs, self._overdue.look(view)
+        overdue, self.hangs = self.hangs, self._overdue(view, now_ns)
         for hang in self.hangs:
             if all((hang.rank, hang.action) != (known.rank, known.action) for known in overdue):
                 found = True
@@ -270,8 +288,12 @@ class CommandWatch:
 
     def wait_s(self, left_s: float) -> float:
         """Seconds until the next look is due, where the command itself has `left_s` seconds left."""
-        overdue_s = self._overdue.left_s()
-        return max(min(LOOK_S, left_s, LOOK_S if overdue_s is None else overdue_s), _SHORTEST_WAIT_S)
+        left_s = min(LOOK_S, left_s)
+        for rank in self._since:
+            action = self._action_of(rank)
+            if action is not None:
+                left_s = min(left_s, action.deadline_s - self._elapsed_s(rank))
+        return max(left_s, _SHORTEST_WAIT_S)
 
     def is_hopeless(self, view: View, *, waited_s: float, settle_s: float, patient: bool) -> bool:
         """Whether participants that are not done with a decided command will not be, as far as is seen.
@@ -300,56 +322,8 @@ class CommandWatch:
         troubled = lost or self.hangs
         return waited_s > (min(LOST_S, settle_s) if troubled else settle_s)
 
-
-def _only(culprits: Collection[int], waiting: Mapping[int, StatusWord | None]) -> bool:
-    """Whether all other participants that are waited for have stopped."""
-    return all(
-        rank in culprits or (status is not None and status.code in _STOPPED)
-        for rank, status in waiting.items()
-    )
-
-
-def _waits_in_step(view: View, rank: int, other: int) -> bool:
-    """Whether `rank` is inside a step that `other` has not entered: no rank leaves it before all are in."""
-    inside = view.steps[rank]
-    return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
-        steps_ahead(inside.step, view.steps[other].step) > 0
-    )
-
-
-class _Overdue:
-    """Watches for actions that take longer than they may.
-
-    Parameters
-    ----------
-    group : GroupView
-        The group.
-    epoch : int
-        Whose plans count.
-    clock : Clock
-        What the seconds are measured by.
-    """
-
-    def __init__(self, group: GroupView, epoch: int, clock: Clock) -> None:
-        self._group = group
-        self._epoch = epoch
-        self._clock = clock
-        self._since: dict[int, tuple[Doing, int, int]] = {}
-        self._actions: dict[tuple[int, Doing], DeclaredAction | None] = {}  # plans are declared once an epoch
-
-    def left_s(self) -> float | None:
-        """Seconds until the next deadline that is known of; None if no participant was inside an action."""
-        least = None
-        for rank in self._since:
-            action = self._action_of(rank)
-            if action is not None:
-                left_s = action.deadline_s - self._elapsed_s(rank)
-                least = left_s if least is None else min(left_s, least)
-        return least
-
-    def look(self, view: View) -> list[Hang]:
+    def _overdue(self, view: View, now_ns: int) -> list[Hang]:
         """Return whom the others wait for because of an action that is past its deadline; mostly none."""
-        now_ns = self._clock.monotonic_ns()
         for rank in range(self._group.participants):
             presence = self._group.presence(rank)
             known = self._since.get(rank)
@@ -420,7 +394,7 @@ class _Overdue:
         found = self._actions.get((rank, what))
         if found is None:
             try:
-                plans = self._group.plans(rank, self._epoch)
+                plans = self._group.plans(rank, self._command.epoch)
             except DeclaredPlansError:
                 return None
             plan = None if plans is None else plans.at(what.plan)
