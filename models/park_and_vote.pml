@@ -35,7 +35,6 @@
 #define RELEASES (q % 2 == 0)
 #else
 #define HELD false
-#define RELEASES false
 #endif
 #ifdef M_HELD_RANK_STEPS
 #define MAY_STEP true
@@ -102,7 +101,9 @@ end_idle:
   :: MAY_STEP && n < WORK -> step(); goto idle_
   :: MAY_STEP && ANY(LATER) -> step(); goto idle_
   fi;
+#ifdef HOLDS
   if :: RELEASES -> goto accepts :: else fi;
+#endif
 draining:                                /* until the requests that run are satisfied; it serves on, and joins */
   do
   :: n < WORK -> step()
