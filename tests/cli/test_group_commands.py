@@ -356,3 +356,15 @@ def test_what_one_process_prepares_others_commit_or_take_back(group: LivingGroup
     wsm("prepare", group.name, "--version", 1, *options, "--request-id", "part")
     receipt = json.loads(wsm("commit", group.name, "--request-id", "part", "--json").out)
     assert (receipt["version"], receipt["partial"], receipt["hold"]["owner"]) == ("1", True, "unnamed")
+
+
+def test_a_group_is_held_and_released_from_a_shell(group: LivingGroup, wsm: Run) -> None:
+    group.serve(1)
+    held = json.loads(wsm("hold", group.name, "--owner", "trainer", "--json").out)
+    assert (held["outcome"], held["serving"], held["hold"]["owner"]) == ("held", False, "trainer")
+    assert json.loads(wsm("status", group.name, "--json").out)["hold"]["owner"] == "trainer"
+    refused = wsm("release", group.name, "--owner", "another")
+    assert refused.code == 1
+    assert "trainer" in refused.err
+    released = json.loads(wsm("release", group.name, "--owner", "trainer", "--json").out)
+    assert (released["outcome"], released["serving"], released["hold"]) == ("released", True, None)
