@@ -145,12 +145,16 @@ ANY = LifeCycle()
 def taken_by_the_machine(before: JointState, event: Event, *, kept: bool, kv_kept: bool) -> JointState | None:
     """Where the live machines go from a state, reachable or not; None if they refuse and stay."""
     life = ANY
-    life._weights.model.state, life._kv.model.state, life._joint = before.weights, before.kv, before
+    machines = life._weights.model, life._kv.model
+    machines[0].state, machines[1].state = before.weights, before.kv
+    life._at = life._at._replace(joint=before)
     try:
         fire_into(life, event, kept=kept, kv_kept=kv_kept)
     except IllegalTransitionError:
         assert life.joint == before
+        assert (machines[0].state, machines[1].state) == before[:2]
         return None
+    assert (machines[0].state, machines[1].state) == life.joint[:2]
     return life.joint
 
 

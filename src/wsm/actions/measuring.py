@@ -8,6 +8,7 @@ goes on. Knows no engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -21,6 +22,7 @@ from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 
 _log = log.logger("actions")
+_hears = logging.getLogger(f"{log.ROOT}.actions").isEnabledFor
 _GIB = 1 << 30
 
 #: Fact of a command in which a measurement could not be taken: why.
@@ -50,7 +52,12 @@ class DetailedMemory(Protocol):
 
 
 def log_memory(context: ActionContext, after: str) -> None:
-    """Write one line with what is allocated and reserved, and was at most, in GiB. Never raises."""
+    """Write one line with what is allocated and reserved, and was at most, in GiB. Never raises.
+
+    A word waits for this, so nothing is measured where no handler would hear it.
+    """
+    if not _hears(logging.INFO):
+        return
     memory = context.runner.memory
     try:
         found = memory.figures() if isinstance(memory, DetailedMemory) else {}

@@ -38,10 +38,13 @@ class LineRing:
         self._offset = offset
         self._begin = offset + _HEAD.size
 
-    def append(self, line: str) -> bool:
-        """Write a line, without its line feed; return whether it was short enough."""
-        data = line.encode("utf-8", "backslashreplace") + b"\n"
+    def append(self, *lines: str) -> bool:
+        """Write lines, each without its line feed; return whether they were short enough to be written."""
+        data = "\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
         if len(data) > MAX_LINE_BYTES:
+            if len(lines) > 1:
+                were_short = [self.append(line) for line in lines]
+                return all(were_short)
             return False
         written, memory = self._written(), self._memory.bytes
         place = written % RING_CAPACITY

@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from transitions import Machine, MachineError
@@ -194,6 +195,20 @@ def _name_of(function: Any) -> str:
     return str(function.__name__)
 
 
+class _At(NamedTuple):
+    """Where a rank is, and what follows from that."""
+
+    joint: JointState
+    admission: Admission
+    whole: bool
+    serving: bool
+
+
+def _at(known: JointState, admission: Admission) -> _At:
+    whole = joint.serving(known.weights, known.kv)
+    return _At(known, admission, whole, whole and admission is Admission.OPEN)
+
+
 class LifeCycle:
     """Where one rank is, and the one way to change that.
 
@@ -216,45 +231,23 @@ class LifeCycle:
             KVEvent: self._kv,
             AdmissionEvent: self._admission,
         }
-        self._joint = joint.START
+        self._at = _at(joint.START, self._admission.model.state)
         self._observers = tuple(observers)
         self._undelivered: deque[TransitionRecord] = deque()
         self._delivering = False
         self._inside = threading.Lock()
 
-    @property
-    def weights(self) -> WeightState:
-        """Where the weights are."""
-        state: WeightState = self._weights.model.state
-        return state
-
-    @property
-    def kv(self) -> KVState:
-        """Where the KV cache is."""
-        state: KVState = self._kv.model.state
-        return state
-
-    @property
-    def admission(self) -> Admission:
-        """Whether steps may begin, whatever is held."""
-        state: Admission = self._admission.model.state
-        return state
-
-    @property
-    def joint(self) -> JointState:
-        """Where both are, and what their states alone do not tell."""
-        known = self._joint
-        return JointState(self._weights.model.state, self._kv.model.state, known.kv_stale, known.held)
-
-    @property
-    def whole(self) -> bool:
-        """Whether weights and KV cache are there, all that a step needs in memory."""
-        return joint.serving(self._weights.model.state, self._kv.model.state)
-
-    @property
-    def serving(self) -> bool:
-        """Whether the rank may run a step."""
-        return self.whole and self.admission is Admission.OPEN
+    #: Where the weights are, where the KV cache is, and whether steps may begin whatever is held. Fields of
+    #: what the last event has led to, read without a call of Python: a rank asks at every look.
+    weights: WeightState = property(attrgetter("_at.joint.weights"))  # type: ignore[assignment]  # it is read only
+    kv: KVState = property(attrgetter("_at.joint.kv"))  # type: ignore[assignment]  # it is read only
+    admission: Admission = property(attrgetter("_at.admission"))  # type: ignore[assignment]  # it is read only
+    #: Where weights and KV cache are, and what their states alone do not tell.
+    joint: JointState = property(attrgetter("_at.joint"))  # type: ignore[assignment]  # it is read only
+    #: Whether weights and KV cache are there, all that a step needs in memory.
+    whole: bool = property(attrgetter("_at.whole"))  # type: ignore[assignment]  # it is read only
+    #: Whether the rank may run a step.
+    serving: bool = property(attrgetter("_at.serving"))  # type: ignore[assignment]  # it is read only
 
     def can(self, event: Event, *, kept: bool = False) -> bool:
         """Whether :meth:`fire` would take the event in now. Without side effects.
@@ -323,10 +316,11 @@ class LifeCycle:
             before = self.joint
             machine = self._by_event[type(event)]
             row = machine.chart.find(machine.model.state, event, kept=kept)
-            after, record = before, None
+            there, record = self._at, None
             if row is not None:
                 # What may raise for want of memory comes before the move, so that no move goes unrecorded.
-                after = joint.follow(before, row, kv_kept=kv_kept)
+                admission = row.dest if isinstance(row.dest, Admission) else there.admission
+                there = _at(joint.follow(before, row, kv_kept=kv_kept), admission)
                 record = TransitionRecord(
                     machine.chart.machine.value,
                     row.source.name,
@@ -341,7 +335,7 @@ class LifeCycle:
                 )
             moved = machine.take(event, Facts(before, kept), None if row is None else row.dest)
             if moved:
-                self._joint = after
+                self._at = there
         finally:
             self._inside.release()
         if not moved or record is None:

@@ -289,6 +289,10 @@ def _but(state: RankState, **changes: Any) -> RankState:
     return changed
 
 
+def _is(field: attrgetter[Any], value: object, state: RankState) -> bool:
+    return bool(field(state) == value)
+
+
 def _says(operation: Operation, _state: RankState, view: View) -> bool:
     return view.command.operation is operation
 
@@ -296,14 +300,14 @@ def _says(operation: Operation, _state: RankState, view: View) -> bool:
 #: Conditions of the rank itself; an outcome depends on these alone.
 OF_THE_RANK: dict[When, Callable[[RankState], bool]] = {
     When.HOT: attrgetter("operation.is_hot"),
-    When.IN_PLACE: lambda state: not state.operation.is_hot,
-    When.CLEARS: lambda state: state.operation is Operation.CLEAR,
-    When.RELEASES: lambda state: state.operation is Operation.RELEASE,
+    When.IN_PLACE: partial(_is, attrgetter("operation.is_hot"), False),
+    When.CLEARS: partial(_is, attrgetter("operation"), Operation.CLEAR),
+    When.RELEASES: partial(_is, attrgetter("operation"), Operation.RELEASE),
     When.HELD: attrgetter("held"),
-    When.IS_HELPER: lambda state: not state.steps,
+    When.IS_HELPER: partial(_is, attrgetter("steps"), False),
     When.BROKEN: attrgetter("broken"),
-    When.WALKS: lambda state: not state.parked and not state.broken,
-    When.NOT_ACCEPTED: lambda state: not state.accepted,
+    When.WALKS: partial(_is, attrgetter("parked", "broken"), (False, False)),
+    When.NOT_ACCEPTED: partial(_is, attrgetter("accepted"), False),
     When.TOUCHED: attrgetter("touched"),
     When.PLAN_DONE: lambda state: state.action == len(state.collective),
     When.COLLECTIVE_NEXT: lambda state: state.collective[state.action],

@@ -78,15 +78,19 @@ def is_behind(steps: Sequence[StepWord], *, rank: int, epoch: int, step: int, se
         finished too.
     """
     for index, peer in enumerate(steps):
-        is_later = index != rank and peer.epoch == epoch and steps_ahead(peer.step, step) > 0
-        if is_later and not _has_finished(peer, sequence):
+        if index == rank or peer.epoch != epoch:
+            continue
+        if steps_ahead(peer.step, step) > 0 and not _has_finished(peer, sequence):
             return True
     return False
 
 
 def any_broken(steps: Sequence[StepWord], *, epoch: int) -> bool:
     """Whether a step raised on some rank, so that no step of this epoch can be run by all any more."""
-    return any(word.epoch == epoch and word.kind is StepKind.BROKEN for word in steps)
+    for word in steps:  # noqa: SIM110 - a rank asks at every look, and a generator costs more than all else
+        if word.kind is StepKind.BROKEN and word.epoch == epoch:
+            return True
+    return False
 
 
 def all_stand(

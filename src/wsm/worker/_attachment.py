@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from wsm.clock import Clock
@@ -165,9 +167,8 @@ def join_group(
     abandoned = AbandonedCommands(
         segment, who=_who(config, index), clock=clock, journal_directory=config.journal_directory
     )
-    watchdog = Watchdog(
-        loop.words, loop.watch, work.runner.groups, recorder, lambda: loop.state, abandoned=abandoned
-    )
+    state = partial(attrgetter("state"), loop)
+    watchdog = Watchdog(loop.words, loop.watch, work.runner.groups, recorder, state, abandoned=abandoned)
     undo.callback(watchdog.close)
     return attachment, loop, watchdog
 

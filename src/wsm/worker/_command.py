@@ -311,20 +311,25 @@ class CommandReader:
         request = command_events.REQUESTS[state.operation]
         if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
             arguments = replace(arguments, version=self._announced_version(state, arguments))
-        promised = self._promised_digest(state, arguments)
-        looked = self._looked(state, arguments, promised)
+        promised = None if arguments.version is None else self._promised_digest(state, arguments)
+        found, self._found = self._found, None
+        looked: tuple[FileLook, ...] = ()
+        if arguments.version is not None and is_unnamed(arguments.version) and self._work.find is not None:
+            looked = self._looked(state, arguments, self._work.find, found=found, promised=promised)
         if arguments.partial and len(self.resident.bases) >= MAX_BASES:
             why = f"rank {state.rank} has put {MAX_BASES} parts on a whole version already"
             raise partial_update_refused(why=why)
         restored = self._to_restore(state, arguments.version) if arguments.restores else None
-        for version in (*(restored.bases if restored is not None else ()), arguments.version):
-            if version is not None and self._work.pins is not None:
-                self._work.pins.add(version)
+        if self._work.pins is not None:
+            for version in (*(restored.bases if restored is not None else ()), arguments.version):
+                if version is not None:
+                    self._work.pins.add(version)
         tags = command_events.narrowed(
             request,
             arguments.tags,
             self._life.joint,
-            same_version=arguments.version is not None and arguments.version == self.resident.version,
+            same_version=arguments.version is not None
+            and arguments.version == self.resident.weights.get("version"),
             reload=arguments.reload,
         )
         asked = replace(arguments, tags=tags)
@@ -434,9 +439,15 @@ class CommandReader:
         return None
 
     def _looked(
-        self, state: RankState, arguments: CommandArguments, promised: str | None
+        self,
+        state: RankState,
+        arguments: CommandArguments,
+        find: Find,
+        *,
+        found: Found | None,
+        promised: str | None,
     ) -> tuple[FileLook, ...]:
-        """Look at the files of a version that its source does not name; empty for every other one.
+        """Look at the files of a version that its source does not name; `found`: as rank 0 has just seen it.
 
         Raises
         ------
@@ -444,16 +455,12 @@ class CommandReader:
             If this rank's source names a version, or it is not known what is to be restored. Nothing was
             changed.
         """
-        found, self._found = self._found, None
-        version = arguments.version
-        if version is None or not is_unnamed(version) or self._work.find is None:
-            return ()
-        rank, restores = state.rank, arguments.restores
+        rank, restores, version = state.rank, arguments.restores, arguments.version or ""
         if epochs.is_other_content(promised=promised, found=None, named=False, restores=restores):
             problem = "what was loaded is not known any more"
             raise errors.source_overwritten(rank=rank, version=version, problem=problem)
         if found is None:
-            found = self._work.find(rank, arguments)
+            found = find(rank, arguments)
         if found.version is not None and restores:
             problem = f"it says now that it is version {found.version}"
             raise errors.source_overwritten(rank=rank, version=version, problem=problem)
@@ -504,43 +511,11 @@ class CommandReader:
         promised: str | None = None,
         looked: tuple[FileLook, ...] = (),
     ) -> Run:
-        context = self._context(state, arguments)
-        context.promised_digest = promised
-        if looked:
-            context.looked = tuple(look.path for look in looked)
-            context.look_again = lambda: _require_unchanged(looked, context)
-        if restored is not None:
-            context.bases, context.promised_digest = restored.bases, restored.digest
-        before = () if not self._staging else tuple(one for one in self._staging if not one.rest(0))
-        thread = None
-        if request is Request.HOT_UPDATE:
-            thread = staging = self._work.threads(state.rank)
-            self._staging = (*before, staging)
-            # A heartbeat from another thread would hide a loop that hangs; the deadline is the loop's to see.
-            context.progress = _no_progress
-            context.cancelled = lambda: staging.cancelled or self._called_off(state)
-        else:
-            # What a hot update replaced is to be let go by now, or measuring would still find it.
-            self._staging = () if not before else tuple(one for one in before if not one.rest(_REST_S))
-        return Run(
-            request,
-            arguments,
-            plans=self._work.plans,
-            life=self._life,
-            context=context,
-            clock=self._clock,
-            recorder=self._recorder,
-            watch=self._watch,
-            thread=thread,
-            before=before,
-        )
-
-    def _context(self, state: RankState, arguments: CommandArguments) -> ActionContext:
         facts = dict(self._work.facts)
         if Tag.WEIGHTS not in arguments.tags:
             # What is not loaded now is reported as it was when it was loaded.
             facts = {"bytes": 0, "tensors": 0, **self.resident.weights, **facts}
-        return ActionContext(
+        context = ActionContext(
             runner=self._work.runner,
             rank=state.rank,
             world_size=len(self._words.steps),
@@ -564,6 +539,34 @@ class CommandReader:
             load=self._load_and_note,
             progress=self._watch.check,
             cancelled=lambda: self._called_off(state),
+            promised_digest=promised if restored is None else restored.digest,
+            bases=() if restored is None else restored.bases,
+        )
+        if looked:
+            context.looked = tuple(look.path for look in looked)
+            context.look_again = lambda: _require_unchanged(looked, context)
+        before = () if not self._staging else tuple(one for one in self._staging if not one.rest(0))
+        thread = None
+        if request is Request.HOT_UPDATE:
+            thread = staging = self._work.threads(state.rank)
+            self._staging = (*before, staging)
+            # A heartbeat from another thread would hide a loop that hangs; the deadline is the loop's to see.
+            context.progress = _no_progress
+            context.cancelled = lambda: staging.cancelled or self._called_off(state)
+        else:
+            # What a hot update replaced is to be let go by now, or measuring would still find it.
+            self._staging = () if not before else tuple(one for one in before if not one.rest(_REST_S))
+        return Run(
+            request,
+            arguments,
+            plans=self._work.plans,
+            life=self._life,
+            context=context,
+            clock=self._clock,
+            recorder=self._recorder,
+            watch=self._watch,
+            thread=thread,
+            before=before,
         )
 
     def _called_off(self, state: RankState) -> bool:

@@ -104,7 +104,7 @@ class GroupWords:
         if status_word is not None:
             words[self.status], self._said = status_word, status
         with contextlib.suppress(MemoryError, OSError):
-            if step is not None and step.kind is not StepKind.RUNNING:
+            if step is not None and step.kind is not StepKind.RUNNING and self.peer_steps:
                 wake(self.segment, self.step, high=True)
             if status is not None:
                 self.presence.told(self._clock.monotonic_ns())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NoReturn
 
 from wsm.actions.surfaces import progress_of
@@ -268,7 +267,7 @@ class RankLoop:
 
     def _next(self, *, idle: bool) -> Todo:
         """Look until something was done; `idle`: the loop has not stepped since the last turn."""
-        if self._leaving is None:
+        if self._leaving is None and self.watch.stalled is not None:
             self._expire_command()
         for _ in range(_LOOKS_PER_TURN):
             self._doing = None
@@ -474,20 +473,19 @@ class RankLoop:
             if run.is_mixed and not (run.may_go_on and shortage_of(error)):
                 self._broke_in_flip(error)
             raise
-        report, serves = run.report(), self.life.serving
-        self.reader.committed(report, set_aside=run.sets_aside)
-        since_ns = self._paused_since_ns  # None: the rank never could serve
+        since_ns, serves = self._paused_since_ns, self.life.serving  # None: the rank never could serve
         pause_s = 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
-        said = replace(report, pause_s=pause_s)
+        report = run.report(pause_s=pause_s)
+        self.reader.committed(report, set_aside=run.sets_aside)
         of_admission = self.state.operation.is_of_admission
         self._tell(
-            Event.COMMITTED, serves=self.life.whole, held=run.held, report=said, loads=self.reader.loads
+            Event.COMMITTED, serves=self.life.whole, held=run.held, report=report, loads=self.reader.loads
         )
         self.run = None
         if serves:
             self._paused_since_ns = None
-        if serves and self.version is not None:
-            self.recorder.served(self.state.epoch, self.state.done, self.version)
+        if serves and report.version is not None:
+            self.recorder.served(self.state.epoch, self.state.done, report.version)
         if self.state.held:
             self.watch.wake()  # a lease may have to be ended
         if not of_admission:  # what is pinned is pinned: a held group may be owed more than it has

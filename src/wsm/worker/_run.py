@@ -33,7 +33,8 @@ from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event
 from wsm.states.plan_key import Request
-from wsm.states.vocabulary import Admission, InFlightPolicy, KVPolicy, Tag, WeightState
+from wsm.states.table import Event as StateEvent
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag, WeightState
 from wsm.worker._staging import Moment, Staging, StagingThread
 from wsm.worker._watchdog import ActionWatch
 from wsm.worker.errors import (
@@ -93,6 +94,8 @@ class Run:
         What the teardown raised, once a way out has ended FAULTED.
     held : bool
         Whether the group is held once this command is committed.
+    sets_aside : bool
+        Whether requests wait then for the end of the hold, as far as is known.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Run:
     ) -> None:
         keeps_kv = arguments.kv_policy is not KVPolicy.DROP
         self._asked = Asked(request, arguments.tags, life.joint, keeps_kv=keeps_kv)
+        self._loads = request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags
         serves = self._asked.plan
         self.plan = _NOTHING if serves is None else plans.named(serves)
         self._plans = plans
@@ -119,7 +123,9 @@ class Run:
         self._clock = clock
         self._recorder = recorder
         self._watch = watch
-        self.held = held_after(arguments.after, held=life.admission is Admission.HELD)
+        self.held = held_after(arguments.after, held=context.held)
+        keeps = context.in_flight is InFlightPolicy.KEEP
+        self.sets_aside = self.held and keeps and (context.set_aside or not context.held)
         self._cause = f"{request.value} {arguments.request_id}"
         self._began: list[Action] = []  # for undoing
         self._seconds: list[ActionSeconds] = []
@@ -139,18 +145,6 @@ class Run:
         self._staged_since_ns = 0
         self._flips = [] if thread is None else list(self.plan.flip)
         self._flipped = thread is None
-
-    @property
-    def _loads(self) -> bool:
-        """Whether weights are loaded."""
-        return self._asked.request is not Request.CLEAR and Tag.WEIGHTS in self._asked.tags
-
-    @property
-    def sets_aside(self) -> bool:
-        """Whether requests wait then for the end of the hold, as far as is known."""
-        context = self._context
-        keeps = context.in_flight is InFlightPolicy.KEEP
-        return self.held and keeps and (context.set_aside or not context.held)
 
     @property
     def touched(self) -> bool:
@@ -181,7 +175,8 @@ class Run:
                 why=why,
             )
         self.plan.admit(self._context)
-        self._require_settled()
+        if self._context.held and self._asked.request is not Request.RELEASE:
+            self._require_settled()
         self._recorder.command_admitted(self.plan.name, self._context.version if self._loads else None)
         hot = self._thread is not None
         if hot and not all(thread.rest(_REST_S) for thread in self._before):
@@ -277,11 +272,19 @@ class Run:
             self._flip()
         self.doing = "commit"
         self._follow(command_events.commit(self._life.joint))
+        context = self._context
+        wanted = {
+            names.RESUME_ADMITTING: not self.held,
+            names.END_SET_ASIDE: context.held and context.in_flight is InFlightPolicy.ABORT,
+        }
         for action in self.plan.commit:
-            if self._is_wanted(action):
+            if wanted.get(action.name, True):
                 self._run(action, named=False)
-        self._follow_admission()
-        self._let_go()
+        event = event_to(self._life.admission, held=self.held)
+        if event is not None:  # else a call that was cut short has made it what was decided
+            self._fire(event, self._cause)
+        if self._thread is not None:
+            self._let_go(self._thread)
 
     @property
     def is_mixed(self) -> bool:
@@ -293,8 +296,8 @@ class Run:
         """Whether the weights are known: nothing was raised out of the very action that flips them."""
         return self._inside is None or not self._inside.touches_weights
 
-    def report(self) -> RankReport:
-        """Describe what was done so far."""
+    def report(self, *, pause_s: float = 0.0) -> RankReport:
+        """Describe what was done so far; `pause_s`: how long the rank served nothing for it, in seconds."""
         facts = dict(self._context.facts)
         return RankReport(
             rank=self._context.rank,
@@ -308,6 +311,7 @@ class Run:
             facts=facts,
             held=self.held,
             loads=self._loads,
+            pause_s=pause_s,
         )
 
     # -- the ways out ------------------------------------------------------------------------------
@@ -388,7 +392,7 @@ class Run:
             stopped = command_aborted(rank=self._context.rank, action=self._staged.name)
             self._staging_failed(self._staged, stopped)
         self._staging_over = True
-        self._let_go()
+        self._let_go(self._thread)
         if wait_s:
             self._thread.rest(wait_s)
 
@@ -397,8 +401,6 @@ class Run:
     def _require_settled(self) -> None:
         """Refuse an in-flight policy about requests that a hold has set aside, if it cannot be honoured."""
         context, requests = self._context, self._context.runner.requests
-        if not context.held or self._asked.request is Request.RELEASE:
-            return
         known = isinstance(requests, KnownSetAside)
         set_aside = requests.set_aside() if isinstance(requests, KnownSetAside) else None
         if set_aside is None and not context.set_aside:
@@ -406,28 +408,6 @@ class Run:
         why = in_flight_objection(context.in_flight, held=context.held, set_aside=set_aside, can_end=known)
         if why is not None:
             raise policy_impossible(why=why)
-
-    def _is_wanted(self, action: Action) -> bool:
-        """Whether admission, as it was and as it was decided, asks for an action behind the decision."""
-        if action.name == names.RESUME_ADMITTING:
-            return not self.held
-        ends = self._context.held and self._context.in_flight is InFlightPolicy.ABORT
-        return ends or action.name != names.END_SET_ASIDE
-
-    def _follow_admission(self) -> None:
-        """Let admission become what was decided; a call that was cut short finds it so already."""
-        event = event_to(self._life.admission, held=self.held)
-        if event is not None:
-            context = self._context
-            self._recorder.transition(
-                self._life.fire(
-                    event,
-                    at_ns=self._clock.monotonic_ns(),
-                    epoch=context.epoch,
-                    sequence=context.sequence,
-                    cause=self._cause,
-                )
-            )
 
     def _go(
         self, way_out: Callable[[Asked, JointState], WayOut], end: Event, *, tries_again: bool = False
@@ -526,17 +506,20 @@ class Run:
 
     def _follow(self, course: Course, *, cause: str = "") -> None:
         """Let the machines take a course of events in; the refusal of one is raised."""
-        for fired in course.fired:
-            record = self._life.fire(
-                fired.event,
-                at_ns=self._clock.monotonic_ns(),
-                epoch=self._context.epoch,
-                sequence=self._context.sequence,
-                kept=fired.kept,
-                kv_kept=fired.kv_kept,
-                cause=fired.cause or cause or self._cause,
-            )
-            self._recorder.transition(record)
+        for event, kept, kv_kept, why, _ in course.fired:
+            self._fire(event, why or cause or self._cause, kept=kept, kv_kept=kv_kept)
+
+    def _fire(self, event: StateEvent, cause: str, *, kept: bool = False, kv_kept: bool = True) -> None:
+        record = self._life.fire(
+            event,
+            at_ns=self._clock.monotonic_ns(),
+            epoch=self._context.epoch,
+            sequence=self._context.sequence,
+            kept=kept,
+            kv_kept=kv_kept,
+            cause=cause,
+        )
+        self._recorder.transition(record)
 
     def _take_in(self) -> None:
         """Write down what the staging thread has begun and ended since the last look.
@@ -557,8 +540,7 @@ class Run:
                 self._staged, self._staged_since_ns = moment.action, moment.at_ns
             del self._moments[0]
 
-    def _let_go(self) -> None:
+    def _let_go(self, thread: StagingThread) -> None:
         """Hand what is left of the staging to its thread, which gives it back and ends."""
         context = self._context
-        if self._thread is not None:
-            self._thread.retire(lambda: None if context.staged is None else context.staged.give_back())
+        thread.retire(lambda: None if context.staged is None else context.staged.give_back())

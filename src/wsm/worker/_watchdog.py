@@ -86,6 +86,8 @@ class ActionWatch:
         Of the action that began last.
     interruption : str or None
         Why the watchdog called the loop out of the last action; None if it did not.
+    stalled : (int, WsmError) or None
+        The command whose controller lets it wait beyond its deadline, and how; None: there is none.
     """
 
     def __init__(self, rank: int, presence: PresenceWords, plans: Plans, clock: Clock) -> None:
@@ -98,7 +100,7 @@ class ActionWatch:
         self.interruption: str | None = None
         self.deadline_s = 0.0
         self._wakes: Callable[[], object] | None = None
-        self._stalled: tuple[int, WsmError] | None = None
+        self.stalled: tuple[int, WsmError] | None = None
         self._plan: int | None = None
         self._places = {
             id(action): (number, place, _index(plan, place))
@@ -127,7 +129,8 @@ class ActionWatch:
         if place != self._plan:
             self._plan = place
             self._presence.does(Doing(place), self._clock.monotonic_ns())
-        self.wake()
+        if self._wakes is not None:
+            self._wakes()
 
     def wake(self) -> None:
         """Let the watchdog look: something begins that it may have to end."""
@@ -140,11 +143,11 @@ class ActionWatch:
 
     def found_stalled(self, sequence: int, error: WsmError | None) -> None:
         """Take in whether the controller of a command lets it wait beyond its deadline; for the watchdog."""
-        self._stalled = None if error is None else (sequence, error)
+        self.stalled = None if error is None else (sequence, error)
 
     def stalled_in(self, sequence: int) -> WsmError | None:
         """Return why a command cannot be waited for although nothing is decided; None if it can."""
-        stalled = self._stalled
+        stalled = self.stalled
         return stalled[1] if stalled is not None and stalled[0] == sequence else None
 
     def begins(self, action: Action, *, beside: bool = False) -> None:

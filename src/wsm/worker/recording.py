@@ -343,9 +343,8 @@ class Recorder:
                 if problem:
                     self._log.error(log.JOURNAL_ENDED, error=problem)
                     self._end_file()
-            if self._ring is not None:
-                for line in told:
-                    self._ring.append(line)
+            if self._ring is not None and told:
+                self._ring.append(*told)
 
 
 def _cut_torn_line(path: Path) -> None:
