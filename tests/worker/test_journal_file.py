@@ -21,8 +21,8 @@ class Kept:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def append(self, line: str) -> None:
-        self.lines.append(line)
+    def append(self, *lines: str) -> None:
+        self.lines += lines
 
 
 def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path):
