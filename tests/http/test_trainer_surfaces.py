@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import pytest
 from living_group import LivingGroup
 
 from wsm.errors import BadInputError
-from wsm.http.surfaces import SURFACES, AdoptedDirectory, SurfaceOptions
+from wsm.http.surfaces import SURFACES, AdoptedDirectory, SurfaceOptions, adopting
+from wsm.strategies import AdoptSettings
 
 pytestmark = pytest.mark.processes
 
@@ -155,6 +157,28 @@ def test_slime_pulls_before_the_pause_and_its_destination_means_what_was_pulled(
     assert (other.status_code, said(other, other.status_code)["success"]) == (422, False)
 
 
+def test_slimes_changes_are_refused_before_the_pause_with_the_reason_and_a_way_out(
+    surfaced: Callable[..., Any], living: LivingGroup, tmp_path: Path
+) -> None:
+    settings = AdoptSettings(tmp_path / "models", [tmp_path], ranks=1)
+    front = surfaced("sglang", adopt=adopting(settings))
+    body = {"local_checkpoint_dir": str(tmp_path / "local"), "source_dir": str(tmp_path)}
+    changes = tmp_path / "weight_v000001"
+    changes.mkdir()
+    index = {"metadata": {"base_version": "000000", "delta_encoding": "xor"}, "weight_map": {}}
+    (changes / "model.safetensors.index.json").write_text(json.dumps(index))
+    before = living.controller().status().sequence
+    for number in (0, 1):  # slime begins with 0, by which it means what its server was started with
+        refused = said(front.post("/pull_weights", **body, target_version=number), 501)
+        assert not refused["success"]
+        assert "--update-weight-mode full" in refused["message"]
+    assert (
+        said(front.post("/pull_weights", **body, target_version=2), 422)["error"]["code"]
+        == "checkpoint-missing"
+    )
+    assert living.controller().status().sequence == before
+
+
 def test_sglangs_memory_goes_and_comes_by_halves_in_the_version_that_was_held(
     surfaced: Callable[..., Any], living: LivingGroup
 ) -> None:
@@ -230,7 +254,7 @@ def test_prime_rl_updates_and_a_failed_update_leaves_what_was_served(surfaced: C
 
 
 def test_areal_updates_over_vllm_and_sleeps(surfaced: Callable[..., Any]) -> None:
-    front = surfaced("areal", "vllm", sleep_level_1_as_2=True)
+    front = surfaced("areal", "vllm")
     assert said(front.post("/areal_pause_generation"))["success"]
     assert (
         said(front.post("/areal_update_weights", model_path="/x/weight_update_v2"))["wsm"]["version"] == "2"
@@ -248,6 +272,10 @@ def test_vllms_sleep_to_host_memory_is_refused_unless_an_option_says_otherwise(
 ) -> None:
     front = surfaced("vllm")
     assert said(front.ask("POST", "/sleep"), 400)["error"]["code"] == "offload-unsupported"
+    other = surfaced("areal", sleep_level_1_as_2=False)
+    assert said(other.ask("POST", "/sleep"), 400)["error"]["use_instead"]
+    assert surfaced("vllm", sleep_level_1_as_2=True).ask("POST", "/sleep?level=1").status_code == 200
+    assert front.ask("POST", "/wake_up").status_code == 200
     assert front.ask("POST", "/sleep?level=2").status_code == 200
     assert front.ask("POST", "/wake_up").status_code == 200
     assert said(front.ask("GET", "/get_world_size?include_dp=true"))["world_size"] == 2

@@ -42,6 +42,7 @@ def rollout(
     roots: Sequence[Path],
     way: str,
     relabel: str,
+    sleep_level_1: str | None,
     served_model_name: str | None,
     **options: Any,
 ) -> None:
@@ -80,6 +81,7 @@ def rollout(
         roots=roots,
         way=way,
         relabel=relabel,
+        sleep_level_1=sleep_level_1,
         served_model_name=served_model_name,
         requests=requests,
     )

@@ -61,6 +61,13 @@ def listening_options(default_port: int | None) -> Callable[[Callable[..., None]
             show_default=True,
             help="Other content under a label that was used: mark the label, or refuse it.",
         ),
+        click.option(
+            "--sleep-level-1",
+            "sleep_level_1",
+            type=click.Choice(["refuse", "as-2"]),
+            help="vLLM's sleep that keeps weights in host memory: refuse it, or let them go, and load the "
+            "version again at the wake-up. Default: as-2 for AReaL, whose trainer asks for nothing else.",
+        ),
         click.option("--served-model-name", metavar="TEXT", help="What /v1/models says. Default: the group."),
         click.option(
             "--token-file",
@@ -115,6 +122,7 @@ def surfaces_named(
     roots: Sequence[Path],
     way: str,
     relabel: str,
+    sleep_level_1: str | None,
     served_model_name: str | None,
     **options: Any,
 ) -> tuple[Surface, ...]:
@@ -126,7 +134,7 @@ def surfaces_named(
         The list.
     config : callable
         Returns the group's configuration, where directories are to be adopted.
-    roots, way, relabel, served_model_name
+    roots, way, relabel, sleep_level_1, served_model_name
         What the command line says.
     **options : Any
         Of :class:`wsm.http.surfaces.SurfaceOptions`.
@@ -143,7 +151,8 @@ def surfaces_named(
     if roots:
         settings = settings_of_group(config(), roots=roots, way=AdoptWay(way), relabel=Relabel(relabel))
         options["adopt"] = adopting(settings)
-    said = SurfaceOptions(served_model_name=served_model_name, **options)
+    lets_go = None if sleep_level_1 is None else sleep_level_1 == "as-2"
+    said = SurfaceOptions(served_model_name=served_model_name, sleep_level_1_as_2=lets_go, **options)
     return tuple(SURFACES[name](said) for name in asked or SURFACES)
 
 
@@ -189,6 +198,7 @@ def serve_command(
     roots: Sequence[Path],
     way: str,
     relabel: str,
+    sleep_level_1: str | None,
     served_model_name: str | None,
     **options: Any,
 ) -> None:
@@ -214,6 +224,7 @@ def serve_command(
             roots=roots,
             way=way,
             relabel=relabel,
+            sleep_level_1=sleep_level_1,
             served_model_name=served_model_name,
         )
     with known_group(name):

@@ -23,6 +23,7 @@ _STATUSES: Final = {
     "command-timeout": 504,
     "unsettled": 504,
     "unsupported": 501,
+    "delta-checkpoint": 501,
     "request-unknown": 404,
     "not-found": 404,
     "body-too-large": 413,

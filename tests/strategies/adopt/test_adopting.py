@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -220,6 +221,12 @@ def leads_out(directory: Path) -> None:
     (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../step_6/a"}}')
 
 
+def changes_alone(directory: Path) -> None:
+    metadata = {"version": "000007", "base_version": "000006", "delta_encoding": "xor"}
+    content = {"metadata": metadata, "weight_map": {}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
 def only_markers(directory: Path) -> None:
     for path in directory.iterdir():
         path.unlink()
@@ -239,6 +246,7 @@ def twice(directory: Path) -> None:
         (not_json, errors.incomplete_checkpoint),
         (leads_out, errors.incomplete_checkpoint),
         (only_markers, errors.no_checkpoint),
+        (changes_alone, errors.delta_checkpoint),
         (truncated, strategies_errors.bad_file_size),
         (twice, strategies_errors.not_covered),
         (shutil.rmtree, errors.checkpoint_missing),

@@ -82,8 +82,9 @@ class SurfaceOptions:
         Whose envelopes and codes FastDeploy's legacy routes have (:class:`.fastdeploy.LegacyGeneration`).
     unsupported_status : int or None
         The status of a verb that cannot be honoured; None: 400 where clients repeat every 5xx, else 501.
-    sleep_level_1_as_2 : bool
-        Whether vLLM's sleep to host memory lets the memory go instead; the version is loaded again.
+    sleep_level_1_as_2 : bool or None
+        Whether vLLM's sleep to host memory lets the memory go instead; the version is loaded again. None: on
+        AReaL's surface, whose trainer can ask for no other level.
     deadline_s : float
         Of each command.
     lease_s : float
@@ -97,6 +98,6 @@ class SurfaceOptions:
     server_info: Mapping[str, Any] = field(default_factory=dict)
     fastdeploy_generation: str = "2.6"
     unsupported_status: int | None = None
-    sleep_level_1_as_2: bool = False
+    sleep_level_1_as_2: bool | None = None
     deadline_s: float = 600.0
     lease_s: float = 600.0

@@ -156,7 +156,8 @@ class VllmVerbs:
             raise http_errors.bad_body(field="level", problem=f"it is {level!r}, and must be 0, 1 or 2")
         if level == "0":
             return told(200, {}, await self.verbs.pause(request, commands, pause_of(query.get("mode"))))
-        if level == "1" and not self.verbs.options.sleep_level_1_as_2:
+        lets_go = self.verbs.options.sleep_level_1_as_2
+        if level == "1" and not (self.verbs.surface == "areal" if lets_go is None else lets_go):
             return await self.verbs.refuse(commands, request, Refusal("/sleep", Reason.OFFLOAD, closes=False))
         held = (await commands.status()).hold is not None
         await self.verbs.sleep(request, commands, ALL_TAGS, None if held else mode)

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 import wsm
-from wsm.errors import RefusedError
+from wsm.errors import BadInputError, RefusedError
+from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer
 from wsm.http.bodies import label_value, text_value, whole_from
 from wsm.http.commands import Commands
@@ -117,9 +118,18 @@ class _Sglang:
         asked = await fields(request)
         number = asked.required("target_version", whole_from(0))
         directory = f"{asked.required('source_dir', text_value).rstrip('/')}/weight_v{number:06d}"
-        adopted = await self.verbs.pull(
-            commands, asked.required("local_checkpoint_dir", text_value), directory, str(number)
-        )
+        destination = asked.required("local_checkpoint_dir", text_value)
+        try:
+            adopted = await self.verbs.pull(commands, destination, directory, str(number))
+        except BadInputError as error:
+            if number or error.code != "checkpoint-missing":
+                raise
+            raise http_errors.unsupported(
+                verb="/pull_weights",
+                reason="version 0 is what changes will be sent of (slime's --update-weight-mode delta), and "
+                "changes name no digest of what they were made from: no rank could prove what it holds",
+                use_instead="whole checkpoints (--update-weight-mode full)",
+            ) from error
         return HttpAnswer(
             200, {"success": True, "message": f"{directory} is taken in as version {adopted.label}"}
         )

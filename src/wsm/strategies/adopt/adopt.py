@@ -177,7 +177,8 @@ def adopt(
         (``checkpoint-changed``), or does not fit the group's model or number of ranks.
     RefusedError
         If the label was other content's and must not be (``label-reused``), nothing says how the model is
-        divided (``placements-unknown``), or another user could have made it (``foreign-path``).
+        divided (``placements-unknown``), it holds what changed alone (``delta-checkpoint``), or another user
+        could have made it (``foreign-path``).
     PublisherBusyError, StorageError
         If it cannot be published now.
     """

@@ -139,6 +139,8 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
     BadInputError
         If there is none (``checkpoint-missing``), it lies elsewhere (``outside-roots``), holds no weights
         (``no-checkpoint``), or not those of its index (``incomplete-checkpoint``); or if a file is damaged.
+    RefusedError
+        If it holds changes alone (``delta-checkpoint``).
     ForeignPathError
         If another user could have made it, or it is a pipe, a device or the like.
     UnreadableFileError
@@ -220,6 +222,9 @@ def _index(
     except documents.StrictJsonError as error:
         problem = f"in {found[0]}, {error}"
         raise errors.incomplete_checkpoint(path=where, problem=problem) from error
+    about = fields.get("metadata") if isinstance(fields, dict) else None
+    if isinstance(about, dict) and "delta_encoding" in about:
+        raise errors.delta_checkpoint(path=where, encoding=str(about["delta_encoding"]))
     said = fields.get("weight_map") if isinstance(fields, dict) else None
     if (
         not isinstance(said, dict)

@@ -45,6 +45,18 @@ def incomplete_checkpoint(*, path: str, problem: str) -> BadInputError:
     )
 
 
+def delta_checkpoint(*, path: str, encoding: str) -> RefusedError:
+    """A directory holds what changed since another version, and not a whole model."""
+    return RefusedError(
+        f"{path} holds the changes since the version before it (delta_encoding {encoding}), and no whole "
+        "checkpoint: no rank could prove what it would hold, for they name no digest of what they were made "
+        "from; let the trainer write whole checkpoints (slime: --update-weight-mode full), or publish_delta",
+        code="delta-checkpoint",
+        path=path,
+        encoding=encoding,
+    )
+
+
 def checkpoint_changed(*, file: str, problem: str) -> BadInputError:
     """A file was written while it was adopted."""
     return BadInputError(
