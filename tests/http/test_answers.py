@@ -25,6 +25,7 @@ STATUSES = {
     "RestartLimitError": 500,
     "CommandOpenError": 503,
     "RoleBusyError": 503,
+    "PublisherBusyError": 503,
     "RankLostError": 503,
     "EpochEndedError": 503,
     "CommandTimeoutError": 504,
@@ -50,7 +51,7 @@ STATUSES = {
     **dict.fromkeys(
         [
             *("CommandRefusedError", "CommandWithdrawnError", "EpochUsedError", "ForeignPathError"),
-            *("MixedGroupError", "NotServingError", "PreconditionError", "PublisherBusyError"),
+            *("MixedGroupError", "NotServingError", "PreconditionError"),
             *("SlotTakenError", "StorageError", "TensorReleasedError", "VersionExistsError"),
         ],
         409,

@@ -209,6 +209,25 @@ def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut
             after = (await client.post("/generate", json=asked(8))).json()["meta_info"]
             assert after["token_versions"] == [loaded.json()["wsm"]["version"]] * 8
 
+        # What was pulled is loaded though its trainer deleted it; two that count from 1 come one by one.
+        others = {}
+        for seed in (8, 9, 10):
+            full = initial_state(shape, seed)
+            other = {name: (spec, np.ascontiguousarray(full[name]).tobytes()) for name, spec in specs.items()}
+            others[seed] = write_checkpoint(tmp_path / str(seed) / "weight_v000001", other)
+        local = str(tmp_path / "local")
+        pulled = {"source_dir": str(tmp_path / "8"), "target_version": 1, "local_checkpoint_dir": local}
+        assert (await client.post("/pull_weights", json=pulled)).json()["success"]
+        shutil.rmtree(others[8])
+        named = {"model_path": local, "weight_version": "1"}
+        assert (await client.post("/update_weights_from_disk", json=named)).json()["success"]
+        loads = [{"model_path": str(others[seed]), "weight_version": "1"} for seed in (9, 10)]
+        both = await asyncio.gather(*(client.post("/update_weights_from_disk", json=each) for each in loads))
+        assert {each.status_code for each in both} == {200}, [each.text for each in both]
+        brought = {each.json()["wsm"]["version"] for each in both}
+        assert len(brought) == 2
+        assert (await texts.commands.status()).version in brought
+
     texts.play(scene, adopt=adopting(settings))
 
 

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from wsm.rollout.config import RolloutConfig
 
 
+_SLEEP_LEVEL_1 = click.option(
+    "--sleep-level-1",
+    "sleep_level_1",
+    type=click.Choice(["refuse", "as-2"]),
+    help="vLLM's sleep that keeps weights in host memory: refuse it, or let them go, and load the "
+    "version again at the wake-up. Default: as-2 for AReaL, whose trainer asks for nothing else.",
+)
+
+
 def listening_options(default_port: int | None) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return what says where a server listens, and to whom it answers."""
     address = f"127.0.0.1:{default_port}" if default_port is not None else None
@@ -61,13 +70,7 @@ def listening_options(default_port: int | None) -> Callable[[Callable[..., None]
             show_default=True,
             help="Other content under a label that was used: mark the label, or refuse it.",
         ),
-        click.option(
-            "--sleep-level-1",
-            "sleep_level_1",
-            type=click.Choice(["refuse", "as-2"]),
-            help="vLLM's sleep that keeps weights in host memory: refuse it, or let them go, and load the "
-            "version again at the wake-up. Default: as-2 for AReaL, whose trainer asks for nothing else.",
-        ),
+        _SLEEP_LEVEL_1,
         click.option("--served-model-name", metavar="TEXT", help="What /v1/models says. Default: the group."),
         click.option(
             "--token-file",

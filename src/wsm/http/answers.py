@@ -38,6 +38,7 @@ _STATUSES: Final = {
     "controller-stopped": 503,
     "teardown-failed": 500,
     "server-busy": 503,
+    "publisher-busy": 503,  # another process adopts or publishes there, and will be done
     "admission-closed": 503,
 }
 

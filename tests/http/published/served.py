@@ -26,7 +26,7 @@ from wsm.rollout.config import rollout_config_from_mapping
 from wsm.rollout.model.sharding import initial_state
 
 MODEL = {"vocabulary": 64, "width": 32, "heads": 4, "hidden": 64, "context": 2048}
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 _VERB = re.compile(rb"^(?:GET|POST) (/\S*) HTTP/1")
 _WHERE = re.compile(r"is commanded at (http://\S+?);? ?(?:\s|$|;)")
@@ -76,7 +76,11 @@ class Program:
         self.lines = Lines(self.process.stdout)
         until = time.monotonic() + PATIENCE_S
         while True:
-            line = self.lines.next(max(until - time.monotonic(), 0))
+            try:
+                line = self.lines.next(max(until - time.monotonic(), 0))
+            except TimeoutError:
+                self.end()
+                raise
             assert line is not None, f"wsm {' '.join(arguments)} ended; see {log}"
             if found := _WHERE.search(line):
                 self.url = found[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,10 @@ def live(
     asking = Asking(client) if asks else None
     if asking:
         asking.start()
+    fresh = int(time.monotonic() * 10) % 5000  # what one life brings, none before it has brought
     for number in range(first, first + steps):
         say(began=number)
-        client.step(number, partial(write_directory, base=base, number=os.getpid() % 97 + number))
+        client.step(number, partial(write_directory, base=base, number=number + fresh))
         say(brought=number)
     if asking:
         asking.end()

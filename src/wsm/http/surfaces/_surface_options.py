@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -42,10 +43,15 @@ class AdoptDirectory(Protocol):
 
 
 def adopting(settings: AdoptSettings) -> AdoptDirectory:
-    """Return what adopts directories as the settings say (:func:`wsm.strategies.adopt.adopt.adopt`)."""
+    """Return what adopts directories as the settings say (:func:`wsm.strategies.adopt.adopt.adopt`).
+
+    Of several callers at once each waits for those before it: one directory of versions has one publisher.
+    """
+    turn = threading.Lock()
 
     def take_in(directory: str, label: str | None) -> AdoptedDirectory:
-        adoption = adopt(directory, settings, version=label)
+        with turn:
+            adoption = adopt(directory, settings, version=label)
         known = None if adoption.digest is None else f"{adoption.source}@{adoption.digest}"
         return AdoptedDirectory(adoption.label, known, adoption.reused)
 
