@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fuzz.formats import all_formats
+from fuzz.http_requests import HTTP_REQUEST
 from fuzz.invariant import BrokenInvariantError, check
 
 #: On top of the search: imports, instrumentation, and what is being drawn when the time is over.
@@ -44,7 +45,8 @@ def _guided() -> bool:
 
 def _search(name: str, seconds: float, seed: int, out: Path) -> bool:
     found = out / name.replace(" ", "-").replace(",", "")
-    module = "fuzz.guided" if _guided() else "fuzz.searching"
+    # A server is read by another thread than the one whose coverage is followed.
+    module = "fuzz.guided" if _guided() and name != HTTP_REQUEST else "fuzz.searching"
     command = [sys.executable, "-m", module, name, str(seconds), str(seed), str(found)]
     try:
         done = subprocess.run(  # noqa: S603 - this very package

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from fuzz.command_line import command_line
+from fuzz.http_requests import http_request
 from fuzz.invariant import Format
 from fuzz.sealed import sealed_formats
 from fuzz.texts import text_formats
@@ -50,6 +51,7 @@ def all_formats() -> Mapping[str, Format]:
         *sealed_formats(),
         *text_formats(),
         command_line(),
+        http_request(),
     ]
     return {form.name: form for form in formats}
 

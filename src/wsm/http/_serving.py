@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -79,8 +80,9 @@ class Listening:
         ------
         BadInputError
             If another address than loopback has neither tokens nor trusted networks (code
-            ``bad-http-address``), or these are none.
+            ``bad-http-address``), these are none, or the files of TLS cannot be used (``bad-tls-file``).
         """
+        self._require_tls()
         admin, read = (None, None) if self.token_file is None else read_tokens(self.token_file)
         if self.uds is None and admin is None and not self.trust and not is_loopback(self.host):
             problem = (
@@ -91,6 +93,17 @@ class Listening:
             log.logger("http").warning(log.NETWORKS_TRUSTED, networks=", ".join(self.trust))
         hosts = frozenset(name.lower() for name in self.allowed_hosts)
         return Security(admin, read, networks(self.trust), hosts)
+
+    def _require_tls(self) -> None:
+        if self.certificate is None:
+            if self.key is not None:
+                raise errors.bad_tls_file(file=str(self.key), problem="a key needs a certificate: --tls-cert")
+            return
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key, lambda: "")
+        except (OSError, ValueError) as error:
+            problem = f"it is no certificate with its key ({error}); give both, in PEM"
+            raise errors.bad_tls_file(file=str(self.certificate), problem=problem) from None
 
 
 class _CheckedProtocol(H11Protocol):

@@ -10,7 +10,7 @@ import enum
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 from wsm.command import checked_tags
 from wsm.http import errors
@@ -22,18 +22,26 @@ _Kind = TypeVar("_Kind", bound=enum.Enum)
 #: Reads one value of JSON that is there; raises ValueError or TypeError with what it must be.
 Reader: TypeAlias = Callable[[Any], _Value]
 
+#: Bytes of the longest body of a verb, and of a request for text, which may be a batch.
+MOST_BYTES: Final = 1 << 20
+MOST_TEXT_BYTES: Final = 16 << 20
+
 #: Characters of a value that a refusal quotes.
 _QUOTED = 80
 
 
-def object_of(body: bytes) -> dict[str, Any]:
+def object_of(body: bytes, *, most: int = MOST_BYTES) -> dict[str, Any]:
     """Return the JSON object of a body; of an empty one, or null, an empty one.
 
     Raises
     ------
     BadInputError
         If it is no JSON object (code ``bad-body``).
+    RefusedError
+        If it is longer than `most` (code ``body-too-large``): to read it would keep others waiting.
     """
+    if len(body) > most:
+        raise errors.body_too_large(limit=most)
     if not body.strip():
         return {}
     try:

@@ -23,7 +23,7 @@ from wsm.http import _text_bodies, errors
 from wsm.http._text_bodies import TextRequest
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.app import admit
-from wsm.http.bodies import object_of
+from wsm.http.bodies import MOST_TEXT_BYTES, object_of
 from wsm.http.commands import Commands
 from wsm.http.engine_requests import EngineRequests, NewTokens
 from wsm.http.surface import InHold, Surface, SurfaceRoute
@@ -84,7 +84,7 @@ class _Texts:
 
     async def generate(self, request: Request, commands: Commands) -> HttpAnswer | Response:
         """Answer SGLang's ``/generate``."""
-        asked = _text_bodies.sglang_request(object_of(await request.body()))
+        asked = _text_bodies.sglang_request(object_of(await request.body(), most=MOST_TEXT_BYTES))
         name = asked.names[0] if asked.names else uuid.uuid4().hex
         begun = time.monotonic()
 
@@ -108,7 +108,7 @@ class _Texts:
 
     async def completions(self, request: Request, commands: Commands) -> HttpAnswer | Response:
         """Answer ``/v1/completions``."""
-        body = object_of(await request.body())
+        body = object_of(await request.body(), most=MOST_TEXT_BYTES)
         asked = _text_bodies.completions_request(body)
         name = asked.names[0] if asked.names else f"cmpl-{uuid.uuid4().hex}"
         model = body.get("model") or self._model or commands.name

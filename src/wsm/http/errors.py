@@ -118,6 +118,11 @@ def bad_token_file(*, file: str, problem: str) -> BadInputError:
     return BadInputError(f"{file}: {problem}", code="bad-token-file", file=file, problem=problem)
 
 
+def bad_tls_file(*, file: str, problem: str) -> BadInputError:
+    """The files of TLS cannot be used."""
+    return BadInputError(f"{file}: {problem}", code="bad-tls-file", file=file, problem=problem)
+
+
 def bad_network(*, network: str, problem: str) -> BadInputError:
     """What is to be trusted is no network."""
     return BadInputError(

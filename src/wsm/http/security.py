@@ -303,7 +303,7 @@ class _Body:
         self._receive = receive
         self._security = security
         self._left = security.max_body
-        self._until = time.monotonic() + security.body_s
+        self._until: float | None = None  # from its first part on: a request may wait in a hold before that
         self._whole = False
         said = dict(headers).get(b"content-length", b"0")
         self.announced = int(said) if said.isdigit() else 0
@@ -312,6 +312,8 @@ class _Body:
         """Return the next part; behind the last one, what comes then."""
         if self._whole:
             return await self._receive()
+        if self._until is None:
+            self._until = time.monotonic() + self._security.body_s
         try:
             message = await asyncio.wait_for(self._receive(), max(self._until - time.monotonic(), 0.001))
         except asyncio.TimeoutError:
