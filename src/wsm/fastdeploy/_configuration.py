@@ -175,7 +175,8 @@ def _shards(
     # Each load reads the device off the same variables; what cannot be read there is refused at start.
     device_id_from_environment(0, variables)
     parts = 1 if expert_parallel else int(_said(fd_config, parallel + "data_parallel_size", 1) or 1)
-    of_job = {"first_rank": part * ranks, "job_ranks": max(part + 1, parts) * ranks}
+    parts = max(part + 1, parts)
+    of_job = {} if parts == 1 else {"first_rank": part * ranks, "job_ranks": parts * ranks}
     return {"directory": directory, "allow_pickle": True, **of_job}
 
 
