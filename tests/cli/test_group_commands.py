@@ -356,6 +356,7 @@ def test_what_one_process_prepares_others_commit_or_take_back(group: LivingGroup
     wsm("prepare", group.name, "--version", 1, *options, "--request-id", "part")
     receipt = json.loads(wsm("commit", group.name, "--request-id", "part", "--json").out)
     assert (receipt["version"], receipt["partial"], receipt["hold"]["owner"]) == ("1", True, "unnamed")
+    wsm("release", group.name)
 
 
 def test_a_group_is_held_and_released_from_a_shell(group: LivingGroup, wsm: Run) -> None:
