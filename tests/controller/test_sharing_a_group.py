@@ -167,6 +167,24 @@ def test_a_signal_that_ends_the_callers_wait_leaves_the_command_under_way(group)
         assert controller.clear(wait_s=10).outcome is Outcome.CLEARED
 
 
+def test_the_group_decides_while_a_signal_handler_of_its_caller_runs(group):
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "write", "hold")
+
+        def handle(_number, _frame):
+            group.revoke(1, "write")
+            eventually(lambda: (controller.status().version, controller.status().serving) == ("2", True))
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(lambda: (group.await_held(1, "write"), os.kill(os.getpid(), signal.SIGUSR1)))
+                assert controller.update(2).version == "2"
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_command_that_cannot_be_written_leaves_the_role_to_others(group, monkeypatch):
     monkeypatch.setattr("wsm.command.MAX_REQUEST_ID", 4 * MAX_REPORT_BYTES)
     with group.boot() as controller:

@@ -621,8 +621,8 @@ class Pending:
             Brings the request to its end, in the thread. If it is called again, it goes on where it was.
         here : bool
             For a caller that waits for the end anyway: it drives itself, which costs no thread, and this
-            blocks until the request is over. What a signal handler raises meanwhile ends the caller's wait,
-            not the command: a thread goes on with that.
+            blocks until the request is over. Not in the main thread: a signal handler there may run for
+            minutes, raise, or give a command itself, and the ranks must not wait for that.
         """
         pending = cls(transaction.request_id, Future(), transaction.give_up)
 
@@ -640,7 +640,7 @@ class Pending:
             run()
 
         name = f"wsm-transaction-{transaction.sequence}"
-        if not here:
+        if not here or threading.current_thread() is threading.main_thread():
             _in_thread(run, name)
             return pending
         try:

@@ -157,6 +157,8 @@ class GroupView:
             says_more = any(new != old and not is_at_work(new) for old, new in zip(before, seen, strict=True))
             if says_more or self._alarm.rings != look.rings:
                 return True
+            if time.monotonic() >= deadline_s:  # words that come faster than this turns keep no look away
+                return False
 
     def watch_deaths(self) -> None:
         """From now on let the death of a participant end :meth:`wait`. Cheap if it does so already.

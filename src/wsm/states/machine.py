@@ -333,9 +333,14 @@ class LifeCycle:
                     cause,
                     kv_kept,
                 )
-            moved = machine.take(event, Facts(before, kept), None if row is None else row.dest)
-            if moved:
-                self._at = there
+            moved = False
+            try:
+                moved = machine.take(event, Facts(before, kept), None if row is None else row.dest)
+            finally:
+                # Also where a shortage or a signal cut it short behind the move.
+                came = row is not None and row.source is not row.dest and machine.model.state is row.dest
+                if moved or came:
+                    self._at = there
         finally:
             self._inside.release()
         if not moved or record is None:
