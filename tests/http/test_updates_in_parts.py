@@ -9,6 +9,7 @@ import pytest
 from living_group import LivingGroup
 
 from wsm.controller.errors import RankLostError
+from wsm.errors import BadInputError
 from wsm.http.surfaces import SURFACES, AdoptedDirectory, SurfaceOptions
 
 pytestmark = pytest.mark.processes
@@ -20,9 +21,9 @@ def surfaced(make_front: Callable[..., Any]) -> Callable[..., Any]:
         number = directory.rpartition("_")[2]
         return AdoptedDirectory(label or number, f"{directory}@{number}")
 
-    def make(name: str, **options: Any) -> Any:
+    def make(*names: str, **options: Any) -> Any:
         given = SurfaceOptions(**{"adopt": by_name, **options})
-        return make_front(surfaces=[SURFACES[name](given)])
+        return make_front(surfaces=[SURFACES[name](given) for name in names])
 
     return make
 
@@ -103,6 +104,27 @@ def test_a_directory_that_was_pulled_is_known_to_the_next_server(surfaced: Calla
         "/update_weights_from_disk", model_path="/nowhere/local", weight_version="2"
     )
     assert said(updated)["wsm"]["version"] == "2"
+
+
+def test_a_pull_that_fails_leaves_none_before_it_to_be_loaded(surfaced: Callable[..., Any]) -> None:
+    def gone(directory: str, label: str | None) -> AdoptedDirectory:
+        raise BadInputError(f"{directory} is no directory", code="checkpoint-missing", unfit=True)
+
+    body = {"local_checkpoint_dir": "/nowhere/local", "source_dir": "/w"}
+    said(surfaced("sglang").post("/pull_weights", target_version=2, **body))
+    front = surfaced("sglang", adopt=gone)
+    said(front.post("/pull_weights", target_version=3, **body), 422)
+    for named in ({}, {"weight_version": "2"}):
+        said(front.post("/update_weights_from_disk", model_path="/nowhere/local", **named), 422)
+
+
+def test_what_needed_no_preparation_is_looked_at_again_by_the_end(surfaced: Callable[..., Any]) -> None:
+    front = surfaced("sglang")
+    for other, status in ((1, 200), (2, 409)):
+        said(front.post("/begin_weight_update"))
+        assert loaded(front, 1) == "already served"
+        assert loaded(surfaced("vllm", "sglang"), other)
+        said(front.post("/end_weight_update"), status)
 
 
 def test_a_failure_is_answered_again_until_the_files_or_the_server_s_group_change(

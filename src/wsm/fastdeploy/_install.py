@@ -19,7 +19,7 @@ from typing import Any
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._control_calls import DEADLINES_S, ControlRequest
 from wsm.fastdeploy._dynamic_weights import DynamicWeightManager
-from wsm.fastdeploy._models import UTILITIES, keeping_attributes, remembering
+from wsm.fastdeploy._models import UTILITIES, WATCHED, keeping_attributes, remembering
 
 #: FastDeploy's module with the class.
 MODULE = "fastdeploy.rl.dynamic_weight_manager"
@@ -103,7 +103,7 @@ def _replace(module: ModuleType) -> None:
     if module.__name__ == UTILITIES:
         for name, watching in _WATCHING.items():
             own = getattr(module, name, None)
-            if own is not None and not hasattr(own, "__wrapped__"):
+            if own is not None and not hasattr(own, WATCHED):
                 _replace_everywhere(module, name, watching(own))
         return
     for found in list(vars(module).values()):
@@ -130,7 +130,7 @@ def _replace_everywhere(module: ModuleType, called: str, own: Any) -> None:
 def _watch(runner_class: Any) -> None:
     """Let a model runner refuse at start what its build cannot do, and ask the group later. Idempotent."""
     load = runner_class.load_model
-    if hasattr(load, _WATCHED):
+    if hasattr(load, WATCHED):
         return
 
     @functools.wraps(load)
@@ -141,7 +141,7 @@ def _watch(runner_class: Any) -> None:
             raise errors.no_manager(runner=type(model_runner).__name__)
         return result
 
-    setattr(load_model, _WATCHED, True)
+    setattr(load_model, WATCHED, True)
     runner_class.load_model = load_model
     for method in DEADLINES_S:
         if method in vars(runner_class):
@@ -162,7 +162,3 @@ def _controlled(method: str, body: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return call
-
-
-#: What a replaced method of a model runner carries.
-_WATCHED = "__wsm_watched__"

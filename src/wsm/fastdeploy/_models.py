@@ -22,6 +22,9 @@ from wsm.strategies.training_names import TrainingNames
 #: FastDeploy's module with both functions.
 UTILITIES = "fastdeploy.model_executor.utils"
 
+#: What a replaced function or method of FastDeploy carries.
+WATCHED = "__wsm_watched__"
+
 #: Models that FastDeploy's loader has processed; a key is gone with its model.
 _PROCESSED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
@@ -98,6 +101,7 @@ def keeping_attributes(transpose: Callable[[Any, str], Any]) -> Callable[[Any, s
         dynamic = getattr(layer.fd_config.load_config, "dynamic_load_weight", False)
         return (carrying if dynamic else transpose)(layer, weight_name)
 
+    setattr(turned, WATCHED, True)
     return turned
 
 
@@ -110,6 +114,7 @@ def remembering(process: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
         _PROCESSED[model] = True
         return result
 
+    setattr(processed, WATCHED, True)
     return processed
 
 
@@ -119,7 +124,7 @@ def processing_left(models: Sequence[Any], fd_config: Any) -> Callable[[], None]
     An MTP model is left as it is, as FastDeploy's loader does.
     """
     process = getattr(sys.modules.get(UTILITIES), "process_final_after_loading", None)
-    watched = hasattr(process, "__wrapped__")  # without install() it is not known what was done
+    watched = hasattr(process, WATCHED)  # without install() it is not known what was done
     left = [model for model in models if model not in _PROCESSED and not _drafts(model)]
     if process is None or not watched or not left or not checkpoint_models(models, fd_config):
         return None

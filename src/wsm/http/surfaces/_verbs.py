@@ -302,7 +302,11 @@ class Verbs:
     async def pull(
         self, commands: Commands, destination: str, directory: str, label: str
     ) -> AdoptedDirectory:
-        """Take a directory in now, and remember that `destination` will mean it. Nothing is written there."""
+        """Take a directory in now, and remember that `destination` will mean it. Nothing is written there.
+
+        Where that fails, `destination` means no pull before this one either.
+        """
+        await asyncio.to_thread(commands.kept.remember, _PULLED, destination, None)
         adopted = await self._adopt(directory, label)
         await asyncio.to_thread(commands.kept.remember, _PULLED, destination, [label, *adopted])
         return adopted
@@ -457,7 +461,10 @@ class Verbs:
         if label is not None and label not in (parts.asked, parts.receipt.version):
             raise errors.label_differs(asked=label, held=parts.receipt.version)
         self._begun = None  # it is decided, or its lease will
-        if parts.prepared is None:
+        if parts.prepared is None:  # it was held already, and is to be held still
+            held = (await commands.status()).version
+            if held != parts.receipt.version:
+                raise errors.label_differs(asked=parts.receipt.version or "", held=held)
             return parts.receipt
         try:
             return await commands.commit(self.origin(request), parts.prepared, source=parts.source)
