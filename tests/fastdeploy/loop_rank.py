@@ -308,6 +308,13 @@ class Loop:
         if self.rank == 0:
             self.hurry(self.settings.get("hurried", []))
         self.runner.dynamic_weight_manager = self.manager
+        settle = self.manager._settle_behind
+
+        def settles(model_runner) -> None:
+            self.passes("settles")
+            settle(model_runner)
+
+        self.manager._settle_behind = settles
         self.runner.initialize_kv_cache()
         if self.settings.get("feeds"):
             self.says("fed", **self.manager.update_weights_by_gdr("1"))

@@ -164,6 +164,28 @@ def test_a_command_of_another_process_is_refused_while_a_request_is_open(make_jo
     job.end()
 
 
+@pytest.mark.parametrize("method", ["sleep", "update_weights"])
+def test_a_command_that_comes_just_behind_a_request_that_left_no_weights_is_refused_at_once(make_job, method):
+    """The ranks of a runner that sleeps look at no command: one that is written waits for its deadline."""
+    job = make_job(v1=True, polls=True)
+    trainer = job.controller()
+    settles = job.order(0, "settles hangs")
+    if method == "sleep":
+        job.control("sleep", tags=BOTH)
+    else:
+        job.order(1, "update ends")
+        job.control("update_weights", version="1")
+    eventually(lambda: trainer.status().over and trainer.status().state == "CLEARED")
+    with raising(controller_errors.loop_does_not_poll, match=method):
+        trainer.update(1, deadline_s=5.0)
+    settles.unlink()
+    assert sleeping(job.each_says("controlled")) == {(True, True)}
+    assert sleeping(job.controls("wakeup", tags=BOTH)) == {(False, False)}
+    job.publish(2)
+    assert trainer.update(2, force=True).version == "2"
+    job.end()
+
+
 class Unit(Action):
     """Says when it ran."""
 

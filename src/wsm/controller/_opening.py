@@ -71,9 +71,6 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
         joining that it derived other plans than the first one: they would wait for each
         other in different collective actions.
     """
-    loop = loop_without_poll(group.segment)
-    if loop is not None:
-        raise errors.loop_does_not_poll(operation=operation.name.lower(), place=loop)
     lost = group.lost()
     if lost:
         status = group.status()
@@ -84,6 +81,9 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
             advice=" ".join(status.advice),
         )
     command = decide.next_command(view, operation)
+    loop = loop_without_poll(group.segment)
+    if loop is not None:
+        raise errors.loop_does_not_poll(operation=operation.name.lower(), place=loop)
     others = group.ranks_of_other_plans(command.epoch)
     if others:
         raise errors.plans_differ(ranks=others)

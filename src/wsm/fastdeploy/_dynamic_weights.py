@@ -320,6 +320,8 @@ class DynamicWeightManager(DirectCalls):
             return body()
         self._surfaces.bind(model_runner)
         self._end_turn()
+        # Said before: of a command that comes behind the request's own, a runner that sleeps sees nothing.
+        self._declare(f"{request.method} has been asked for and may let it sleep")
         entered = False
         try:
             if not self._found_cache:
@@ -344,7 +346,9 @@ class DynamicWeightManager(DirectCalls):
         finally:
             own = entered or not self._polls  # without poll() no other process's command can go on here
             if own or self._worker.weights in (WeightState.NORMAL, WeightState.CLEARED):
-                self._settle_behind(model_runner)  # else it is another command that goes on
+                self._settle_behind(model_runner)
+            else:
+                self._declare("")  # it is another command that goes on
 
     def _begun(self, controller: Controller, request: ControlRequest) -> Pending | None:
         """Begin the command of a control request, on rank 0; None where there is nothing to do."""
@@ -376,10 +380,12 @@ class DynamicWeightManager(DirectCalls):
         model_runner.is_weight_sleeping, model_runner.is_kvcache_sleeping = not weights, not kv
         asleep = not (weights and kv)
         self._entries.rests(asleep=asleep)
+        self._declare("it sleeps: ask for wakeup" if asleep else "")
+
+    def _declare(self, keeps: str) -> None:
+        """Say, for a loop with the second line, whether it looks at commands; `keeps`: what keeps it."""
         if self._polls and self._worker.rank == 0:
-            declare_loop(
-                self._segment, polls=not asleep, place="" if not asleep else "it sleeps: ask for wakeup"
-            )
+            declare_loop(self._segment, polls=not keeps, place=keeps)
 
     def _end_turn(self) -> None:
         """End the step that the last turn of FastDeploy's loop was."""
