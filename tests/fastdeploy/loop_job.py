@@ -77,7 +77,9 @@ class LoopJob:
         publish_snapshot(self.model, version, shards, durable=False)
 
     def controller(self) -> wsm.Controller:
-        controller = wsm.Controller(f"fastdeploy-{self.ports[0]}", directory=self.directory)
+        controller = wsm.Controller(
+            f"fastdeploy-{self.ports[0]}", directory=self.settings.get("shared", self.directory)
+        )
         self._controllers.append(controller)
         return controller
 

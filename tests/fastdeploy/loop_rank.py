@@ -242,6 +242,7 @@ class Loop:
     def __init__(self, settings, rank: int) -> None:
         self.settings, self.rank = settings, rank
         self.directory = Path(settings["directory"])
+        self.shared = Path(settings.get("shared", self.directory))
         self.ranks, self.port = settings["ranks"], settings["ports"][rank // settings["part"]]
         self.board = Board(self.directory, rank, self.ranks)
         self.runner = ModelRunner(settings["generation"])
@@ -249,7 +250,7 @@ class Loop:
             _install._watch(ControlledRunner)
             _control_calls.DEADLINES_S.update(self.settings.get("deadlines_s", {}))
             self.runner = ControlledRunner(self.passes)
-        self.word = Signal(self.directory / f"model_weights_status.{self.port}")
+        self.word = Signal(self.shared / f"model_weights_status.{self.port}")
         self.kv: Signal | None = None
         cache_process = settings.get("cache_process")
         if cache_process:
@@ -303,7 +304,7 @@ class Loop:
             member=member,
             memory=HostMemory(),
             load=feeds if self.settings.get("feeds") else None,
-            directory=self.directory,
+            directory=self.shared,
         )
         if self.rank == 0:
             self.hurry(self.settings.get("hurried", []))
