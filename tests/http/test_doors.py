@@ -42,6 +42,7 @@ def certified(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
+@pytest.mark.needs("openssl")
 def test_tls_is_by_file_and_a_client_that_trusts_it_is_answered(certified: tuple[Path, Path]) -> None:
     certificate, key = certified
     with served_beside(APP, Listening(certificate=certificate, key=key)) as where:
@@ -57,6 +58,7 @@ def test_tls_is_by_file_and_a_client_that_trusts_it_is_answered(certified: tuple
             assert b"200" not in plain.recv(100)
 
 
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize("fault", ["no key", "no certificate", "a key of another", "no file", "no PEM"])
 def test_files_of_tls_that_do_not_go_together_are_refused_before_a_socket_is_there(
     certified: tuple[Path, Path], tmp_path: Path, fault: str
