@@ -164,7 +164,7 @@ def test_commands_of_other_processes_are_refused_where_the_loop_does_not_poll(ma
 
 @pytest.mark.parametrize("generation", ["2025", "2026"])
 def test_a_loop_that_polls_obeys_a_trainer_and_shows_it_to_the_engine(make_job, generation):
-    job = make_job(generation, polls=True, streams_look_s=0.5)
+    job = make_job(generation, polls=True, streams_look_s=3.0)
     job.each_says("stepped")
     trainer = job.controller()
     job.publish(2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import socket
 from pathlib import Path
 
@@ -18,8 +20,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
 
 
 def endpoints(count: int) -> list[str]:
-    """Free ports of loopback."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Free ports of loopback, below those that the kernel gives to connections of other processes."""
+    ports = random.sample(range(12_000, 32_000), 10 * count)
+    sockets = []
+    while len(sockets) < count:
+        with contextlib.suppress(OSError):
+            sockets.append(socket.create_server(("127.0.0.1", ports.pop())))
     found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
     for one in sockets:
         one.close()

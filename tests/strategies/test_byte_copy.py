@@ -42,7 +42,7 @@ def test_what_cannot_be_copied_is_refused(nbytes, source, destination, error):
 
 
 def test_other_threads_go_on_while_much_is_copied():
-    """In nearly every call: slices let them on between two of them, at most."""
+    """A slice lets them on in none of a hundred copies, however the machine's cores are shared."""
     source, destination = memoryview(bytes(64 << 20)), memoryview(bytearray(64 << 20))
     turns, done, begun = 0, threading.Event(), threading.Event()
 
@@ -57,7 +57,7 @@ def test_other_threads_go_on_while_much_is_copied():
     begun.wait(60)
     seen = []
     try:
-        for _ in range(10):
+        for _ in range(100):
             before = turns
             copy_bytes(source, destination)
             seen.append(turns - before)
