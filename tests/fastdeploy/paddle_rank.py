@@ -76,7 +76,7 @@ def main(settings, rank: int) -> None:
     says("updated")
     y = model(paddle.to_tensor(np.ones((1, 16), dtype=np.float32)))
     says(f"computed {float(y.sum()):.1f}")
-    paddle.distributed.barrier(group)
+    paddle.distributed.barrier()  # rank 0 serves the store that makes every part's groups
     manager.close()
     sys.stdout.flush()
     os._exit(0)  # paddle's store may abort a process that ends after the store's own
