@@ -408,7 +408,7 @@ class ControllerMoves:
         return self._now
 
     def _unrestored(self) -> bool:
-        return epochs.unrestored(self._view, restores=self._now.restores, of_admission=not self._now.tags)
+        return epochs.unrestored(self._view)
 
     def _brings(self, word: CommandWord, tags: int) -> int:
         """Return the version that a command names; a half that is not loaded keeps what was committed."""
@@ -434,7 +434,7 @@ class ControllerMoves:
             word = word._replace(sequence=word.sequence + 2)
         if says.version is None:
             says = replace(says, version=self._brings(word, says.tags))
-        word = word._replace(decider=says.decider)
+        word = word._replace(decider=says.decider, owes=says.restores)
         driving = (after or self._now)._replace(
             driving=True,
             spoiled=False,
@@ -620,7 +620,6 @@ class ControllerMoves:
             asked=label_of(now.version),
             committed=label_of(committed_version(now)),
             served=now.before,
-            restores=now.restores,
             of_admission=not now.tags,
         )
         completed = epochs.completed_commit(view, goal, held=self._held_after())
@@ -668,14 +667,7 @@ class ControllerMoves:
             self._add("has nothing to restore", lambda: now._replace(recovering=False))
 
     def _next_attempt(self) -> Attempt:
-        now = self._now
-        return epochs.next_attempt(
-            self._view,
-            restores=now.restores,
-            failed=now.failed,
-            limit=ATTEMPTS,
-            of_admission=not now.tags,
-        )
+        return epochs.next_attempt(self._view, failed=self._now.failed, limit=ATTEMPTS)
 
     def _next_repair(self) -> Attempt:
         return epochs.next_repair(self._view, failed=self._now.repaired, limit=ATTEMPTS)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from wsm.controller.group_view import GroupView
+from wsm.controller.recovery import Recovery
+from wsm.errors import WsmError
 from wsm.receipt import Outcome
 from wsm.states.epochs import next_epoch, restored_version
 from wsm.states.vocabulary import WeightState
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
-from lone_rank import LoneRank
+from lone_rank import LoneRank, load
 
 
 @pytest.fixture
@@ -44,3 +48,47 @@ def test_a_command_remembers_what_the_group_is_owed(lone):
     assert group.arguments(group.view().command).before is WeightState.NORMAL
     lone.run(pending)
     assert pending.result().version == "2"
+
+
+def fails(_context, _target):
+    raise OSError("the disk is gone")
+
+
+def damage_arguments(lone) -> None:
+    """Let nothing be read any more of what the last command says besides its word."""
+    group = GroupView(lone.segment)
+    word = group.view().command
+    slot = lone.segment.arguments(word.sequence)
+    slot._memory.bytes[slot._offset : slot._offset + 8] = bytes(8)
+    assert group.arguments(word) is None
+    group.close()
+
+
+@pytest.mark.parametrize("damaged", ["before they are read", "behind the decision"])
+@pytest.mark.parametrize("command", ["hold", "restore"])
+def test_no_debt_is_lost_where_arguments_are_damaged(lone, command, damaged):
+    recovery, committed = Recovery(lone.segment), (command, damaged) == ("hold", "behind the decision")
+    assert recovery.owed() == "1"
+    if command == "hold":
+        pending = lone.controller.begin_hold(owner="trainer", deadline_s=60 if committed else 1)
+    else:
+        assert recovery.take_role(1.0)
+        lone.worker._loop.reader._work = replace(lone.worker._loop.reader._work, load=fails)
+        pending = recovery.restore(deadline_s=1)
+    if damaged == "before they are read":
+        damage_arguments(lone)
+    lone.run(pending)
+    with nullcontext() if committed else pytest.raises(WsmError):
+        pending.result()
+    damage_arguments(lone)
+    assert recovery.owed() == "1"
+    lone.worker._loop.reader._work = replace(lone.worker._loop.reader._work, load=load)
+    # What the next epoch restores is the same, and so is what this one does.
+    group = GroupView(lone.segment)
+    assert recovery._write_goal(group.view()) == "1"
+    assert recovery.take_role(1.0)
+    lone.run(recovery.restore())
+    assert (lone.worker.version, lone.controller.status().hold is not None) == ("1", committed)
+    assert recovery.owed() is None
+    group.close()
+    recovery.close()

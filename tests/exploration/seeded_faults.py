@@ -831,7 +831,7 @@ def the_dead_are_asked_what_they_hold():
 @fault("operations=update steps=0 rank_crashes=2 controller_crashes=1 starts=serving")
 def nobody_is_owed_anything_before_the_restore():
     """A command in an epoch that was not restored yet counts as given to a cleared group."""
-    return {(epochs, "unrestored"): lambda _view, **_named: False}
+    return {(epochs, "unrestored"): lambda _view: False}
 
 
 @fault("operations=update commands=0 steps=0 rank_crashes=1 failures=1 starts=serving")
@@ -865,8 +865,9 @@ def a_command_between_two_attempts_is_undone():
     """A restore is tried again although somebody has commanded the group since."""
     real = epochs.unrestored
 
-    def unrestored(view: View, *, of_admission: bool, **_said: bool) -> bool:
-        return real(view, restores=True, of_admission=of_admission)
+    def unrestored(view: View) -> bool:
+        owes = view.command.owes or not view.command.operation.is_commit
+        return real(replace(view, command=view.command._replace(owes=owes)))
 
     return {(epochs, "unrestored"): unrestored}
 
@@ -896,9 +897,8 @@ def a_repair_ends_the_debt():
     """The clear that repairs a rank counts as a command of the group: what it served is not restored."""
     real = epochs.unrestored
 
-    def unrestored(view: View, *, restores: bool, of_admission: bool) -> bool:
-        owes = restores and view.command.operation is not Operation.CLEAR
-        return real(view, restores=owes, of_admission=of_admission)
+    def unrestored(view: View) -> bool:
+        return real(view) and view.command.operation is not Operation.CLEAR
 
     return {(epochs, "unrestored"): unrestored}
 
@@ -1054,7 +1054,18 @@ def a_successor_holds_the_group():
 def a_hold_takes_the_debt_away():
     """A hold counts as a command that makes the group what it is: it stays CLEARED."""
     real = epochs.unrestored
-    return {(epochs, "unrestored"): lambda view, *, restores, of_admission: real(view, restores=restores)}
+    return {(epochs, "unrestored"): lambda view: real(view) and not view.command.operation.is_commit}
+
+
+@fault("operations=hold commands=1 steps=0 rank_crashes=1 controller_crashes=1 starts=serving")
+def a_decision_leaves_the_debt_to_the_arguments():
+    """What is owed stands in the command's arguments alone, which say nothing where they are damaged."""
+    real = decide.decided
+
+    def decided(view: View, operation: Operation) -> CommandWord:
+        return real(view, operation)._replace(owes=False)
+
+    return {(decide, "decided"): decided}
 
 
 @fault("operations=hold,release,clear commands=3 steps=0 starts=serving")

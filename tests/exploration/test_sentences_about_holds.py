@@ -68,6 +68,10 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "its restore loads under the hold": ("RESTORE_OPENS",),
     "hold and release change no version": ("a_hold_is_restored", "HOLD_IS_RESTORED"),
     "they take no debt away": ("a_hold_takes_the_debt_away", "HOLD_TAKES_DEBT"),
+    "whatever becomes of their arguments": (
+        "a_decision_leaves_the_debt_to_the_arguments",
+        "controller/test_groups_that_wait_to_be_restored.py::test_no_debt_is_lost_where_arguments_are_damaged",
+    ),
     "a successor aborts what was not decided": ("a_successor_holds_the_group", "SUCCESSOR_HOLDS"),
     "FastDeploy's weights word reads CLEARED while the group is held": (
         "controller/test_engine_words.py::test_while_the_group_is_held_no_word_of_the_weights_says_normal",

@@ -41,12 +41,14 @@ def record(sequence: int, version: str | None) -> CommittedRecord:
 
 
 def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -> GroupFacts:
+    asked = facts.pop("arguments", ASKED)
+    owes = asked is not None and asked.restores
     return GroupFacts(
         "policy",
         run_id="r",
-        command=CommandWord(2, facts.pop("sequence", 7), operation),
+        command=CommandWord(2, facts.pop("sequence", 7), operation, owes=owes),
         committed=record(facts.pop("committed", 6), facts.pop("version", "3")),
-        arguments=facts.pop("arguments", ASKED),
+        arguments=asked,
         asked_version=facts.pop("asked_version", "4"),
         controller_pid=facts.pop("controller_pid", 900),
         owner_pid=800,

@@ -31,7 +31,7 @@ from wsm.group_segment import loop_without_poll
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
-from wsm.states import decide, holding
+from wsm.states import decide, epochs, holding
 from wsm.states.decide import (
     Inheritance,
     Resident,
@@ -401,7 +401,7 @@ class Opening:
         if request.operation is Operation.HOLD and not view.command.commands_left:
             raise errors.commands_used_up(sequence=view.command.sequence)  # a release is let through
         word = request.decided_in(require_able(self._group, view, request.operation))
-        before, waits = before_admission(resident_on_each(view), owed=self._group.unrestored(view))
+        before, waits = before_admission(resident_on_each(view), owed=epochs.unrestored(view))
         asked = replace(request.arguments, before=before, restores=waits, deadline_s=request.deadline_s)
         previous = self._group.known_version(view)
         return self._open(
@@ -424,7 +424,7 @@ class Opening:
             if not (request.arguments.clears or Tag.WEIGHTS in tags):
                 raise  # what it leaves would be committed anew under a name that is not known
             committed = CommittedRecord(view.committed.sequence)
-        return _Admitted(view, command, held, self._group.unrestored(view), committed)
+        return _Admitted(view, command, held, epochs.unrestored(view), committed)
 
     def _write(
         self, request: CommandRequest, admitted: _Admitted, given_up: threading.Event, ending: ExitStack

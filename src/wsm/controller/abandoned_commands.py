@@ -36,7 +36,7 @@ from wsm.controller.group_view import GroupView
 from wsm.errors import GroupError, WsmError
 from wsm.signals.errors import RoleBusyError, SegmentReplacedError, go_on_or_end
 from wsm.signals.segment import Segment
-from wsm.states import decide, holding
+from wsm.states import decide, epochs, holding
 from wsm.states.decide import Duty, Role
 from wsm.states.epochs import Backoff
 from wsm.states.holding import LeaseEnd
@@ -104,7 +104,7 @@ class LeaseWatch:
             held=view.committed.held,
             is_over=decide.is_over(view),
             whole=all(resident.serving for resident in each),
-            owed=decide.before_admission(each, owed=self._group.unrestored(view))[1],
+            owed=decide.before_admission(each, owed=epochs.unrestored(view))[1],
         )
 
     def _release(self) -> None:

@@ -29,11 +29,10 @@ from wsm.signals.presence import Presence, read_presence
 from wsm.signals.segment import Segment
 from wsm.signals.view_reader import ViewReader
 from wsm.signals.waiting import Alarm, Watch, wait, wake
-from wsm.states import epochs
 from wsm.states import journal as kinds
 from wsm.states.holding import Hold
 from wsm.states.view import View
-from wsm.states.words import CommandWord, CommittedWord, Decider, Operation, StatusCode, is_at_work
+from wsm.states.words import CommandWord, CommittedWord, Decider, StatusCode, is_at_work
 from wsm.status.facts import CacheProcess, GroupFacts, GroupStatus
 from wsm.status.reading import read_facts
 from wsm.status.text import status_of
@@ -235,7 +234,7 @@ class GroupView:
         """
         self.role.await_stand_in()
         self._segment.require_whole()
-        following = command
+        following, command = command, command._replace(owes=arguments.restores)
         while True:
             command.pack()  # a sequence that does not fit is refused before anything is written
             slot = self._segment.arguments(command.sequence)
@@ -329,21 +328,6 @@ class GroupView:
             except CommandArgumentsError:
                 return None
         return self._arguments[1]
-
-    def unrestored(self, view: View) -> bool:
-        """Whether the group is owed its committed version since it lost a rank."""
-        if view.command.operation not in (*epochs.OWING, Operation.COMMIT):
-            return False
-        asked = self.arguments(view.command)
-        restores, of_admission = False, False
-        if asked is not None:
-            restores, of_admission = asked.restores, asked.of_admission
-        return epochs.unrestored(view, restores=restores, of_admission=of_admission)
-
-    def restores(self, view: View) -> bool:
-        """Whether the last command is one that restores the group after it lost a rank."""
-        arguments = self.arguments(view.command)
-        return arguments is not None and arguments.restores
 
     def plans(self, rank: int, epoch: int) -> DeclaredPlans | None:
         """Read which plans a rank derived, as it said when it joined the epoch; None if it has not.

@@ -118,19 +118,11 @@ class Recovery:
         An update that was to restore it and failed leaves the debt; any other command takes it away.
         """
         view = self._group.view()
-        return self._group.committed(view).version if self._group.unrestored(view) else None
+        return self._group.committed(view).version if epochs.unrestored(view) else None
 
     def next_attempt(self, *, failed: int, limit: int) -> Attempt:
         """Say what follows after `failed` attempts to restore the group, of which `limit` may fail."""
-        view = self._group.view()
-        asked = self._group.arguments(view.command)
-        return epochs.next_attempt(
-            view,
-            restores=asked is not None and asked.restores,
-            failed=failed,
-            limit=limit,
-            of_admission=asked is not None and asked.of_admission,
-        )
+        return epochs.next_attempt(self._group.view(), failed=failed, limit=limit)
 
     def versions(self) -> set[str]:
         """Return the versions that the group may have to load: the committed, and that of an open command.
@@ -270,7 +262,7 @@ class Recovery:
         if self._hold is None:
             raise InternalError("a group is restored only in an epoch that was begun here")
         view = self._group.view()
-        if not self._group.unrestored(view):
+        if not epochs.unrestored(view):
             self.release()
             return None
         try:
@@ -304,7 +296,7 @@ class Recovery:
             raise InternalError("a group is cleared again only with the controller role")
         view = self._group.view()
         command = require_able(self._group, view, Operation.CLEAR)
-        owed = self._group.unrestored(view)
+        owed = epochs.unrestored(view)
         arguments = CommandArguments(
             f"repair-epoch-{command.epoch}-sequence-{command.sequence}",
             before=WeightState.NORMAL if owed else WeightState.CLEARED,
@@ -371,13 +363,12 @@ class Recovery:
         asked = commanded_version(self._group, view, given) if command.operation.is_commit else None
         served = None if given.before is None else given.before is WeightState.NORMAL
         committed = self._group.known_version(view)
-        restores, of_admission = given.restores, given.of_admission
+        of_admission = given.of_admission
         goal = epochs.goal(
             view,
             asked=asked,
             committed=committed,
             served=served,
-            restores=restores,
             of_admission=of_admission,
         )
         self._group.journal.asked(
@@ -387,7 +378,6 @@ class Recovery:
             asked=asked,
             committed=committed,
             served=served,
-            restores=restores,
             of_admission=of_admission,
         )
         held = holding.held_after(given.after, held=view.committed.held)

@@ -36,7 +36,7 @@ from wsm.signals import errors
 from wsm.signals.errors import SegmentTruncatedError
 
 #: Grows with every change of what is where, or of what a word or a byte of the lock file means.
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 
 LINE_BYTES = 64
 WORD_BYTES = 8

@@ -323,8 +323,10 @@ def _silence(command: CommandWord) -> str:
 
 
 def decided(view: View, operation: Operation) -> CommandWord:
-    """Return the command word with the decision in it."""
-    return view.command._replace(operation=operation)
+    """Return the command word with the decision in it; only the commit of an update ends what is owed."""
+    command = view.command
+    brings = operation.is_commit and not command.operation.is_of_admission
+    return command._replace(operation=operation, owes=command.owes and not brings)
 
 
 def committed(view: View, version: str | None, *, held: bool | None = None) -> CommittedWord:

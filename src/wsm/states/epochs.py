@@ -14,6 +14,9 @@ group is to stay CLEARED.
 under the hold. Hold and release change no version and take no debt away: whatever dies in one, the version to
 restore is the one before it.
 
+**What a group is owed** stands in the command words of its new epoch, and not in their arguments alone, which
+may be damaged, and are gone with the command after the next.
+
 **A restore or a repair that failed is tried again, or given up** (:class:`Attempt`). A restore is an ordinary
 update, and may fail like one. Most causes pass, so it is tried again; between two attempts the group is free
 for other commands, and after any of them this epoch restores nothing more.
@@ -150,31 +153,22 @@ def goal_word(view: View, goal: str | None) -> CommittedWord | None:
     return None
 
 
-#: Operations of a last command after which an epoch may still have its version to restore.
-OWING = (Operation.NONE, Operation.ABORT, Operation.CLEAR)
+#: A command that owes the group its version leaves it owed as long as this stands in its word.
+_OWING = (Operation.ABORT, Operation.CLEAR, Operation.COMMIT)
 
 
-def unrestored(view: View, *, restores: bool = False, of_admission: bool = False) -> bool:
+def unrestored(view: View) -> bool:
     """Whether the epoch of `view` is to restore the committed version, and no other command was given in it.
 
     The process that raised the epoch keeps the controller role until the group is restored, or could not be.
     Other controllers may then command a group that holds nothing and waits for its version; so they may if
     that process dies.
 
-    Parameters
-    ----------
-    view : View
-        What was read.
-    restores : bool
-        Whether the last command was the update that was to restore it, or a clear that repaired a rank for
-        that. After an aborted one the version is still to be restored, and so it is after a clear.
-    of_admission : bool
-        Whether the last command was a hold or a release. One of a group that was owed its version says
-        `restores`, and leaves it owed.
+    After an aborted update that was to restore it the version is still to be restored, and so it is after a
+    clear that repaired a rank for that, and after a hold. Whether it was such a command, its word says.
     """
-    owing = OWING if restores else (Operation.NONE,)
-    stays = restores and of_admission and view.command.operation is Operation.COMMIT
-    owes = stays or view.command.operation in owing
+    command = view.command
+    owes = command.operation is Operation.NONE or (command.owes and command.operation in _OWING)
     return owes and view.committed.version_id is not None
 
 
@@ -249,25 +243,19 @@ def next_repair(view: View, *, failed: int, limit: int) -> Attempt:
     return Attempt.MAKE if failed < limit else Attempt.GIVE_UP
 
 
-def next_attempt(
-    view: View, *, restores: bool, failed: int, limit: int, of_admission: bool = False
-) -> Attempt:
+def next_attempt(view: View, *, failed: int, limit: int) -> Attempt:
     """Say what follows after `failed` attempts to restore the group in this epoch.
 
     Parameters
     ----------
     view : View
         What was read; its command is over.
-    restores : bool
-        Whether the last command was such an attempt.
     failed : int
         How many of them have failed.
     limit : int
         How many may fail.
-    of_admission : bool
-        As for :func:`unrestored`.
     """
-    if failed and not unrestored(view, restores=restores, of_admission=of_admission):
+    if failed and not unrestored(view):
         return Attempt.OVERTAKEN
     return Attempt.GIVE_UP if failed >= limit else Attempt.MAKE
 
@@ -278,7 +266,6 @@ def goal(
     asked: str | None,
     committed: str | None,
     served: bool | None,
-    restores: bool,
     of_admission: bool = False,
 ) -> str | None:
     """Return the version that the group must serve once the epoch of `view` has ended; None: none.
@@ -287,12 +274,10 @@ def goal(
 
     Parameters
     ----------
-    view, asked, committed, served
+    view, asked, committed, served, of_admission
         As for :func:`restored_version`.
-    restores, of_admission : bool
-        As for :func:`unrestored`.
     """
-    if unrestored(view, restores=restores, of_admission=of_admission):
+    if unrestored(view):
         return committed
     return restored_version(view, asked=asked, committed=committed, served=served, of_admission=of_admission)
 

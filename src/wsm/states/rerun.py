@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from wsm.errors import WsmError
@@ -131,11 +131,10 @@ JUDGEMENTS: Final[Mapping[str, Callable[[View, Mapping[str, Any]], object]]] = {
     ),
     "next_epoch": lambda view, _known: epochs.next_epoch(view),
     "goal": lambda view, known: epochs.goal(
-        view,
+        _as_owing(view, known),
         asked=known["asked"],
         committed=known["committed"],
         served=known["served"],
-        restores=known["restores"],
         of_admission=known.get("of_admission", False),
     ),
     "completed_commit": lambda view, known: epochs.completed_commit(
@@ -302,6 +301,15 @@ class _Rank:
 
 def _judged(facts: Mapping[str, Any]) -> object:
     return _shown(JUDGEMENTS[facts["asked"]](_view(facts["view"]), facts["with"]))
+
+
+def _as_owing(view: View, known: Mapping[str, Any]) -> View:
+    """Return a view whose word says what a group is owed; of older builds only the arguments say it."""
+    if "restores" not in known:
+        return view
+    command = view.command
+    brings = command.operation.is_commit and not known.get("of_admission", False)
+    return replace(view, command=command._replace(owes=known["restores"] and not brings))
 
 
 def _answer(move: Move) -> Facts:

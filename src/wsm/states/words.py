@@ -8,7 +8,7 @@ means "never written", which is why epochs start at 1.
 =========  ======================================================================  ================
 word       fields, from the most significant bit                                   written by
 =========  ======================================================================  ================
-command    spare 22, epoch 11, sequence 24, decider 2, operation 5                 controller
+command    spare 21, owes 1, epoch 11, sequence 24, decider 2, operation 5         controller
 committed  sequence 24, held 1, version id 38, present 1                           controller
 status     spare 2, epoch 11, sequence 24, weights 3, kv 3, ready 8, action 8,     that participant
            code 5
@@ -184,12 +184,17 @@ class StepKind(enum.IntEnum):
 
 
 class CommandWord(NamedTuple):
-    """``(epoch, sequence, operation, decider)``: what the controller asks, or what was decided."""
+    """``(epoch, sequence, operation, decider)``: what the controller asks, or what was decided.
+
+    ``owes``: whether the group is owed its committed version since it lost a rank, and this command leaves
+    that so unless its commit brings the version (:func:`wsm.states.epochs.unrestored`).
+    """
 
     epoch: int
     sequence: int
     operation: Operation
     decider: Decider = Decider.CONTROLLER
+    owes: bool = False
 
     @property
     def commands_left(self) -> int:
@@ -200,7 +205,7 @@ class CommandWord(NamedTuple):
         """Return the 64-bit value."""
         if self.epoch >> EPOCH_BITS or self.sequence >> SEQUENCE_BITS:
             raise _overflow(epoch=(self.epoch, MAX_EPOCH), sequence=(self.sequence, MAX_SEQUENCE))
-        return self.epoch << 31 | self.sequence << 7 | self.decider << 5 | self.operation
+        return self.owes << 42 | self.epoch << 31 | self.sequence << 7 | self.decider << 5 | self.operation
 
     @classmethod
     def unpack(cls, word: int) -> CommandWord:
@@ -212,9 +217,15 @@ class CommandWord(NamedTuple):
             If operation or decider is none that this build knows.
         """
         code, decider = word & 0x1F, (word >> 5) & 3
-        if word >> 42 or code > _LAST_OPERATION or decider > Decider.OUTSIDE:
+        if word >> 43 or code > _LAST_OPERATION or decider > Decider.OUTSIDE:
             raise WordFormatError(kind="command", word=word)
-        return cls((word >> 31) & MAX_EPOCH, (word >> 7) & MAX_SEQUENCE, Operation(code), Decider(decider))
+        return cls(
+            (word >> 31) & MAX_EPOCH,
+            (word >> 7) & MAX_SEQUENCE,
+            Operation(code),
+            Decider(decider),
+            bool(word >> 42),
+        )
 
 
 class CommittedWord(NamedTuple):

@@ -157,11 +157,10 @@ def _is_lost(group: GroupFacts) -> bool:
 
 def _is_owed(group: GroupFacts) -> bool:
     """Whether the group lost a rank and has not been given another command than its restore since."""
-    command, arguments = group.command, group.arguments
+    command = group.command
     if command is None or command.epoch == 1 or group.committed.version is None:
         return False
-    restores = arguments is not None and arguments.restores
-    return command.operation is Operation.NONE or (restores and not command.operation.is_commit)
+    return command.operation is Operation.NONE or command.owes
 
 
 def supervised_advice(group: GroupFacts, does: str) -> tuple[Advice, ...]:
