@@ -235,7 +235,9 @@ def test_an_update_in_parts_is_prepared_by_its_middle_and_decided_by_its_end(
     living.assert_steps_are_pure()
 
 
-def test_prime_rl_updates_and_a_failed_update_leaves_what_was_served(surfaced: Callable[..., Any]) -> None:
+def test_prime_rl_updates_and_its_resume_behind_a_failed_update_serves_nothing_old(
+    surfaced: Callable[..., Any],
+) -> None:
     front = surfaced("prime-rl", served_model_name="m")
     assert front.ask("GET", "/health").status_code == 200
     assert said(front.ask("GET", "/v1/models"))["data"][0]["id"] == "m"
@@ -250,7 +252,11 @@ def test_prime_rl_updates_and_a_failed_update_leaves_what_was_served(surfaced: C
     said(front.ask("POST", "/pause?mode=keep&clear_cache=false"))
     gone = front.post("/update_weights", weight_dir="/out/broadcasts/step_9")
     assert gone.status_code == 422, "no retry can help"
-    assert said(front.ask("POST", "/resume"))["wsm"]["version"] == "3"
+    assert said(front.ask("POST", "/resume"), 409)["error"]["code"] == "hold-closed", "it counts on 9 already"
+    assert "/update_weights failed" in front.post("/v1/completions").text
+    said(front.ask("POST", "/pause?mode=keep&clear_cache=false"))  # a new trainer, or its next step
+    said(front.post("/update_weights", weight_dir="/out/broadcasts/step_3"))
+    assert said(front.ask("POST", "/resume"))["wsm"]["version"] == "3", "it has said itself that it means 3"
 
 
 def test_areal_updates_over_vllm_and_sleeps(surfaced: Callable[..., Any]) -> None:

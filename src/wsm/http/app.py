@@ -128,8 +128,8 @@ async def admit(commands: Commands, in_hold: InHold) -> None:
     """
     while await commands.is_held():
         closed = await commands.closed()
-        if closed is not None:
-            raise errors.admission_closed(why=f"{closed.verb} was refused: {closed.reason}")
+        if closed is not None and not closed.text_waits:
+            raise errors.admission_closed(why=f"{closed.verb} {closed.did}: {closed.reason}")
         if in_hold is InHold.FAIL:
             raise errors.admission_closed(why="the group is held")
         await commands.until_open()

@@ -1,11 +1,13 @@
-"""Holds that no blind release ends: closed, since a verb was refused that its trainer may take for done.
+"""Holds that no blind release ends: closed, since a trainer may take for done what was refused, or failed.
 
-A closed hold opens by an update with other weights, or by an explicit release. What may let requests in, and
-the closing itself, are told apart in time by one lock: either the group is open, or it is held and closed.
+A hold that a refusal closed opens by an update with other weights, one that a failed update closed by the
+next update that succeeds; both by an explicit release. What may let requests in, and the closing itself, are
+told apart in time by one lock: either the group is open, or it is held and closed.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +17,7 @@ from wsm import log
 from wsm.controller import Controller
 from wsm.controller import errors as controller_errors
 from wsm.controller.group_view import GroupAccess
+from wsm.errors import RefusedError
 from wsm.http import errors
 from wsm.http.kept import KeptRequests
 from wsm.receipt import Outcome, Receipt
@@ -27,6 +30,18 @@ OWNERS: Final = "http:"
 _BROUGHT: Final = (Outcome.UPDATED, Outcome.ALREADY_SERVED, Outcome.ALREADY_HELD)
 
 
+class ClosedBy(str, enum.Enum):
+    """What closed a hold.
+
+    REFUSED: a verb that is never honoured. FAILED: an update that failed. DELAYED: an update that failed, and
+    may pass when it is asked again, which its trainer was told.
+    """
+
+    REFUSED = "refused"
+    FAILED = "failed"
+    DELAYED = "delayed"
+
+
 @dataclass(frozen=True)
 class ClosedHold:
     """Why a held group is not released blindly.
@@ -36,9 +51,11 @@ class ClosedHold:
     hold : str
         The id of the hold.
     surface, verb, reason : str
-        What was refused, and why.
+        What was refused, or failed, and why.
     version : str or None
-        What the group had committed then.
+        What the group had committed before.
+    by : ClosedBy
+        Whether it was refused, or failed.
     """
 
     hold: str
@@ -46,13 +63,24 @@ class ClosedHold:
     verb: str
     reason: str
     version: str | None = None
+    by: ClosedBy = ClosedBy.REFUSED
+
+    @property
+    def text_waits(self) -> bool:
+        """Whether requests for text wait, as in any hold: the update is to be asked for again at once."""
+        return self.by is ClosedBy.DELAYED
+
+    @property
+    def did(self) -> str:
+        """What the verb did."""
+        return "was refused" if self.by is ClosedBy.REFUSED else "failed"
 
     @classmethod
     def of(cls, said: Mapping[str, Any] | None) -> ClosedHold | None:
         """Return what was kept; None where nothing was, or nothing that can be read."""
         try:
-            return None if said is None else cls(**said)
-        except TypeError:
+            return None if said is None else cls(**{**said, "by": ClosedBy(said.get("by", ClosedBy.REFUSED))})
+        except (TypeError, ValueError):
             return None
 
 
@@ -83,20 +111,53 @@ class ClosedHolds:
         in_force = view.committed.held and hold is not None and hold.hold_id == closed.hold
         return closed if in_force and group.known_version(view) in (None, closed.version) else None
 
-    def close(self, surface: str, *, verb: str, reason: str) -> bool:
-        """Close the hold that surfaces have; whether there is one. A release under way is waited for."""
+    def close(
+        self,
+        surface: str,
+        *,
+        verb: str,
+        reason: str,
+        by: ClosedBy = ClosedBy.REFUSED,
+        before: str | None = None,
+    ) -> bool:
+        """Close a hold; whether there is one. A release under way is waited for.
+
+        A refusal closes the hold of any surface, since trainers of one group may speak to several; a failure
+        that of its own surface alone, for another's trainer sees none.
+
+        Parameters
+        ----------
+        surface, verb, reason : str
+            Whose verb it was, and why it was refused or failed.
+        by : ClosedBy
+            Which of the two.
+        before : str or None
+            Of a failure: what the group had before. If it has another version by now, the update brought it.
+        """
         with self._deciding:
             controller, access = self._attached()
             view = access.group.view()
             hold = access.group.known_hold(view)
-            if not view.committed.held or hold is None or not hold.owner.startswith(OWNERS):
+            refused, closed = by is ClosedBy.REFUSED, self.now()
+            if hold is None or not hold.owner.startswith(OWNERS):
                 return False
-            version = access.group.known_version(view)
-            self._kept.close(asdict(ClosedHold(hold.hold_id, surface, verb, reason, version)))
+            if not refused:
+                if hold.owner != f"{OWNERS}{surface}":
+                    return False
+                if closed is not None and closed.by is ClosedBy.REFUSED:
+                    return True  # by what opens less easily
+            version = access.group.known_version(view) if refused else before
+            self._kept.close(asdict(ClosedHold(hold.hold_id, surface, verb, reason, version, by)))
             if hold.lease_s is not None:
                 controller.hold(in_flight=hold.in_flight, kv_policy=hold.kv_policy, owner=hold.owner)
         log.logger("http").warning(log.HOLD_CLOSED, surface=surface, verb=verb, reason=reason)
         return True
+
+    def reopen_after_success(self, surface: str) -> None:
+        """Let a hold that a failure of this surface closed be an ordinary one: an update has passed since."""
+        closed = ClosedHold.of(self._kept.closed)
+        if closed is not None and closed.by is not ClosedBy.REFUSED and closed.surface == surface:
+            self._kept.close(None)
 
     def release(self, command: Callable[[], Receipt], *, explicit: bool) -> Receipt:
         """Do a release, whole.
@@ -109,7 +170,7 @@ class ClosedHolds:
         with self._deciding:
             closed = None if explicit else self.now()
             if closed is not None:
-                raise errors.hold_closed(surface=closed.surface, verb=closed.verb, reason=closed.reason)
+                raise _refusal(closed)
             return command()
 
     def update(
@@ -148,7 +209,7 @@ class ClosedHolds:
         if after is not After.SERVE or closed is None:
             return command(after)
         if decides_later or (tags is not None and Tag.WEIGHTS not in tags):
-            raise errors.hold_closed(surface=closed.surface, verb=closed.verb, reason=closed.reason)
+            raise _refusal(closed)
         receipt = command(After.AS_BEFORE)
         self.reopen_after(receipt)
         if receipt.hold is None:
@@ -159,8 +220,8 @@ class ClosedHolds:
                 opened = self._attached()[0].release(owner=owner, hold=hold)
                 return replace(receipt, serving=opened.serving, hold=opened.hold)
         if not receipt.loaded:
-            raise errors.hold_closed(surface=closed.surface, verb=closed.verb, reason=closed.reason)
-        why = f"the group had these weights when {closed.verb} was refused: it stays held and closed"
+            raise _refusal(closed)
+        why = f"the group had these weights when {closed.verb} {closed.did}: it stays held and closed"
         return replace(receipt, warning=why)
 
     def reopen_after(self, receipt: Receipt, *, sent: bool = False) -> None:
@@ -188,3 +249,7 @@ class ClosedHolds:
             raise controller_errors.held_by_another(
                 operation="update that serves", owner=hold.owner, hold_id=hold.hold_id
             )
+
+
+def _refusal(closed: ClosedHold) -> RefusedError:
+    return errors.hold_closed(surface=closed.surface, verb=closed.verb, did=closed.did, reason=closed.reason)

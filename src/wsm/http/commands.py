@@ -171,7 +171,8 @@ class Commands:
 
     async def _watch(self) -> bool:
         while await self.is_held():
-            if await self.closed() is not None:
+            closed = await self.closed()
+            if closed is not None and not closed.text_waits:
                 return False
             await asyncio.sleep(_LOOK_S)
         return True
@@ -348,15 +349,14 @@ class Commands:
             origin, "abort", asked, lambda controller, _: controller.abort(prepared, **keywords)
         )
 
-    async def fail_closed(self, origin: Origin, *, verb: str, reason: str) -> bool:
-        """Close the hold that surfaces have, since a verb was refused that its trainer may take for done.
+    async def fail_closed(self, origin: Origin, *, verb: str, reason: str, **how: Any) -> bool:
+        """Close a hold, since a verb was refused, or failed, that its trainer may take for done.
 
-        Until an update with other weights, or an explicit release, every other release is refused. A hold of
-        any surface is meant, since trainers of one group may speak to several. Returns whether there is such
-        a hold; a group that is not held stays as it is.
+        Until an update or an explicit release, every other release is refused; `how` and more as
+        :meth:`.ClosedHolds.close`. Returns whether there is such a hold; an open group stays as it is.
         """
         return await asyncio.to_thread(
-            self.closed_holds.close, origin.surface, verb=verb, reason=reason
+            self.closed_holds.close, origin.surface, verb=verb, reason=reason, **how
         )  # and no reader: it may wait for a release
 
     async def run(

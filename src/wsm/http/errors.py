@@ -16,10 +16,10 @@ def unsupported(*, verb: str, reason: str, use_instead: str) -> RefusedError:
     )
 
 
-def hold_closed(*, surface: str, verb: str, reason: str) -> RefusedError:
-    """A group that is held since an update was refused would serve stale weights once it is released."""
+def hold_closed(*, surface: str, verb: str, did: str, reason: str) -> RefusedError:
+    """A group that is held since an update was refused, or failed, would serve stale weights."""
     return RefusedError(
-        f"the group stays held, since {verb} over {surface} was refused ({reason}) and no update came after "
+        f"the group stays held, since {verb} over {surface} {did} ({reason}) and no update came after "
         "it; update the group, or release it with POST /wsm/v1/release and force",
         code="hold-closed",
         surface=surface,

@@ -134,7 +134,14 @@ async def status(_request: Request, commands: Commands) -> HttpAnswer:
     closed = await commands.closed()
     now = await commands.status()
     said = (
-        None if closed is None else {"surface": closed.surface, "verb": closed.verb, "reason": closed.reason}
+        None
+        if closed is None
+        else {
+            "surface": closed.surface,
+            "verb": closed.verb,
+            "reason": closed.reason,
+            "by": closed.by.value,
+        }
     )
     return HttpAnswer(200, {**now.to_mapping(), "closed": said})
 

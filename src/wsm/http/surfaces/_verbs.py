@@ -7,9 +7,10 @@ lease of what it prepares; which directory was pulled is kept with the ends of r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -20,8 +21,9 @@ from starlette.types import ASGIApp
 from wsm import log
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors as http_errors
-from wsm.http.answers import HttpAnswer, receipt_headers
+from wsm.http.answers import HttpAnswer, receipt_headers, status_of
 from wsm.http.bodies import Fields
+from wsm.http.closed_holds import ClosedBy
 from wsm.http.commands import Commands, Origin
 from wsm.http.surface import Handler
 from wsm.http.surfaces import errors
@@ -298,6 +300,29 @@ class Verbs:
         )
 
     # Weights ------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def bringing(self, request: Request, commands: Commands) -> AsyncIterator[None]:
+        """Do a verb that brings weights: where it fails, the hold of this surface is closed.
+
+        Else a trainer that looks at no answer, or resumes in a ``finally``, would have the old weights served
+        under the new name.
+        """
+        before = await self.last_version(commands)
+        try:
+            yield
+        except Exception as error:
+            await self._no_flush()  # whose hold it would close
+            await commands.fail_closed(
+                self.origin(request),
+                verb=request.url.path,
+                reason=error.code if isinstance(error, WsmError) else "internal",
+                by=ClosedBy.DELAYED if status_of(error) >= 500 else ClosedBy.FAILED,
+                before=before,
+            )
+            raise
+        if self._parts is None:  # else it is its end that decides
+            await asyncio.to_thread(commands.closed_holds.reopen_after_success, self.surface)
 
     async def pull(
         self, commands: Commands, destination: str, directory: str, label: str

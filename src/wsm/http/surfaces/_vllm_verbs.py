@@ -108,15 +108,20 @@ class VllmVerbs:
         return HttpAnswer(200, {"message": "Weight update started"})
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
-        source = source_of(await fields(request))
+        async with self.verbs.bringing(request, commands):
+            source = source_of(await fields(request))
+            if source.refused is None:
+                receipt = await self.verbs.load(
+                    request, commands, directory=source.directory, label=source.label
+                )
         if source.refused is not None:
             return await self.verbs.refuse(commands, request, Refusal(request.url.path, source.refused))
-        receipt = await self.verbs.load(request, commands, directory=source.directory, label=source.label)
         return told(200, {"message": "Weights updated", "status": "ok"}, receipt)
 
     async def finish(self, request: Request, commands: Commands) -> HttpAnswer:
-        label = (await fields(request)).label("weight_version")
-        receipt = await self.verbs.finish(request, commands, label, begin="/start_weight_update")
+        async with self.verbs.bringing(request, commands):
+            label = (await fields(request)).label("weight_version")
+            receipt = await self.verbs.finish(request, commands, label, begin="/start_weight_update")
         return told(200, {"message": "Weight update finished"}, receipt)
 
     async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:

@@ -35,11 +35,11 @@ class _Areal:
         return told(200, {"success": True, "message": "Generation continued"}, receipt)
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await fields(request)
-        directory = asked.required("model_path", text_value)
-        receipt = await self._verbs.load(
-            request, commands, directory=directory, label=None, abort_requests=True
-        )
+        async with self._verbs.bringing(request, commands):
+            directory = (await fields(request)).required("model_path", text_value)
+            receipt = await self._verbs.load(
+                request, commands, directory=directory, label=None, abort_requests=True
+            )
         return told(200, {"success": True, "message": receipt.sentence()}, receipt)
 
 

@@ -166,16 +166,18 @@ class _FastDeploy:
         return _enveloped(await self._awake(request, commands))
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await fields(request)
-        options: dict[str, Any] = {}
-        if "rsync_config" in asked:
-            options["rsync_config"] = asked.get("rsync_config", mapping_value)
-        if "verify_checksum" in asked:
-            options["verify_checksum"] = asked.flag("verify_checksum", otherwise=False)
-        label = asked.label("version")
-        if (await commands.status()).hold is None:
-            raise errors.not_paused()
-        return _enveloped(await self.verbs.load(request, commands, directory=None, label=label, **options))
+        async with self.verbs.bringing(request, commands):
+            asked = await fields(request)
+            options: dict[str, Any] = {}
+            if "rsync_config" in asked:
+                options["rsync_config"] = asked.get("rsync_config", mapping_value)
+            if "verify_checksum" in asked:
+                options["verify_checksum"] = asked.flag("verify_checksum", otherwise=False)
+            label = asked.label("version")
+            if (await commands.status()).hold is None:
+                raise errors.not_paused()
+            receipt = await self.verbs.load(request, commands, directory=None, label=label, **options)
+        return _enveloped(receipt)
 
     async def abort(self, request: Request, commands: Commands) -> Any:
         del commands

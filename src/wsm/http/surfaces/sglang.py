@@ -101,16 +101,17 @@ class _Sglang:
         return PlainTextResponse("Cache flushed.\n")
 
     async def update_from_disk(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await fields(request)
-        receipt = await self.verbs.load(
-            request,
-            commands,
-            directory=asked.required("model_path", text_value),
-            label=asked.label("weight_version"),
-            abort_requests=asked.flag("abort_all_requests", otherwise=False),
-            drains=True,
-            keep_paused=asked.flag("keep_pause", otherwise=False),
-        )
+        async with self.verbs.bringing(request, commands):
+            asked = await fields(request)
+            receipt = await self.verbs.load(
+                request,
+                commands,
+                directory=asked.required("model_path", text_value),
+                label=asked.label("weight_version"),
+                abort_requests=asked.flag("abort_all_requests", otherwise=False),
+                drains=True,
+                keep_paused=asked.flag("keep_pause", otherwise=False),
+            )
         body = {"success": True, "message": receipt.sentence(), "num_paused_requests": 0}
         return told(200, body, receipt)
 
@@ -139,8 +140,9 @@ class _Sglang:
         return HttpAnswer(200, {"success": True, "message": "Weight update begun."})
 
     async def end(self, request: Request, commands: Commands) -> HttpAnswer:
-        label = (await fields(request)).label("weight_version")
-        receipt = await self.verbs.finish(request, commands, label, begin="/begin_weight_update")
+        async with self.verbs.bringing(request, commands):
+            label = (await fields(request)).label("weight_version")
+            receipt = await self.verbs.finish(request, commands, label, begin="/begin_weight_update")
         return told(200, {"success": True, "message": receipt.sentence()}, receipt)
 
     async def release_memory(self, request: Request, commands: Commands) -> Response:
