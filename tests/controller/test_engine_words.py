@@ -346,8 +346,9 @@ def test_a_command_of_wsm_is_refused_while_the_engine_commands_and_changes_nothi
     engine = make_engine(2)
     controller = engine.group.controller(engine_words=engine.config)
     engine.asks(NORMAL, CLEARING)
-    with raising(errors.engine_word_busy, match=r"model_weights_status\.8001 holds -1"):
-        controller.clear()
+    for command in (controller.clear, controller.hold):
+        with raising(errors.engine_word_busy, match=r"model_weights_status\.8001 holds -1"):
+            command()
     assert engine.reads() == [NORMAL, CLEARING]
     assert status(engine).sequence == 1
     assert status(engine).controller_pid is None
@@ -436,7 +437,17 @@ def test_while_the_group_is_held_no_word_of_the_weights_says_normal(make_engine)
     engine = make_engine()
     bridge = engine.bridge()
     controller = engine.group.controller(engine_words=engine.config)
-    controller.hold(owner="trainer")
+    engine.group.order(0, "settle", "raise")
+    with pytest.raises(RankFailedError):
+        controller.hold(owner="trainer")
+    assert engine.reads() == [NORMAL], "a hold that failed gives the word back"
+    engine.group.revoke(0, "settle")
+    engine.group.order(0, "settle", "hold")
+    pending = controller.begin_hold(owner="trainer")
+    engine.group.await_held(0, "settle")
+    assert engine.reads() == [CLEARING], "taken as a clear takes it"
+    engine.group.revoke(0, "settle")
+    pending.result(60)
     assert engine.reads() == [CLEARED]
     assert (status(engine).serving, status(engine).state) == (False, "NORMAL")
     engine.group.publish(2)
@@ -451,6 +462,11 @@ def test_while_the_group_is_held_no_word_of_the_weights_says_normal(make_engine)
     engine.asks(UPDATING)
     bridge.turn()
     assert (engine.reads(), status(engine).serving) == ([CLEARED], False)
+    engine.asks(UPDATING)
+    with raising(errors.engine_word_busy):
+        controller.release(owner="trainer")
+    bridge.turn()
+    assert engine.reads() == [CLEARED]
     assert controller.release(owner="trainer").serving
     assert engine.reads() == [NORMAL]
 

@@ -13,7 +13,8 @@ from living_group import Program, eventually
 
 import wsm
 from tests.raising import raising
-from wsm import CommandTimeoutError, InFlightPolicy, RefusedError
+from wsm import CommandTimeoutError, InFlightPolicy, RefusedError, RoleBusyError
+from wsm.controller.errors import RankFailedError
 from wsm.receipt import Outcome
 from wsm.states.vocabulary import Tag
 
@@ -132,6 +133,38 @@ def test_nine_holds_in_a_row_and_five_at_once_succeed(group, controller) -> None
         ]
 
     assert sorted(one.name for one in asyncio.run(releases())) == [*["ALREADY_OPEN"] * 4, "RELEASED"]
+    group.await_steps()
+
+
+def test_a_hold_waits_for_its_turn_up_to_its_deadline(group, controller) -> None:
+    group.publish(2)
+    group.order(1, "write", "hold")
+    update = controller.begin_update(2)
+    group.await_held(1, "write")
+    other = group.controller()
+    with pytest.raises(RoleBusyError, match="update to version 2"):
+        other.hold(owner="trainer", deadline_s=0.1)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(other.hold, owner="trainer", deadline_s=60)
+        group.revoke(1, "write")
+        assert held.result(60).outcome is Outcome.HELD
+    assert update.result(60).version == "2"
+    assert other.release(owner="trainer").serving
+
+
+def test_a_group_with_a_rank_that_is_faulted_is_held_and_repaired_under_the_hold(group, controller) -> None:
+    group.order(1, "release", "raise")
+    with pytest.raises(RankFailedError):
+        controller.clear()
+    held = controller.hold(owner="trainer")
+    assert (held.outcome, held.serving) == (Outcome.HELD, False)
+    with pytest.raises(RefusedError) as caught:
+        controller.release(owner="trainer")
+    assert caught.value.code == "cannot-serve"
+    group.revoke(1, "release")
+    assert controller.clear().hold == held.hold
+    assert controller.update(1).serving is False
+    assert controller.release(owner="trainer").serving
     group.await_steps()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -164,7 +165,7 @@ def test_a_lease_that_runs_out_lets_serve_what_is_whole_and_nothing_else(make_gr
         eventually(lambda: controller.status().serving)
         group.await_steps()
         controller.hold(owner="trainer", lease_s=0.2)
-        eventually(lambda: "ran out" in controller.status().because)
+        eventually(lambda: re.search(r"the lease of trainer ran out \d+ s ago", controller.status().because))
         assert controller.status().hold["owner"] == "trainer"
         controller.hold(owner="trainer", lease_s=0.2, on_lease="serve")
         controller.clear()

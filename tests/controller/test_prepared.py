@@ -112,7 +112,14 @@ def test_while_a_decision_is_held_every_other_command_is_busy_by_name(serving):
     group, controller = serving
     other = group.controller()
     with controller.prepare(2) as prepared:
-        for command in (other.clear, lambda: other.update(2), lambda: other.prepare(2), other.abort):
+        for command in (
+            other.clear,
+            lambda: other.update(2),
+            lambda: other.prepare(2),
+            lambda: other.hold(wait_s=0),
+            lambda: other.release(deadline_s=0.1),
+            other.abort,
+        ):
             with pytest.raises(RoleBusyError) as caught:
                 command()
             assert "update to version 2" in str(caught.value)

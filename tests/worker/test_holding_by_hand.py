@@ -7,16 +7,22 @@ from dataclasses import replace
 
 import pytest
 from living_group import eventually
+from lone_rank import SPECS
 
 from wsm import HOLD, SERVE
+from wsm.actions.options import PlanOptions
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.controller.group_view import GroupView
+from wsm.controller.recovery import Recovery
+from wsm.receipt import Outcome
+from wsm.signals.lock_file import LockHold
 from wsm.states import journal as kinds
 from wsm.states.decide import is_over
 from wsm.states.holding import Hold
 from wsm.states.replay import replay
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy
 from wsm.states.words import CommandWord, Operation, StatusCode
+from wsm.testing import InMemoryRunner
 from wsm.worker.errors import NotServingError
 
 Ask = Callable[..., CommandWord]
@@ -262,3 +268,47 @@ def test_a_commit_whose_arguments_are_damaged_ends_as_it_was_decided_once_its_co
         lone.run(lone.controller.begin_release())
     group.close()
     assert lone.update(3).serving is not asked.endswith("cleared group")
+
+
+def test_a_command_treats_requests_as_the_hold_said_and_blocks_as_it_says_itself(make_lone) -> None:
+    runner = InMemoryRunner(SPECS)
+    options = PlanOptions.from_runner(runner, kv_policies=frozenset({KVPolicy.DROP, KVPolicy.KEEP}))
+    lone = make_lone(runner=runner, plan_options=options)
+    lone.update(1)
+    requests, cache = runner.requests, runner.kv_cache
+    requests.submit(50)
+    assert serves(lone)
+    forgotten = cache.forgotten
+    lone.run(lone.controller.begin_hold(in_flight=InFlightPolicy.KEEP, kv_policy=KVPolicy.DROP))
+    assert (cache.forgotten, requests.set_aside(), lone.worker.kv.name) == (forgotten + 1, 1, "NORMAL")
+    lone.update(2, hot=True, kv_policy=KVPolicy.KEEP)
+    assert (lone.worker.version, cache.forgotten) == ("2", forgotten + 1)
+    lone.update(3, hot=True, kv_policy=KVPolicy.DROP)
+    assert (lone.worker.version, cache.forgotten) == ("3", forgotten + 2)
+    lone.update(4, partial=True)
+    assert (lone.worker.version, requests.set_aside(), requests.aborted) == ("4", 1, 0)
+    lone.update(5, in_flight=InFlightPolicy.ABORT)
+    assert (requests.set_aside(), requests.aborted, stands(lone)) == (0, 1, True)
+    lone.run(lone.controller.begin_release())
+    assert serves(lone)
+
+
+def test_a_lease_that_is_renewed_before_its_end_has_the_role_is_left_alone(lone, monkeypatch) -> None:
+    keeper = Recovery(lone.segment)  # beside it the rank ends no lease by itself
+    role, renewed = keeper._abandoned._group.role, []
+    acquire = role.acquire
+
+    def acquire_late(wait_s: float) -> LockHold:
+        if not renewed:
+            renewed.append(lone.controller.hold(owner="trainer", lease_s=60, on_lease="serve").outcome)
+        return acquire(wait_s)
+
+    lone.run(lone.controller.begin_hold(owner="trainer", lease_s=0.01, on_lease="serve"))
+    sequence = lone.controller.status().sequence
+    monkeypatch.setattr(role, "acquire", acquire_late)
+    eventually(lambda: keeper.end_abandoned() or renewed)
+    keeper.end_abandoned()
+    assert renewed == [Outcome.HOLD_RENEWED]
+    status = lone.controller.status()
+    assert (status.sequence, status.hold is not None, stands(lone)) == (sequence, True, True)
+    keeper.close()
