@@ -12,7 +12,7 @@ import wsm
 from wsm import errors
 from wsm.errors import PUBLIC, BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.http.answers import error_mapping, error_of, failed, status_of
-from wsm.http.native import FIELDS
+from wsm.http.native.routes import FIELDS
 from wsm.report import FailureReport
 
 SOURCE = Path(wsm.__path__[0])

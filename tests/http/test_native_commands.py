@@ -11,8 +11,8 @@ import pytest
 import wsm
 from wsm.http import AsyncClient, InHold, Origin, Surface, SurfaceRoute
 from wsm.http.answers import HttpAnswer, error_of
-from wsm.http.events import _lines
-from wsm.http.native import FIELDS, ROUTES
+from wsm.http.native._events import _lines
+from wsm.http.native.routes import FIELDS, ROUTES
 from wsm.receipt import Outcome, Receipt
 
 pytestmark = pytest.mark.processes

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from wsm.errors import BadInputError
-from wsm.http._text_bodies import completions_request, sglang_answer, sglang_request
-from wsm.http.engine_requests import TextAsk
+from wsm.http.texts._text_bodies import completions_request, sglang_answer, sglang_request
+from wsm.http.texts.engine_requests import TextAsk
 from wsm.rollout.request import FinishReason, Generation
 
 #: As slime and AReaL send them; sampling that changes nothing is among it.

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
 from written_checkpoint import write_checkpoint
 
 from wsm.http import Commands, InHold, Origin, create_app
-from wsm.http.data_routes import with_text
-from wsm.http.engine_requests import EngineRequests
 from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting
+from wsm.http.texts.data_routes import with_text
+from wsm.http.texts.engine_requests import EngineRequests
 from wsm.rollout.config import rollout_config_from_mapping
 from wsm.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
 from wsm.rollout.supervisor import RolloutSupervisor

@@ -71,8 +71,8 @@ def rollout(
     with wrong_usage():
         at = listening(address, **options)
         at.security()
-    from wsm.http.data_routes import with_text  # noqa: PLC0415 - starlette and uvicorn, where it is asked for
-    from wsm.http.engine_requests import EngineRequests  # noqa: PLC0415 - the same
+    from wsm.http.texts.data_routes import with_text  # noqa: PLC0415 - starlette and uvicorn, where it is asked for
+    from wsm.http.texts.engine_requests import EngineRequests  # noqa: PLC0415 - the same
 
     requests = EngineRequests(config.group.name)
     named = surfaces_named(

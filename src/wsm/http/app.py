@@ -17,9 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wsm import log, traces
 from wsm.errors import WsmError
-from wsm.http import errors, native
+from wsm.http import errors
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.commands import Commands
+from wsm.http.native import routes as native
 from wsm.http.security import Security, SecurityGuard, path_of
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 

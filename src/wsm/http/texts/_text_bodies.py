@@ -14,7 +14,7 @@ from typing import Any
 
 from wsm.http import errors
 from wsm.http.bodies import Fields, number_up_to, token_ids, whole_from
-from wsm.http.engine_requests import TextAsk
+from wsm.http.texts.engine_requests import TextAsk
 from wsm.rollout.request import FinishReason, Generation
 
 #: Values that leave the tokens as they are; of other fields only null, false, 0 and what is empty.

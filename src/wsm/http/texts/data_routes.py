@@ -19,14 +19,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from wsm.errors import WsmError
-from wsm.http import _text_bodies, errors
-from wsm.http._text_bodies import TextRequest
+from wsm.http import errors
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.app import admit
 from wsm.http.bodies import MOST_TEXT_BYTES, object_of
 from wsm.http.commands import Commands
-from wsm.http.engine_requests import EngineRequests, NewTokens
 from wsm.http.surface import InHold, Surface, SurfaceRoute
+from wsm.http.texts import _text_bodies
+from wsm.http.texts._text_bodies import TextRequest
+from wsm.http.texts.engine_requests import EngineRequests, NewTokens
 from wsm.rollout.request import FinishReason, Generation
 
 #: What a client that left is answered; it never sees it.

@@ -13,11 +13,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from wsm.http import bodies, errors, openapi
+from wsm.http import bodies, errors
 from wsm.http.answers import HttpAnswer, succeeded
 from wsm.http.bodies import Fields, Reader
 from wsm.http.commands import Commands, Origin
-from wsm.http.events import events
+from wsm.http.native._events import events
+from wsm.http.native._openapi import document
 from wsm.http.surface import SurfaceRoute
 from wsm.metrics import Exporter
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
@@ -185,7 +186,7 @@ async def health(_request: Request, commands: Commands) -> HttpAnswer:
 
 async def described(_request: Request, _commands: Commands) -> HttpAnswer:
     """Answer this API as an OpenAPI document."""
-    return HttpAnswer(200, openapi.document(ROUTES, FIELDS, SCHEMAS))
+    return HttpAnswer(200, document(ROUTES, FIELDS, SCHEMAS))
 
 
 _SECONDS_SCHEMA: Final = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
