@@ -471,6 +471,16 @@ def test_while_the_group_is_held_no_word_of_the_weights_says_normal(make_engine)
     assert engine.reads() == [NORMAL]
 
 
+def test_a_lease_that_ends_a_hold_shows_normal_in_the_words(make_engine):
+    engine = make_engine()
+    bridge = engine.bridge()
+    controller = engine.group.controller(engine_words=engine.config)
+    controller.hold(owner="trainer", lease_s=0.2, on_lease="serve")
+    eventually(lambda: status(engine).serving)
+    bridge.turn()
+    assert engine.reads() == [NORMAL]
+
+
 def test_words_wait_for_the_decision_of_a_process_that_lives_and_of_no_lease(make_engine):
     engine = make_engine()
     group = engine.group

@@ -8,6 +8,7 @@ import pytest
 
 from wsm.states.decide import decided
 from wsm.states.epochs import Attempt, faulted, goal, next_attempt, next_repair, unrestored
+from wsm.states.rerun import JUDGEMENTS
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -83,3 +84,13 @@ def test_only_the_commit_of_an_update_brings_what_is_owed(asked):
         word = decided(view, decision)
         brings = (asked, decision) == (Operation.UPDATE, Operation.COMMIT)
         assert unrestored(replace(view, command=CommandWord.unpack(word.pack()))) is not brings
+
+
+def test_what_the_journal_of_an_older_build_says_of_a_debt_is_answered_as_it_was():
+    known = {"asked": "7", "committed": "7", "served": False, "of_admission": True}
+    judge = JUDGEMENTS["goal"]
+    for operation in (Operation.ABORT, Operation.COMMIT):
+        assert judge(after(operation), {**known, "restores": True}) == "7"
+        assert judge(after(operation), {**known, "restores": False}) is None
+    assert judge(after(Operation.COMMIT, owes=True), known) == "7"
+    assert judge(after(Operation.CLEAR), {**known, "of_admission": False, "restores": True}) == "7"
