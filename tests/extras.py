@@ -86,6 +86,7 @@ MADE_OF = {
         "wsm.http.security",
         "wsm.http.surface",
         "wsm.http.surfaces",
+        "wsm.http.surfaces._parts",
         "wsm.http.surfaces._pausing",
         "wsm.http.surfaces._refusals",
         "wsm.http.surfaces._surface_options",

@@ -70,6 +70,54 @@ def test_what_a_trainer_prepared_and_left_is_taken_back_by_the_pause_of_the_next
     assert said(front.post("/continue_generation"))["wsm"]["version"] == "3"
 
 
+def test_a_server_that_is_started_again_knows_what_was_begun_and_what_was_prepared(
+    surfaced: Callable[..., Any],
+) -> None:
+    for verbs in (
+        ("sglang", "/pause_generation", "/begin_weight_update", "/end_weight_update", "/continue_generation"),
+        ("vllm", "/pause", "/start_weight_update", "/finish_weight_update", "/resume"),
+    ):
+        surface, pause, begin, end, resume = verbs
+        version = 2 if surface == "sglang" else 3
+        body = (
+            {"model_path": f"/w/step_{version}"}
+            if surface == "sglang"
+            else {"update_info": {"version": version}}
+        )
+        update = "/update_weights_from_disk" if surface == "sglang" else "/update_weights"
+        said(surfaced(surface).post(pause))
+        front = surfaced(surface)
+        said(front.post(begin))
+        begun = front.commands.kept.note("begun", surface)
+        assert said(front.post(update, **body))["wsm"]["outcome"] == "prepared"
+        front.commands.kept.remember("begun", surface, begun)  # it was killed before it knew that
+        assert said(surfaced(surface).post(update, **body))["wsm"]["outcome"] == "prepared", (
+            "not decided by it"
+        )
+        assert said(surfaced(surface).post(update, **body))["wsm"]["outcome"] == "prepared", "and asked again"
+        assert said(surfaced(surface).post(end, weight_version=str(version)))["wsm"]["version"] == str(
+            version
+        )
+        assert said(surfaced(surface).post(resume))["wsm"]["version"] == str(version)
+        assert said(surfaced(surface).post(end), 409)["error"]["code"] == "no-update-begun"
+
+
+def test_a_trainer_that_goes_on_where_its_beginning_is_lost_is_refused_and_nothing_is_served(
+    surfaced: Callable[..., Any], make_front: Callable[..., Any]
+) -> None:
+    front = surfaced("sglang")
+    said(front.post("/pause_generation"))
+    said(front.post("/begin_weight_update"))
+    assert loaded(front, 2) == "prepared"
+    front.commands.receipts_path.unlink()  # a host was cleaned up
+    lost = surfaced("sglang")
+    assert said(lost.post("/end_weight_update"), 409)["error"]["code"] == "no-update-begun"
+    assert said(lost.post("/continue_generation"), 409)["error"]["code"] == "hold-closed"
+    said(lost.post("/wsm/v1/abort"))
+    assert loaded(lost, 2) == "updated"
+    assert said(lost.post("/continue_generation"))["wsm"]["version"] == "2"
+
+
 def test_another_surface_takes_nothing_back(surfaced: Callable[..., Any]) -> None:
     front, other = surfaced("sglang"), surfaced("vllm")
     said(front.post("/begin_weight_update"))
@@ -123,7 +171,7 @@ def test_what_needed_no_preparation_is_looked_at_again_by_the_end(surfaced: Call
     for other, status in ((1, 200), (2, 409)):
         said(front.post("/begin_weight_update"))
         assert loaded(front, 1) == "already served"
-        assert loaded(surfaced("vllm", "sglang"), other)
+        said(surfaced("vllm").post("/update_weights", update_info={"version": other}))
         said(front.post("/end_weight_update"), status)
 
 

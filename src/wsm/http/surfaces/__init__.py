@@ -10,6 +10,7 @@ module                    responsible for
 :mod:`.areal`             what AReaL adds to vLLM's
 :mod:`._vllm_verbs`       vLLM's verbs for one owner of holds; the last three share them
 :mod:`._verbs`            what all verbs come down to: commands of a group
+:mod:`._parts`            an update in parts, which outlives its server
 :mod:`._pausing`          what words for halves, a pause and a flush mean
 :mod:`._refusals`         the verbs that cannot be honoured, each with its reason and a way out
 :mod:`._surface_options`  what a server tells its surfaces

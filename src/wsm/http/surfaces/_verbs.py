@@ -1,17 +1,15 @@
 """What the verbs of all surfaces come down to: a few commands of a group, given for one surface.
 
-One object per surface and server. It keeps the update in parts that a trainer has begun, for as long as the
-lease of what it prepares; which directory was pulled is kept with the ends of requests.
+One object per surface and server. What outlives the server is kept with the ends of requests: the update in
+parts that a trainer has begun (:mod:`._parts`), and which directory was pulled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import httpx
@@ -27,11 +25,12 @@ from wsm.http.closed_holds import ClosedBy
 from wsm.http.commands import Commands, Origin
 from wsm.http.surface import Handler
 from wsm.http.surfaces import errors
+from wsm.http.surfaces._parts import UpdateInParts
 from wsm.http.surfaces._pausing import Flush, Pause, flush_of
 from wsm.http.surfaces._refusals import Refusal
 from wsm.http.surfaces._surface_options import AdoptedDirectory, SurfaceOptions
-from wsm.receipt import Outcome, Receipt
-from wsm.states.vocabulary import After, HotFallback, InFlightPolicy, KVPolicy, KVState, OnLease, Tag
+from wsm.receipt import Receipt
+from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, KVState, OnLease, Tag
 from wsm.status import GroupStatus
 from wsm.strategies.adopt.deciding import asked_label
 
@@ -77,17 +76,6 @@ def missing_of(status: GroupStatus) -> frozenset[Tag]:
     return frozenset(tag for rank in status.ranks for tag in rank.held.missing)
 
 
-@dataclass
-class _Parts:
-    """An update in parts, as far as it is: begun, then prepared under a request id, for a time."""
-
-    until: float
-    prepared: str | None = None
-    source: str | None = None
-    asked: str | None = None
-    receipt: Receipt | None = None
-
-
 @final
 class Verbs:
     """The commands of one surface.
@@ -119,7 +107,7 @@ class Verbs:
         self._unsupported_status = options.unsupported_status or unsupported_status
         self._pausing = 0
         self._flushing = False
-        self._begun: _Parts | None = None
+        self.parts = UpdateInParts(surface, options, self.origin)
 
     def origin(self, request: Request, part: str = "") -> Origin:
         """Return where a command comes from; of several for one request each has a part of its name."""
@@ -134,7 +122,7 @@ class Verbs:
         Who pauses begins a step: what an update in parts of this surface has left open is taken back. An
         engine's own scheduler is paused before the ranks stand, by its own handler.
         """
-        await self._take_back(request, commands)
+        await self.parts.take_back(request, commands)
         await self._no_flush()  # its release must not end what is held here
         self._pausing += 1
         try:
@@ -150,8 +138,7 @@ class Verbs:
 
     async def resume(self, request: Request, commands: Commands, part: str = "") -> Receipt:
         """Release what this surface holds; of an open group it is a success."""
-        if self._parts is not None and self._parts.receipt is None:
-            self._begun = None  # it brought nothing, and its trainer is behind its end
+        await self.parts.forget_unless_prepared(commands)  # its trainer is behind its end
         receipt = await commands.release(self.origin(request, part), deadline_s=self.options.deadline_s)
         await self.engine_resumes(request)
         return receipt
@@ -321,7 +308,7 @@ class Verbs:
                 before=before,
             )
             raise
-        if self._parts is None:  # else it is its end that decides
+        if not self.parts.begun(commands):  # else it is its end that decides
             await asyncio.to_thread(commands.closed_holds.reopen_after_success, self.surface)
 
     async def pull(
@@ -370,9 +357,8 @@ class Verbs:
         version, source, reused = label, None, False
         if directory is not None:
             version, source, reused = await self._adopted(commands, directory, label)
-        if self._parts is not None:
-            asked = label or version
-            return await self._prepare(request, commands, version, source=source, asked=asked)
+        if self.parts.begun(commands):
+            return await self.parts.prepare(request, commands, version, source=source, asked=label or version)
         in_flight = InFlightPolicy.ABORT if abort_requests else None
         if drains and in_flight is None and (await commands.status()).hold is None:
             in_flight = InFlightPolicy.DRAIN
@@ -402,101 +388,6 @@ class Verbs:
         if self.options.adopt is None:
             raise errors.no_directories(directory=directory)
         return await asyncio.to_thread(self.options.adopt, directory, label)
-
-    # An update in parts -------------------------------------------------------------------------------------
-
-    async def begin(self, request: Request, commands: Commands) -> None:
-        """Begin an update in parts; one that this surface began before, and prepared, is taken back."""
-        await self._take_back(request, commands)
-        self._begun = _Parts(self._lease_over())
-
-    @property
-    def _parts(self) -> _Parts | None:
-        """The update in parts that is begun; None once its time is over."""
-        if self._begun is not None and time.monotonic() >= self._begun.until:
-            self._begun = None
-        return self._begun
-
-    def _lease_over(self) -> float:
-        return time.monotonic() + self.options.lease_s
-
-    async def _take_back(self, request: Request, commands: Commands) -> None:
-        """End what is begun, and abort what is prepared, also of a server before this one."""
-        self._begun = None
-        prepared = await commands.prepared_by(self.surface)
-        if prepared is not None:
-            try:
-                await commands.abort(self.origin(request, "-abort"), prepared)
-            except RefusedError as error:  # decided meanwhile, which is as well
-                if error.code not in ("decided-otherwise", "not-prepared"):
-                    raise
-
-    async def _prepare(
-        self,
-        request: Request,
-        commands: Commands,
-        version: str | None,
-        *,
-        source: str | None,
-        asked: str | None,
-    ) -> Receipt:
-        parts = self._parts or _Parts(self._lease_over())
-        if parts.receipt is not None:
-            if parts.receipt.version == version:
-                return parts.receipt
-            raise errors.prepared_already(version=parts.receipt.version)
-        request_id = self.origin(request).request_id or uuid.uuid4().hex
-        receipt = await commands.prepare(
-            Origin(self.surface, request_id, self.origin(request).traceparent),
-            version,
-            source=source,
-            hot=True,
-            hot_fallback=HotFallback.IN_PLACE,
-            lease_s=self.options.lease_s,
-            deadline_s=self.options.deadline_s,
-            wait_s=self.options.deadline_s,
-        )
-        parts.receipt, parts.asked, parts.source = receipt, asked, source
-        parts.until = self._lease_over()
-        parts.prepared = request_id if receipt.outcome is Outcome.PREPARED else None
-        return receipt
-
-    async def finish(self, request: Request, commands: Commands, label: str | None, *, begin: str) -> Receipt:
-        """Decide the update in parts: the group serves what it prepared.
-
-        Parameters
-        ----------
-        request, commands
-            As every verb.
-        label : str or None
-            What the trainer calls it now; it must be what it was called.
-        begin : str
-            The verb that begins one, for the refusal.
-
-        Raises
-        ------
-        RefusedError
-            If none is begun, nothing was prepared, or the label is another. What is prepared stays so.
-        """
-        parts, verb = self._parts, request.url.path
-        if parts is None:
-            raise errors.no_update_begun(verb=verb, begin=begin)
-        if parts.receipt is None:
-            raise errors.nothing_prepared(verb=verb)
-        if label is not None and label not in (parts.asked, parts.receipt.version):
-            raise errors.label_differs(asked=label, held=parts.receipt.version)
-        self._begun = None  # it is decided, or its lease will
-        if parts.prepared is None:  # it was held already, and is to be held still
-            held = (await commands.status()).version
-            if held != parts.receipt.version:
-                raise errors.label_differs(asked=parts.receipt.version or "", held=held)
-            return parts.receipt
-        try:
-            return await commands.commit(self.origin(request), parts.prepared, source=parts.source)
-        except WsmError as error:
-            if error.retryable and self._begun is None:
-                self._begun = parts  # it is open still, and the caller is told to ask again
-            raise
 
     # What cannot be honoured --------------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ class VllmVerbs:
         return HttpAnswer(200, {"message": "Weight transfer initialized", "status": "ok"})
 
     async def start(self, request: Request, commands: Commands) -> HttpAnswer:
-        await self.verbs.begin(request, commands)
+        await self.verbs.parts.begin(request, commands)
         return HttpAnswer(200, {"message": "Weight update started"})
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
@@ -121,7 +121,7 @@ class VllmVerbs:
     async def finish(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
             label = (await fields(request)).label("weight_version")
-            receipt = await self.verbs.finish(request, commands, label, begin="/start_weight_update")
+            receipt = await self.verbs.parts.finish(request, commands, label, begin="/start_weight_update")
         return told(200, {"message": "Weight update finished"}, receipt)
 
     async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:

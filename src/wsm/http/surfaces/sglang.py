@@ -136,13 +136,13 @@ class _Sglang:
         )
 
     async def begin(self, request: Request, commands: Commands) -> HttpAnswer:
-        await self.verbs.begin(request, commands)
+        await self.verbs.parts.begin(request, commands)
         return HttpAnswer(200, {"success": True, "message": "Weight update begun."})
 
     async def end(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
             label = (await fields(request)).label("weight_version")
-            receipt = await self.verbs.finish(request, commands, label, begin="/begin_weight_update")
+            receipt = await self.verbs.parts.finish(request, commands, label, begin="/begin_weight_update")
         return told(200, {"success": True, "message": receipt.sentence()}, receipt)
 
     async def release_memory(self, request: Request, commands: Commands) -> Response:
