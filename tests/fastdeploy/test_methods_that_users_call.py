@@ -263,7 +263,7 @@ def test_the_word_is_written_by_the_first_rank_of_a_part_alone(job):
     assert job.word.read() == NORMAL  # the first load writes none
     manager._update_shared_status(job.port, UPDATING)
     assert job.word.read() == UPDATING
-    manager.finalize_update(job.port)
+    manager.finalize_update()  # the word is that of the engine worker queue's port, with a pid and without
     assert job.word.read() == NORMAL
 
 

@@ -1,5 +1,6 @@
-"""FastDeploy's models take a stream by their own loaders: seed 003's command line, MTP chunks, processing.
+"""FastDeploy's models take a stream by their own loaders: its command line, MTP chunks, ranks, processing.
 
+The situations are those of FastDeploy's own tests of such a stream, in a version of our own.
 CheckpointTransfer is a stand-in over real sockets, and no device is asked for; models, files and the worker
 are real. FastDeploy's functions are stand-ins of the same form.
 """
@@ -16,8 +17,10 @@ import numpy as np
 import paddle
 import pytest
 from checkpoint_transfer.sender import FakeSender
+from checkpoint_transfer.transfer import FakeUnifiedTransfer
 
 from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.errors import WsmError
 from wsm.fastdeploy import DynamicWeightManager, _install, _models
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies import write_version
@@ -108,24 +111,30 @@ def job(tmp_path, monkeypatch):
     monkeypatch.setattr(_transfer_modes, "_lacking_device", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.delenv("FLAGS_selected_gpus", raising=False)
+    monkeypatch.setattr(FakeUnifiedTransfer, "made", [])
     sender, made = FakeSender(), []
 
-    def send(step: str, value: float) -> dict[str, np.ndarray]:
+    def send(step: str, value: float, *, rank: int = 0, **how) -> dict[str, np.ndarray]:
         state = {
             "model.weight": np.arange(12, dtype=np.float32).reshape(3, 4) * value,
             "model.norm": np.full(4, value, dtype=np.float32),
             "mtp_norm": np.full(2, value, dtype=np.float32),
             "layers.7.norm": np.full(2, -value, dtype=np.float32),
+            "layers.70.norm": np.full(2, 70.0, dtype=np.float32),
+            **how.pop("more", {}),
         }
-        sender.send(state, step_id=step)
+        state = {name: tensor for name, tensor in state.items() if name not in how.get("without", ())}
+        sender.send(state, step_id=step, rank=rank, wrong=how.get("wrong", ""))
         return state
 
-    def start(models):
+    def start(models, *, strategy="rsync", part=(0, 1), local_rank=None, **transfer):
         said = json.loads(re.fullmatch(r"--rsync_config '(.*)'", COMMAND_LINE, re.DOTALL)[1])
         where = {"redis_host": "127.0.0.1", "redis_port": sender.port}
         parallel = SimpleNamespace(
             tensor_parallel_rank=0,
             tensor_parallel_size=1,
+            data_parallel_rank=part[0],
+            data_parallel_size=part[1],
             enable_expert_parallel=False,
             tp_group=None,
             engine_worker_queue_port=sender.port,
@@ -133,12 +142,13 @@ def job(tmp_path, monkeypatch):
         )
         config = SimpleNamespace(
             parallel_config=parallel,
-            load_config=SimpleNamespace(load_strategy="rsync", rsync_config={**said, **where}),
+            load_config=SimpleNamespace(load_strategy=strategy, rsync_config={**said, **where, **transfer}),
             model_config=SimpleNamespace(model=str(tmp_path)),
         )
         manager = DynamicWeightManager(
             config,
             models,
+            local_rank,
             directory=tmp_path,
             memory=HostMemory(),
             member=Membership(0, [0], lambda told: told),
@@ -172,10 +182,112 @@ def test_a_worker_started_as_fastdeploy_7951_says_streams_into_models_that_were_
     assert draft.chunks[-2:] == [["mtp_norm"], ["layers.7.norm"]]
     assert model.processed == 1
     keys = ("version", "rank", "transfer_mode", "update_count", "mtp_cache_count", "gdr_mtp_chunk_size")
-    assert [said[key] for key in keys] == ["step_101", 0, "gdr", 4, 2, 1]
+    assert [said[key] for key in keys] == ["step_101", 0, "gdr", 5, 2, 1]
     assert manager.state_dict["weight"].shape == [4, 3]
     assert manager.state_dict["norm"] is model.norm
     manager._verify_parameters("update")
+
+
+class Plain(paddle.nn.Layer):
+    """A main model that takes what comes, and writes down its names."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = self.create_parameter([4])
+        self.seen = []
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            self.seen.append(name)
+            if name == "model.norm":
+                self.norm.set_value(tensor)
+
+
+def test_an_mtp_model_gets_its_own_of_what_the_main_model_gets_whole_in_chunks_of_that_size(job):
+    write_version(job.directory, "1")
+    job.send("1", 1.0)
+    main, draft = Plain(), Draft()
+    manager = job.start([main, draft], gdr_mtp_chunk_size=2)
+    main.seen.clear()
+    draft.chunks.clear()
+    sent = job.send("2", 2.0, more={"layers.7.bias": np.ones(2, dtype=np.float32)})
+    said = manager.update_weights_by_gdr("2")
+    assert main.seen == list(sent)
+    assert draft.chunks == [["mtp_norm", "layers.7.norm"], ["layers.7.bias"]]  # and layer 70 is not layer 7
+    assert (said["update_count"], said["mtp_cache_count"], said["gdr_mtp_chunk_size"]) == (6, 3, 2)
+
+
+def test_a_stream_that_breaks_or_has_nothing_for_the_mtp_model_fails_and_the_next_one_is_received_anew(job):
+    """FastDeploy raises ValueError or what the package raised; here it is the error of the command."""
+    write_version(job.directory, "1")
+    job.send("1", 1.0)
+    manager = job.start([Plain(), Draft()])
+    for step in ("2", "3"):
+        job.send(step, float(step))
+        assert manager.update_weights_by_gdr(step)["version"] == step
+    (only,) = FakeUnifiedTransfer.made  # made once for all that went well
+    assert not only.cleaned
+    cases = (
+        ({"wrong": "cut"}, "checkpoint_transfer", "3"),  # nothing had come
+        ({"without": ("mtp_norm", "layers.7.norm")}, "mtp", None),  # known at the end alone
+    )
+    for how, why, left in cases:
+        job.send("4", 4.0, **how)
+        with pytest.raises(WsmError, match=why) as failed:
+            manager.update_weights_by_gdr("4")
+        assert (failed.value.code, manager.version) == ("rank-failed", left)
+        assert FakeUnifiedTransfer.made[-1].cleaned
+        if left is None:
+            with pytest.raises(RuntimeError, match="update verification failed"):
+                manager.finalize_update()
+        job.send("3", 3.0)
+        assert manager.update_weights_by_gdr("3")["version"] == "3"
+        assert not FakeUnifiedTransfer.made[-1].cleaned
+        assert float(manager.state_dict["norm"].mean()) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("more", "rank", "size"),
+    [({}, 5, 8), ({"index": 1}, 13, 8), ({"index": 1, "group_size": 16, "device_name": "mlx5_0"}, 13, 16)],
+)
+def test_a_rank_is_received_for_by_its_place_in_the_whole_job(job, more, rank, size):
+    """Each data-parallel part is a group of its own, and the trainer counts all of their ranks."""
+    write_version(job.directory, "1")
+    job.send("1", 1.0, rank=rank)
+    manager = job.start(
+        Plain(), part=(5, 8), local_rank=5, etcd_server="127.0.0.1:9", backend="mooncake", **more
+    )
+    (transfer,) = FakeUnifiedTransfer.made
+    config = transfer.config
+    assert (config.global_rank, config.group_size, config.device) == (rank, size, more.get("device_name"))
+    assert (config.role.name, config.phase1_backend.name) == ("INFERENCE", "GPU_DIRECT")
+    assert transfer.frameworks == ["paddle"]
+    told = manager.load_config.rsync_config
+    assert {key: told[key] for key in more} == more
+    job.send("2", 2.0, rank=rank)
+    assert manager.update_weights_by_gdr("2")["rank"] == 5
+
+
+@pytest.mark.parametrize("variable", ["FD_USE_CHECKPOINT_TRANSFER", "FD_USE_GDR_CHECKPOINT_TRANSFER"])
+def test_over_ipc_a_version_that_is_not_named_is_called_0_and_the_rank_is_that_of_the_device(
+    job, variable, monkeypatch
+):
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("FLAGS_selected_gpus", "3")
+    write_version(job.directory, "of_no_account")
+    job.send("0", 1.0, rank=3)
+    manager = job.start(Plain(), strategy="ipc")
+    (transfer,) = FakeUnifiedTransfer.made
+    config = transfer.config
+    assert (config.phase1_backend.name, config.global_rank, config.qsize) == ("IPC", 3, 2)
+    job.send("0", 2.0, rank=3)
+    said = manager.update_weights_by_gdr()
+    assert (said["version"], said["transfer_mode"]) == ("0", "ipc")
+    assert float(manager.state_dict["norm"].mean()) == 2.0
+    job.send("7", 7.0, rank=3)
+    assert manager.update_weights_by_gdr("7")["version"] == manager.version == "7"
+    assert FakeUnifiedTransfer.made == [transfer]
 
 
 def test_what_fastdeploys_loader_has_not_processed_is_processed_behind_each_load(job, utilities):
@@ -189,6 +301,29 @@ def test_what_fastdeploys_loader_has_not_processed_is_processed_behind_each_load
     job.send("step_101", 5.0)
     manager.update_weights_by_gdr("step_101")
     assert (model.processed, list(model.norm.numpy())) == (2, [1.0] * 4)
+
+
+@pytest.mark.parametrize("shape", [[4, 2], [3, 4, 2]])
+@pytest.mark.parametrize("said", [{"output_dim": True, "split_axis": -1}, {"output_dim": None}, {}])
+@pytest.mark.parametrize("torch_format", [True, False])
+def test_a_parameter_that_is_turned_round_keeps_how_it_is_loaded_in_every_mode(
+    utilities, shape, said, torch_format
+):
+    """FastDeploy does so for streams into models alone; here whatever brings the weights."""
+    layer, loader = paddle.nn.Layer(), object()
+    layer.fd_config = fd_config()
+    layer.weight = layer.create_parameter(shape)
+    own = {**said, "weight_loader": loader, "weight_need_transpose": torch_format, "tensor_track": object()}
+    for name, value in own.items():
+        setattr(layer.weight, name, value)
+    utilities.process_weight_transpose(layer, "weight")
+    kept = {name: value for name, value in vars(layer.weight).items() if name in own}
+    turned = {"output_dim": None if said.get("output_dim") is None else False, "split_axis": len(shape) - 2}
+    assert kept == {
+        **{name: turned[name] for name in said},
+        "weight_loader": loader,
+        "weight_need_transpose": not torch_format,
+    }
 
 
 def test_what_was_loaded_for_good_is_turned_round_as_fastdeploy_does_it(utilities):

@@ -53,6 +53,8 @@ class WorkerFacts:
         its CPU blocks go as well it reads off ``FD_ENABLE_SWAP_SPACE_CLEARING`` itself.
     mtp_chunk_size : int
         Tensors that an MTP model gets at once.
+    over_ipc : bool
+        Whether versions come by the newer interface over IPC, where FastDeploy looks for no ``version.yaml``.
     """
 
     options: Mapping[str, Any]
@@ -67,6 +69,7 @@ class WorkerFacts:
     by_requests: bool = False
     asks_cache_process: bool = False
     mtp_chunk_size: int = 16
+    over_ipc: bool = False
 
 
 def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None = None) -> WorkerFacts:
@@ -98,11 +101,13 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
     rsync_config = _rsync_config(load_config)
     by_requests = _is_on(variables, "FD_ENABLE_V1_UPDATE_WEIGHTS")
     method = _said(fd_config, "speculative_config.method", None)
+    strategy = _load_strategy(load_config)
+    unified = any(_is_on(variables, name) for name in _UNIFIED)
     return WorkerFacts(
         options={
             "shut_down_groups": shuts_down and has_groups,
             "unknown_tensors": "ignore",
-            **_way(fd_config, _load_strategy(load_config), rsync_config, variables, whole=expert_parallel),
+            **_way(fd_config, strategy, rsync_config, variables, unified=unified, whole=expert_parallel),
         },
         port=(port := _port(fd_config)),
         ports=_ports(fd_config) if expert_parallel else (port,),
@@ -115,6 +120,7 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         by_requests=by_requests,
         asks_cache_process=_swaps(fd_config) and not by_requests,
         mtp_chunk_size=CheckpointTransferOptions.of(rsync_config).mtp_chunk_size,
+        over_ipc=unified and strategy != "rsync",
     )
 
 
@@ -146,16 +152,24 @@ def _way(
     rsync_config: Mapping[str, Any],
     variables: Mapping[str, str],
     *,
+    unified: bool,
     whole: bool,
 ) -> dict[str, Any]:
-    """Return wsm's strategy and its section; `whole`: the ranks of all parts are one group."""
+    """Return wsm's strategy and its section.
+
+    `unified`: by the newer interface of CheckpointTransfer; `whole`: the ranks of all parts are one group.
+    """
     model = str(_said(fd_config, "model_config.model"))
-    unified = any(_is_on(variables, name) for name in _UNIFIED)
-    if strategy == "rsync" or unified:
-        over_ipc = strategy != "rsync"
-        rsync = {"directory": model, "verify_checksum": False, "rsync_config": rsync_config}
-        mode = {"transfer_mode": "ipc" if over_ipc else "gdr"} if unified else {}
-        return {"strategy": "gdr" if over_ipc else "rsync", "rsync": {**rsync, **mode}}
+    rsync = {
+        "verify_checksum": False,
+        "rsync_config": rsync_config,
+        **_place_in_job(fd_config, expert_parallel=whole),
+    }
+    if strategy == "rsync":
+        mode = {"transfer_mode": "gdr"} if unified else {}
+        return {"strategy": "rsync", "rsync": {**rsync, **mode, "directory": model}}
+    if unified:
+        return {"strategy": "gdr", "rsync": {**rsync, "transfer_mode": "ipc"}}
     directory = {"ipc_snapshot": model, "ipc": SHARED_DIRECTORY}[strategy]
     section = _shards(fd_config, directory, variables, expert_parallel=whole)
     return {"strategy": strategy, "snapshot" if strategy == "ipc_snapshot" else "ipc": section}
@@ -168,16 +182,21 @@ def _shards(
 
     Both kinds may be pickled, as FastDeploy's own trainers write them; it trusts who may write there, too.
     """
-    parallel = "parallel_config."
-    size = "expert_parallel_size" if expert_parallel else "tensor_parallel_size"
-    ranks = int(_said(fd_config, parallel + size, 1) or 1)
-    part = 0 if expert_parallel else int(_said(fd_config, parallel + "data_parallel_rank", 0) or 0)
     # Each load reads the device off the same variables; what cannot be read there is refused at start.
     device_id_from_environment(0, variables)
-    parts = 1 if expert_parallel else int(_said(fd_config, parallel + "data_parallel_size", 1) or 1)
-    parts = max(part + 1, parts)
-    of_job = {} if parts == 1 else {"first_rank": part * ranks, "job_ranks": parts * ranks}
-    return {"directory": directory, "allow_pickle": True, **of_job}
+    place = _place_in_job(fd_config, expert_parallel=expert_parallel)
+    return {"directory": directory, "allow_pickle": True, **place}
+
+
+def _place_in_job(fd_config: Any, *, expert_parallel: bool) -> dict[str, int]:
+    """Return where the group's ranks lie among those of the whole job; nothing if they are all of them."""
+    if expert_parallel:
+        return {}
+    parallel = "parallel_config."
+    ranks = int(_said(fd_config, parallel + "tensor_parallel_size", 1) or 1)
+    part = int(_said(fd_config, parallel + "data_parallel_rank", 0) or 0)
+    parts = max(part + 1, int(_said(fd_config, parallel + "data_parallel_size", 1) or 1))
+    return {} if parts == 1 else {"first_rank": part * ranks, "job_ranks": parts * ranks}
 
 
 def _rsync_config(load_config: Any) -> Mapping[str, Any]:

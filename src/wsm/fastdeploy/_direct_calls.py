@@ -24,6 +24,7 @@ from wsm.fastdeploy._entries import Brought, Entries
 from wsm.fastdeploy._part_words import PartWord
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces
 from wsm.states.vocabulary import Tag, WeightState
+from wsm.strategies.transports.checkpoint_transfer import UNNAMED_OVER_IPC
 from wsm.worker import Worker
 
 #: Which plans hold the units that are called one by one.
@@ -84,6 +85,7 @@ class DirectCalls:
     _single: SingleActions
     _calls: ControlCalls
     _mtp_chunk_size: int
+    _over_ipc: bool
 
     def clear_parameters(self, pid: Any = 0, shutdown_process_group: bool = False) -> None:  # noqa: ARG002 - FastDeploy's own signature
         """Give the weights back on every rank, and let the word say CLEARED. Collective, blocks.
@@ -188,7 +190,9 @@ class DirectCalls:
     def update_weights_by_gdr(
         self, version: str | None = None, verify_checksum: bool = False
     ) -> Mapping[str, Any]:
-        """As :meth:`update_weights_by_rdma`, by the way that FastDeploy calls ``gdr``.
+        """As :meth:`update_weights_by_rdma`, by the way that FastDeploy calls ``gdr``, or ``ipc``.
+
+        It is ``ipc`` where the load strategy says so; a version that is not named is called ``0`` there.
 
         Returns
         -------
@@ -197,11 +201,12 @@ class DirectCalls:
             ``mtp_cache_count`` (those of them for MTP models) and ``gdr_mtp_chunk_size`` (how many of these
             an MTP model gets at once).
         """
-        said = self.update_weights_by_rdma(version, verify_checksum, transfer_mode="gdr")
+        mode = "ipc" if self._over_ipc else "gdr"
+        said = self.update_weights_by_rdma(version, verify_checksum, transfer_mode=mode)
         brought = self._brought
         return {
             **{key: value for key, value in said.items() if key != "sync_cost"},
-            "transfer_mode": "gdr",
+            "transfer_mode": mode,
             "update_count": brought.tensors,
             "mtp_cache_count": brought.auxiliary,
             "gdr_mtp_chunk_size": self._mtp_chunk_size,
@@ -246,7 +251,7 @@ class DirectCalls:
         return Brought.said(self._calls.context.facts) if self._calls.inside else self._entries.brought
 
     def _asked_or_announced(self, version: str | None) -> str:
-        asked = version or self.read_model_version_from_file()
+        asked = version or (UNNAMED_OVER_IPC if self._over_ipc else self.read_model_version_from_file())
         if not asked:
             raise errors.no_version(directory=str(self.fd_config.model_config.model))
         return asked

@@ -130,7 +130,7 @@ class DynamicWeightManager(DirectCalls):
         self.ipc_path = f"/shared_ipc_meta/ipc_metas_{self.meta_src_id}"
         self.model_list = models if isinstance(models, list) else [models]
         self.rdma_handle = None
-        self._mtp_chunk_size = facts.mtp_chunk_size
+        self._mtp_chunk_size, self._over_ipc = facts.mtp_chunk_size, facts.over_ipc
         self._capture_model_state()
         with ExitStack() as undo:
             self._join(facts, member, undo, memory=memory, load=load, directory=directory)

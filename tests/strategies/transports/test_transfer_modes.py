@@ -11,7 +11,7 @@ from tests.raising import raising
 from wsm import log
 from wsm.actions.backends.paddle_memory import DeviceMemory
 from wsm.command import CommandArguments
-from wsm.config import config_from_mapping
+from wsm.config import ConfigurationError, config_from_mapping
 from wsm.errors import BadInputError
 from wsm.states.vocabulary import TransferMode
 from wsm.strategies import errors as strategies_errors
@@ -70,6 +70,7 @@ def sources(strategy, **rsync):
         ({"transport": "rdma"}, transport_errors.transport_unknown),
         ({"transfer_mode": "gpu_direct"}, strategies_errors.transfer_mode_unavailable),
         ({"rsync_config": {"redis_port": "1"}}, transport_errors.bad_transport_option),
+        ({"first_rank": 2, "job_ranks": 3}, ConfigurationError),
     ],
 )
 @pytest.mark.parametrize("strategy", ["rsync", "gdr"])

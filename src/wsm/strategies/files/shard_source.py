@@ -119,6 +119,16 @@ class ShardSource:
         return device_id_from_environment(self.rank, environment)
 
 
+def place_fault(first_rank: int, job_ranks: int, ranks: int) -> OptionFault | None:
+    """Return what is wrong with where a group's ranks lie among those of the whole job."""
+    if first_rank < 0:
+        return OptionFault("first_rank", f"is {first_rank}", "give 0 or more")
+    if job_ranks and job_ranks < first_rank + ranks:
+        found = f"{job_ranks} ranks, of which {ranks} from {first_rank} on are this group's"
+        return OptionFault("job_ranks", found, "give the number of ranks of all groups, or 0")
+    return None
+
+
 @dataclass(frozen=True)
 class ShardsConfig:
     """What a configuration says of a directory of shards.
@@ -145,13 +155,9 @@ class ShardsConfig:
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
         """Return what is wrong with the device ids; see :class:`wsm.strategies.sections.CheckedSection`."""
-        if self.first_rank < 0:
-            return OptionFault("first_rank", f"is {self.first_rank}", "give 0 or more")
-        if self.job_ranks and self.job_ranks < self.first_rank + ranks:
-            found = f"{self.job_ranks} ranks, of which {ranks} from {self.first_rank} on are this group's"
-            return OptionFault("job_ranks", found, "give the number of ranks of all groups, or 0")
-        if len(self.device_ids) in (0, ranks):
-            return None
+        fault = place_fault(self.first_rank, self.job_ranks, ranks)
+        if fault is not None or len(self.device_ids) in (0, ranks):
+            return fault
         found = f"{len(self.device_ids)} ids for {ranks} ranks"
         return OptionFault("device_ids", found, "give one per rank, or none")
 

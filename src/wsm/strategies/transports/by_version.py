@@ -114,7 +114,8 @@ class ByVersion(Strategy):
         chunk = None
         if feeds_loaders(section.mode, usually=self.for_loaders):
             chunk = CheckpointTransferOptions.of(section.rsync_config).mtp_chunk_size
-        return self.source_type(self.transport(sections), rank, ranks, section.directory, chunk_tensors=chunk)
+        place = section.place(rank, ranks)
+        return self.source_type(self.transport(sections), *place, section.directory, chunk_tensors=chunk)
 
     def default_mode(self, sections: Sections) -> str:
         """Return the mode that is configured."""

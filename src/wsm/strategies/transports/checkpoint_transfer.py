@@ -287,6 +287,9 @@ def _text(spec: TensorSpec) -> str:
 
 PACKAGE = "checkpoint_transfer"
 
+#: What FastDeploy calls a version over IPC that no command names.
+UNNAMED_OVER_IPC = "0"
+
 #: How long the package may take to clean up after itself before it is left to its thread.
 _CLOSE_S = 5.0
 
@@ -373,8 +376,7 @@ class CheckpointTransferTransport:
         BadInputError, wsm.strategies.errors.ManifestError, VersionMismatchError
             If the stream is not what was asked for. Nothing was changed.
         """
-        if version is None:
-            raise transport_errors.version_unnamed(transport=PACKAGE)
+        version = self._named(version)
         handle = self._connected(rank, world_size, observer)
         options = self._options
         stream = TensorStream(
@@ -401,10 +403,8 @@ class CheckpointTransferTransport:
         world_size: int | None = None,  # noqa: ARG002 - of the protocol
     ) -> Iterator[Offer]:
         """Say which version would be asked for: a stream cannot be looked at without receiving it."""
-        if version is None:
-            raise transport_errors.version_unnamed(transport=PACKAGE)
         yield Offer(
-            version=version,
+            version=self._named(version),
             tensors=iter(()),
             files=(self._peer,),
             manifest_digest=None,
@@ -443,6 +443,14 @@ class CheckpointTransferTransport:
             if self._handle is None:  # what cannot be initialized is not tried again
                 thread.end(lambda: _clean_up(transfer, None), wait_s=_CLOSE_S)
         return self._handle
+
+    def _named(self, version: str | None) -> str:
+        """Return the version to ask for; over IPC there is one only, whatever it is called."""
+        if version is None and self._interface is Interface.IPC:
+            return UNNAMED_OVER_IPC
+        if version is None:
+            raise transport_errors.version_unnamed(transport=PACKAGE)
+        return version
 
     def _until(self, seconds: float) -> int:
         return self._clock.monotonic_ns() + int(seconds * 1e9)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wsm.strategies.files.shard_source import device_index_from_environment
+from wsm.config_reading import OptionFault
+from wsm.strategies.files.shard_source import device_index_from_environment, place_fault
 from wsm.strategies.sections import Sections
 from wsm.strategies.transports._transfer_modes import INTERFACES
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
@@ -38,6 +39,11 @@ class RsyncConfig:
         (:class:`wsm.states.vocabulary.TransferMode`); None: as `rsync_config` says, else ``host``.
     rsync_config : mapping
         For ``checkpoint_transfer``: FastDeploy's ``rsync_config``, as it is.
+    first_rank : int
+        The number of the group's first rank among the trainer's receivers, where several groups of a job
+        receive side by side (FastDeploy's data-parallel parts).
+    job_ranks : int
+        Ranks of that whole job; 0: up to this group's last one.
     """
 
     transport: str = "checkpoint_transfer"
@@ -46,11 +52,21 @@ class RsyncConfig:
     keep: bool = False
     transfer_mode: str | None = None
     rsync_config: Mapping[str, Any] = field(default_factory=dict)
+    first_rank: int = 0
+    job_ranks: int = 0
 
     @property
     def mode(self) -> str:
         """The transfer mode of a command that names none."""
         return self.transfer_mode or CheckpointTransferOptions.of(self.rsync_config).mode or "host"
+
+    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
+        """Return what is wrong with where the ranks lie; see ``CheckedSection``."""
+        return place_fault(self.first_rank, self.job_ranks, ranks)
+
+    def place(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Return the number of a rank among all receivers, and how many there are."""
+        return self.first_rank + rank, self.job_ranks or self.first_rank + ranks
 
 
 def _checkpoint_transfer(sections: Sections) -> CheckpointTransferTransport:
