@@ -257,13 +257,14 @@ class CommandArguments:
 
     def load_options(self) -> dict[str, Any]:
         """Return how the version is loaded where the command says so, not the configuration; plain values."""
-        mode, options = self.transfer_mode, self.rsync_config
-        said = {
-            "transfer_mode": None if mode is None else mode.value,
-            "verify_checksum": self.verify_checksum,
-            "rsync_config": None if options is None else dict(options),
-        }
-        return {name: value for name, value in said.items() if value is not None}
+        said: dict[str, Any] = {}
+        if self.transfer_mode is not None:
+            said["transfer_mode"] = self.transfer_mode.value
+        if self.verify_checksum is not None:
+            said["verify_checksum"] = self.verify_checksum
+        if self.rsync_config is not None:
+            said["rsync_config"] = dict(self.rsync_config)
+        return said
 
     def loading_as(self, options: Mapping[str, Any]) -> CommandArguments:
         """Return arguments that load as :meth:`load_options` of another command says.

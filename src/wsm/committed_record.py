@@ -11,6 +11,7 @@ revision.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -86,8 +87,9 @@ class CommittedRecord:
         return json.dumps(content).encode()  # ASCII: what a command can carry, a record can
 
     @classmethod
+    @functools.lru_cache(maxsize=64)
     def from_bytes(cls, sequence: int, revision: int, data: bytes) -> CommittedRecord:
-        """Read it back.
+        """Read it back; the same bytes are read at each look, and once only turned into a record.
 
         Raises
         ------
@@ -195,18 +197,13 @@ def _records(source: RecordSource) -> list[CommittedRecord | None]:
     """Read what stands in the slots; None where that is nothing, or none that this build reads."""
     found: list[CommittedRecord | None] = []
     for slot in source.records:
-        last = slot.last()
-        found.append(None if last is None else _parsed(last[0][1], last[0][2], last[1]))
+        last, record = slot.last(), None
+        if last is not None:
+            (_, sequence, revision), data = last
+            with contextlib.suppress(ValueError):
+                record = CommittedRecord.from_bytes(sequence, revision, data)
+        found.append(record)
     return found
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(sequence: int, revision: int, data: bytes) -> CommittedRecord | None:
-    """Read a record; the same bytes are read at each look."""
-    try:
-        return CommittedRecord.from_bytes(sequence, revision, data)
-    except ValueError:
-        return None
 
 
 # -- what a rank reported of it --------------------------------------------------------------------

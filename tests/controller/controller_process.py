@@ -14,10 +14,11 @@ import sys
 
 import wsm
 from wsm.committed_record import CommittedRecord
+from wsm.controller import group_view
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
+from wsm.signals.segment import Segment
 from wsm.signals.slot import PayloadSlot
-from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord
 
 
@@ -35,7 +36,7 @@ def store_half(slot: PayloadSlot, epoch: int, sequence: int, kind: int, data: by
 def die_at(point: str) -> None:
     """Make the writers of the controller's words and of its record end the process before or after that."""
     write_command, write_committed = GroupView.write_command, GroupView.write_committed
-    write_record = GroupView.write_record
+    write_record = group_view.write_record
 
     def command(group: GroupView, word: CommandWord) -> None:
         what = "decision" if word.operation.is_decision else "command"
@@ -52,17 +53,18 @@ def die_at(point: str) -> None:
         if point == "after committed":
             die()
 
-    def record(group: GroupView, view: View, written: CommittedRecord) -> None:
+    def record(segment: Segment, epoch: int, written: CommittedRecord) -> CommittedRecord:
         if point == "before record":
             die()
         if point == "within record":
-            PayloadSlot._store = store_half
-        write_record(group, view, written)
+            PayloadSlot.write_over = store_half
+        found = write_record(segment, epoch, written)
         if point == "after record":
             die()
+        return found
 
     GroupView.write_command, GroupView.write_committed = command, committed
-    GroupView.write_record = record
+    group_view.write_record = record
 
 
 def main() -> None:

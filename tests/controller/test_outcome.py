@@ -28,7 +28,7 @@ def prepared(rank, digest, scope="group"):
 
 @pytest.mark.parametrize("nothing", ["", None])
 def test_ranks_that_name_no_publication_do_not_agree_on_one(nothing):
-    assert outcome.agree([prepared(0, "m"), prepared(1, "m")])
-    assert not outcome.agree([prepared(0, nothing), prepared(1, nothing)])
-    assert outcome.agree([prepared(0, "a", "rank"), prepared(1, "b", "rank")])
-    assert not outcome.agree([prepared(0, "m"), prepared(1, "m", "rank")])
+    assert not outcome.disagreement([prepared(0, "m"), prepared(1, "m")])
+    assert outcome.disagreement([prepared(0, nothing), prepared(1, nothing)])
+    assert not outcome.disagreement([prepared(0, "a", "rank"), prepared(1, "b", "rank")])
+    assert outcome.disagreement([prepared(0, "m"), prepared(1, "m", "rank")])

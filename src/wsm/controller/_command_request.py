@@ -48,7 +48,7 @@ from wsm.states.vocabulary import (
     UnknownTensors,
     WeightState,
 )
-from wsm.states.words import CommandWord, Decider, Operation
+from wsm.states.words import Operation
 
 #: The owner of a hold whose caller names none.
 ANY_OWNER = "unnamed"
@@ -223,14 +223,6 @@ class CommandRequest:
         if self.still_wanted is not None and not self.still_wanted():
             operation = self.operation.name.lower()
             raise CommandWithdrawnError(operation=operation, request_id=self.arguments.request_id)
-
-    def decided_in(self, word: CommandWord) -> CommandWord:
-        """Return the word that opens its command, with who decides it."""
-        return word if self.held is None else word._replace(decider=Decider.CALLER)
-
-    def told(self, drive: Callable[[], Receipt]) -> Callable[[], Receipt]:
-        """Return `drive`, which tells a caller who decides if the command ends before it was asked."""
-        return drive if self.held is None else self.held.told(drive)
 
     @property
     def is_taken_back(self) -> bool:

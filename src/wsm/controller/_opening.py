@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from wsm.clock import Clock
 from wsm.command import CommandArguments, partial_update_refused
-from wsm.committed_record import CommittedRecord, CommittedRecordError
+from wsm.committed_record import CommittedRecord, CommittedRecordError, write_record
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
 from wsm.controller._command_request import CommandRequest, HeldDecision
@@ -197,7 +197,7 @@ def _renew(group: GroupView, view: View, hold: Hold | None, asked: Hold | None) 
             if hold is None
             else replace(hold, lease_s=asked.lease_s, on_lease=asked.on_lease, renewed_ns=asked.renewed_ns)
         )
-        group.write_record(view, replace(record, hold=kept.facts()))
+        write_record(group.segment, view.command.epoch, replace(record, hold=kept.facts()))
 
 
 def _receipt_of_admission(
@@ -301,7 +301,8 @@ class Opening:
             transaction = self._write(following, again, given_up, over)
             return transaction.drive()
 
-        return Pending.driven(transaction, over, request.told(drive), here=here)
+        told = drive if request.held is None else request.held.told(drive)
+        return Pending.driven(transaction, over, told, here=here)
 
     def settle(self, request_id: str | None, *, commit: bool, settle_s: float, wait_s: float) -> Pending:
         """Commit or abort the open command that no process drives; what is refused is raised here."""
@@ -360,7 +361,7 @@ class Opening:
 
     def _complete_inherited(self, settle_s: float) -> View:
         """Bring a command to its end that another controller left open; the role proves that it is gone."""
-        view = self._group.view()
+        view = self._group.look().view
         if decide.is_over(view) or view.command.operation is Operation.NONE:
             return view
         arguments = self._group.arguments(view.command)
@@ -386,7 +387,8 @@ class Opening:
         if receipt is not None:
             return Pending.ended(receipt)
         transaction = self._write_of_admission(request, view, ending)
-        return Pending.driven(transaction, ending.pop_all(), request.told(transaction.drive), here=here)
+        told = transaction.drive if request.held is None else request.held.told(transaction.drive)
+        return Pending.driven(transaction, ending.pop_all(), told, here=here)
 
     def _write_of_admission(
         self,
@@ -400,7 +402,7 @@ class Opening:
         """Write a hold or a release, and leave to `ending` what is to be done when it is over."""
         if request.operation is Operation.HOLD and not view.command.commands_left:
             raise errors.commands_used_up(sequence=view.command.sequence)  # a release is let through
-        word = request.decided_in(require_able(self._group, view, request.operation))
+        word = require_able(self._group, view, request.operation)
         before, waits = before_admission(resident_on_each(view), owed=epochs.unrestored(view))
         asked = replace(request.arguments, before=before, restores=waits, deadline_s=request.deadline_s)
         previous = self._group.known_version(view)
@@ -430,17 +432,16 @@ class Opening:
         self, request: CommandRequest, admitted: _Admitted, given_up: threading.Event, ending: ExitStack
     ) -> Transaction:
         """Write a command that was admitted, and leave to `ending` what is to be done when it is over."""
-        view, word = admitted.view, admitted.command
+        view = admitted.view
         if not view.command.commands_left:
             raise errors.commands_used_up(sequence=view.command.sequence)
-        word = request.decided_in(word)
         before = state_before(admitted.held, owed=admitted.owed)
         whole = WeightState.CLEARED if view.committed.held else admitted.held.as_whole
         return self._open(
             request,
             replace(request.arguments, before=before, deadline_s=request.deadline_s),
             view,
-            word,
+            admitted.command,
             admitted.committed.version,
             ending=ending,
             before=whole,
@@ -478,7 +479,10 @@ class Opening:
                 undo.callback(taken.give_back)
                 if arguments.leased and taken.words:
                     raise errors.lease_and_words(words=", ".join(map(str, self._engine_words.suffixes)))
-            command = self._group.open(view, word._replace(operation=request.operation), arguments)
+            word = word._replace(operation=request.operation)
+            if request.held is not None:
+                word = word._replace(decider=Decider.CALLER)
+            command = self._group.open(view, word, arguments)
             undo.pop_all()
         if taken is not None and taken.words:
             ending.callback(lambda: taken.answer(self._group.status().engine_state))
@@ -518,7 +522,7 @@ class Opening:
             ranks=reports,
             tags=named(request.arguments.tags),
             missing=named(held.missing),
-            restorable=outcome.restorable(reports),
+            restorable=outcome.told_by(reports).restorable,
             serving=held.serving and not view.committed.held,
             hold=group.hold(view),
         )

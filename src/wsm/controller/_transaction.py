@@ -35,6 +35,8 @@ from wsm.states.words import CommandWord, Decider, Operation, StatusCode
 from wsm.status.blame import Situation
 from wsm.status.reading import read_journal
 
+_log = log.logger("controller")
+
 
 class Due(NamedTuple):
     """What is to be written over an open command now.
@@ -70,7 +72,7 @@ def due_decision(group: GroupView, view: View, *, give_up: bool, verdict: bool |
             unusable = error
         if prepared is None and unusable is None and not give_up:
             return Due(None)
-    agree = prepared is not None and outcome.agree(prepared)
+    agree = prepared is not None and not outcome.disagreement(prepared)
     word = decide.decision(view, agree=agree, give_up=give_up, verdict=verdict)
     return Due(word, agree, give_up, unusable, verdict)
 
@@ -88,9 +90,7 @@ def write_decision(group: GroupView, view: View, due: Due) -> bool:
     if due.operator:
         by["by"] = "an operator"
     journal.note(kinds.DECISION, command, decided_at, operation=due.word.name, **by)
-    log.logger("controller").info(
-        log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=due.word.name
-    )
+    _log.info(log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=due.word.name)
     return True
 
 
@@ -154,7 +154,7 @@ def complete_commit(group: GroupView, view: View, arguments: CommandArguments) -
             return False
         record = committed_by(group, view, version, arguments)
     except CommittedRecordError as error:
-        log.logger("controller").error(log.RECORD_MISSING, error=str(error))
+        _log.error(log.RECORD_MISSING, error=str(error))
         held = holding.held_after(arguments.after, held=view.committed.held)
         group.write_committed(view.committed._replace(sequence=view.command.sequence, held=held))
         return True
@@ -285,9 +285,11 @@ class Transaction:
         self._is_inherited = False
         self._watch = CommandWatch(group, command, clock)
         self._situation = Situation()
-        self._log = log.logger(
-            "controller", epoch=command.epoch, sequence=command.sequence, request_id=arguments.request_id
-        )
+        self._said = {
+            "epoch": command.epoch,
+            "sequence": command.sequence,
+            "request_id": arguments.request_id,
+        }
 
     def give_up(self) -> None:
         """Abort the command if nothing is decided yet. Does not block; safe for threads."""
@@ -308,9 +310,33 @@ class Transaction:
             As :meth:`wsm.Controller.update`.
         """
         if not self._is_inherited:
-            self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)
+            _log.info(log.COMMAND_ISSUED, **self._said, operation=self._command.operation.name)
         try:
-            return self._drive()
+            woken = False
+            while True:
+                look = self._group.look()
+                view = look.view
+                if view.command[:2] != self._command[:2]:
+                    # What is decided in another epoch, or about another command, is not this one's to write.
+                    raise EpochEndedError(
+                        operation=self._command.operation.name.lower().replace("_", " "),
+                        epoch=self._command.epoch,
+                        sequence=self._command.sequence,
+                        group=self._group.status().sentence(),
+                    )
+                if view.command.operation.is_decision:  # perhaps by a controller that is dead
+                    self._decided_ns = self._decided_ns or self._clock.monotonic_ns()
+                if decide.is_over(view):
+                    return self._ended(view)
+                if self._write_what_follows(view):
+                    continue
+                if self._handed_over is not None:
+                    return self._handed_over
+                if self._watch.look(look, woken=woken) and self._decided_ns is None:
+                    continue  # there is a reason to give up that was not known
+                self._raise_if_stuck(view)
+                left_s = LOOK_S if self._decided_ns else self._left_s()
+                woken = self._group.wait(look, self._watch.wait_s(left_s))
         finally:
             if self._handed_over is None and traces.wanted():
                 self._tell_spans()
@@ -321,34 +347,6 @@ class Transaction:
             traces.tell_command(
                 read_journal(segment), epoch=command.epoch, sequence=command.sequence, group=segment.name
             )
-
-    def _drive(self) -> Receipt:
-        woken = False
-        while True:
-            look = self._group.look()
-            view = look.view
-            if view.command[:2] != self._command[:2]:
-                # What is decided in another epoch, or about another command, is not for this one to write.
-                raise EpochEndedError(
-                    operation=self._command.operation.name.lower().replace("_", " "),
-                    epoch=self._command.epoch,
-                    sequence=self._command.sequence,
-                    group=self._group.status().sentence(),
-                )
-            if view.command.operation.is_decision:  # perhaps by a controller that is dead
-                self._decided_ns = self._decided_ns or self._clock.monotonic_ns()
-            if decide.is_over(view):
-                break
-            if self._write_what_follows(view):
-                continue
-            if self._handed_over is not None:
-                return self._handed_over
-            if self._watch.look(look, woken=woken) and self._decided_ns is None:
-                continue  # there is a reason to give up that was not known
-            self._raise_if_stuck(view)
-            left_s = LOOK_S if self._decided_ns else self._left_s()
-            woken = self._group.wait(look, self._watch.wait_s(left_s))
-        return self._ended(view)
 
     def complete(self) -> None:
         """Bring a command that a dead controller left open to its end, in this thread, with this role.
@@ -361,9 +359,9 @@ class Transaction:
         try:
             self.drive()
         except WsmError as error:
-            self._log.warning(log.DECISION_COMPLETED, error=str(error))
+            _log.warning(log.DECISION_COMPLETED, **self._said, error=str(error))
         else:
-            self._log.warning(log.DECISION_COMPLETED)
+            _log.warning(log.DECISION_COMPLETED, **self._said)
 
     def _ended(self, view: View) -> Receipt:
         if view.command.operation.is_commit:
@@ -372,15 +370,15 @@ class Transaction:
             if operation.is_of_admission or self._arguments.of_admission:
                 holds = operation is Operation.HOLD or self._arguments.after is After.HELD
                 how = Outcome.HELD if holds else Outcome.RELEASED
-            return self._receipt(how, StatusCode.DONE_COMMITTED)
+            return self._receipt(view, how, StatusCode.DONE_COMMITTED)
         if view.command.operation is Operation.CLEAR:
-            return self._receipt(Outcome.CLEARED, StatusCode.DONE_CLEARED)
+            return self._receipt(view, Outcome.CLEARED, StatusCode.DONE_CLEARED)
         if self._was_taken_back():
             faulted = [
                 rank for rank, word in enumerate(view.statuses) if word.code is StatusCode.DONE_FAULTED
             ]
             if not faulted:
-                return self._receipt(Outcome.ABORTED, StatusCode.DONE_KEPT)
+                return self._receipt(view, Outcome.ABORTED, StatusCode.DONE_KEPT)
             status = self._group.status()
             raise self._told(
                 errors.not_given_back(
@@ -410,7 +408,7 @@ class Transaction:
         if not due.agree or not decide.all_prepared(view):
             return
         self._prepared_ns = self._clock.monotonic_ns()
-        receipt = self._receipt(Outcome.PREPARED, StatusCode.PREPARED)
+        receipt = self._receipt(view, Outcome.PREPARED, StatusCode.PREPARED)
         if self._arguments.leased and held.said is None:
             self._handed_over = receipt
         held.tell(receipt)
@@ -492,7 +490,7 @@ class Transaction:
 
     def _aborted(self) -> Exception:
         if self._unusable is not None:
-            self._log.error(log.COMMAND_FAILED, error=str(self._unusable))
+            _log.error(log.COMMAND_FAILED, **self._said, error=str(self._unusable))
             return self._unusable
         then, operation = self._situation, self._command.operation.name.lower().replace("_", " ")
         if self._lease_over and not (then.lost or then.hangs or then.failed or self._gave_up):
@@ -512,25 +510,18 @@ class Transaction:
         """Log and journal the error that the command ends with, and return it."""
         if outcome.found_held(error):
             told, ended = f"nothing to do: {error.context['cause']}", Outcome.ALREADY_SERVED.value
-            self._log.info(log.COMMAND_FINISHED, outcome=told)
+            _log.info(log.COMMAND_FINISHED, **self._said, outcome=told)
         else:
             told, ended = str(error), "refused" if isinstance(error, RefusedError) else "failed"
-            self._log.error(log.COMMAND_FAILED, error=told)
+            _log.error(log.COMMAND_FAILED, **self._said, error=told)
         self._group.journal.note(
             kinds.COMMAND_OVER, self._command, outcome=told, ended=ended, error=error.code
         )
         return error
 
-    def _receipt(self, how: Outcome, code: StatusCode) -> Receipt:
+    def _receipt(self, view: View, how: Outcome, code: StatusCode) -> Receipt:
         found = outcome.reports(self._group, self._command, code) or []
-        view = self._group.view()
-        digests, tensors, loaded_bytes, pause_s = set[str](), 0, 0, 0.0
-        for report in found:
-            if report.manifest_digest is not None:
-                digests.add(report.manifest_digest)
-            tensors += report.tensors
-            loaded_bytes += report.bytes
-            pause_s = max(pause_s, report.pause_s)
+        told = outcome.told_by(found)
         missing = decide.missing_anywhere(view)
         version = None if Tag.WEIGHTS in missing else self._group.known_version(view)
         aborted_outside = how is Outcome.ABORTED and self._command.decider is Decider.OUTSIDE
@@ -545,10 +536,10 @@ class Transaction:
             sequence=self._command.sequence,
             version=version,
             previous_version=self._previous,
-            manifest_digest=digests.pop() if len(digests) == 1 else None,
-            loaded=how is Outcome.UPDATED and (not found or tensors > 0),
+            manifest_digest=told.manifest_digest,
+            loaded=how is Outcome.UPDATED and (not found or told.tensors > 0),
             seconds=self._elapsed_s(self._began_ns),
-            pause_s=pause_s,
+            pause_s=told.pause_s,
             ranks=tuple(found),
             hot=self._command.operation.is_hot,
             staging_s=(staged_ns - self._began_ns) / 1e9,
@@ -556,20 +547,20 @@ class Transaction:
             tags=named(self._arguments.tags),
             missing=named(missing),
             partial=self._arguments.partial,
-            verified=outcome.verified(found),
-            restorable=outcome.restorable(found),
+            verified=told.verified,
+            restorable=told.restorable,
             serving=not missing and not view.committed.held,
             hold=self._group.hold(view),
-            staged_bytes=loaded_bytes if how is Outcome.PREPARED else 0,
+            staged_bytes=told.bytes if how is Outcome.PREPARED else 0,
             lease_s=self._arguments.lease_s if how is Outcome.PREPARED else None,
             warning=_MAY_BE_COMMITTED if aborted_outside else None,
         )
         if how is Outcome.PREPARED:
             return receipt
-        self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
+        _log.info(log.COMMAND_FINISHED, **self._said, outcome=how.value, seconds=receipt.seconds)
         measured: dict[str, Any] = {"pause_s": receipt.pause_s}
         if receipt.loaded:
-            measured["bytes"] = loaded_bytes
+            measured["bytes"] = told.bytes
         if receipt.hot:
             measured["staging_s"] = receipt.staging_s
         self._group.journal.note(

@@ -37,6 +37,8 @@ from wsm.status.facts import CacheProcess, GroupFacts, GroupStatus
 from wsm.status.reading import read_facts
 from wsm.status.text import status_of
 
+_log = log.logger("controller")
+
 
 class Look(NamedTuple):
     """What was seen before a wait.
@@ -258,13 +260,13 @@ class GroupView:
 
     def write_command(self, command: CommandWord) -> None:
         """Store the command word and wake every process that waits for it."""
-        self.segment.words[self._layout.command] = command.pack()
+        self._segment.require_whole()
+        self._segment.words[self._layout.command] = command.pack()
         wake(self._segment, self._layout.command)
 
     def wake(self) -> None:
-        """Wake every process that waits for one of the two words."""
-        for word in (self._layout.command, self._layout.committed):
-            wake(self._segment, word)
+        """Wake every process that waits for the command word."""
+        wake(self._segment, self._layout.command)
 
     def committed(self, view: View) -> CommittedRecord:
         """Read what the group has committed, as the committed word of `view` says.
@@ -284,7 +286,7 @@ class GroupView:
         try:
             return self.committed(view).version
         except CommittedRecordError as error:
-            log.logger("controller").error(log.RECORD_MISSING, error=str(error))
+            _log.error(log.RECORD_MISSING, error=str(error))
             return None
 
     def hold(self, view: View) -> Mapping[str, Any] | None:
@@ -305,17 +307,13 @@ class GroupView:
 
     def commit(self, view: View, record: CommittedRecord) -> None:
         """Say that the group has committed something else: the record first, then the word that names it."""
-        self.write_record(view, record)
+        write_record(self.segment, view.command.epoch, record)
         self.write_committed(record.word)
 
-    def write_record(self, view: View, record: CommittedRecord) -> None:
-        """Write a record of what the group has committed, where its present word needs none."""
-        write_record(self.segment, view.command.epoch, record)
-
     def write_committed(self, committed: CommittedWord) -> None:
-        """Store the committed word; its record stands there already."""
-        self.segment.words[self._layout.committed] = committed.pack()
-        wake(self._segment, self._layout.committed)
+        """Store the committed word; its record stands there already. No process waits for that word."""
+        self._segment.require_whole()
+        self._segment.words[self._layout.committed] = committed.pack()
 
     def arguments(self, command: CommandWord) -> CommandArguments | None:
         """Read the arguments of a command; None if they are gone, or of another build."""

@@ -68,10 +68,9 @@ class ControllerJournal:
         """Write one entry; `at` is its :meth:`moment`, by default now."""
         shown = {key: fact[:_MAX_TEXT] if isinstance(fact, str) else fact for key, fact in facts.items()}
         at = at or self.moment()
-        line = self._line(kind, command, at, shown)
+        line = self._kept(kind, command, at, shown)
         with contextlib.suppress(ValueError):  # the segment was closed under a command that outlived it
             self._ring.append(line)
-        self._keep(line, command, at)
         self.write()
 
     def asked(
@@ -85,8 +84,7 @@ class ControllerJournal:
         """
         if self._path is not None:
             at = at or self.moment()
-            facts = asked(function, view, answer, **known)
-            self._keep(self._line(kinds.INPUT, view.command, at, facts), view.command, at)
+            self._kept(kinds.INPUT, view.command, at, asked(function, view, answer, **known))
 
     @contextlib.contextmanager
     def words_first(self) -> Iterator[None]:
@@ -145,24 +143,12 @@ class ControllerJournal:
         if os.write(self._descriptor, data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    def _keep(self, line: str, command: CommandWord, at: tuple[int, int]) -> None:
-        if self._path is None:
-            return
-        if self._begins:
+    def _kept(self, kind: str, command: CommandWord, at: tuple[int, int], facts: dict[str, Any]) -> str:
+        """Make a line, keep it for the file if there is one, and return it."""
+        if self._begins and self._path is not None:
             self._begins = False
-            self._lines.append(
-                self._line(kinds.STARTED, command._replace(sequence=0), at, {"pid": os.getpid()})
-            )
-        self._lines.append(line)
-
-    def _line(self, kind: str, command: CommandWord, at: tuple[int, int], facts: dict[str, Any]) -> str:
-        at_ns, wall_ns = at
-        return JournalEntry(
-            kind=kind,
-            at_ns=at_ns,
-            wall_ns=wall_ns,
-            rank=CONTROLLER,
-            epoch=command.epoch,
-            sequence=command.sequence,
-            facts=facts,
-        ).to_line()
+            self._kept(kinds.STARTED, command._replace(sequence=0), at, {"pid": os.getpid()})
+        line = JournalEntry(kind, *at, CONTROLLER, command.epoch, command.sequence, facts).to_line()
+        if self._path is not None:
+            self._lines.append(line)
+        return line

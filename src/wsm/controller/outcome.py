@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from wsm import log
 from wsm.clock import Clock
@@ -39,6 +40,7 @@ LOOK_S = 0.02
 #: Seconds that the living may take to stop once another rank is dead or hangs, until the caller is told.
 LOST_S = 1.0
 
+_log = log.logger("controller")
 _SHORTEST_WAIT_S = 0.0005
 _STOPPED = frozenset((StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED))
 
@@ -65,25 +67,57 @@ def cannot_be_restored(error: WsmError) -> bool:
     return told in (PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN)
 
 
-def restorable(found: Sequence[RankReport]) -> bool:
-    """Whether every rank could load again what it reports to hold."""
-    return all(report.facts.get("restorable") is not False for report in found)
+class ReportedTogether(NamedTuple):
+    """What the reports of all ranks say together, as a receipt has it.
+
+    Parameters
+    ----------
+    manifest_digest : str or None
+        Of the manifest that those name which name one; None: none does, or they name several.
+    tensors, bytes : int
+        Loaded, by all.
+    pause_s : float
+        The longest, in seconds.
+    verified : bool or None
+        Whether digests were promised for all that ranks loaded; None if that is nothing, or not known.
+    restorable : bool
+        Whether every rank could load again what it reports to hold.
+    """
+
+    manifest_digest: str | None
+    tensors: int
+    bytes: int
+    pause_s: float
+    verified: bool | None
+    restorable: bool
 
 
-def verified(found: Sequence[RankReport]) -> bool | None:
-    """Whether digests were promised for all that ranks loaded; None if that is nothing, or not known."""
-    every: bool | None = None
+def told_by(found: Sequence[RankReport]) -> ReportedTogether:
+    """Return what reports say together."""
+    digests, tensors, loaded_bytes, pause_s, restorable = set[str](), 0, 0, 0.0, True
+    verified: bool | None = None
+    is_known = True
     for report in found:
+        if report.manifest_digest is not None:
+            digests.add(report.manifest_digest)
+        tensors += report.tensors
+        loaded_bytes += report.bytes
+        pause_s = max(pause_s, report.pause_s)
+        restorable = restorable and report.facts.get("restorable") is not False
         if report.tensors:
             count = report.facts.get("verified_tensors")
-            if count is None:
-                return None
-            every = every is not False and report.tensors == count
-    return every
+            is_known = is_known and count is not None
+            verified = verified is not False and report.tensors == count
+    digest = digests.pop() if len(digests) == 1 else None
+    return ReportedTogether(
+        digest, tensors, loaded_bytes, pause_s, verified if is_known else None, restorable
+    )
 
 
-def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:
-    """Say per rank what it loaded, in words that are equal iff the ranks may be committed together.
+def disagreement(found: Sequence[RankReport]) -> dict[int, str]:
+    """Say per rank what it loaded, where they did not prepare one version of one publication; else empty.
+
+    The words are equal iff the ranks may be committed together.
 
     A manifest that speaks for the whole group must be the same on all ranks; one that speaks for a rank
     alone cannot be compared, and the versions must do. A digest that a rank says is the group's and does not
@@ -99,12 +133,7 @@ def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:
         elif not report.manifest_digest:
             manifest = f"a group manifest that rank {report.rank} does not name"
         loaded[report.rank] = f"version {report.version}, {manifest}"
-    return loaded
-
-
-def agree(found: Sequence[RankReport]) -> bool:
-    """Whether all ranks prepared the same version of the same publication."""
-    return len(set(loaded_versions(found).values())) <= 1
+    return loaded if len(set(loaded.values())) > 1 else {}
 
 
 def failures(group: GroupView, command: CommandWord) -> dict[int, tuple[FailureReport, bool]]:
@@ -197,8 +226,9 @@ def aborted(
             others=found.others,
         )
     prepared = reports(group, command, StatusCode.PREPARED)
-    if prepared and not agree(prepared):
-        return errors.manifest_mismatch(**common, found=loaded_versions(prepared))
+    differing = disagreement(prepared) if prepared else {}
+    if differing:
+        return errors.manifest_mismatch(**common, found=differing)
     return CommandTimeoutError(
         **common, deadline_s=then.deadline_s, gave_up=then.gave_up, late=then.late, advice=advice
     )
@@ -226,7 +256,7 @@ class CommandWatch:
     Parameters
     ----------
     group : GroupView
-        The group; its deaths are watched from now on.
+        The group; its deaths are watched from the first look on, before any wait.
     command : CommandWord
         Which.
     clock : Clock
@@ -250,8 +280,7 @@ class CommandWatch:
         self._since: dict[int, tuple[Doing, int, int]] = {}
         self._actions: dict[tuple[int, Doing], DeclaredAction | None] = {}
         self._looked: tuple[int, int] | None = None
-        self._log = log.logger("controller", epoch=command.epoch, sequence=command.sequence)
-        group.watch_deaths()
+        self._said = {"epoch": command.epoch, "sequence": command.sequence}
 
     def look(self, seen: Look, *, woken: bool) -> bool:
         """Look at all of them; return whether a rank is newly lost or overdue.
@@ -271,19 +300,22 @@ class CommandWatch:
             looked_ns, rings = self._looked
             if rings == seen.rings and now_ns - looked_ns < LOOK_S * 1e9:
                 return False
+        if self._looked is None:
+            self._group.watch_deaths()
         self._looked = now_ns, seen.rings
         found = False
         before, self.lost = self.lost, self._group.lost()
         for rank in self.lost:
             if rank not in before:
                 found = True
-                self._log.error(log.RANK_LOST, rank=rank, pid=self._group.pid(rank))
+                _log.error(log.RANK_LOST, **self._said, rank=rank, pid=self._group.pid(rank))
                 self._group.journal.note(kinds.RANK_LOST, self._command, lost=rank)
         overdue, self.hangs = self.hangs, self._overdue(view, now_ns)
         for hang in self.hangs:
             if all((hang.rank, hang.action) != (known.rank, known.action) for known in overdue):
                 found = True
-                self._log.error(log.ACTION_OVERDUE, rank=hang.rank, action=hang.action, seconds=hang.seconds)
+                told = {"rank": hang.rank, "action": hang.action, "seconds": hang.seconds}
+                _log.error(log.ACTION_OVERDUE, **self._said, **told)
         return found
 
     def wait_s(self, left_s: float) -> float:

@@ -255,7 +255,8 @@ class Liveness:
             watched = self._watch(participant)
             if watched is None:
                 return Life.NEVER
-            if not watched.occupant.present or watched.is_surely_dead():
+            is_gone = watched.was_never_there or not watched.occupant.present
+            if is_gone or (watched.fd is not None and watched.ends.poll(0)):  # a zombie has ended
                 return Life.DEAD
             if watched.fd is not None:
                 return Life.ALIVE
@@ -329,15 +330,11 @@ class _WatchedParticipant:
     def __init__(self, occupant: Occupant) -> None:
         self.occupant = occupant
         self.fd: int | None = None
-        self._poll = select.poll()
-        self._was_never_there = False
+        self.ends = select.poll()
+        self.was_never_there = False
         self.lacked_descriptor = False
         if occupant.present and occupant.identity.is_visible:
             self._open(occupant.identity)
-
-    def is_surely_dead(self) -> bool:
-        """Whether the process is known to be gone; a zombie is."""
-        return self._was_never_there or (self.fd is not None and bool(self._poll.poll(0)))
 
     def close(self) -> None:
         """Close the pidfd."""
@@ -349,18 +346,18 @@ class _WatchedParticipant:
         try:
             self.fd = os.pidfd_open(identity.pid)
         except ProcessLookupError:
-            self._was_never_there = True
+            self.was_never_there = True
             return
         except OSError as error:
             # An old kernel, or seccomp: the byte lock tells. So it does until there are descriptors again.
             self.lacked_descriptor = shortage_of(error) is not None
             return
-        self._poll.register(self.fd, select.POLLIN)
+        self.ends.register(self.fd, select.POLLIN)
         # Asked after opening: from here on the descriptor names one process, whatever becomes of the pid.
         started = start_time_of(identity.pid)
-        if started != identity.start_time and not self._poll.poll(0):
+        if started != identity.start_time and not self.ends.poll(0):
             self.close()
-            self._was_never_there = started is not None  # another process has the pid
+            self.was_never_there = started is not None  # another process has the pid
             self.lacked_descriptor = started is None  # or this process may not look
 
 

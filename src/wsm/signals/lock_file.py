@@ -129,16 +129,11 @@ class LockFile:
 
     def _held_here(self, start: int, length: int) -> bool:
         for held_start, held_length in self._held.values():
-            if _overlap(start, length, held_start, held_length):
+            ends_before = length != UNBOUNDED and start + length <= held_start
+            begins_after = held_length != UNBOUNDED and held_start + held_length <= start
+            if not (ends_before or begins_after):
                 return True
         return False
-
-    def _release(self, hold: LockHold) -> None:
-        with _registry.mutex:
-            start, length = self._held.pop(hold)
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, length, start)
-            _registry.released.notify_all()
-            self.close()
 
 
 @final
@@ -158,7 +153,11 @@ class LockHold:
         """Unlock. Does nothing the second time, and nothing in a forked child."""
         file, self._file = self._file, None
         if file is not None and self._pid == os.getpid():
-            file._release(self)
+            with _registry.mutex:
+                start, length = file._held.pop(self)
+                fcntl.lockf(file._descriptor, fcntl.LOCK_UN, length, start)
+                _registry.released.notify_all()
+                file.close()
 
     def __enter__(self) -> LockHold:
         return self
@@ -234,12 +233,6 @@ class _Registry:
 
 def _inode_of(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _overlap(start: int, length: int, other_start: int, other_length: int) -> bool:
-    ends_before = length != UNBOUNDED and start + length <= other_start
-    begins_after = other_length != UNBOUNDED and other_start + other_length <= start
-    return not (ends_before or begins_after)
 
 
 _registry = _Registry()

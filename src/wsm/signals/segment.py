@@ -73,6 +73,7 @@ class Segment:
         self.words: memoryview[int] = memory.cast("Q")
         self.adopted = False
         self.lock_file = lock_file
+        self.address = memory.address
         self._memory = memory
         self._owner_hold = owner_hold
         self._is_closed = False
@@ -246,11 +247,6 @@ class Segment:
         """Number of ranks and helpers."""
         return self.layout.participants
 
-    @property
-    def address(self) -> int:
-        """Where the segment is mapped in this process; 0 once closed."""
-        return self._memory.address
-
     def arguments(self, sequence: int) -> PayloadSlot:
         """Slot for the arguments of command `sequence`; two slots alternate."""
         return self._arguments[sequence % len(self._arguments)]
@@ -366,6 +362,7 @@ class Segment:
             if owner is not None:
                 write_occupant(self.words, self.layout.owner, Occupant(owner, present=True))
             raise
+        self.address = 0
         if self._owner_hold is not None:
             self._owner_hold.release()
         self.lock_file.close()

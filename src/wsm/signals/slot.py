@@ -59,7 +59,7 @@ class PayloadSlot:
         kinds = self._written[2] if self._written[:2] == (epoch, sequence) else frozenset()
         if kind in kinds or self.read(epoch, sequence, kind) is not None:
             raise SlotReusedError(epoch=epoch, sequence=sequence, kind=kind)
-        self._store(epoch, sequence, kind, data)
+        self.write_over(epoch, sequence, kind, data)
         self._written = (epoch, sequence, kinds | {kind})
 
     def write_over(self, epoch: int, sequence: int, kind: int, data: bytes) -> None:
@@ -70,9 +70,6 @@ class PayloadSlot:
         BadInputError
             If `data` does not fit.
         """
-        self._store(epoch, sequence, kind, data)
-
-    def _store(self, epoch: int, sequence: int, kind: int, data: bytes) -> None:
         if len(data) > SLOT_CAPACITY:
             raise errors.payload_too_large(size=len(data), capacity=SLOT_CAPACITY)
         head = _HEAD.pack(_checksum(epoch, sequence, kind, data), len(data), epoch, sequence, kind)

@@ -151,24 +151,23 @@ class Alarm:
 
     Attributes
     ----------
+    rings : int
+        How often it rang, modulo 2**32.
     address : int
-        Where the count lies, for the kernel.
+        Where the same count lies for the kernel.
     """
 
     def __init__(self) -> None:
+        self.rings = 0
         self._cell = ctypes.c_uint32()
         self.address = ctypes.addressof(self._cell)
         self._counting = threading.Lock()
 
-    @property
-    def rings(self) -> int:
-        """How often it rang, modulo 2**32."""
-        return self._cell.value
-
     def ring(self) -> None:
         """Wake the process that waits."""
         with self._counting:
-            self._cell.value = (self._cell.value + 1) & _MASK
+            self.rings = (self.rings + 1) & _MASK
+            self._cell.value = self.rings
         wake_all(self.address)
 
 
