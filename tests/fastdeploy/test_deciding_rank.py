@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from wsm.config import WsmConfig
+from wsm.controller.errors import UnsettledError
 from wsm.errors import GroupError
 from wsm.fastdeploy import _entries
 from wsm.fastdeploy._entries import Deciding, Entries
@@ -100,6 +101,30 @@ def test_a_call_that_ends_otherwise_on_rank_0_is_no_success_on_the_other_ranks(e
     assert said.over
     assert said.came.failure
     assert len(json.dumps(said.came.failure)) < 2000
+
+
+@pytest.mark.parametrize(("decision", "over"), [("COMMIT", True), ("COMMIT", False), ("ABORT", True)])
+def test_a_call_whose_command_is_committed_and_done_late_is_a_success_on_every_rank(
+    engine, make_deciding, decision, over
+):
+    """Rank 0 looks again before it answers: others may be done by then. An ABORT is a failure."""
+    deciding, looks = make_deciding(Turns(engine)), []
+    late = SimpleNamespace(sentence=lambda: "rank 1", doing={1: "loads"})
+    unsettled = UnsettledError(request_id="1", decision=decision, late=late, waited_s=3.0)
+    deciding._until_at_rest = looks.append
+    deciding._controller.status().over = over
+
+    def result():
+        raise unsettled
+
+    begin = lambda _: SimpleNamespace(over=True, result=result)  # noqa: E731 - a command, begun
+    if decision == "COMMIT" and over:
+        deciding.together(begin, bound_s=3.0)
+    else:
+        with pytest.raises(UnsettledError):
+            deciding.together(begin, bound_s=3.0)
+    assert 3.0 in looks
+    assert bool(deciding._said().came.failure) is not (decision == "COMMIT" and over)
 
 
 def test_what_is_said_of_a_group_of_many_ranks_has_room(engine, make_deciding):

@@ -79,6 +79,19 @@ def test_what_a_page_makes_a_browser_ask_is_refused_also_of_legacy_gets(header) 
     assert status(Security(), origin="http://127.0.0.1:8300", sec_fetch_site="same-origin") is None
 
 
+def test_a_browsers_get_that_says_nothing_of_its_page_may_only_read() -> None:
+    """Over plain HTTP to another host none says Sec-Fetch-Site, and a page can leave Referer out."""
+    near = Security(trusted=networks(["10.0.0.0/8"]), readable=frozenset({("GET", "/wsm/v1/status")}))
+    image = {"peer": "10.1.1.1", "method": "GET", "host": "10.0.0.5:8300", "user_agent": "Mozilla/5.0 (X11)"}
+    for path in ("/clear_load_weight", "/release_memory_occupation", "/of-an-upstream"):
+        assert status(near, path=path, **image) == "forbidden"
+        assert status(near, path=path, **{**image, "method": "HEAD"}) == "forbidden"
+        assert status(near, path=path, **{**image, "user_agent": "python-requests/2.32"}) is None
+        assert status(near, path=path, **image, referer="http://10.0.0.5:8300/docs") is None
+        assert status(near, path=path, **image, sec_fetch_site="none") is None, "typed by its user"
+    assert status(near, path="/wsm/v1/status", **image) is None
+
+
 def test_tokens_are_asked_of_every_address_once_there_are_some_but_for_health() -> None:
     both = Security(ADMIN, READ, readable=frozenset({("GET", "/wsm/v1/status")}))
     assert status(both, peer="10.0.0.7") == "unauthorized"

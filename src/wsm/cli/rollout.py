@@ -39,11 +39,6 @@ def rollout(
     config_file: Path | None,
     address: str | None,
     surfaces: str,
-    roots: Sequence[Path],
-    way: str,
-    relabel: str,
-    sleep_level_1: str | None,
-    served_model_name: str | None,
     **options: Any,
 ) -> None:
     """Start a group of ranks that generate text, and keep it running until Ctrl-C, SIGTERM or SIGHUP.
@@ -75,17 +70,9 @@ def rollout(
     from wsm.http.texts.engine_requests import EngineRequests  # noqa: PLC0415 - the same
 
     requests = EngineRequests(config.group.name)
-    named = surfaces_named(
-        surfaces,
-        lambda: config,
-        roots=roots,
-        way=way,
-        relabel=relabel,
-        sleep_level_1=sleep_level_1,
-        served_model_name=served_model_name,
-        requests=requests,
-    )
-    chosen = with_text(named, requests, model=served_model_name)
+    with wrong_usage():
+        named = surfaces_named(surfaces, lambda: config, options, requests=requests)
+    chosen = with_text(named, requests, model=options["served_model_name"])
     with contextlib.ExitStack() as serving:
 
         def announce(group: RolloutSupervisor) -> None:

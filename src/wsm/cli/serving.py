@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,34 @@ if TYPE_CHECKING:
     from wsm.config import WsmConfig
     from wsm.http._serving import Listening
     from wsm.http.surface import Surface
+    from wsm.http.surfaces import OpenRequests
     from wsm.rollout.config import RolloutConfig
 
+
+_ADOPTING = (
+    click.option(
+        "--adopt-root",
+        "roots",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        help="Where trainers write: directories below it may be loaded by their path. Repeatable.",
+    ),
+    click.option(
+        "--adopt",
+        "way",
+        type=click.Choice(["link", "copy", "none"]),
+        default="link",
+        show_default=True,
+        help="How such a directory is taken in before it is loaded.",
+    ),
+    click.option(
+        "--relabel",
+        type=click.Choice(["mark", "refuse"]),
+        default="mark",
+        show_default=True,
+        help="Other content under a label that was used: mark the label, or refuse it.",
+    ),
+)
 
 _SLEEP_LEVEL_1 = click.option(
     "--sleep-level-1",
@@ -26,6 +53,31 @@ _SLEEP_LEVEL_1 = click.option(
     type=click.Choice(["refuse", "as-2"]),
     help="vLLM's sleep that keeps weights in host memory: refuse it, or let them go, and load the "
     "version again at the wake-up. Default: as-2 for AReaL, whose trainer asks for nothing else.",
+)
+
+
+_FASTDEPLOY_GENERATION = click.option(
+    "--fastdeploy-generation",
+    "fastdeploy_generation",
+    type=click.Choice(["2.4", "2.5", "2.6"]),
+    default="2.6",
+    show_default=True,
+    help="Which FastDeploy the legacy GETs answer like; 2.6: they are sleep and wakeup.",
+)
+
+_SERVER_INFO = click.option(
+    "--server-info",
+    "server_info",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A field that /server_info says beside its own, or in their place; VALUE is JSON, or else text. "
+    "Repeatable.",
+)
+
+#: What the command line says of surfaces; the rest of :func:`listening_options` is of :class:`Listening`.
+OF_SURFACES = (
+    *("roots", "way", "relabel", "sleep_level_1", "served_model_name"),
+    *("fastdeploy_generation", "server_info"),
 )
 
 
@@ -46,32 +98,14 @@ def listening_options(default_port: int | None) -> Callable[[Callable[..., None]
             "surfaces",
             metavar="NAME[,NAME...]",
             default="",
-            help="Whose verbs are answered; the first one's own the paths that several have. Default: all.",
+            help="Whose verbs are answered; the first one's own the paths that several have. Default: all, "
+            "fastdeploy first.",
         ),
-        click.option(
-            "--adopt-root",
-            "roots",
-            type=click.Path(path_type=Path),
-            multiple=True,
-            help="Where trainers write: directories below it may be loaded by their path. Repeatable.",
-        ),
-        click.option(
-            "--adopt",
-            "way",
-            type=click.Choice(["link", "copy", "none"]),
-            default="link",
-            show_default=True,
-            help="How such a directory is taken in before it is loaded.",
-        ),
-        click.option(
-            "--relabel",
-            type=click.Choice(["mark", "refuse"]),
-            default="mark",
-            show_default=True,
-            help="Other content under a label that was used: mark the label, or refuse it.",
-        ),
+        *_ADOPTING,
         _SLEEP_LEVEL_1,
         click.option("--served-model-name", metavar="TEXT", help="What /v1/models says. Default: the group."),
+        _SERVER_INFO,
+        _FASTDEPLOY_GENERATION,
         click.option(
             "--token-file",
             type=click.Path(path_type=Path),
@@ -102,7 +136,7 @@ def listening_options(default_port: int | None) -> Callable[[Callable[..., None]
 
 
 def listening(address: str, **options: Any) -> Listening:
-    """Return where a server is asked to listen.
+    """Return where a server is asked to listen; what of the options is of surfaces says nothing of that.
 
     Raises
     ------
@@ -115,19 +149,16 @@ def listening(address: str, **options: Any) -> Listening:
     host, _, port = address.rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise bad_address(address=address, problem="say PORT or HOST:PORT")
-    return Listening(host or "127.0.0.1", int(port), **options)
+    own = {name: value for name, value in options.items() if name not in OF_SURFACES}
+    return Listening(host or "127.0.0.1", int(port), **own)
 
 
 def surfaces_named(
     names: str,
     config: Callable[[], WsmConfig | RolloutConfig],
+    said: Mapping[str, Any],
     *,
-    roots: Sequence[Path],
-    way: str,
-    relabel: str,
-    sleep_level_1: str | None,
-    served_model_name: str | None,
-    **options: Any,
+    requests: OpenRequests | None = None,
 ) -> tuple[Surface, ...]:
     """Return the surfaces of a list of names, in its order; all of them for an empty one.
 
@@ -137,10 +168,15 @@ def surfaces_named(
         The list.
     config : callable
         Returns the group's configuration, where directories are to be adopted.
-    roots, way, relabel, sleep_level_1, served_model_name
-        What the command line says.
-    **options : Any
-        Of :class:`wsm.http.surfaces.SurfaceOptions`.
+    said : mapping
+        What the command line says, :data:`OF_SURFACES`.
+    requests : OpenRequests or None
+        The requests for text that run.
+
+    Raises
+    ------
+    click.UsageError
+        If there is no such surface, or a field of ``/server_info`` is none.
     """
     from wsm.cli.adopting import settings_of_group  # noqa: PLC0415 - what adopts, for such commands only
     from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting  # noqa: PLC0415 - as in listening()
@@ -151,12 +187,32 @@ def surfaces_named(
     unknown = [name for name in asked if name not in SURFACES]
     if unknown:
         raise click.UsageError(f"there is no surface {unknown[0]!r}; there are {', '.join(SURFACES)}")
-    if roots:
-        settings = settings_of_group(config(), roots=roots, way=AdoptWay(way), relabel=Relabel(relabel))
-        options["adopt"] = adopting(settings)
-    lets_go = None if sleep_level_1 is None else sleep_level_1 == "as-2"
-    said = SurfaceOptions(served_model_name=served_model_name, sleep_level_1_as_2=lets_go, **options)
-    return tuple(SURFACES[name](said) for name in asked or SURFACES)
+    adopt = None
+    if said["roots"]:
+        settings = settings_of_group(
+            config(), roots=said["roots"], way=AdoptWay(said["way"]), relabel=Relabel(said["relabel"])
+        )
+        adopt = adopting(settings)
+    lets_go = None if said["sleep_level_1"] is None else said["sleep_level_1"] == "as-2"
+    options = SurfaceOptions(
+        adopt=adopt,
+        requests=requests,
+        served_model_name=said["served_model_name"],
+        server_info=dict(_field(text) for text in said["server_info"]),
+        fastdeploy_generation=said["fastdeploy_generation"],
+        sleep_level_1_as_2=lets_go,
+    )
+    return tuple(SURFACES[name](options) for name in asked or SURFACES)
+
+
+def _field(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise click.UsageError(f"--server-info {text!r}: say KEY=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def require_http(command: str) -> None:
@@ -198,11 +254,6 @@ def serve_command(
     upstream: str | None,
     receipts: Path | None,
     config_file: Path | None,
-    roots: Sequence[Path],
-    way: str,
-    relabel: str,
-    sleep_level_1: str | None,
-    served_model_name: str | None,
     **options: Any,
 ) -> None:
     """Let the group NAME be commanded over HTTP, until Ctrl-C or SIGTERM.
@@ -221,15 +272,7 @@ def serve_command(
         security = at.security()
         rest = None if upstream is None else Upstream(upstream)
         config = None if config_file is None else read_group_config(config_file, name)
-        chosen = surfaces_named(
-            surfaces,
-            lambda: configuration_of(name, config_file),
-            roots=roots,
-            way=way,
-            relabel=relabel,
-            sleep_level_1=sleep_level_1,
-            served_model_name=served_model_name,
-        )
+        chosen = surfaces_named(surfaces, lambda: configuration_of(name, config_file), options)
     with known_group(name):
         commands = Commands(
             name,

@@ -385,7 +385,7 @@ def held_by_another(*, operation: str, owner: str, hold_id: str) -> RefusedError
     """A hold is its owner's: another asks for it, or for its end."""
     fix = "release it as its owner, or force it" if operation == "release" else "wait for its release"
     return RefusedError(
-        f"the group is held by {owner!r} (hold {hold_id}), and the {operation} is not its; "
+        f"the group is held by {owner!r} (hold {hold_id}), and another owner asks for the {operation}; "
         f"nothing was changed: {fix}",
         code="held-by-another",
         operation=operation,

@@ -344,8 +344,7 @@ class DynamicWeightManager(DirectCalls):
                     entered = call.entered
             return call.result
         finally:
-            own = entered or not self._polls  # without poll() no other process's command can go on here
-            if own or self._worker.weights in (WeightState.NORMAL, WeightState.CLEARED):
+            if entered or self._worker.weights in (WeightState.NORMAL, WeightState.CLEARED):
                 self._settle_behind(model_runner)
             else:
                 self._declare("")  # it is another command that goes on

@@ -94,7 +94,8 @@ class Security:
             return None
         if not self._needs_no_token(peer):
             return errors.unauthorized()
-        return self._as_browser(peer, headers)
+        reads = method == "GET" and self._may_be_read(method, path)
+        return self._as_browser(peer, headers, by_page_alone=method == "GET" and not reads)
 
     def _granted(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bool | None:
         """Whether a token of ours that the request brings is enough; None: it brings none."""
@@ -127,8 +128,14 @@ class Security:
         untold = mapped.is_loopback and self.admin is None  # what stands before a server asks from here, too
         return untold or any(mapped in network for network in self.trusted)
 
-    def _as_browser(self, peer: str | None, headers: Sequence[tuple[bytes, bytes]]) -> WsmError | None:
-        """Return why a request that needs no token is refused: a page may have made a browser ask it."""
+    def _as_browser(
+        self, peer: str | None, headers: Sequence[tuple[bytes, bytes]], *, by_page_alone: bool
+    ) -> WsmError | None:
+        """Return why a request that needs no token is refused: a page may have made a browser ask it.
+
+        With `by_page_alone` it is one that a page can have asked without a word of where it comes from, and
+        that may change something: a GET over plain HTTP, whose ``Referer`` was left out.
+        """
         named = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if peer is not None and (len(named) != 1 or not self._is_own(_host_of(named[0]))):
             return errors.misdirected(host=", ".join(named))
@@ -139,6 +146,9 @@ class Security:
             said = by_name.get(header)
             if said is not None and urlsplit(said).netloc.lower() != (named or [""])[0].lower():
                 return errors.forbidden(why=f"its {header.decode()} is {said[:100]!r}")
+        told = by_name.keys() & {b"sec-fetch-site", b"origin", b"referer"}
+        if by_page_alone and not told and by_name.get(b"user-agent", "").startswith("Mozilla/"):
+            return errors.forbidden(why="a browser asks for it and names no page; give a token")
         return None
 
     def _is_own(self, host: str) -> bool:
@@ -178,14 +188,17 @@ def read_tokens(file: Path) -> tuple[str, str | None]:
     Raises
     ------
     BadInputError
-        If it has no admin token, a short one, or other users can read it (code ``bad-token-file``).
-    OSError
-        If it cannot be read.
+        If it has no admin token, a short one, other users can read it, or it cannot be read (code
+        ``bad-token-file``).
     """
-    if file.stat().st_mode & 0o077:
-        raise errors.bad_token_file(file=str(file), problem="other users may use it; chmod 600 it")
+    try:
+        if file.stat().st_mode & 0o077:
+            raise errors.bad_token_file(file=str(file), problem="other users may use it; chmod 600 it")
+        content = read_ours(file)
+    except OSError as error:
+        raise errors.bad_token_file(file=str(file), problem=error.strerror or str(error)) from None
     found: dict[str, str] = {}
-    for line in read_ours(file).decode("utf-8", "replace").splitlines():
+    for line in content.decode("utf-8", "replace").splitlines():
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
