@@ -58,6 +58,7 @@ def test_the_defaults_are_fastdeploys():
     assert config.unknown_tensors == "ignore"
     assert config.snapshot.directory == "/models/policy"
     assert config.snapshot.first_rank == 0
+    assert (config.snapshot.shared_directory, config.snapshot.allow_pickle) == ("/shared_ipc_meta", True)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ import pytest
 
 from tests.raising import raising
 from wsm import log
+from wsm.actions.backends import errors as backend_errors
 from wsm.config import ConfigurationError
 from wsm.controller import Controller
-from wsm.fastdeploy import DynamicWeightManager, errors
+from wsm.fastdeploy import DynamicWeightManager, _configuration, errors
 from wsm.fastdeploy._membership import Membership
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
@@ -81,17 +82,25 @@ class Job:
         paddle.save(state, str(self.model_directory / name), safetensors=True)
 
     def manager(
-        self, models=None, *, experts: bool = False, strategy: str = "ipc_snapshot", tp_rank: int = 0
+        self,
+        models=None,
+        *,
+        experts: bool = False,
+        strategy: str = "ipc_snapshot",
+        tp_rank: int = 0,
+        group=None,
+        shuts_down: bool = False,
     ):
+        nccl = SimpleNamespace(ranks=[0], process_group=SimpleNamespace(shutdown=None))
         parallel = SimpleNamespace(
             tensor_parallel_rank=tp_rank,
-            tensor_parallel_size=1,
+            tensor_parallel_size=1 if group is None else 2,
             enable_expert_parallel=experts,
             expert_parallel_size=1,
-            tp_group=None,
-            ep_group=SimpleNamespace(ranks=[0], process_group=SimpleNamespace(shutdown=None)),
+            tp_group=group,
+            ep_group=nccl,
             engine_worker_queue_port=self.port,
-            shutdown_comm_group_if_worker_idle=False,
+            shutdown_comm_group_if_worker_idle=shuts_down,
         )
         config = SimpleNamespace(
             parallel_config=parallel,
@@ -345,6 +354,81 @@ def test_without_spread_experts_and_groups_that_go_the_single_units_do_nothing(m
     assert values(manager) == {"weight": 1.0, "bias": 1.0}
 
 
+@pytest.fixture
+def groups(job, buffers, monkeypatch):
+    """A TP group and an EP group, as NCCL's; what is done to them is in the list with the buffer's calls."""
+    tensor_parallel = SimpleNamespace(ranks=[0], process_group=SimpleNamespace(shutdown=None))
+
+    def recorded(call):
+        def record(group):
+            buffers.calls.append(f"{call} {'tp' if group is tensor_parallel else 'ep'}")
+
+        return record
+
+    for call in ("shutdown", "restart"):
+        monkeypatch.setattr(paddle.distributed, f"{call}_process_group", recorded(call))
+    return tensor_parallel
+
+
+def test_groups_that_go_are_shut_down_once_and_back_before_the_buffer(job, buffers, groups):
+    """FastDeploy's call without a group, for all of paddle's but its world, has nothing left to do here."""
+    job.saves("model_state.tp0.5.pdparams", 1.0)
+    manager = job.manager(experts=True, group=groups, shuts_down=True)
+    assert buffers.calls == []
+    for _ in "ab":
+        manager.clear_communication_group()
+    assert buffers.calls == ["shutdown ep", "shutdown tp"]
+    for _ in "ab":
+        manager.restart_communication_group()
+    assert buffers.calls[2:] == ["restart tp", "restart ep"]
+    del buffers.calls[:]
+    runner = ModelRunner()
+    job.word.store(CLEARING)
+    manager.check_model_weights_status(Signal(job.word), None, runner, job.port, False)
+    assert buffers.calls == ["clear_buffer", "shutdown ep", "shutdown tp"]
+    job.word.store(UPDATING)
+    manager.check_model_weights_status(Signal(job.word), None, runner, job.port, False)
+    assert buffers.calls[3:] == ["restart tp", "restart ep", "recreate_buffer"]
+
+
+def test_a_group_that_cannot_be_shut_down_is_named_at_the_start_where_it_is_to_go(job, groups):
+    """FastDeploy finds out in the middle of a clear."""
+    job.saves("model_state.tp0.5.pdparams", 1.0)
+    gloo = SimpleNamespace(ranks=[0], process_group=SimpleNamespace())
+    with raising(backend_errors.call_missing, match="the tp group"):
+        job.manager(group=gloo, shuts_down=True)
+    assert not list(job.directory.glob("wsm.*"))
+    assert values(job.manager(group=gloo)) == {"weight": 1.0, "bias": 1.0}
+
+
+def test_a_trainers_tensors_are_taken_by_its_handles_with_the_strategy_ipc(job, monkeypatch):
+    """Those are of host memory, which paddle shares on a CPU as it shares a device's elsewhere."""
+    monkeypatch.setattr(_configuration, "SHARED_DIRECTORY", str(job.model_directory))
+    held = []
+
+    def trainer_writes(value: float) -> None:
+        state = {"weight": paddle.full([4, 2], value), "bias": paddle.full([2], value)}
+        holders = {name: tensor.value().get_tensor() for name, tensor in state.items()}
+        held.append((state, holders))  # a trainer keeps what it shares
+        metas = {name: holder._share_filename(False) for name, holder in holders.items()}
+        paddle.save(metas, str(job.model_directory / "ipc_metas_5"))
+
+    trainer_writes(1.0)
+    manager = job.manager(strategy="ipc")
+    assert values(manager) == {"weight": 1.0, "bias": 1.0}
+    for value, load in (
+        (2.0, manager.update_parameters),
+        (3.0, manager.reload_model_weights),
+    ):
+        manager.clear_model_weight()
+        manager.clear_model_weight()  # each parameter goes once, and is gone
+        manager._verify_parameters("clearance")
+        trainer_writes(value)
+        load()
+        manager._verify_parameters("update")
+        assert values(manager) == {"weight": value, "bias": value}
+
+
 class Signal:
     """FastDeploy's IPCSignal, of this job's word."""
 
@@ -370,8 +454,9 @@ def test_the_check_of_the_loop_leaves_where_fastdeploys_does(job, manager, asked
     assert runner.calls[: len(calls)] == calls
 
 
-@pytest.mark.parametrize("status", [99, CLEARED])
-def test_a_status_that_asks_nothing_is_waited_out(job, manager, status):
+@pytest.mark.parametrize(("status", "block"), [(99, True), (CLEARED, True), (CLEARED, False), (99, False)])
+def test_a_status_that_asks_nothing_is_waited_out(job, manager, status, block):
+    """FastDeploy's own leaves at CLEARED without `block`, which its loop never comes in with."""
     runner = ModelRunner()
     job.word.store(status)
 
@@ -381,7 +466,7 @@ def test_a_status_that_asks_nothing_is_waited_out(job, manager, status):
 
     other = threading.Thread(target=writes)
     other.start()
-    manager.check_model_weights_status(Signal(job.word), runner, job.port)
+    manager.check_model_weights_status(Signal(job.word), None, runner, job.port, block)
     other.join()
     assert runner.calls == []
     assert values(manager)["weight"] == 1.0
