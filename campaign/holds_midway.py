@@ -120,6 +120,7 @@ def _strike_in_lease(
         result.problems.append(f"another controller was not refused: {receipt.sentence()}")
     if act == "rank":
         send([rank], signal.SIGKILL)
+        group.await_standing(rank)  # a process on a busy machine has not ended yet, and its group serves
     send([owner.pid], signal.SIGCONT)
 
     def serves() -> bool:
