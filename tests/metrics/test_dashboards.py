@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import promql_parser
 import pytest
@@ -27,12 +28,14 @@ class Seen:
 
     def __init__(self) -> None:
         self.selectors: list[tuple[str, set[str]]] = []
+        self.wanted: list[tuple[str, str]] = []
         self.grouped: set[str] = set()
 
     def __call__(self, node: object) -> bool:
         node = getattr(node, "vector_selector", node)
         if isinstance(node, promql_parser.VectorSelector):
             self.selectors.append((node.name, {one.name for one in node.matchers.matchers}))
+            self.wanted += [(one.name, one.value) for one in node.matchers.matchers if "Equal" in str(one.op)]
         modifier = getattr(node, "modifier", None)
         for labels in (
             getattr(modifier, "labels", None),
@@ -50,13 +53,33 @@ def queries() -> dict[str, str]:
         for target in panel["targets"]
     }
     asked["variable"] = dashboard["templating"]["list"][1]["definition"]
-    rules = yaml.safe_load((FILES / "alerts.yml").read_text())["groups"][0]["rules"]
-    return {**asked, **{rule["alert"]: rule["expr"] for rule in rules}}
+    return {**asked, **{rule["alert"]: rule["expr"] for rule in rules()}}
+
+
+def rules() -> list[dict[str, Any]]:
+    return [
+        rule
+        for each in yaml.safe_load((FILES / "alerts.yml").read_text())["groups"]
+        for rule in each["rules"]
+    ]
+
+
+def labels_that_texts_name() -> dict[str, tuple[str, set[str]]]:
+    """The expression and the labels that its legend, or the words of its alert, name."""
+    named = {}
+    for panel in json.loads((FILES / "wsm.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            found = set(re.findall(r"{{\s*(\w+)\s*}}", target["legendFormat"]))
+            named[f"{panel['title']} {target['refId']}"] = (target["expr"], found)
+    for rule in rules():
+        found = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+        named[rule["alert"]] = (rule["expr"], found)
+    return named
 
 
 @functools.cache
-def told() -> dict[str, set[str]]:
-    """Every sample that there can be, with its labels."""
+def samples() -> list[Any]:
+    """Every sample that there can be."""
     history = JournalCounts()
     for sequence, ended in enumerate(
         ({"ended": "updated", "pause_s": 1.0, "staging_s": 1.0}, {"error": "x"})
@@ -70,13 +93,23 @@ def told() -> dict[str, set[str]]:
     for kind in (kinds.ACTION_FINISHED, kinds.ACTION_FAILED, kinds.STEP_BROKEN, kinds.WAIT_EXPIRED):
         history.take(JournalEntry(kind, 1, 1, 0, 1, 1, {"name": "load", "seconds": 1.0, "version": "1"}))
     history.take(JournalEntry(kinds.SHORTAGE_MET, 1, 1, 0, 1, 1, {"error": "x"}))
-    found: dict[str, set[str]] = {}
     open_group = SITUATIONS["a hot update that failed"]
     held = replace(open_group.committed, hold={"owner": "trainer"})
-    for facts in (*SITUATIONS.values(), replace(open_group, committed=held, lease_left_s=1.0)):
-        for family in families([(facts, history)], now_ns=5, started_s=0.0):
-            for one in family.samples:
-                found.setdefault(one.name, set()).update(one.labels)
+    every = (*SITUATIONS.values(), replace(open_group, committed=held, lease_left_s=1.0))
+    return [
+        one
+        for facts in every
+        for family in families([(facts, history)], now_ns=5, started_s=0.0)
+        for one in family.samples
+    ]
+
+
+@functools.cache
+def told() -> dict[str, set[str]]:
+    """The labels of every sample that there can be."""
+    found: dict[str, set[str]] = {}
+    for one in samples():
+        found.setdefault(one.name, set()).update(one.labels)
     return found
 
 
@@ -92,7 +125,48 @@ def test_what_is_asked_for_is_told(where: str, query: str) -> None:
     for name, labels in seen.selectors:
         assert name in known, where
         assert labels <= known[name], where
+    values = {name: {one.labels.get(name) for one in samples()} for name, _ in seen.wanted}
+    assert all(value in values[name] for name, value in seen.wanted if name != "group"), where
     assert seen.grouped <= {"le"}.union(*(known[name] for name, _ in seen.selectors)), where
+
+
+@pytest.mark.parametrize(
+    ("expression", "named"), labels_that_texts_name().values(), ids=labels_that_texts_name()
+)
+def test_a_legend_and_the_words_of_an_alert_name_labels_that_their_expression_leaves(
+    expression, named
+) -> None:
+    """Else they are shown empty."""
+    kept = re.search(r"^(?:topk\(\d+, |histogram_quantile\([\d.]+, )?(?:sum|max) by \(([^)]*)\)", expression)
+    first = re.search(r"wsm_\w+", expression)
+    assert first is not None
+    left = set(re.split(r",\s*", kept[1])) if kept else told()[first[0]]
+    assert named <= left
+
+
+def test_the_dashboard_has_what_grafana_asks_of_one() -> None:
+    """By its JSON model of schema 39: ids, places, sources and variables."""
+    made = json.loads((FILES / "wsm.json").read_text())
+    assert {"uid", "title", "schemaVersion", "panels", "templating", "time", "annotations"} <= made.keys()
+    assert made.get("id") is None
+    assert len(made["uid"]) <= 40
+    panels = made["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(taken)) == len(taken), "two panels lie on each other"
+    assert all(x < 24 for x, _ in taken)
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    assert {variable["name"] for variable in made["templating"]["list"]} == {"datasource", "group"}
+    for panel in panels:
+        assert panel["type"] in ("stat", "state-timeline", "timeseries")
+        assert panel["datasource"] == source
+        assert all(target["datasource"] == source for target in panel["targets"])
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
 def test_every_metric_has_its_place_in_the_page_about_operating() -> None:
@@ -104,15 +178,14 @@ def test_every_metric_has_its_place_in_the_page_about_operating() -> None:
 def test_every_finding_and_every_alert_has_its_entry_in_the_runbook() -> None:
     page = (FILES.parent / "docs" / "operating.md").read_text()
     entries = set(re.findall(r"^### ([a-z-]+)$", page, re.MULTILINE))
-    rules = (FILES.parent / "src" / "wsm" / "status").glob("*.py")
+    sources = (FILES.parent / "src" / "wsm" / "status").glob("*.py")
     found = {
         one.args[0].value
-        for path in rules
+        for path in sources
         for one in ast.walk(ast.parse(path.read_text()))
         if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == "Finding"
     }
-    alerts = yaml.safe_load((FILES / "alerts.yml").read_text())["groups"][0]["rules"]
-    named = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in alerts}
+    named = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules()}
     assert dict(re.findall(r"^\| `(Wsm\w+)` \| \[[a-z-]+\]\((#[a-z-]+)\) \|$", page, re.MULTILINE)) == {
         alert: url.removeprefix("docs/operating.md") for alert, url in named.items()
     }
