@@ -33,7 +33,7 @@ ELSEWHERE = {
     "files of the kernel": {
         "actions.backends.paddle_memory",
         "fastdeploy._membership",
-        "signals.identity",
+        "signals.presence",
     },
     "calls of FastDeploy, bound to its own objects and read in its own source": {
         "fastdeploy._calls",
@@ -52,7 +52,7 @@ ELSEWHERE = {
         "yaml_reading",
     },
     "directories that the user names; the files in them are opened in the place": {
-        "controller.journal",
+        "controller.group_view",
         "strategies.ipc.shared_device_tensors",
         "worker.recording",
     },

@@ -5,24 +5,19 @@ The owner is the process that starts the group: a supervisor, or rank 0 where th
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from wsm import log
 from wsm.config import WsmConfig
 from wsm.signals.layout import SETTINGS_KEY
-from wsm.signals.segment import Segment, SegmentImage
+from wsm.signals.segment import Segment, SegmentImage, owner_said
 from wsm.states import journal as kinds
 from wsm.states.epochs import first_epoch
-
-#: How often they are read while their owner writes them, and the pause in between, in seconds.
-_READS, _PAUSE_S = 20, 0.001
 
 
 def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segment:
@@ -77,7 +72,7 @@ def own_new_group(config: WsmConfig, *, directory: str | Path | None = None) -> 
 
 def _begin_journal(segment: Segment, directory: str | None) -> None:
     """Write down that a run begins here: from here on commands are counted anew in the file."""
-    from wsm.controller.journal import ControllerJournal  # noqa: PLC0415 - its package imports this module
+    from wsm.controller.group_view import ControllerJournal  # noqa: PLC0415 - its package imports this module
 
     journal = ControllerJournal(segment.controller_journal, directory)
     journal.note(kinds.STARTED, first_epoch(), pid=os.getpid())
@@ -87,26 +82,6 @@ def journal_directory_of(segment: Segment | SegmentImage) -> Path | None:
     """Return where a group keeps its journals; None if it keeps none, or its owner said nothing."""
     found = owner_said(segment).get("journal_directory")
     return Path(found) if isinstance(found, str) and found else None
-
-
-def owner_said(segment: Segment | SegmentImage) -> Mapping[str, Any]:
-    """Return what the segment's owner says of the whole group, by name; empty where it says nothing."""
-    for _ in range(_READS):
-        data = segment.settings.read(*SETTINGS_KEY)
-        if data is not None or isinstance(segment, SegmentImage):  # a copy changes no more
-            break
-        time.sleep(_PAUSE_S)  # the owner is writing it, or was torn from it by its death
-    return {} if data is None else _read(data)
-
-
-@functools.lru_cache(maxsize=8)
-def _read(data: bytes) -> Mapping[str, Any]:
-    """Read what an owner says; the same bytes are read with each command."""
-    try:
-        said = json.loads(data)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
 
 
 def owner_adds(segment: Segment, **said: Any) -> None:
@@ -122,11 +97,3 @@ def owner_awaits(segment: Segment, ranks: Sequence[int], *, where: str, seen: st
 def declare_loop(segment: Segment, *, polls: bool, place: str) -> None:
     """Say whether the ranks' loops look at commands of other processes than this one; `place`: where to."""
     owner_adds(segment, loop={"polls": polls, "place": place, "pid": os.getpid()})
-
-
-def loop_without_poll(segment: Segment) -> str | None:
-    """Return where the ranks' loops would have to look at a command of this process; None: they do."""
-    loop = owner_said(segment).get("loop")
-    if not isinstance(loop, dict) or loop.get("polls") or loop.get("pid") == os.getpid():
-        return None
-    return str(loop.get("place", ""))

@@ -105,7 +105,7 @@ def test_the_torn_last_line_of_a_killed_process_is_no_error(wsm: Run, tmp_path: 
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from wsm.controller.journal import ControllerJournal
+from wsm.controller.group_view import ControllerJournal
 from wsm.signals.segment import Segment
 from wsm.states.epochs import first_epoch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wsm.config import config_from_mapping
-from wsm.controller.journal import ControllerJournal
+from wsm.controller.group_view import ControllerJournal
 from wsm.group_segment import own_group
 from wsm.metrics.follow import Followed
 from wsm.metrics.history import UNTOLD, JournalCounts

@@ -11,8 +11,8 @@ from tests.needs import OWN_PIDS
 from tests.raising import raising
 from wsm.signals import errors
 from wsm.signals.errors import SlotTakenError
-from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, start_time_of, write_occupant
 from wsm.signals.liveness import Life, Liveness, register
+from wsm.signals.presence import Occupant, ProcessIdentity, read_occupant, start_time_of, write_occupant
 from wsm.signals.segment import Segment
 
 pytestmark = pytest.mark.processes
@@ -223,7 +223,7 @@ def test_a_child_that_was_forked_into_another_pid_namespace_knows_it(launch):
     child = launch(
         """
         import ctypes
-        from wsm.signals.identity import own_pid_namespace
+        from wsm.signals.presence import own_pid_namespace
         before = own_pid_namespace()
         assert ctypes.CDLL(None).unshare(0x20000000) == 0  # CLONE_NEWPID: for children
         if os.fork() == 0:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from wsm.config import WsmConfig
-from wsm.group_segment import journal_directory_of, own_group, owner_adds, owner_said
+from wsm.group_segment import journal_directory_of, own_group, owner_adds
+from wsm.signals.segment import owner_said
 
 
 @pytest.fixture

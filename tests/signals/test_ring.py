@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from wsm.signals.ring import MAX_LINE_BYTES, RING_CAPACITY, LineRing
 from wsm.signals.segment import Segment
+from wsm.signals.slot import MAX_LINE_BYTES, RING_CAPACITY, LineRing
 
 
 @pytest.fixture

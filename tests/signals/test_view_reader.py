@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsm.signals.view_reader import ViewReader
+from wsm.signals.waiting import ViewReader
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 

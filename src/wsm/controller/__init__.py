@@ -14,7 +14,6 @@ module                      responsible for
 :mod:`.group_view`          the group as a controller sees it: read its words, write the controller's
 :mod:`._engine_words`       FastDeploy's words, taken and answered around a command
 :mod:`.engine_bridge`       FastDeploy's words, obeyed: :class:`EngineBridge`
-:mod:`.journal`             what was asked, decided and found, for people at night
 :mod:`.outcome`             who died or hangs in a command; from reports to an error that names them
 :mod:`.errors`              what a caller can be told
 ==========================  ==============================================================================

@@ -27,10 +27,10 @@ from wsm.controller.errors import (
 )
 from wsm.controller.group_view import GroupAccess, GroupView
 from wsm.errors import WsmError
-from wsm.group_segment import loop_without_poll
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
+from wsm.signals.segment import loop_without_poll
 from wsm.states import decide, epochs, holding
 from wsm.states.decide import (
     Inheritance,

@@ -23,13 +23,13 @@ from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.fastdeploy._part_words import PartWord
-from wsm.group_segment import owner_adds, owner_awaits, owner_said
+from wsm.group_segment import owner_adds, owner_awaits
 from wsm.receipt import Receipt
 from wsm.report import RankReport
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Liveness
 from wsm.signals.ownership import OWNER_BYTE
-from wsm.signals.segment import Segment
+from wsm.signals.segment import Segment, owner_said
 from wsm.states.epochs import Backoff
 from wsm.states.errors import CommandOpenError
 from wsm.states.vocabulary import KVState, Tag, WeightState

@@ -11,14 +11,11 @@ module                  responsible for
 :mod:`.ownership`       who owns a segment, and when another process may take it over
 :mod:`._memory`         files of shared memory: opened, checked, mapped, published whole
 :mod:`.names`           names and paths of segments
-:mod:`.slot`            payloads: a report or a command's arguments, written before the word
-:mod:`.ring`            the last lines of a journal, in the segment
-:mod:`.presence`        the action that a participant is in, and since when
-:mod:`.view_reader`     from a segment's words to the View that the rules read
+:mod:`.slot`            payloads written before their word, and rings for the last lines of a journal
+:mod:`.presence`        which process stands at a place, the action that it is in, and since when
 :mod:`.lock_file`       byte locks of the kernel in one file per group
-:mod:`.identity`        pid, start time and pid namespace: which process it is
 :mod:`.liveness`        who stands for a participant, who is the controller; being told when one dies
-:mod:`.waiting`         waiting for words by futex, and waking the threads that wait
+:mod:`.waiting`         from words to the View that rules read; waiting for words by futex, and waking
 :mod:`.fastdeploy`      FastDeploy's int32 words, by compare-exchange; :mod:`.live_signal`, its heartbeat
 :mod:`.errors`          what can be wrong with all of these
 ======================  ==================================================================================

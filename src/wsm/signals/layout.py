@@ -4,7 +4,7 @@
 bytes              content
 =================  =============================================================================
 0 .. 255           constant header (:mod:`wsm.signals.layout`)
-256 .. 319         who owns the segment, and who replaces its ranks (:mod:`wsm.signals.identity`)
+256 .. 319         who owns the segment, and who replaces its ranks (:mod:`wsm.signals.presence`)
 320 ..             one 64-byte line per word: command, committed, then per participant who it is
                    and its status, step and heartbeat words
 next page ..       payload slots of 16 KiB: two for arguments, one for the owner's settings, two for what the

@@ -26,7 +26,9 @@ from typing import final
 
 from wsm.shortage import shortage_of
 from wsm.signals.errors import RoleBusyError, SegmentReplacedError, SlotTakenError
-from wsm.signals.identity import (
+from wsm.signals.lock_file import LockHold
+from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE, STAND_IN_BYTE
+from wsm.signals.presence import (
     Occupant,
     ProcessIdentity,
     is_stopped,
@@ -34,8 +36,6 @@ from wsm.signals.identity import (
     start_time_of,
     write_occupant,
 )
-from wsm.signals.lock_file import LockHold
-from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE, STAND_IN_BYTE
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import AlarmClock
 

@@ -17,10 +17,10 @@ from wsm.shared_directory import ForeignPathError, is_ours, remove_ours
 from wsm.signals import errors
 from wsm.signals._memory import SharedFile, opened, publish, refusal
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError
-from wsm.signals.identity import read_occupant
 from wsm.signals.layout import HEADER_BYTES, Header, layout_of
 from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, create_lock_file, open_lock_file
 from wsm.signals.names import lock_path, unfinished_path
+from wsm.signals.presence import read_occupant
 
 #: Bytes of the lock file: who commands, who owns, who decides in the place of a controller that is stopped,
 #: and from there on the participants.

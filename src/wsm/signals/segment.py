@@ -1,7 +1,8 @@
 """The segment of one group, as a process sees it: its words, slots, facts and owner.
 
 What is where is :mod:`wsm.signals.layout`; who may create, adopt or replace a segment is decided in
-:mod:`wsm.signals.ownership`. This module knows what no word means.
+:mod:`wsm.signals.ownership`. This module knows what no word means, and reads what the owner says of the group
+beside them (:func:`owner_said`).
 
 A copy of a segment that is only looked at: of a living group, a dead one, a file that a user saved.
 
@@ -11,21 +12,24 @@ and of what is damaged. Its words were loaded one after the other, like those th
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import final
+from typing import Any, final
 
 from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals import errors, ownership
 from wsm.signals._memory import SharedFile, refusal
 from wsm.signals.errors import SegmentBusyError, SegmentMissingError, SegmentTruncatedError
-from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, write_occupant
-from wsm.signals.layout import HEADER_BYTES, MAGIC, Header, layout_of
+from wsm.signals.layout import HEADER_BYTES, MAGIC, SETTINGS_KEY, Header, layout_of
 from wsm.signals.lock_file import LockFile, LockHold
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY, segment_path
-from wsm.signals.ring import LineRing
-from wsm.signals.slot import PayloadSlot
+from wsm.signals.presence import Occupant, ProcessIdentity, read_occupant, write_occupant
+from wsm.signals.slot import LineRing, PayloadSlot
 
 _PREFIX = "wsm."  # of the names of segments
 
@@ -493,6 +497,38 @@ class SegmentImage:
     def journals(self) -> list[LineRing]:
         """Rings of all participants, and behind them that of the controllers; only to be read."""
         return [LineRing(self._copy, offset) for offset in self.layout.journal]
+
+
+#: How often settings are read while the owner writes them, and the pause in between, in seconds.
+_READS, _PAUSE_S = 20, 0.001
+
+
+def owner_said(segment: Segment | SegmentImage) -> Mapping[str, Any]:
+    """Return what the segment's owner says of the whole group, by name; empty where it says nothing."""
+    for _ in range(_READS):
+        data = segment.settings.read(*SETTINGS_KEY)
+        if data is not None or isinstance(segment, SegmentImage):  # a copy changes no more
+            break
+        time.sleep(_PAUSE_S)  # the owner is writing it, or was torn from it by its death
+    return {} if data is None else _parsed(data)
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(data: bytes) -> Mapping[str, Any]:
+    """Read what an owner says; the same bytes are read with each command."""
+    try:
+        said = json.loads(data)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def loop_without_poll(segment: Segment) -> str | None:
+    """Return where the ranks' loops would have to look at a command of this process; None: they do."""
+    loop = owner_said(segment).get("loop")
+    if not isinstance(loop, dict) or loop.get("polls") or loop.get("pid") == os.getpid():
+        return None
+    return str(loop.get("place", ""))
 
 
 def existing_groups(directory: Path = SHARED_MEMORY_DIRECTORY) -> list[str]:

@@ -17,14 +17,12 @@ from wsm.committed_record import CommittedRecord, CommittedRecordError, committe
 from wsm.declared_plans import PLANS_KIND, DeclaredAction, DeclaredPlan, DeclaredPlans
 from wsm.errors import WsmError
 from wsm.report import FailureReport, RankReport
-from wsm.signals.identity import Occupant, ProcessIdentity, is_stopped, read_occupant
 from wsm.signals.layout import SETTINGS_KEY, Layout
 from wsm.signals.lock_file import LockFile
 from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE
-from wsm.signals.presence import Presence, read_presence
-from wsm.signals.ring import LineRing
+from wsm.signals.presence import Occupant, Presence, ProcessIdentity, is_stopped, read_occupant, read_presence
 from wsm.signals.segment import SegmentImage
-from wsm.signals.slot import PayloadSlot
+from wsm.signals.slot import LineRing, PayloadSlot
 from wsm.states import journal as kinds
 from wsm.states.errors import WordFormatError
 from wsm.states.holding import Hold

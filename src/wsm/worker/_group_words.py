@@ -14,8 +14,7 @@ from wsm.report import FailureReport, RankReport
 from wsm.signals.presence import PresenceWords
 from wsm.signals.segment import Segment
 from wsm.signals.slot import PayloadSlot
-from wsm.signals.view_reader import ViewReader, WordsRead
-from wsm.signals.waiting import Watch, wait, wake
+from wsm.signals.waiting import ViewReader, Watch, WordsRead, wait, wake
 from wsm.states.phases import Move, RankState
 from wsm.states.view import View
 from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind

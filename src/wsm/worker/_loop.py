@@ -19,7 +19,7 @@ from wsm.errors import InternalError
 from wsm.report import STEP, FailureReport, RankReport
 from wsm.shortage import shortage_of
 from wsm.signals.segment import Segment
-from wsm.signals.view_reader import WordsRead
+from wsm.signals.waiting import WordsRead
 from wsm.states import phases
 from wsm.states import rank as protocol
 from wsm.states.holding import event_to

@@ -28,7 +28,7 @@ from wsm.errors import WsmError, error_name
 from wsm.report import FailureReport
 from wsm.shared_directory import ForeignPathError, open_ours, open_to_append, trusted_in
 from wsm.shortage import described
-from wsm.signals.ring import LineRing
+from wsm.signals.slot import LineRing
 from wsm.states import journal as kinds
 from wsm.states.journal import Journal, JournalEntry, TransitionRecord, transition_entry
 from wsm.states.phases import Happened, Move, RankState
