@@ -186,6 +186,47 @@ def test_a_command_that_comes_just_behind_a_request_that_left_no_weights_is_refu
     job.end()
 
 
+def both_methods(tags="weight,kv_cache"): ...
+
+
+def update_weights(version=None, verify_checksum=False, transfer_mode=None, rsync_config=None): ...
+
+
+WEIGHTS, CACHE = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments", "tags", "version", "options"),
+    [
+        (both_methods, {}, WEIGHTS | CACHE, None, {}),
+        (both_methods, {"tags": None}, WEIGHTS | CACHE, None, {}),
+        (both_methods, {"tags": "weight"}, WEIGHTS, None, {}),
+        (both_methods, {"tags": " kv_cache , weight"}, WEIGHTS | CACHE, None, {}),
+        (both_methods, {"tags": ["kv_cache"]}, CACHE, None, {}),
+        (update_weights, {}, WEIGHTS, None, {"verify_checksum": False}),
+        (update_weights, {"version": ""}, WEIGHTS, None, {"verify_checksum": False}),
+        (
+            update_weights,
+            {"version": "7", "verify_checksum": True, "transfer_mode": "gdr", "rsync_config": {"index": 1}},
+            WEIGHTS,
+            "7",
+            {"verify_checksum": True, "transfer_mode": "gdr", "rsync_config": {"index": 1}},
+        ),
+    ],
+)
+def test_a_request_says_what_its_method_takes_with_the_methods_own_defaults(
+    body, arguments, tags, version, options
+):
+    method = "update_weights" if body is update_weights else "sleep"
+    assert ControlRequest.of(method, body, **arguments) == ControlRequest(method, tags, version, options)
+
+
+@pytest.mark.parametrize("tags", ["weights", "", "weight,", 5, [5], ["weight", ["kv_cache"]]])
+def test_tags_that_are_none_are_refused_before_a_command_is_begun(tags):
+    with raising(errors.unknown_tag, match="known are weight, kv_cache"):
+        ControlRequest.of("sleep", both_methods, tags)
+
+
 class Unit(Action):
     """Says when it ran."""
 

@@ -19,9 +19,10 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
 
+from tests.raising import raising
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.errors import WsmError
-from wsm.fastdeploy import DynamicWeightManager, _install, _models
+from wsm.fastdeploy import DynamicWeightManager, _install, _models, errors
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies import write_version
 from wsm.strategies.transports import _transfer_modes
@@ -266,6 +267,37 @@ def test_a_rank_is_received_for_by_its_place_in_the_whole_job(job, more, rank, s
     assert {key: told[key] for key in more} == more
     job.send("2", 2.0, rank=rank)
     assert manager.update_weights_by_gdr("2")["rank"] == 5
+
+
+def test_over_rdma_a_ranks_own_tensors_come_by_name_and_all_of_them_must(job):
+    """FastDeploy's builds differ in whether one that is missing is noticed; here no such version serves."""
+    own = {"model.weight", "model.norm"}
+    write_version(job.directory, "step_1")
+    job.send("step_1", 1.0)
+    model = paddle.nn.Layer()
+    model.model = paddle.nn.Layer()
+    model.model.weight = model.create_parameter([3, 4])
+    model.model.norm = model.create_parameter([4])
+    manager = job.start(model, transfer_mode="rdma", gpu_direct=False, local_rank=3)
+    assert (manager.version, set(manager.state_dict), len(FakeUnifiedTransfer.made)) == ("step_1", own, 0)
+    held = model.model.norm.data_ptr()
+    for version in ("step_2", None):  # the same again, since version.yaml names it
+        write_version(job.directory, "step_2")
+        sent = job.send("step_2", 2.0)  # with names that the model does not have
+        said = manager.update_weights_by_rdma(version, verify_checksum=False)
+        assert set(said) == {"sync_cost", "update_cost", "total_cost", "version", "rank"}
+        assert (said["version"], said["rank"]) == ("step_2", 3)
+        assert {name: manager.state_dict[name].numpy().tolist() for name in own} == {
+            name: sent[name].tolist() for name in own
+        }
+    assert model.model.norm.data_ptr() == held  # in place
+    job.send("step_3", 3.0, without=("model.norm",))
+    with pytest.raises(WsmError, match=r"model\.norm"):
+        manager.update_weights_by_rdma("step_3")
+    assert manager.version is None
+    (job.directory / "version.yaml").unlink()
+    with raising(errors.no_version, match="rsync model version not set"):
+        manager.update_weights_by_rdma()
 
 
 @pytest.mark.parametrize("variable", ["FD_USE_CHECKPOINT_TRANSFER", "FD_USE_GDR_CHECKPOINT_TRANSFER"])

@@ -28,7 +28,7 @@ from wsm.http.texts.engine_requests import EngineRequests
 from wsm.rollout.config import rollout_config_from_mapping
 from wsm.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
 from wsm.rollout.supervisor import RolloutSupervisor
-from wsm.states.vocabulary import InFlightPolicy
+from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy
 from wsm.strategies import AdoptSettings
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
@@ -50,14 +50,15 @@ class Texts:
         self,
         scene: Callable[[httpx.AsyncClient], Awaitable[Any]],
         in_hold: InHold = InHold.WAIT,
+        surface: str = "sglang",
         **options: Any,
     ) -> Any:
         """Play a scene in one event loop."""
 
         async def played() -> Any:
             said = SurfaceOptions(requests=self.requests, **options)
-            surface = replace(SURFACES["sglang"](said), in_hold=in_hold)
-            app = create_app(self.commands, surfaces=with_text([surface], self.requests))
+            verbs = replace(SURFACES[surface](said), in_hold=in_hold)
+            app = create_app(self.commands, surfaces=with_text([verbs], self.requests))
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 try:
@@ -229,6 +230,25 @@ def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut
         assert (await texts.commands.status()).version in brought
 
     texts.play(scene, adopt=adopting(settings))
+
+
+def test_rounds_of_fastdeploys_clear_and_update_end_with_text_each(texts: Texts) -> None:
+    """FastDeploy's own endurance test; it looks at a GPU's memory, this one at what the ranks hold."""
+    completion = {"prompt": [1, 2, 3], "max_tokens": 8}
+
+    async def scene(client: httpx.AsyncClient) -> None:
+        for _ in range(3):
+            assert (await client.get("/clear_load_weight")).status_code == 200
+            ranks = (await texts.commands.status()).ranks
+            assert {frozenset(rank.held.missing) for rank in ranks} == {ALL_TAGS}
+            assert (await client.get("/health")).status_code == 304
+            assert (await client.post("/v1/completions", json=completion)).status_code == 503
+            assert (await client.get("/update_model_weight")).status_code == 200
+            assert (await client.get("/health")).status_code == 200
+            told = await asyncio.gather(*(client.post("/v1/completions", json=completion) for _ in range(4)))
+            assert [len(each.json()["choices"][0]["token_ids"]) for each in told] == [8] * 4
+
+    texts.play(scene, InHold.FAIL, surface="fastdeploy")
 
 
 @pytest.mark.slow

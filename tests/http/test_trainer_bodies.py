@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from wsm.errors import BadInputError, RefusedError, WsmError
+from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.bodies import Fields, label_value, text_value, whole_from
 from wsm.http.surfaces import SURFACES, SurfaceOptions, _refusals, fastdeploy, sglang, vllm
@@ -252,6 +253,12 @@ def test_a_legacy_get_answers_as_its_generation_does(
         assert (answer.status, answer.content()) == (sent, body)
     else:
         assert (answer.status_code, answer.body) == (sent, body)
+
+
+def test_text_that_a_held_group_does_not_take_is_503_and_no_failed_control_verb_of_fastdeploy() -> None:
+    answer = failed(http_errors.admission_closed(why="the group is held"))
+    assert fastdeploy.failure_of(answer) == answer
+    assert (answer.status, "Retry-After" in answer.headers) == (503, True)
 
 
 def test_a_generation_that_there_is_none_of_is_refused() -> None:

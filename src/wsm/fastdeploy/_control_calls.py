@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -90,7 +90,8 @@ class ControlRequest(NamedTuple):
         asked = said.get("tags")
         if asked is None:
             return cls(method, ALL_TAGS)
-        words = [word.strip() for word in (asked.split(",") if isinstance(asked, str) else asked)]
+        several = asked.split(",") if isinstance(asked, str) else asked
+        words = [str(word).strip() for word in several] if isinstance(several, Iterable) else [str(asked)]
         for word in words:
             if word not in TAGS:
                 raise errors.unknown_tag(method=method, tag=word, known=list(TAGS))

@@ -82,8 +82,13 @@ def envelope(
 
 
 def failure_of(answer: HttpAnswer) -> HttpAnswer:
-    """Return an error in FastDeploy's envelope: 400 for what cannot be read, else 500."""
+    """Return an error in FastDeploy's envelope: 400 for what cannot be read, else 500.
+
+    A request for text that a held group does not take is no control verb, and may come again: it stays 503.
+    """
     said: Mapping[str, Any] = answer.body
+    if said["error"].get("code") == "admission-closed":
+        return answer
     status = answer.status if answer.status in _OF_THE_SERVER else 500
     made = envelope(
         said.get("request_id") or uuid.uuid4().hex, problem=said["error"].get("message", ""), status=status
