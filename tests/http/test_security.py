@@ -237,13 +237,43 @@ def test_what_is_forwarded_keeps_path_query_and_body_and_no_header_of_one_connec
     lowered = {name.lower() for name in said["headers"]}
     assert not {"x-secret", "te"} & lowered
     assert said["headers"].get("X-Other", said["headers"].get("x-other")) == "2"
+    assert lowered == {*("host", "accept", "accept-encoding", "user-agent", "content-length", "x-other")}
     assert "x-one" not in answer.headers
     assert answer.headers["x-two"] == "2"
 
 
-@pytest.mark.parametrize("path", ["//update_weights_from_tensor", "/a//b", "/%2e%2e/x", "/a/%2e/b"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("//update_weights_from_tensor", "/a//b", "/%2e%2e/x", "/a/%2e/b"),
+        *("/a/%2e%2e%2fb", "/a%5c..%5cb", "/a/..;/b", "/a;x/..;y=1/b", "/a%0d%0ab", "/a%00"),
+    ],
+)
 def test_a_path_that_an_upstream_could_read_as_another_is_not_forwarded(path: str) -> None:
     assert forwarded(f"http://front{path}").status_code == 400
+
+
+def test_nothing_is_said_upstream_that_the_client_did_not_say() -> None:
+    """Else an engine may answer in a coding that the client did not ask for."""
+    told: list[str] = []
+
+    def engine(request: httpx.Request) -> httpx.Response:
+        told.extend(request.headers)
+        return httpx.Response(200, stream=httpx.ByteStream(b""))
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [(b"host", b"127.0.0.1")]}
+
+    async def asked() -> None:
+        async def receive():
+            await asyncio.Event().wait()
+
+        async def send(_message):
+            pass
+
+        await Upstream("http://127.0.0.1:1", transport=httpx.MockTransport(engine))(scope, receive, send)
+
+    asyncio.run(asked())
+    assert told == ["host"]
 
 
 def test_an_upstream_that_is_not_there_is_502_and_a_url_that_is_none_is_refused() -> None:
