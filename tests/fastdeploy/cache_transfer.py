@@ -45,7 +45,8 @@ class CacheTransfer:
         self._blocks = None
         self._swap[self._rank] = 0
         self._until(lambda: not self._swap.any())
-        self._ready[self._rank] = 0
+        if not self._makes:
+            self._ready[self._rank] = 0
         self._until(lambda: not self._ready.any())
 
     def _take(self) -> None:

@@ -139,8 +139,8 @@ class Shared:
 class Mapped:
     """What a runner and the process that holds KV cache tell each other by ``cache_ready_signal``."""
 
-    def __init__(self, ready, rank: int, *, makes: bool) -> None:
-        self._ready, self._rank, self._makes = ready, rank, makes
+    def __init__(self, ready, rank: int, *, makes: bool, waits: bool) -> None:
+        self._ready, self._rank, self._makes, self._waits = ready, rank, makes, waits
 
     def taken(self) -> None:
         """The cache is to be there: that process makes it, or maps what is made here."""
@@ -149,8 +149,10 @@ class Mapped:
         self._ready[self._rank] = 1
 
     def let_go(self) -> None:
-        """What was made here is freed once that process has no mapping of it."""
-        if not self._makes:
+        """What was made here is freed once that process has no mapping; what it made is unlinked for it."""
+        if self._makes:
+            self._ready[self._rank] = 0
+        elif self._waits:  # that of December 2025 does not
             self._await(0)
 
     def _await(self, value: int) -> None:
@@ -254,9 +256,11 @@ class Loop:
         self.kv: Signal | None = None
         cache_process = settings.get("cache_process")
         if cache_process:
-            self.kv = Signal(self.directory / f"kv_cache_status.{self.port}")
-            ready = Signal(self.directory / f"cache_ready_signal.{self.port}", self.ranks).value
-            self.runner.mapped = Mapped(ready, rank, makes=cache_process == "makes")
+            self.kv = Signal(self.shared / f"kv_cache_status.{self.port}")
+            ready = Signal(self.shared / f"cache_ready_signal.{self.port}", self.ranks).value
+            self.runner.mapped = Mapped(
+                ready, rank, makes=cache_process == "makes", waits=settings["generation"] == "2026"
+            )
         self.turns = self.controlled = 0
         self.walk = Walk(settings, rank) if "walker" in settings else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from living_group import Program, eventually
 
 from tests.forkserver import WITHOUT_PADDLE
+from wsm.fastdeploy import _part_words
+from wsm.fastdeploy._part_words import TransferProcess
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
@@ -84,6 +87,23 @@ def test_the_weights_are_answered_once_the_cache_process_has_answered(
     beside.job.end()
 
 
+@pytest.mark.parametrize(("generation", "block"), [("2025", True), ("2026", False)])
+def test_an_update_that_fails_before_there_is_a_cache_to_map_is_answered_and_the_next_one_serves(
+    make_beside, generation, block
+):
+    """The cache process was asked beside the ranks, and waits for a cache of theirs."""
+    beside = make_beside(generation, block=block, cache_process="maps", cache_answers_s=2)
+    beside.asks(CLEARING)
+    beside.job.answers(CLEARED)
+    beside.job.order(1, "write")
+    beside.asks(UPDATING)
+    beside.job.answers(CLEARED)
+    beside.asks(UPDATING)
+    beside.job.answers(NORMAL)
+    assert beside.holds() == [NORMAL, 2, 2]
+    beside.job.end()
+
+
 def test_a_trainers_command_asks_the_cache_process_too(make_beside):
     beside = make_beside("2026", polls=True, cache_process="maps")
     beside.job.each_says("stepped")
@@ -109,3 +129,27 @@ def test_a_cache_process_that_does_not_answer_is_named_and_waited_for(make_besid
     beside.asks(UPDATING)
     beside.job.answers(NORMAL)
     beside.job.end()
+
+
+@pytest.mark.parametrize(("asks", "answer"), [("lets_go", CLEARED), ("makes_anew", NORMAL)])
+def test_the_late_answer_of_a_slower_process_does_not_take_the_next_wish(tmp_path, monkeypatch, asks, answer):
+    """Each rank's process writes the answer of all: one can write that of the wish before over the next."""
+    monkeypatch.setattr(_part_words, "ANSWERS_S", 2.0)
+    before = {CLEARED: NORMAL, NORMAL: CLEARED}[answer]
+    word = EngineWord.create(EngineWordKind.KV_CACHE, 7, before, directory=tmp_path)
+    process = TransferProcess("7", tmp_path)
+
+    def answers_late() -> None:
+        word.store(before)
+        answering.start()
+
+    def answers() -> None:
+        eventually(lambda: word.read() in (CLEARING, UPDATING))
+        word.store(answer)
+
+    answering = threading.Thread(target=answers, daemon=True)
+    getattr(process, asks)(answers_late)
+    assert word.read() == answer
+    process.close()
+    word.unlink()
+    word.close()

@@ -75,7 +75,7 @@ class PartWord:
 
 
 class TransferProcess:
-    """The cache process of this rank's data-parallel part, as the part's first rank asks it.
+    """The cache process of this rank's data-parallel part, which the part's first rank asks.
 
     Parameters
     ----------
@@ -88,6 +88,19 @@ class TransferProcess:
     def __init__(self, port: str, directory: str | Path | None = None) -> None:
         self._name = f"{EngineWordKind.KV_CACHE.value}.{port}"
         self._word = PartWord(port, directory, kind=EngineWordKind.KV_CACHE)
+
+    def says(self) -> int | None:
+        """Return what its word says; None while no engine has made it."""
+        return self._word.read()
+
+    def takes(self, rebuild: Callable[[], None]) -> None:
+        """Make the KV cache that it waits for, and wait until it has it. Blocks.
+
+        Raises as :meth:`lets_go`.
+        """
+        rebuild()
+        wish = contract.UPDATING
+        self._await(lambda said: said != wish, time.monotonic() + ANSWERS_S, wish)
 
     def lets_go(self, release: Callable[[], None]) -> None:
         """Ask it to let the KV cache go, release the rank's own, and wait for its answer. Blocks.
@@ -117,7 +130,13 @@ class TransferProcess:
         self._await(lambda said: said not in contract.ASKS or said == wish, until, wish)
         self._word.change(before, wish)
         own_part()
-        self._await(lambda said: said == answer, until, wish)
+
+        def answered(said: int) -> bool:
+            if said == before:  # a slower process answered the wish before this one, which is asked again
+                self._word.change(before, wish)
+            return said == answer
+
+        self._await(answered, until, wish)
 
     def _await(self, is_so: Callable[[int], bool], until: float, wish: int) -> None:
         while (said := self._word.read()) is not None and not is_so(said):

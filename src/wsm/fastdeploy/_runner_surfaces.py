@@ -25,6 +25,7 @@ from wsm.actions.surfaces import (
     RoutingReplaySurface,
     WeightSurface,
 )
+from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.fastdeploy._part_words import TransferProcess
@@ -249,11 +250,13 @@ class RunnerCache:
     Parameters
     ----------
     process : TransferProcess or None
-        The process that holds KV cache beside it, as this rank asks it.
+        The process that holds KV cache beside it.
+    asks : bool
+        Whether this rank is the one of its part that asks that process.
     """
 
-    def __init__(self, process: TransferProcess | None = None) -> None:
-        self._process = process
+    def __init__(self, process: TransferProcess | None = None, *, asks: bool = False) -> None:
+        self._process, self._asks = process, asks
         self._let_go = False  # whether that process was asked to let go, and is yet to take it again
         self._calls: tuple[Callable[[], Any], Callable[[], Any]] | None = None
         self._tensors: Callable[[], Iterable[Any]] = tuple
@@ -282,20 +285,33 @@ class RunnerCache:
         self._calls, self._tensors, self._there = (release, rebuild), tensors, True
 
     def release(self) -> int:
-        """Free the cache; return the bytes let go, as far as they are known. Idempotent."""
+        """Free the cache; return the bytes let go, as far as they are known. Idempotent.
+
+        Behind an update that failed before this rank had a cache, the cache process waits for one to map, and
+        answers nothing else; or it has made one that this rank never took, and waits until this rank has let
+        go of it. So the cache is made for it first, and FastDeploy's call is made though none is there.
+        """
         freed = self.allocated_bytes()
-        free = self._bound()[0] if self._there else _nothing
-        if self._process is None:
-            free()
-        elif self._there or self._let_go:
+        process, calls = self._process, self._calls
+        if process is None or calls is None:
+            if self._there:
+                self._bound()[0]()
+            return freed
+        says, (free, allocate) = process.says(), calls
+        if says == contract.UPDATING and not self._there:
+            process.takes(allocate)
+        if self._there or says not in (None, contract.CLEARED):
             self._let_go = True
-            self._process.lets_go(free)
+            if self._asks:
+                process.lets_go(free)
+            else:
+                free()
         return freed
 
     def rebuild(self) -> int:
         """Allocate an empty cache; return its bytes. Idempotent."""
         allocate = _nothing if self._there else self._bound()[1]
-        if self._process is None:
+        if self._process is None or not self._asks:
             allocate()
         elif not self._there or self._let_go:
             self._process.makes_anew(allocate)
@@ -564,9 +580,9 @@ class WorkerSurfaces:
         self.weights = weights
         self.memory = memory
         self.groups = groups
-        asks = facts.asks_cache_process and facts.tensor_parallel_rank == 0
-        self._cache_process = TransferProcess(facts.port, directory) if asks else None
-        self._requests, self._cache = RunnerRequests(), RunnerCache(self._cache_process)
+        self._cache_process = TransferProcess(facts.port, directory) if facts.asks_cache_process else None
+        self._requests = RunnerRequests()
+        self._cache = RunnerCache(self._cache_process, asks=facts.tensor_parallel_rank == 0)
         self._graphs = RunnerGraphs() if facts.graphs else None
         self._draft = RunnerDraft(graphs=facts.graphs) if facts.drafts else None
         self._replay = RunnerReplay() if facts.routing_replay else None
