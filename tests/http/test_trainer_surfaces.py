@@ -284,10 +284,55 @@ def test_vllms_sleep_to_host_memory_is_refused_unless_an_option_says_otherwise(
     assert front.ask("POST", "/wake_up").status_code == 200
     assert front.ask("POST", "/sleep?level=2").status_code == 200
     assert front.ask("POST", "/wake_up").status_code == 200
-    assert said(front.ask("GET", "/get_world_size?include_dp=true"))["world_size"] == 2
     assert front.post("/reset_prefix_cache").status_code == 200
     checksums = said(front.post("/weight_checker", action="checksum"))["checksums"]
     assert said(front.post("/weight_checker", action="compare", baseline=checksums))["match"]
+
+
+def test_what_would_push_over_nccl_is_refused_before_it_forms_its_group(surfaced: Callable[..., Any]) -> None:
+    """TRL and SkyRL ask for the world size first, and neither goes on without one."""
+    for path in ("/get_world_size", "/get_world_size/", "/get_world_size?include_dp=true"):
+        refused = said(surfaced("vllm").ask("GET", path), 400)
+        assert "world_size" not in refused
+        assert refused["error"]["code"] == "push-unverifiable"
+
+
+def test_skyrls_order_of_calls_is_served_or_refused_and_leaves_its_resume_nothing_old(
+    surfaced: Callable[..., Any],
+) -> None:
+    front = surfaced("vllm")
+    assert front.ask("POST", "/sleep?level=2").content == b"", "it reads no body of length 0"
+    for tags in ("tags=weights", "tags=kv_cache"):
+        assert front.ask("POST", f"/wake_up?{tags}").content == b""
+    assert front.post("/reset_prefix_cache", reset_running_requests=False).status_code == 200
+    pushes: list[tuple[str, dict[str, Any]]] = [
+        (
+            "/collective_rpc",
+            {"method": "skyrl_start_weight_update", "kwargs": {"is_checkpoint_format": True}},
+        ),
+        ("/update_weights", {"update_info": {"names": ["w"], "dtype_names": ["float32"], "shapes": [[1]]}}),
+        ("/fetch_weights", {"target_version": 2, "sync_dir": "/w"}),
+    ]
+    for path, body in pushes:
+        said(front.ask("POST", "/pause?mode=keep&clear_cache=false"))
+        refused = said(front.post(path, **body), 400)
+        assert refused["error"]["message"], "what its client raises with"
+        assert said(front.ask("POST", "/resume"), 409)["error"]["code"] == "hold-closed", "in its finally"
+        said(front.post("/update_weights", update_info={"path": "/w/step_2"}))
+        assert said(front.ask("POST", "/resume"))["wsm"]["serving"]
+
+
+def test_verls_order_of_calls_is_served_but_for_its_pickles(surfaced: Callable[..., Any]) -> None:
+    front = surfaced("sglang")
+    assert front.ask("GET", "/health_generate").status_code == 200
+    assert front.ask("GET", "/flush_cache").status_code == 200
+    assert front.post("/release_memory_occupation", tags=["kv_cache", "weights"]).json() is None
+    assert front.post("/resume_memory_occupation", tags=["weights"]).json() is None
+    pickled = {"serialized_named_tensors": ["gASV"], "load_format": None, "flush_cache": False}
+    assert not said(front.post("/update_weights_from_tensor", **pickled), 501)["success"], "its client raises"
+    assert not said(front.ask("GET", "/wsm/v1/status"))["serving"], "and the group has no KV cache yet"
+    assert front.post("/resume_memory_occupation", tags=["kv_cache"]).json() is None
+    assert front.ask("GET", "/flush_cache").status_code == 200
 
 
 def test_a_trainer_that_does_not_look_at_refusals_leaves_the_group_held_and_closed(

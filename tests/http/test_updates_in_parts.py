@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -164,6 +166,88 @@ def test_a_pull_that_fails_leaves_none_before_it_to_be_loaded(surfaced: Callable
     said(front.post("/pull_weights", target_version=3, **body), 422)
     for named in ({}, {"weight_version": "2"}):
         said(front.post("/update_weights_from_disk", model_path="/nowhere/local", **named), 422)
+
+
+def test_a_trainer_that_is_gone_once_its_request_is_sent_has_its_update(
+    surfaced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server gives the body only as long as its caller is there; so it is read before anything else."""
+    front = surfaced("sglang", "vllm")
+    real, gone = front.commands.facts, []
+
+    async def facts() -> Any:
+        gone.append(True)
+        return await real()
+
+    async def receive() -> Any:
+        body = json.dumps({"model_path": "/w/step_2"}).encode()
+        return {"type": "http.disconnect"} if gone else {"type": "http.request", "body": body}
+
+    async def send(_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(front.commands, "facts", facts)
+    path = "/update_weights_from_disk"
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "root_path": ""}
+    scope |= {"query_string": b"", "headers": [], "server": ("127.0.0.1", 80), "scheme": "http"}
+    asyncio.run(front.app(scope, receive, send))
+    assert gone
+    assert word_of(front) == "2"
+
+
+def test_what_was_pulled_is_pulled_again_where_it_stands_no_longer(surfaced: Callable[..., Any]) -> None:
+    standing, adopted = {"2"}, []
+
+    def by_name(directory: str, label: str | None) -> AdoptedDirectory:
+        adopted.append(directory)
+        return AdoptedDirectory(label or "2", f"{directory}@digest of {label}")
+
+    front = surfaced("sglang", adopt=by_name, stands=lambda known: known.label in standing)
+    body = {"local_checkpoint_dir": "/nowhere/local", "source_dir": "/w", "target_version": 2}
+    asked = {"model_path": "/nowhere/local", "weight_version": "2"}
+    said(front.post("/pull_weights", **body))
+    said(front.post("/update_weights_from_disk", **asked))
+    assert adopted == ["/w/weight_v000002"]
+    standing.clear()  # it was retired, or another process published other content under its label
+    said(front.post("/update_weights_from_disk", **asked))
+    assert adopted == ["/w/weight_v000002"] * 2, "from where it came, and not what stands in its place"
+
+
+def test_a_trainers_word_means_what_it_called_so_last_and_no_older_version(
+    surfaced: Callable[..., Any],
+) -> None:
+    """The trainer counted from 1 again: its 2 is other content than the published 2, here called 3."""
+    relabelled = {"2": "2.reused-00000003"}
+
+    def by_name(directory: str, label: str | None) -> AdoptedDirectory:
+        number = label or directory.rpartition("_")[2]
+        return AdoptedDirectory(relabelled.get(number, number), None)
+
+    front = surfaced("vllm", "sglang", adopt=by_name)
+    name_of(front, "2")
+    assert said(front.post("/update_weight_version", new_version="2"))
+    assert word_of(front) == "2"
+    gone = front.post("/update_weights", update_info={"path": "/w/step_2"})
+    assert gone.status_code >= 400, "there is no such version here: the group has the older 2 still"
+    for server in (front, surfaced("vllm", "sglang")):
+        assert word_of(server) is None, "the group has no weights that its trainer calls 2"
+        told = said(server.post("/update_weight_version", new_version="2"), 409)
+        assert told["error"]["code"] == "label-differs"
+    relabelled.clear()
+    said(front.post("/update_weights", update_info={"path": "/w/step_2"}))
+    assert word_of(front) == "2"
+
+
+def name_of(front: Any, version: str) -> None:
+    said(front.post("/wsm/v1/update", version=version))
+
+
+def word_of(front: Any) -> Any:
+    words = [
+        said(front.ask("GET", path))["weight_version"] for path in ("/weight_info", "/get_weight_version")
+    ]
+    assert words[0] == words[1]
+    return words[0]
 
 
 def test_what_needed_no_preparation_is_looked_at_again_by_the_end(surfaced: Callable[..., Any]) -> None:

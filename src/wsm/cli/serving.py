@@ -179,7 +179,7 @@ def surfaces_named(
         If there is no such surface, or a field of ``/server_info`` is none.
     """
     from wsm.cli.adopting import settings_of_group  # noqa: PLC0415 - what adopts, for such commands only
-    from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting  # noqa: PLC0415 - as in listening()
+    from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting, standing  # noqa: PLC0415 - as in listening()
     from wsm.strategies.adopt.adopt import AdoptWay  # noqa: PLC0415 - what adopts
     from wsm.strategies.adopt.deciding import Relabel  # noqa: PLC0415 - what adopts
 
@@ -187,15 +187,16 @@ def surfaces_named(
     unknown = [name for name in asked if name not in SURFACES]
     if unknown:
         raise click.UsageError(f"there is no surface {unknown[0]!r}; there are {', '.join(SURFACES)}")
-    adopt = None
+    adopt = stands = None
     if said["roots"]:
         settings = settings_of_group(
             config(), roots=said["roots"], way=AdoptWay(said["way"]), relabel=Relabel(said["relabel"])
         )
-        adopt = adopting(settings)
+        adopt, stands = adopting(settings), standing(settings)
     lets_go = None if said["sleep_level_1"] is None else said["sleep_level_1"] == "as-2"
     options = SurfaceOptions(
         adopt=adopt,
+        stands=stands,
         requests=requests,
         served_model_name=said["served_model_name"],
         server_info=dict(_field(text) for text in said["server_info"]),

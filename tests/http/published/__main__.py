@@ -39,6 +39,8 @@ SURFACE = {
     "slime-pulls": ("sglang", "slime"),
     "areal": ("sglang", "areal"),
     "areal-vllm": ("areal", "areal"),
+    "areal-offloads": ("sglang", "areal"),
+    "areal-vllm-offloads": ("areal", "areal"),
     "prime-rl": ("prime-rl", "prime_rl"),
     "trl": ("vllm", "trl"),
     "trl-async": ("vllm", "trl"),
@@ -47,12 +49,14 @@ SURFACE = {
 #: Clients that push tensors: their own code raises, and no weights are served for others that did not come.
 REFUSED = {
     "trl": "raises: old open",  # it pauses nothing, and looks at every answer
-    "trl-async": "raises: old held",  # it looks at no answer: the hold stays, and its next text is refused
+    "trl-async": "raises: old open",  # it looks at no status, but needs the world size, which it is refused
 }
 
 PAUSED = "on | raises: old open | raises: old held"
 LOADED = "on | raises: old held | raises: new held"
 OPENED = "on | raises: new held | raises: new open"
+RELEASED = "on | raises: old held | raises: none held"
+RESTORED = "on | raises: none held | raises: old held | raises: old open"
 
 #: The end of each client if the victim is killed while the verb is under way, written before it was tried.
 ENDS: dict[tuple[str, str], dict[str, str]] = {
@@ -86,6 +90,15 @@ ENDS: dict[tuple[str, str], dict[str, str]] = {
         TRAINER: "new held",
     },
     ("areal-vllm", "/areal_continue_generation"): {RANK: OPENED, SERVER: OPENED, TRAINER: "new open"},
+    # Before its step it lets the memory go and gets it back; behind a failure it continues, too, then raises.
+    ("areal-offloads", "/release_memory_occupation"): {
+        RANK: RELEASED,
+        SERVER: RELEASED,
+        TRAINER: "none held",
+    },
+    ("areal-offloads", "/resume_memory_occupation"): {RANK: RESTORED, SERVER: RESTORED, TRAINER: "old held"},
+    ("areal-vllm-offloads", "/sleep"): {RANK: RELEASED, SERVER: RELEASED, TRAINER: "none held"},
+    ("areal-vllm-offloads", "/wake_up"): {RANK: RESTORED, SERVER: RESTORED, TRAINER: "old held"},
     # prime-rl repeats what is 5xx or lost up to ten times, for minutes: it goes on, whatever died.
     ("prime-rl", "/pause"): {RANK: "on", SERVER: "on", TRAINER: "old held"},
     ("prime-rl", "/update_weights"): {RANK: "on", SERVER: "on", TRAINER: "new held"},
@@ -158,7 +171,11 @@ def refusals(run: Run) -> None:
         version, held = group.known()
         end = f"raises: {'old' if version == '1' else 'new'} {'held' if held else 'open'}"
         raised, expected = str(said.get("raised")), REFUSED[run.client]
-        ok = said["ended"] == 1 and ("Request failed: 400" in raised or "503" in raised) and end == expected
+        ok = (
+            said["ended"] == 1
+            and ("Request failed: 400" in raised or "world_size" in raised)
+            and end == expected
+        )
         run.tally.row(run.client, "pushed tensors", "", expected, f"{end}; {raised}", ok=ok)
     finally:
         if trainer is not None:

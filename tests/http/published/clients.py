@@ -54,7 +54,7 @@ class Slime:
     pulls = False
 
     def __init__(self, source: Path) -> None:
-        self.stood_in = stand_in("sglang", "ray", "megatron", "pylatexenc", "PIL")
+        self.stood_in = stand_in("sglang", "ray", "megatron", "pylatexenc", "PIL", "torch", "transformers")
         sys.path.insert(0, str(source))
         from slime.backends.sglang_utils import external, sglang_engine
         from slime.ray import actor_group
@@ -154,6 +154,7 @@ class Areal:
     def __init__(self, source: Path) -> None:
         self.stood_in = stand_in(
             *("sglang", "vllm", "ray", "megatron", "numba", "PIL", "torchvision", "peft", "einops", "wandb"),
+            *("torch", "torchdata"),
             *(
                 "swanlab",
                 "trackio",
@@ -225,6 +226,35 @@ class ArealOnVllm(Areal):
     kind = "vllm"
 
 
+class ArealOffloads(Areal):
+    """AReaL whose trainer has the rollout's GPUs: its memory is released while it trains.
+
+    After `PPOTrainer._offload_rollout`, `_onload_rollout` and `train`, which offloads before its first step.
+    """
+
+    def connect(self, address: str, directory: Path, model: str) -> None:
+        super().connect(address, directory, model)
+        self._offload()
+
+    def step(self, number: int, write: Callable[[Path], None]) -> None:
+        try:
+            self._remote.onload()
+        finally:
+            self._remote.continue_generation()
+        self._offload()
+        super().step(number, write)
+
+    def _offload(self) -> None:
+        self._remote.pause_generation()
+        self._remote.offload()
+
+
+class ArealOnVllmOffloads(ArealOffloads):
+    """The same on vLLM, by its sleep of level 1."""
+
+    kind = "vllm"
+
+
 class PrimeRl:
     """prime-rl's inference pool, with weights from a directory.
 
@@ -234,7 +264,9 @@ class PrimeRl:
     """
 
     def __init__(self, source: Path) -> None:
-        self.stood_in = stand_in("verifiers", "renderers", "vllm", "pydantic_config", "openai", "loguru")
+        self.stood_in = stand_in(
+            "verifiers", "renderers", "vllm", "pydantic_config", "openai", "loguru", "torch"
+        )
         for part in ("src", "packages/prime-rl-configs/src"):
             sys.path.insert(0, str(source / part))
         from prime_rl.configs.shared import ClientConfig
@@ -270,7 +302,7 @@ class Trl:
     """TRL's client of ``trl vllm-serve``, which pushes tensors."""
 
     def __init__(self, source: Path) -> None:
-        self.stood_in = stand_in("vllm", "accelerate", "datasets", "transformers")
+        self.stood_in = stand_in("vllm", "accelerate", "datasets", "transformers", "torch")
         sys.path.insert(0, str(source))
         from trl.generation.vllm_client import VLLMClient
 
@@ -291,7 +323,7 @@ class TrlAsync:
     """
 
     def __init__(self, source: Path) -> None:
-        self.stood_in = stand_in("vllm", "accelerate", "datasets", "transformers")
+        self.stood_in = stand_in("vllm", "accelerate", "datasets", "transformers", "torch")
         sys.path.insert(0, str(source))
         import accelerate
 
@@ -321,6 +353,8 @@ CLIENTS: dict[str, Callable[[Path], Any]] = {
     "slime-pulls": SlimePulls,
     "areal": Areal,
     "areal-vllm": ArealOnVllm,
+    "areal-offloads": ArealOffloads,
+    "areal-vllm-offloads": ArealOnVllmOffloads,
     "prime-rl": PrimeRl,
     "trl": Trl,
     "trl-async": TrlAsync,

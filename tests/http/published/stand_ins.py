@@ -91,6 +91,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__name__ == "vllm.utils.network_utils":
             module.get_ip = lambda: "127.0.0.1"  # type: ignore[attr-defined] # both are sent as JSON
             module.get_open_port = lambda: 1  # type: ignore[attr-defined] # the same
+        if module.__name__ == "torch":
+            module.cuda = _Module("torch.cuda")  # type: ignore[attr-defined] # it is asked whether there is one
+            module.cuda.is_available = lambda: False
+            module.cuda.device_count = lambda: 0
+            module.is_tensor = lambda _: False  # type: ignore[attr-defined] # texts come as lists
         if module.__name__ == "ray":
             module.get = lambda done: done  # type: ignore[attr-defined] # calls are done in this process
         if module.__name__ == "sglang.srt.server_args":

@@ -33,7 +33,7 @@ from wsm.strategies import (
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.adopt import errors
 from wsm.strategies.adopt.checkpoint import CheckpointPart
-from wsm.strategies.adopt.record import RECORD_FILE, AdoptionRecord
+from wsm.strategies.adopt.record import RECORD_FILE, AdoptionRecord, stands_as_adopted
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import Placement, Replicated, split
@@ -138,6 +138,24 @@ def test_other_tensors_under_a_label_get_one_that_says_so_also_once_the_first_ar
             write_checkpoint(exchange / "step_1", make_state(seed=99)),
             replace(settings, relabel=Relabel.REFUSE),
         )
+
+
+def test_what_was_adopted_is_known_to_stand_until_its_version_or_its_files_are_others(
+    settings: AdoptSettings, exchange: Path
+) -> None:
+    first = adopt(write_checkpoint(exchange / "weight_v000001", make_state(1)), settings)
+    assert first.digest is not None
+    into = Path(settings.into)
+    assert stands_as_adopted(into, "1", first.digest)
+    assert not stands_as_adopted(into, "1", "0" * len(first.digest))
+    assert not stands_as_adopted(into, "2", first.digest)
+    other = adopt(write_checkpoint(exchange / "weight_v000002", make_state(2)), settings)
+    assert other.digest is not None
+    for file in (into / "versions" / "2").iterdir():
+        os.utime(file, ns=(1, 1))  # its trainer wrote into it
+    assert not stands_as_adopted(into, "2", other.digest)
+    shutil.rmtree(into / "versions" / "1")  # it was retired
+    assert not stands_as_adopted(into, "1", first.digest)
 
 
 def test_a_label_that_a_publisher_took_is_not_taken_from_it(settings: AdoptSettings, exchange: Path) -> None:

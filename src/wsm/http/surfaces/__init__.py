@@ -31,6 +31,7 @@ from wsm.http.surfaces._surface_options import (
     OpenRequests,
     SurfaceOptions,
     adopting,
+    standing,
 )
 
 #: What makes each surface, by its name.
@@ -42,4 +43,12 @@ SURFACES: Final[Mapping[str, Callable[[SurfaceOptions], Surface]]] = {
     "prime-rl": prime_rl.surface,
 }
 
-__all__ = ["SURFACES", "AdoptDirectory", "AdoptedDirectory", "OpenRequests", "SurfaceOptions", "adopting"]
+__all__ = [
+    "SURFACES",
+    "AdoptDirectory",
+    "AdoptedDirectory",
+    "OpenRequests",
+    "SurfaceOptions",
+    "adopting",
+    "standing",
+]

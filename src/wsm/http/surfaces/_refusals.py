@@ -21,6 +21,11 @@ class Reason(enum.Enum):
         "tensors that are pushed have no version, manifest or digest: no rank can prove what it holds",
         "update_weights_from_disk, or update_weights with a path; or publish_snapshot, publish_delta",
     )
+    NCCL = (
+        "push-unverifiable",
+        "it sets up a group of NCCL, by which tensors are pushed that have no version, manifest or digest",
+        "update_weights with a path; GET /wsm/v1/status has the ranks",
+    )
     PICKLE = (
         "pickled-body",
         "the body is a pickle, which runs what its sender likes, and brings no version, manifest or digest",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from wsm.strategies.adopt.adopt import AdoptSettings, adopt
+from wsm.strategies.adopt.record import stands_as_adopted
 
 
 class AdoptedDirectory(NamedTuple):
@@ -58,6 +60,16 @@ def adopting(settings: AdoptSettings) -> AdoptDirectory:
     return take_in
 
 
+def standing(settings: AdoptSettings) -> Callable[[AdoptedDirectory], bool]:
+    """Return what says whether an adopted directory is published still, as it was adopted. Blocks."""
+
+    def stands(adopted: AdoptedDirectory) -> bool:
+        digest = None if adopted.source is None else adopted.source.rpartition("@")[2]
+        return digest is None or stands_as_adopted(Path(settings.into), adopted.label, digest)
+
+    return stands
+
+
 class OpenRequests(Protocol):
     """The requests for text that this server has taken and not answered."""
 
@@ -76,6 +88,8 @@ class SurfaceOptions:
     ----------
     adopt : AdoptDirectory or None
         Takes directories in; None: no root is declared, and paths are refused.
+    stands : callable or None
+        ``stands(adopted)`` says whether what was adopted before is there still; None: it is taken for there.
     requests : OpenRequests or None
         The requests that run; None: they are the engine's alone.
     served_model_name : str or None
@@ -98,6 +112,7 @@ class SurfaceOptions:
     """
 
     adopt: AdoptDirectory | None = None
+    stands: Callable[[AdoptedDirectory], bool] | None = None
     requests: OpenRequests | None = None
     served_model_name: str | None = None
     model_path: str | None = None

@@ -43,8 +43,11 @@ _OF_THE_CONNECTION = (b"host", b"content-length", b"transfer-encoding", b"connec
 #: Statuses of an engine that has no such verb.
 _NO_SUCH_VERB = (404, 405, 501)
 
-#: What is kept under the directory that a pulled one is called by: its number, and what it was adopted as.
+#: What is kept under the directory that a pulled one is called by: what was asked for, and what was adopted.
 _PULLED = "pulled"
+
+#: What is kept under a trainer's word for weights: the version that it called so last, where it is another.
+_CALLED = "called"
 
 #: Seconds between two looks at whether a flush is over.
 _LOOK_S = 0.01
@@ -64,11 +67,6 @@ def told(status: int, body: Mapping[str, Any], receipt: Receipt | None = None) -
         "warning": receipt.warning,
     }
     return HttpAnswer(status, {**body, "wsm": said}, receipt_headers(receipt))
-
-
-def trainers_word(version: str | None) -> str | None:
-    """Return what the trainer called a version, also one whose label had been other content's before."""
-    return None if version is None else asked_label(version)
 
 
 def missing_of(status: GroupStatus) -> frozenset[Tag]:
@@ -295,8 +293,11 @@ class Verbs:
         Else a trainer that looks at no answer, or resumes in a ``finally``, would have the old weights served
         under the new name.
         """
-        before = await self.last_version(commands)
+        before: str | None = None
+        read = False
         try:
+            await request.body()  # first: once its caller is gone, a server gives it no more
+            read, before = True, await self.last_version(commands)
             yield
         except Exception as error:
             await self._no_flush()  # whose hold it would close
@@ -305,7 +306,7 @@ class Verbs:
                 verb=request.url.path,
                 reason=error.code if isinstance(error, WsmError) else "internal",
                 by=ClosedBy.DELAYED if status_of(error) >= 500 else ClosedBy.FAILED,
-                before=before,
+                before=before if read else await self.last_version(commands),
             )
             raise
         if not self.parts.begun(commands):  # else it is its end that decides
@@ -319,8 +320,8 @@ class Verbs:
         Where that fails, `destination` means no pull before this one either.
         """
         await asyncio.to_thread(commands.kept.remember, _PULLED, destination, None)
-        adopted = await self._adopt(directory, label)
-        await asyncio.to_thread(commands.kept.remember, _PULLED, destination, [label, *adopted])
+        adopted = await self._adopt(commands, directory, label)
+        await asyncio.to_thread(commands.kept.remember, _PULLED, destination, [directory, label, *adopted])
         return adopted
 
     async def load(
@@ -358,7 +359,9 @@ class Verbs:
         if directory is not None:
             version, source, reused = await self._adopted(commands, directory, label)
         if self.parts.begun(commands):
-            return await self.parts.prepare(request, commands, version, source=source, asked=label or version)
+            return await self.parts.prepare(
+                request, commands, version, source=source, asked=label or asked_label(version or "")
+            )
         in_flight = InFlightPolicy.ABORT if abort_requests else None
         if drains and in_flight is None and (await commands.status()).hold is None:
             in_flight = InFlightPolicy.DRAIN
@@ -380,14 +383,23 @@ class Verbs:
 
     async def _adopted(self, commands: Commands, directory: str, label: str | None) -> AdoptedDirectory:
         pulled = commands.kept.note(_PULLED, directory)
-        if pulled is not None and label in (None, pulled[0]):
-            return AdoptedDirectory(*pulled[1:])
-        return await self._adopt(directory, label)
+        if pulled is None or label not in (None, pulled[1]):
+            return await self._adopt(commands, directory, label)
+        came_from, number, *rest = pulled
+        adopted = AdoptedDirectory(*rest)
+        stands = self.options.stands
+        if stands is None or await asyncio.to_thread(stands, adopted):
+            return adopted
+        return await self.pull(commands, directory, came_from, number)
 
-    async def _adopt(self, directory: str, label: str | None) -> AdoptedDirectory:
+    async def _adopt(self, commands: Commands, directory: str, label: str | None) -> AdoptedDirectory:
         if self.options.adopt is None:
             raise errors.no_directories(directory=directory)
-        return await asyncio.to_thread(self.options.adopt, directory, label)
+        adopted = await asyncio.to_thread(self.options.adopt, directory, label)
+        word = label or asked_label(adopted.label)
+        meant = None if word == adopted.label else adopted.label
+        await asyncio.to_thread(commands.kept.remember, _CALLED, word, meant)
+        return adopted
 
     # What cannot be honoured --------------------------------------------------------------------------------
 
@@ -414,7 +426,7 @@ class Verbs:
     # What is only told --------------------------------------------------------------------------------------
 
     async def require_label(self, commands: Commands, label: str) -> str:
-        """Return a label if the group's weights have it, or have it as the trainer's word for them.
+        """Return a label if the group's weights have it, or are what a trainer called so last.
 
         Raises
         ------
@@ -422,9 +434,18 @@ class Verbs:
             If they have another (code ``label-differs``).
         """
         held = (await commands.status()).version
-        if label not in (held, trainers_word(held)):
+        if held != (commands.kept.note(_CALLED, label) or label):
             raise errors.label_differs(asked=label, held=held)
         return label
+
+    def word_for(self, commands: Commands, version: str | None) -> str | None:
+        """Return what a trainer calls a version; None if it calls another so by now."""
+        if version is None:
+            return None
+        word = asked_label(version)
+        if (commands.kept.note(_CALLED, word) or word) == version:
+            return word
+        return None if word == version else version
 
     async def models(self, request: Request, commands: Commands) -> HttpAnswer:
         """Answer ``GET /v1/models``: the one model."""

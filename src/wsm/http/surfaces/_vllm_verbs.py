@@ -15,7 +15,7 @@ from wsm.http.commands import Commands
 from wsm.http.surfaces._pausing import pause_of, query_flag, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, fields, told, trainers_word
+from wsm.http.surfaces._verbs import Verbs, fields, told
 from wsm.states.vocabulary import ALL_TAGS
 
 #: Transfers for which nothing has to be set up.
@@ -132,7 +132,8 @@ class VllmVerbs:
     async def weight_info(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
         held = (await commands.status()).version
-        return HttpAnswer(200, {"weight_version": trainers_word(held), "wsm_version": held})
+        word = self.verbs.word_for(commands, held)
+        return HttpAnswer(200, {"weight_version": word, "wsm_version": held})
 
     async def check(self, request: Request, commands: Commands) -> HttpAnswer:
         asked = await fields(request)
@@ -147,11 +148,6 @@ class VllmVerbs:
         return await self.verbs.refuse(
             commands, request, Refusal("/weight_checker", Reason.BASELINE, closes=False)
         )
-
-    async def world_size(self, request: Request, commands: Commands) -> HttpAnswer:
-        del request
-        status = await commands.status()
-        return HttpAnswer(200, {"world_size": sum(1 for rank in status.ranks if rank.step_kind != "none")})
 
     async def sleep(self, request: Request, commands: Commands) -> Any:
         query = request.query_params

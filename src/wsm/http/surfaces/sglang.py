@@ -19,7 +19,7 @@ from wsm.http.surfaces import _refusals, errors
 from wsm.http.surfaces._pausing import pause_of, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, fields, told, trainers_word
+from wsm.http.surfaces._verbs import Verbs, fields, told
 from wsm.status import GroupStatus
 
 #: Paths of the engine that ask for text.
@@ -165,7 +165,8 @@ class _Sglang:
     async def version(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
         held = (await commands.status()).version
-        return HttpAnswer(200, {"weight_version": trainers_word(held), "wsm_version": held})
+        word = self.verbs.word_for(commands, held)
+        return HttpAnswer(200, {"weight_version": word, "wsm_version": held})
 
     async def model_info(self, request: Request, commands: Commands) -> HttpAnswer:
         del request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from wsm.http.answers import HttpAnswer
 from wsm.http.surface import Handler, Surface, SurfaceRoute, verb_route
 from wsm.http.surfaces import _refusals
+from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
 from wsm.http.surfaces._vllm_verbs import VllmVerbs
 
@@ -49,7 +50,8 @@ def surface(options: SurfaceOptions) -> Surface:
         "POST /update_weight_version": made.relabel,
         "GET /weight_info": made.weight_info,
         "POST /weight_checker": made.check,
-        "GET /get_world_size": made.world_size,
+        # What pushes tensors asks this first, and then waits in its own group of NCCL.
+        "GET /get_world_size": made.verbs.refusing(Refusal("/get_world_size", Reason.NCCL, closes=False)),
         "POST /sleep": made.sleep,
         "POST /wake_up": made.wake,
         "GET /is_sleeping": made.is_sleeping,

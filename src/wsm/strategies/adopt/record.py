@@ -158,6 +158,17 @@ def known_labels(
     return known
 
 
+def stands_as_adopted(directory: Path, label: str, digest: str) -> bool:
+    """Whether a version is published, and still the content that was adopted. Blocks; reads no tensors."""
+    path = directory / VERSIONS_DIRECTORY / label
+    publication = standing_publication(path)
+    if publication is None or [shard.content_digest for shard in publication.shards] != [digest]:
+        return False
+    remembered = [each for each in AdoptionRecord.of(directory).adopted if each.label == label]
+    times = mtimes_of(path, publication.shards[0].parts)
+    return all(each.mtimes_ns == times for each in remembered)
+
+
 def mtimes_of(path: Path, parts: Iterable[PartEntry]) -> tuple[int, ...]:
     """Return when each part of a version was changed last; of one that is gone, 0."""
     return tuple(FileLook.at(str(path / part.file)).mtime_ns or 0 for part in parts)
