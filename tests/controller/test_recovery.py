@@ -13,7 +13,7 @@ from tests.raising import raising
 from wsm import Outcome
 from wsm.committed_record import committed_record
 from wsm.controller import _opening as opening
-from wsm.controller import errors, journal
+from wsm.controller import errors, group_view
 from wsm.controller import recovery as recoveries
 from wsm.controller.errors import CommandRefusedError, RankFailedError, RankLostError
 from wsm.errors import WsmError
@@ -183,7 +183,7 @@ def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept, m
         at_the_file.append((commander(kept).status().operation, kept.recovery.group.role.holder()))
         return opened(path, **how)
 
-    opened = journal.open_to_append
+    opened = group_view.open_to_append
     kept.group.order(1, "write", "hold")
     arguments = (kept.group.name, str(kept.group.directory), "update", "2", "never")
     controller = Program(CONTROLLER, *arguments)
@@ -195,7 +195,7 @@ def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept, m
     finally:
         controller.close()
     assert commander(kept).status().operation == "UPDATE"
-    monkeypatch.setattr(journal, "open_to_append", open_to_append)
+    monkeypatch.setattr(group_view, "open_to_append", open_to_append)
     kept.recovery.end_abandoned()
     monkeypatch.undo()
     assert commander(kept).status().operation == "ABORT"
