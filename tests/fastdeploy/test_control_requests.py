@@ -94,6 +94,25 @@ def test_a_method_that_fails_after_any_rank_touched_weights_leaves_no_rank_that_
     job.end()
 
 
+def test_a_sleep_of_both_halves_repairs_a_rank_whose_teardown_failed(job):
+    for point in ("update ends", "release"):
+        job.order(1, point)
+    failed = job.controls("update_weights", version="1")
+    assert codes(failed) == ["rank-failed", "call-failed"]
+    assert sleeping(failed) <= {(True, True), (True, False)}
+    assert failed[1]["held"]  # its weights are still there, so that it may not be left as it is
+    assert None not in codes(job.controls("wakeup", tags=BOTH))
+    slept = job.controls("sleep", tags=BOTH)
+    assert (codes(slept), sleeping(slept), [said["held"] for said in slept]) == (
+        [None] * 2,
+        {(True, True)},
+        [[], []],
+    )
+    assert sleeping(job.controls("wakeup", tags=BOTH)) == {(False, False)}
+    job.each_says("stepped")
+    job.end()
+
+
 def test_a_method_that_fails_before_any_rank_touched_weights_leaves_the_old_ones_serving(job):
     for rank in (0, 1):
         job.order(rank, "update begins")

@@ -1,22 +1,23 @@
 """wsm inside FastDeploy: its ``DynamicWeightManager`` by another import; FastDeploy's words and loop stay.
 
-================  ======================================================================================
-module            responsible for
-================  ======================================================================================
-_dynamic_weights  :class:`DynamicWeightManager`: FastDeploy's constructor, attributes and methods
-_calls            the small parts of it that runners and tests call by name
-_direct_calls     FastDeploy's methods called one by one: a command of the group, or a single action
-_control_calls    FastDeploy's control requests (V1): its own method inside one command of the group
-_entries          a rank inside FastDeploy's loop: it polls until rank 0 says that all leave
-_install          the way in: FastDeploy's module gets wsm's class
-_loop_contract    what an entry does, what the words say, when ranks leave: tables and pure functions
-_part_words       FastDeploy's words of one data-parallel part; its cache process, asked by one of them
-_runner_surfaces  FastDeploy's objects as wsm's surfaces, bound when its loop hands them in
-_models           FastDeploy's models as weights and loaders, and what is made of them behind a load
-_membership       which ranks are one group, and what its first rank tells the others
-_configuration    what ``fd_config`` and the environment say
-errors            what is refused
-================  ======================================================================================
+=================  ======================================================================================
+module             responsible for
+=================  ======================================================================================
+_dynamic_weights   :class:`DynamicWeightManager`: FastDeploy's constructor, attributes and methods
+_calls             the small parts of it that runners and tests call by name
+_direct_calls      FastDeploy's methods called one by one: a command of the group, or a single action
+_control_calls     FastDeploy's control requests (V1): its own method inside one command of the group
+_control_contract  what a control request does, from which state: tables and pure functions
+_entries           a rank inside FastDeploy's loop: it polls until rank 0 says that all leave
+_install           the way in: FastDeploy's module gets wsm's class
+_loop_contract     what an entry does, what the words say, when ranks leave: tables and pure functions
+_part_words        FastDeploy's words of one data-parallel part; its cache process, asked by one of them
+_runner_surfaces   FastDeploy's objects as wsm's surfaces, bound when its loop hands them in
+_models            FastDeploy's models as weights and loaders, and what is made of them behind a load
+_membership        which ranks are one group, and what its first rank tells the others
+_configuration     what ``fd_config`` and the environment say
+errors             what is refused
+=================  ======================================================================================
 
 docs/fastdeploy.md tells how it is used.
 """

@@ -18,6 +18,7 @@ from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.surfaces import GraphSurface, KVCacheSurface, Runner
 from wsm.fastdeploy import errors
+from wsm.fastdeploy._control_contract import Passed, passes
 from wsm.states.plan_key import COMMANDED, DISCARDS, Request
 from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
 
@@ -171,11 +172,11 @@ class ControlCalls:
         RefusedError (``call-open``)
             If another one is open.
         """
-        if self._call is None:
-            return False
-        if self.inside and self._call.asked.method == method:
-            return True
-        raise errors.call_open(method=method, open_method=self._call.asked.method)
+        open_method = None if self._call is None else self._call.asked.method
+        passed = passes(method, open_method, inside=self.inside)
+        if passed is Passed.REFUSED:
+            raise errors.call_open(method=method, open_method=str(open_method))
+        return passed is Passed.THROUGH
 
     @contextmanager
     def open(

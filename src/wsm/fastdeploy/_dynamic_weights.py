@@ -21,6 +21,7 @@ from wsm.config import config_from_mapping
 from wsm.controller import Controller
 from wsm.controller._transaction import Pending
 from wsm.fastdeploy import _calls as calls
+from wsm.fastdeploy import _control_contract as control
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts, read
 from wsm.fastdeploy._control_calls import (
@@ -32,7 +33,7 @@ from wsm.fastdeploy._control_calls import (
 )
 from wsm.fastdeploy._direct_calls import DirectCalls, SingleActions
 from wsm.fastdeploy._entries import Deciding, Entries
-from wsm.fastdeploy._loop_contract import Entry
+from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.fastdeploy._membership import Membership, meet, membership_of
 from wsm.fastdeploy._models import (
     checkpoint_models,
@@ -45,7 +46,7 @@ from wsm.fastdeploy._part_words import PartWord
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, examine
 from wsm.group_segment import declare_loop, own_new_group
 from wsm.signals.segment import Segment
-from wsm.states.vocabulary import KVState, Tag, WeightState
+from wsm.states.vocabulary import KVState, Tag
 from wsm.worker import StepPermit, Worker
 
 #: Seconds for one command that FastDeploy's engine asks for, which waits 300 s itself and looks every second.
@@ -321,7 +322,7 @@ class DynamicWeightManager(DirectCalls):
         self._surfaces.bind(model_runner)
         self._end_turn()
         # Said before: of a command that comes behind the request's own, a runner that sleeps sees nothing.
-        self._declare(f"{request.method} has been asked for and may let it sleep")
+        self._declare(control.keeps_from_polling((), request.method))
         entered = False
         try:
             if not self._found_cache:
@@ -344,7 +345,7 @@ class DynamicWeightManager(DirectCalls):
                     entered = call.entered
             return call.result
         finally:
-            if entered or self._worker.weights in (WeightState.NORMAL, WeightState.CLEARED):
+            if control.settles(self._worker.weights, entered=entered):
                 self._settle_behind(model_runner)
             else:
                 self._declare("")  # it is another command that goes on
@@ -356,30 +357,27 @@ class DynamicWeightManager(DirectCalls):
             "settle_s": REST_S,
             "request_id": f"fastdeploy-{request.method}",
         }
-        missing = controller.status().missing
-        if request.method == "update_weights":
-            version = self._asked_or_announced(request.version)
-            there = Tag.WEIGHTS not in missing
-            return controller.begin_update(
-                version, tags=request.tags, force=there, **options, **request.options
-            )
-        sleeps = request.method == "sleep"
-        tags = request.tags - missing if sleeps else request.tags & missing
-        if not tags:
+        held = [rank.held for rank in controller.status().ranks]
+        command = control.command_of(request.method, request.tags, held)
+        if command.given is Given.NOTHING:
             return None
-        if sleeps:
-            return controller.begin_clear(tags=tags, **options)
-        return controller.begin_update(tags=tags, **options)
+        if command.given is Given.CLEAR:
+            return controller.begin_clear(tags=command.tags, **options)
+        if request.method != "update_weights":
+            return controller.begin_update(tags=command.tags, **options)
+        version = self._asked_or_announced(request.version)
+        return controller.begin_update(
+            version, tags=command.tags, force=command.force, **options, **request.options
+        )
 
     def _settle_behind(self, model_runner: Any) -> None:
         """Let the runner step only with all that a step needs, and hold nothing that the group does not."""
-        weights = self._worker.weights is WeightState.NORMAL
-        kv = self._worker.kv is KVState.NORMAL or not self._found_cache
+        asleep = control.sleeping(self._worker.weights, self._worker.kv, kv_found=self._found_cache)
+        weights, kv = Tag.WEIGHTS not in asleep, Tag.KV_CACHE not in asleep
         give_back_unheld(self._surfaces, weights=weights, kv=kv)
         model_runner.is_weight_sleeping, model_runner.is_kvcache_sleeping = not weights, not kv
-        asleep = not (weights and kv)
-        self._entries.rests(asleep=asleep)
-        self._declare("it sleeps: ask for wakeup" if asleep else "")
+        self._entries.rests(asleep=bool(asleep))
+        self._declare(control.keeps_from_polling(asleep))
 
     def _declare(self, keeps: str) -> None:
         """Say, for a loop with the second line, whether it looks at commands; `keeps`: what keeps it."""

@@ -1,0 +1,68 @@
+"""What control requests may do: every state of group and rank against every request, from the pure tables."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from wsm.fastdeploy import _control_contract as control
+from wsm.fastdeploy._control_calls import DEADLINES_S, REST_S, TAGS
+from wsm.fastdeploy._control_contract import Passed
+from wsm.fastdeploy._loop_contract import Given
+from wsm.states.decide import Resident
+from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+
+SUBSETS = [frozenset(), frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE}), ALL_TAGS]
+METHODS = list(DEADLINES_S)
+#: How long FastDeploy's engine waits for the answer of each.
+ENGINE_WAITS_S = {"sleep": 60, "wakeup": 300, "update_weights": 60}
+
+
+def test_the_table_knows_every_request_and_half_and_each_ends_before_the_engine_gives_up():
+    assert set(control.GIVES) == set(itertools.product(METHODS, (True, False, None)))
+    assert set(TAGS.values()) == ALL_TAGS
+    for method, waits_s in ENGINE_WAITS_S.items():
+        # Ranks that come late, the command, the way out of one that failed.
+        assert REST_S + DEADLINES_S[method] + 2 * REST_S < waits_s
+
+
+def test_a_request_changes_what_it_names_alone_and_leaves_only_what_every_rank_has_as_it_asks():
+    """Two ranks in every pair of states; no rank sleeps over memory that it still has."""
+    states = [Resident(*each) for each in itertools.product(WeightState, KVState)]
+    for method, tags, held in itertools.product(METHODS, SUBSETS, itertools.product(states, repeat=2)):
+        given = control.command_of(method, tags, held)
+        there = frozenset(tag for tag in ALL_TAGS if not any(tag in each.missing for each in held))
+        away = {Tag.WEIGHTS} if all(each.weights is WeightState.CLEARED for each in held) else set()
+        away |= {Tag.KV_CACHE} if all(each.kv is KVState.CLEARED for each in held) else set()
+        if tags - away - there and method == "sleep":  # they differ: nothing but both has one meaning
+            away = set()
+        changed = {"sleep": tags - away, "wakeup": tags - there, "update_weights": tags}[method]
+        done = Given.CLEAR if method == "sleep" else Given.UPDATE
+        assert (given.given, given.tags) == (done if changed else Given.NOTHING, changed)
+        forced = method == "update_weights" and bool(tags) and tags <= there
+        assert given.force == forced
+
+
+def test_no_runner_steps_without_all_that_a_step_needs():
+    for weights, kv, found in itertools.product(WeightState, KVState, (True, False)):
+        asleep = control.sleeping(weights, kv, kv_found=found)
+        assert (Tag.WEIGHTS in asleep) == (weights is not WeightState.NORMAL)
+        assert (Tag.KV_CACHE in asleep) == (found and kv is not KVState.NORMAL)
+        # A loop that takes no steps looks at no command, and says so; one that takes them looks.
+        assert bool(control.keeps_from_polling(asleep)) == bool(asleep)
+        assert control.keeps_from_polling(asleep, "sleep").startswith("sleep has been asked for")
+
+
+def test_only_a_rank_at_rest_or_one_that_ran_the_method_is_settled_by_a_request():
+    at_rest = (WeightState.NORMAL, WeightState.CLEARED)
+    for weights, entered in itertools.product(WeightState, (True, False)):
+        assert control.settles(weights, entered=entered) == (entered or weights in at_rest)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_refused_inside_another_and_passes_through_inside_its_own(method):
+    assert control.passes(method, None, inside=False) is Passed.COMMAND
+    for open_method, inside in itertools.product(METHODS, (True, False)):
+        passed = control.passes(method, open_method, inside=inside)
+        assert passed is (Passed.THROUGH if inside and open_method == method else Passed.REFUSED)
