@@ -22,6 +22,9 @@ ANSWERS_S = 50.0
 
 _LOOK_S = 0.01
 
+#: What the slowest of its processes takes to write the answer that another has given; each looks every 0.1 s.
+_LATE_S = 0.25
+
 
 class PartWord:
     """A word of this rank's data-parallel part, attached when it appears, and again if made anew.
@@ -101,6 +104,7 @@ class TransferProcess:
         rebuild()
         wish = contract.UPDATING
         self._await(lambda said: said != wish, time.monotonic() + ANSWERS_S, wish)
+        time.sleep(_LATE_S)
 
     def lets_go(self, release: Callable[[], None]) -> None:
         """Ask it to let the KV cache go, release the rank's own, and wait for its answer. Blocks.
@@ -127,7 +131,9 @@ class TransferProcess:
         before, answer = contract.OF_CACHE_PROCESS[wish]
         until = time.monotonic() + ANSWERS_S
         # What it was asked before is answered first: it would write that answer over this wish.
-        self._await(lambda said: said not in contract.ASKS or said == wish, until, wish)
+        if (said := self._word.read()) in contract.ASKS and said != wish:
+            self._await(lambda said: said not in contract.ASKS or said == wish, until, wish)
+            time.sleep(_LATE_S)
         self._word.change(before, wish)
         own_part()
 
