@@ -159,16 +159,13 @@ CLEARED_FACTS = ("resident_bytes_after", "dropped_bytes", "drop_measurable")
 
 
 def _expect_facts(context: ActionContext, wanted: tuple[str, ...], action: str) -> None:
+    """Refuse a command whose facts lack one of `wanted`, or tell of another version than was asked for."""
     if not context.facts.keys() >= set(wanted):
         missing = [fact for fact in wanted if fact not in context.facts]
         raise PostconditionError(
             action=action, expected="facts for the receipt", found=f"no {', '.join(missing)}"
         )
-
-
-def _expect_version(context: ActionContext, action: str) -> None:
-    _expect_facts(context, PREPARED_FACTS, action)
-    if context.version is not None and context.facts["version"] != context.version:
+    if "version" in wanted and context.version not in (None, context.facts["version"]):
         raise PostconditionError(
             action=action,
             expected=f"version {context.version}",
@@ -218,7 +215,7 @@ class DeclareStaged(Action):
     def run(self, context: ActionContext) -> None:
         """As :meth:`DeclarePrepared.run`. Local."""
         if self._has_weights:
-            _expect_version(context, self.name)
+            _expect_facts(context, PREPARED_FACTS, self.name)
             context.look_again()
         log_memory(context, "staging")
 
@@ -249,6 +246,6 @@ class DeclarePrepared(Action):
             If what names no version has changed since the command began (``source-changed``).
         """
         if self._has_weights:
-            _expect_version(context, self.name)
+            _expect_facts(context, PREPARED_FACTS, self.name)
             context.look_again()
         log_memory(context, "update")

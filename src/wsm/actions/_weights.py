@@ -7,7 +7,7 @@ come from.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import cast
 
 from wsm.actions import errors, names
@@ -72,10 +72,9 @@ class WatchedTarget:
         self._adopting = target if isinstance(target, AdoptingTarget) else None
         self.transposed = transposed_names(target)
         self.tied = tied_names(target)
-
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Return the target's tensors without their bytes."""
-        return self._target.specs()
+        #: The target's own: its tensors without their bytes, and the bytes of one, read-only.
+        self.specs: Callable[[], Mapping[str, TensorSpec]] = target.specs
+        self.readable: Callable[[str], memoryview] = target.readable
 
     def held(self) -> Iterator[str]:
         """Iterate over the names of tensors that hold memory."""
@@ -95,10 +94,6 @@ class WatchedTarget:
         self._context.weights_touched = True
         if self._adopting is not None:
             self._adopting.adopt(name, memory)
-
-    def readable(self, name: str) -> memoryview:
-        """Return the tensor's bytes, read-only."""
-        return self._target.readable(name)
 
 
 class WatchedStagedTarget(WatchedTarget):

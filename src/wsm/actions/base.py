@@ -451,7 +451,13 @@ class Plans:
 
     def named(self, name: PlanKey | str) -> Plan:
         """Return the plan of that key, or with its text for a name."""
-        return self.by_name[str(name)]
+        plan = self._by_key.get(name)
+        return self.by_name[str(name)] if plan is None else plan
+
+    @functools.cached_property
+    def _by_key(self) -> Mapping[PlanKey | str | None, Plan]:
+        """Every plan by its key, whose text need not be composed for each command."""
+        return {plan.key: plan for plan in self.by_name.values()}
 
     @property
     def clear(self) -> Plan:

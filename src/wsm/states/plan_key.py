@@ -146,7 +146,7 @@ def plan_for(request: Request, tags: Collection[Tag], *, weights: bool, kv: bool
         (moved if Tag.WEIGHTS in tags else stays)[not weights],
         (of_kv if Tag.KV_CACHE in tags else stays)[not kv],
     )
-    return None if _MOVES.isdisjoint(key.halves.values()) else key
+    return None if _MOVES.isdisjoint(key[1:]) else key
 
 
 CLEAR: Final = PlanKey(Request.CLEAR, Half.GOES, Half.GOES)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from wsm.actions.base import ActionContext, Plans
+from wsm.actions.base import ActionContext, Loaded, LoadFunction, Plans
 from wsm.actions.surfaces import Runner, processing_of
 from wsm.clock import Clock
 from wsm.command import (
@@ -30,7 +30,8 @@ from wsm.command import (
     version_held,
 )
 from wsm.committed_record import CommittedRecordError, commit_report, committed_record
-from wsm.labels import is_unnamed, unnamed_version, version_id
+from wsm.errors import BadInputError
+from wsm.labels import is_unnamed, recorded_version, unnamed_version, version_id
 from wsm.report import RankReport
 from wsm.states import command_events, epochs
 from wsm.states.machine import LifeCycle
@@ -49,9 +50,6 @@ from wsm.worker._staging import StagingThread
 from wsm.worker._watchdog import ActionWatch
 from wsm.worker.errors import step_broken
 from wsm.worker.recording import Recorder
-
-#: What a load action loads with: ``load(context, target) -> facts``.
-Load = Callable[[ActionContext, WeightTarget], Mapping[str, Any]]
 
 
 class Found(NamedTuple):
@@ -216,7 +214,7 @@ class Work:
 
     runner: Runner
     plans: Plans
-    load: Load
+    load: LoadFunction
     find: Find | None = None
     resident: ResidentFacts = field(default_factory=ResidentFacts)
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -478,28 +476,40 @@ class CommandReader:
             raise part_not_restorable(rank=state.rank, version=report.version, bases=report.bases)
         return report
 
-    def _load_and_note(self, context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
-        """Load, and say of a part what it was put on, and whether that is kept for a restore."""
-        facts = self._work.load(context, target)
-        digest, promised, version = facts.get("digest"), context.promised_digest, str(facts.get("version"))
+    def _load_and_note(self, context: ActionContext, target: WeightTarget) -> Loaded:
+        """Load, and say of a part what it was put on, and whether that is kept for a restore.
+
+        Everything later (the agreement of the ranks, the committed word, the receipt, the version of each
+        token) goes by what the load says, so one that brings something else must not get as far as PREPARED.
+        """
+        loaded = Loaded.of(self._work.load(context, target))
+        rank, asked, promised = context.rank, context.version, context.promised_digest
+        try:
+            version = recorded_version(loaded.version)
+        except BadInputError as error:
+            raise errors.other_version(rank=rank, asked=asked, said=loaded.version) from error
+        if asked not in (None, version):
+            raise errors.other_version(rank=rank, asked=asked, said=version)
         named = not is_unnamed(version)
-        if facts.get("through_models") and processing_of(context.runner) is not None:
+        if loaded.through_models and processing_of(context.runner) is not None:
             promised = None  # what comes of the processing is compared, not what was loaded
-        if epochs.is_other_content(promised=promised, found=digest, named=named, restores=False):
+        if epochs.is_other_content(promised=promised, found=loaded.digest, named=named, restores=False):
+            digest = loaded.digest
             if named:
                 raise errors.other_content(
-                    rank=context.rank, version=version, digest=str(digest), committed=str(promised)
+                    rank=rank, version=version, digest=str(digest), committed=str(promised)
                 )
             problem = f"digest {digest} instead of {promised}"
-            raise errors.source_overwritten(rank=context.rank, version=version, problem=problem)
+            raise errors.source_overwritten(rank=rank, version=version, problem=problem)
         bases = context.bases
         if context.partial:
-            bases = self.resident.bases_of_part(facts.get("version"), facts.get("not_loaded"))
-        if not bases:
-            return facts
-        pins = self._work.pins
-        restorable = pins is not None and all(pins.add(version) for version in bases)
-        return {**facts, "bases": bases, "restorable": restorable}
+            bases = self.resident.bases_of_part(version, loaded.not_loaded)
+        more = dict(loaded.more)
+        if bases:
+            pins = self._work.pins
+            restorable = pins is not None and all(pins.add(base) for base in bases)
+            more |= {"bases": bases, "restorable": restorable}
+        return replace(loaded, version=version, more=more)
 
     def _make(
         self,

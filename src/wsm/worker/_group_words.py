@@ -6,6 +6,7 @@ Between :mod:`wsm.signals` (memory) and :mod:`wsm.states` (rules): it knows neit
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from wsm.clock import Clock, SystemClock
 from wsm.committed_record import keep_commit
@@ -50,18 +51,15 @@ class GroupWords:
         self.presence = PresenceWords(segment.words, layout.heartbeat[rank])
         self._clock = clock or SystemClock()
         self._said: StatusWord | None = None  # the status that was written last
-        self._reader = ViewReader(segment)
+        #: Reads every word once, one after the other.
+        self.read: Callable[[], WordsRead] = ViewReader(segment).read
         self.steps = layout.step[: segment.world_size]
         self.statuses = layout.status
         self.peer_steps = tuple(index for index in self.steps if index != self.step)
 
-    def read(self) -> WordsRead:
-        """Read every word once, one after the other."""
-        return self._reader.read()
-
     def view(self) -> View:
         """Read every word once, for the rules alone."""
-        return self._reader.read().view
+        return self.read().view
 
     def called_off(self, epoch: int) -> bool:
         """Whether the command of `epoch` is to be stopped: the group has decided against it, or ended."""

@@ -171,6 +171,8 @@ class RankLoop:
                 self._unsaid()
                 todo = Todo.WAIT
             else:
+                if self._leaving is None and self.watch.stalled is not None:
+                    self._expire_command()
                 todo = self._next(idle=idle)
         except (MemoryError, OSError, RuntimeError) as error:
             if shortage_of(error) is None:
@@ -266,9 +268,10 @@ class RankLoop:
     # -- a look, and what takes effect -------------------------------------------------------------
 
     def _next(self, *, idle: bool) -> Todo:
-        """Look until something was done; `idle`: the loop has not stepped since the last turn."""
-        if self._leaving is None and self.watch.stalled is not None:
-            self._expire_command()
+        """Look until something was done; `idle`: the loop has not stepped since the last turn.
+
+        What goes on beside steps is done before a step is joined, too.
+        """
         for _ in range(_LOOKS_PER_TURN):
             self._doing = None
             read = self.words.read()
@@ -276,7 +279,13 @@ class RankLoop:
             move = protocol.advance(self.state, view)
             self._take(move, view)
             self._doing = move.todo
-            todo = self._done_beside(move.todo, view, idle=idle)
+            todo, joins = move.todo, move.todo is Todo.JOIN
+            if joins:
+                todo = protocol.before_joining(self.state, view, idle=idle)
+            if todo in self._beside:
+                todo = self._beside[todo](view)
+                if joins and todo is not Todo.LOOK:  # a peer waits in that step; LOOK: it has come further
+                    todo = Todo.JOIN
             if todo is Todo.LOOK:
                 continue
             if todo in (Todo.SERVE, Todo.JOIN):
@@ -292,20 +301,6 @@ class RankLoop:
                 return Todo.WAIT
         return Todo.WAIT
 
-    def _done_beside(self, todo: Todo, view: View, *, idle: bool) -> Todo:
-        """Do what goes on beside steps, where that is to be done, and before a step is joined.
-
-        Returns what is to be done then; LOOK: it has come further.
-        """
-        joins = todo is Todo.JOIN
-        if joins:
-            todo = protocol.before_joining(self.state, view, idle=idle)
-        if todo in self._beside:
-            todo = self._beside[todo](view)
-            if joins and todo is not Todo.LOOK:
-                return Todo.JOIN
-        return todo
-
     def _wait(self, read: WordsRead) -> None:
         self.recorder.write()
         self.words.wait(read, IDLE_WAIT_S)
@@ -320,16 +315,9 @@ class RankLoop:
             self._phase_since_ns, self._told_late = self._clock.monotonic_ns(), False
         self.words.write(move)
         before, self.state = self.state, move.state
-        if isinstance(source, Happened):
-            self.recorder.happened(before, source, move)
-        elif before.epoch == move.state.epoch:
-            self.recorder.looked(before, source, move)
-        else:
-            self.recorder.joined(move, source)
         if move.step is not None and move.step.kind is StepKind.PARKED and self.life.serving:
             self._paused_since_ns = self._clock.monotonic_ns()
-        if move.status is not None or (move.step is not None and move.step.kind is not StepKind.RUNNING):
-            self.recorder.wrote(move)
+        self.recorder.took(before, source, move)
 
     def _tell(
         self,

@@ -22,7 +22,7 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import AvailableMemory
 from wsm.command import CommandArguments, partial_update_refused
 from wsm.config import WsmConfig
-from wsm.errors import BadInputError, WsmError
+from wsm.errors import WsmError
 from wsm.labels import is_unnamed, recorded_version
 from wsm.states.vocabulary import UnknownTensors
 from wsm.strategies import errors
@@ -41,9 +41,8 @@ from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.training_names import TrainingNames
 from wsm.strategies.training_names_file import names_from_files
-from wsm.worker._command import Find, Found, Load
+from wsm.worker._command import Find, Found
 from wsm.worker.errors import (
-    other_version,
     part_base,
     restored_otherwise,
     unversioned_weights,
@@ -195,27 +194,6 @@ def find_function(sources: Sources) -> Find:
         return Found(None, look_at(preview.files))
 
     return find
-
-
-def proven(load_version: LoadFunction) -> Load:
-    """Return `load_version`, held to what it says: the version that was asked for, or a version at all.
-
-    Everything later (the agreement of the ranks, the committed word, the receipt, the version of each
-    token) goes by what was said here, so a loader that brings something else must not get as far as PREPARED.
-    """
-
-    def load_and_check(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
-        loaded = Loaded.of(load_version(context, target))
-        asked = context.version
-        try:
-            said = recorded_version(loaded.version)
-        except BadInputError as error:
-            raise other_version(rank=context.rank, asked=asked, said=loaded.version) from error
-        if asked not in (None, said):
-            raise other_version(rank=context.rank, asked=asked, said=said)
-        return {**loaded.facts(), "version": said}
-
-    return load_and_check
 
 
 def _admit(need: MemoryNeed, context: ActionContext) -> None:

@@ -35,6 +35,7 @@ from wsm.states.phases import Happened, Move, RankState
 from wsm.states.rerun import InputLog, MakeFacts, own_tables
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import StepKind
 
 #: Characters of an error's message; an engine's own errors may quote whole tensors.
 _MAX_MESSAGE = 2 * 1024
@@ -214,11 +215,29 @@ class Recorder:
         self._note(kinds.STEP_BROKEN, step=step, error=error_name(error), message=message)
 
     @_never_raises
-    def wrote(self, move: Move) -> None:
-        """Words of this rank were written."""
+    def took(self, before: RankState, source: View | Happened, move: Move) -> None:
+        """The rank has taken in what it read, or what came of its work, and has written the words of `move`.
+
+        Inputs are kept for the file alone; the last entries in memory and segment are for people.
+        """
+        inputs = self._inputs  # another thread may end the file
+        if inputs is not None:
+            state = before
+            if isinstance(source, Happened):
+                found = inputs.happened(source, move)
+            elif before.epoch == move.state.epoch:
+                found = inputs.looked(before, source, move)
+            else:
+                state, found = move.state, inputs.joined(move, source)
+            if found:
+                now_ns, wall_ns = self._clock.monotonic_ns(), self._clock.wall_ns()
+                sequence = state.sequence or self._sequence
+                entry = JournalEntry(kinds.INPUT, now_ns, wall_ns, self._rank, state.epoch, sequence)
+                with self._writing:
+                    self._unwritten += [(entry, make) for make in found]
         status, step = move.status, move.step
         if status is None:
-            if step is not None:
+            if step is not None and step.kind is not StepKind.RUNNING:
                 self._note(kinds.WORD_WRITTEN, word="step", code=step.kind.name, step=step.step)
             return
         self._epoch, self._sequence = status.epoch, status.sequence
@@ -232,40 +251,6 @@ class Recorder:
             kv=KVState(status.kv).name,
             **({} if step is None else {"step": step.step}),
         )
-
-    @_never_raises
-    def joined(self, move: Move, view: View) -> None:
-        """The rank has entered an epoch."""
-        inputs = self._inputs  # another thread may end the file
-        if inputs is not None:
-            self._keep_inputs(move.state, inputs.joined(move, view))
-
-    @_never_raises
-    def looked(self, before: RankState, view: View, move: Move) -> None:
-        """The rank has read the words of its group."""
-        inputs = self._inputs  # another thread may end the file
-        if inputs is not None:
-            self._keep_inputs(before, inputs.looked(before, view, move))
-
-    @_never_raises
-    def happened(self, before: RankState, happened: Happened, move: Move) -> None:
-        """Something was done, or a step was entered, and the rank has taken it in."""
-        inputs = self._inputs  # another thread may end the file
-        if inputs is not None:
-            self._keep_inputs(before, inputs.happened(happened, move))
-
-    def _keep_inputs(self, state: RankState, found: list[MakeFacts]) -> None:
-        """Keep inputs for the file alone; the last entries in memory and segment are for people."""
-        if not found:
-            return
-        now_ns, wall_ns, sequence = (
-            self._clock.monotonic_ns(),
-            self._clock.wall_ns(),
-            state.sequence or self._sequence,
-        )
-        entry = JournalEntry(kinds.INPUT, now_ns, wall_ns, self._rank, state.epoch, sequence)
-        with self._writing:
-            self._unwritten += [(entry, make) for make in found]
 
     @_never_raises
     def cut_short(self, error: BaseException) -> None:

@@ -44,7 +44,6 @@ from wsm.worker.loading import (
     keeping_tensors,
     load_function,
     pins_for,
-    proven,
 )
 
 #: A command word that no controller ever writes: nothing is quiet.
@@ -144,7 +143,7 @@ class Worker:
         if load is None:
             sources = Sources(config)
             load, find = load_function(sources), find_function(sources)
-        work = Work(runner, plans, proven(load), find, pins=self._pins)
+        work = Work(runner, plans, load, find, pins=self._pins)
         with ExitStack() as undo:
             self._attachment, self._loop, self._watchdog = _, loop, _ = join_group(
                 undo,
