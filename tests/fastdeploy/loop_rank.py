@@ -40,7 +40,7 @@ class TornMeetingError(Exception):
 
 
 class Walk:
-    """The lines of wsm.fastdeploy that a rank comes by inside FastDeploy's check; it ends itself at one.
+    """The lines of wsm.fastdeploy that a rank comes by inside FastDeploy's check or its poll; it ends at one.
 
     A line is told by its file, its number, and whether the weights word is below 0 then.
     """
@@ -53,9 +53,6 @@ class Walk:
     def begin(self, word: Signal) -> None:
         self._word = word
         sys.settrace(self._call)
-
-    def end(self) -> None:
-        sys.settrace(None)
 
     def _call(self, frame, _event, _argument):
         return self._line if "/wsm/fastdeploy/" in frame.f_code.co_filename else None
@@ -415,7 +412,7 @@ class Loop:
         else:
             self.walk.begin(self.word)
             self.manager.check_model_weights_status(self.word, *arguments)
-            self.walk.end()
+            sys.settrace(None)
         self.says(
             "left",
             signal=signal,
@@ -472,13 +469,21 @@ class Loop:
         number = 0
         while True:
             if self.settings.get("polls"):
+                if self.walk is not None:
+                    self.walk.begin(self.word)
                 self.manager.poll()
+                sys.settrace(None)
             if self.board.broadcast(int((self.directory / "end").exists())):
                 break
             turn(number)
             number += 1
-            if self.walk is not None and self.walk.lines and self.word.value[0] == NORMAL:
+            if self.walk is not None and self.has_walked():
                 (self.directory / "end").touch()
+
+    def has_walked(self) -> bool:
+        if self.settings["v1"]:
+            return self.controlled == self.settings["controls"]
+        return bool(self.walk.lines) and not self.settings["polls"] and self.word.value[0] == NORMAL
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -490,10 +495,13 @@ class Loop:
         if self.board.broadcast(int(path.exists())):
             self.controlled += 1
             asked = json.loads(path.read_text())
+            if self.walk is not None:
+                self.walk.begin(self.word)
             try:
                 said = {"result": getattr(self.runner, asked["method"])(**asked["args"])}
             except Exception as error:  # noqa: BLE001 - as FastDeploy's loop answers it
                 said = {"error": str(error), "code": getattr(error, "code", "")}
+            sys.settrace(None)
             self.says(
                 "controlled",
                 sleeping=[self.runner.is_weight_sleeping, self.runner.is_kvcache_sleeping],

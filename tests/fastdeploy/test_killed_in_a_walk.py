@@ -1,38 +1,68 @@
-"""A rank ended by SIGKILL at each line of its walk through FastDeploy's check, in both loops."""
+"""A rank ended by SIGKILL at each line of its walk through FastDeploy's check or wsm's poll, in all loops."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
 from loop_job import LoopJob
 
+from wsm import WsmError
+
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
 
 NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
-LOOPS = [("2025", True), ("2026", False)]
+LOOPS = [("2025", True), ("2026", False), ("2026", True)]
+BOTH = {"tags": "weight,kv_cache"}
+CONTROLS = [("sleep", BOTH), ("wakeup", BOTH), ("update_weights", {"version": "1"})]
 
 
 class Walked:
-    """A clear and an update by the engine's word, in which rank `walker` ends itself at a line, if any."""
+    """A clear and an update in which rank `walker` ends itself at a line, if any.
+
+    The engine asks for them by its word, for the update twice where the first `fails`; where the loop
+    `polls`, a trainer commands them; in V1 they are `CONTROLS`.
+    """
 
     def __init__(
-        self, directory: Path, generation: str, *, block: bool, walker: int, ends_at: str = ""
+        self,
+        directory: Path,
+        generation: str,
+        *,
+        block: bool,
+        walker: int,
+        ends_at: str = "",
+        fails: bool = False,
+        polls: bool = False,
+        v1: bool = False,
     ) -> None:
         directory.mkdir()
         self.job = LoopJob(
             directory,
             generation,
             block=block,
-            hurried=[(CLEARED, UPDATING)],
+            hurried=[] if polls or v1 else [(CLEARED, UPDATING)] * (1 + fails),
             walker=walker,
             ends_at=ends_at,
+            polls=polls,
+            v1=v1,
+            controls=len(CONTROLS),
         )
         self.walker = walker
         try:
             self.job.start()
-            self.job.asks(CLEARING)
+            if fails:
+                self.job.order(1, "write")
+            if polls:
+                self._commands()
+                (directory / "end").touch()
+            elif v1:
+                for method, asked in CONTROLS:
+                    self.job.control(method, **asked)
+            else:
+                self.job.asks(CLEARING)
             self.said = [[], []]
             for rank in (walker, 1 - walker):
                 self.said[rank] = self.job.programs[rank].last_lines()
@@ -41,14 +71,20 @@ class Walked:
         finally:
             self.job.close()
 
+    def _commands(self) -> None:
+        """As a trainer would; what it is told where a rank is killed, tests of controllers say."""
+        with contextlib.suppress(WsmError):
+            trainer = self.job.controller()
+            trainer.clear(deadline_s=20)
+            trainer.update(1, deadline_s=20)
+
     def events(self, rank: int) -> list[dict]:
         return [json.loads(line) for line in self.said[rank] if line.startswith('{"event"')]
 
     @property
     def lines(self) -> list[str]:
         """Where the rank came by; empty if it was ended there."""
-        last = self.events(self.walker)[-1]
-        return last["lines"] if last["event"] == "ended" else []
+        return next((said["lines"] for said in self.events(self.walker) if said["event"] == "ended"), [])
 
     def require_the_end_of_all(self) -> None:
         """The other rank says which is gone, unless it has left: it is in FastDeploy's collective then."""
@@ -59,7 +95,40 @@ class Walked:
             assert inside[-1:] != ["entered"], text
         else:
             assert f"rank {self.walker} of group" in text, text
-            assert f"ended while rank {other} was in entry" in text, text
+            assert f"ended while rank {other} was in" in text, text
+
+    def require_an_answer_to_all(self) -> None:
+        """The other rank has ended each request that it came into, and steps with all weights or not at all.
+
+        Behind the last request it is in FastDeploy's barrier.
+        """
+        other = 1 - self.walker
+        text = "\n".join(self.said[other])
+        controlled = [said for said in self.events(other) if said["event"] == "controlled"]
+        assert "TornMeetingError" in text, text
+        for said in controlled:
+            assert said["sleeping"][0] is (not said["held"]), text
+        for said in controlled[:-1]:
+            assert "error" not in said, text
+        if controlled and "error" in controlled[-1]:
+            assert f"rank {self.walker}" in controlled[-1]["error"], text
+
+    def require_a_good_update_of_the_next_job(self) -> None:
+        """FastDeploy starts all ranks anew, in the same place."""
+        job = LoopJob(self.job.directory, self.job.settings["generation"], block=self.job.settings["block"])
+        for left in ("end", "torn", "board", "told"):
+            (job.directory / left).unlink(missing_ok=True)
+        try:
+            job.start()
+            job.asks(CLEARING)
+            job.answers(CLEARED)
+            job.publish(2)
+            job.asks(UPDATING)
+            job.answers(NORMAL)
+            assert {said["version"] for said in job.each_says("stepped")} == {"2"}
+            job.end()
+        finally:
+            job.close()
 
 
 @pytest.fixture
@@ -78,16 +147,50 @@ def walk(tmp_path: Path):
 @pytest.mark.parametrize("walker", [0, 1])
 @pytest.mark.parametrize(("generation", "block"), LOOPS)
 def test_no_rank_waits_for_ever_for_one_that_is_killed_at_any_line(walk, generation, block, walker):
+    """The lines of an update that works, and those that only one that fails comes by."""
     whole = walk(generation, block=block, walker=walker)
     assert [said["version"] for said in whole.events(walker) if said["event"] == "left"][-1] == "1"
     assert len(whole.lines) > 50
+    failed = walk(generation, block=block, walker=walker, fails=True)
+    others = [place for place in failed.lines if place not in whole.lines]
     ended = 0
-    for place in whole.lines:
-        walked = walk(generation, block=block, walker=walker, ends_at=place)
+    for place in [*whole.lines, *others]:
+        walked = walk(generation, block=block, walker=walker, ends_at=place, fails=place in others)
         if not walked.lines:
             ended += 1
             walked.require_the_end_of_all()
     assert ended > len(whole.lines) // 2  # a line that waits for another rank is not come by each time
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("walker", [0, 1])
+def test_no_rank_waits_for_ever_for_one_that_is_killed_at_any_line_of_a_poll(walk, walker):
+    whole = walk("2026", block=False, walker=walker, polls=True)
+    assert len(whole.lines) > 20
+    ended = 0
+    for place in whole.lines:
+        walked = walk("2026", block=False, walker=walker, ends_at=place, polls=True)
+        if not walked.lines:
+            ended += 1
+            walked.require_the_end_of_all()
+    assert ended > len(whole.lines) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("walker", [0, 1])
+def test_a_rank_that_is_killed_at_any_line_of_a_control_request_lets_no_other_one_wait(walk, walker):
+    whole = walk("2026", block=False, walker=walker, v1=True)
+    assert len([said for said in whole.events(walker) if said["event"] == "controlled"]) == len(CONTROLS)
+    assert len(whole.lines) > 50
+    ended = 0
+    for place in whole.lines:
+        walked = walk("2026", block=False, walker=walker, ends_at=place, v1=True)
+        if not walked.lines:
+            ended += 1
+            walked.require_an_answer_to_all()
+    assert ended > len(whole.lines) // 2
 
 
 @pytest.mark.parametrize("walker", [0, 1])
@@ -96,3 +199,4 @@ def test_no_rank_waits_for_ever_for_one_that_is_killed_in_its_last_line(walk, wa
     walked = walk("2026", block=False, walker=walker, ends_at=whole.lines[-1])
     assert not walked.lines
     walked.require_the_end_of_all()
+    walked.require_a_good_update_of_the_next_job()

@@ -277,14 +277,16 @@ class DynamicWeightManager(DirectCalls):
         WsmError
             As :meth:`check_model_weights_status`.
         """
-        if not self._polls:
+        first = not self._polls
+        if first:
             runner = model_runner or calls.runner_of(sys._getframe(1).f_locals.get("self"))
             self._surfaces.bind(runner)
             self._polls = True
-            if self._worker.rank == 0:
-                declare_loop(self._segment, polls=True, place="")
         self._end_turn()
-        if self._entries.between_turns(self._surfaces.requests.in_flight):
+        serves = self._entries.between_turns(self._surfaces.requests.in_flight)
+        if first:  # a clear before FastDeploy's KV cache counts as there would not free it
+            self._declare("")
+        if serves:
             self._permit = self._worker.step()
             self._permit.__enter__()
 
