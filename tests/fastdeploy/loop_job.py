@@ -49,6 +49,7 @@ class LoopJob:
             "ranks": self.ranks,
             "part": part,
             "block": block,
+            "whole": False,
             **more,
         }
         self.programs: list[Program] = []

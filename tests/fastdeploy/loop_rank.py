@@ -16,13 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from model_runners import CacheTensor, ControlledRunner, Flags
+from model_runners import Buffers, CacheTensor, ControlledRunner, Flags, Groups
 
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.base import Loaded
 from wsm.actions.measuring import resident_digest
 from wsm.errors import WsmError
-from wsm.fastdeploy import DynamicWeightManager, _control_calls, _entries, _install, _part_words
+from wsm.fastdeploy import DynamicWeightManager, _calls, _control_calls, _entries, _install, _part_words
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
@@ -248,7 +248,7 @@ class Loop:
         if settings.get("v1"):
             _install._watch(ControlledRunner)
             _control_calls.DEADLINES_S.update(self.settings.get("deadlines_s", {}))
-            self.runner = ControlledRunner(self.passes)
+            self.runner = ControlledRunner(self.passes, whole=settings["whole"])
         self.word = Signal(self.shared / f"model_weights_status.{self.port}")
         self.kv: Signal | None = None
         cache_process = settings.get("cache_process")
@@ -279,14 +279,20 @@ class Loop:
     def start(self) -> None:
         _entries.STREAMS_LOOK_S = self.settings.get("streams_look_s", 0.05)
         member = Membership(self.rank, range(self.ranks), self.told, self.ranks)
-        part = self.settings["part"]
+        part, whole = self.settings["part"], self.settings.get("whole", False)
         parallel = SimpleNamespace(
             tensor_parallel_rank=self.rank % part,
             tensor_parallel_size=part,
-            enable_expert_parallel=False,
-            engine_worker_queue_port=self.port,
-            shutdown_comm_group_if_worker_idle=False,
+            enable_expert_parallel=whole,
+            expert_parallel_size=self.ranks,
+            engine_worker_queue_port=self.settings["ports"] if whole else self.port,
+            local_engine_worker_queue_port=self.port,
+            shutdown_comm_group_if_worker_idle=whole,
         )
+        if whole:
+            Buffers.calls = self.runner.calls
+            _calls.deepep_buffers = lambda: Buffers
+            _calls.device_groups = lambda _facts, _parallel: Groups(self.runner.calls)
         config = SimpleNamespace(
             parallel_config=parallel,
             load_config=SimpleNamespace(
@@ -295,6 +301,7 @@ class Loop:
             model_config=SimpleNamespace(model=self.settings["model"]),
             cache_config=SimpleNamespace(num_cpu_blocks=0 if self.kv is None else 4),
             graph_opt_config=SimpleNamespace(use_cudagraph=bool(self.settings.get("v1"))),
+            speculative_config=SimpleNamespace(method="mtp" if whole else None),
         )
         _part_words.ANSWERS_S = self.settings.get("cache_answers_s", _part_words.ANSWERS_S)
         self.weights = SteeredWeights(self.directory, self.rank)

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from wsm.actions.surfaces import GroupKind
+
 
 class Flags:
     """Stop flags; the flag of a slot with a request is down."""
@@ -61,6 +63,47 @@ class Model:
 
     def clear_grpah_opt_backend(self) -> None:
         self._calls.append("clear_grpah_opt_backend")
+
+
+class Groups:
+    """A worker's communicators, which write down what is done to them."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self._calls, self._up = calls, {GroupKind.WORLD, GroupKind.TP, GroupKind.EP}
+
+    def kinds(self):
+        return (GroupKind.WORLD, GroupKind.TP, GroupKind.EP)
+
+    def alive(self, kind) -> bool:
+        return kind in self._up
+
+    def group(self, kind):
+        return kind if kind in self._up else None
+
+    def barrier(self, kind) -> None:
+        pass
+
+    def shut_down(self, kind) -> None:
+        self._up.discard(kind)
+        self._calls.append(f"shut down {kind.value}")
+
+    def restart(self, kind, incarnation) -> None:
+        self._up.add(kind)
+        self._calls.append(f"restart {kind.value}")
+
+
+class Buffers:
+    """FastDeploy's ``DeepEPBufferManager``."""
+
+    calls: list[str]
+
+    @classmethod
+    def clear_buffer(cls) -> None:
+        cls.calls.append("clear_buffer")
+
+    @classmethod
+    def recreate_buffer(cls) -> None:
+        cls.calls.append("recreate_buffer")
 
 
 class HpuRunner:
@@ -166,12 +209,13 @@ class RunnerV1(Runner2025):
 class ControlledRunner(Runner2026):
     """The gpu runner of 2026 with its control requests: what they call of it and of the manager, in order.
 
-    ``passes(point)`` is called where a test may let it fail.
+    ``passes(point)`` is called where a test may let it fail; with `whole` it has MTP and expert parallelism.
     """
 
-    def __init__(self, passes) -> None:
+    def __init__(self, passes, *, whole: bool = False) -> None:
         super().__init__()
         self.passes = passes
+        self.whole = whole
         self.use_cudagraph = True
         self.is_weight_sleeping = self.is_kvcache_sleeping = False
         self.dynamic_weight_manager = None
@@ -197,12 +241,18 @@ class ControlledRunner(Runner2026):
             if self.is_weight_sleeping:
                 return
             self.model.clear_grpah_opt_backend()
+            if self.whole:
+                self.dynamic_weight_manager.clear_deepep_buffer()
             self.dynamic_weight_manager.clear_model_weight()
+            if self.whole:
+                self.dynamic_weight_manager.clear_communication_group()
             self.is_weight_sleeping = True
         self.passes("sleep is half done")
         if "kv_cache" in tags:
             if self.is_kvcache_sleeping:
                 return
+            if self.whole:
+                self.proposer.clear_mtp_cache()
             self.clear_cache()
             self.is_kvcache_sleeping = True
         self.passes("sleep ends")
@@ -211,16 +261,23 @@ class ControlledRunner(Runner2026):
         if tags == "weight" and self.use_cudagraph and self.is_kvcache_sleeping:
             raise RuntimeError("wake up [kv_cache] first")
         self.share_inputs.reset_share_inputs()
+        if self.whole:
+            self.proposer.model_inputs.reset_model_inputs()
         tags = tags.split(",")
         if "kv_cache" in tags:
             if not self.is_kvcache_sleeping:
                 return
+            if self.whole:
+                self.proposer.initialize_kv_cache(main_model_num_blocks=self.num_gpu_blocks)
             self.initialize_kv_cache()
             self.is_kvcache_sleeping = False
         self.passes("wakeup is half done")
         if "weight" in tags:
             if not self.is_weight_sleeping:
                 return
+            if self.whole:
+                self.dynamic_weight_manager.restart_communication_group()
+                self.dynamic_weight_manager.recreate_deepep_buffer()
             self.dynamic_weight_manager.reload_model_weights()
             self.capture_model()
             self.is_weight_sleeping = False

@@ -62,6 +62,38 @@ def test_sleep_wakeup_and_update_are_one_command_each_with_what_fastdeploy_answe
     job.end()
 
 
+def test_a_draft_and_experts_of_two_parts_go_and_come_with_what_the_method_itself_does(make_job):
+    """Expert parallelism over two parts of a job is one group; each unit runs once, in FastDeploy's order."""
+    job = make_job(v1=True, whole=True, parts=2, part=1)
+    assert job.controller().status().version == "1"
+    teardown = [
+        *("clear_buffer", "shut down ep", "shut down tp", "shut down world"),
+        *("clear_mtp_cache", "clear_cache"),
+    ]
+    setup = [
+        *("reset_share_inputs", "reset_model_inputs", "mtp.initialize_kv_cache 4", "initialize_kv_cache"),
+        *("restart world", "restart tp", "restart ep", "recreate_buffer", "capture_model"),
+    ]
+    for point in ("", "wakeup is half done"):
+        slept = job.controls("sleep", tags=BOTH)
+        assert (sleeping(slept), codes(slept)) == ({(True, True)}, [None, None])
+        for said in slept:
+            assert [call for call in said["calls"] if call in teardown] == teardown
+        if point:
+            job.order(1, point)
+            failed = job.controls("wakeup", tags=BOTH)
+            assert (sleeping(failed), codes(failed)) == ({(True, True)}, ["rank-failed", "call-failed"])
+        woken = job.controls("wakeup", tags=BOTH)
+        assert (sleeping(woken), codes(woken)) == ({(False, False)}, [None, None])
+        for said in woken:
+            assert [call for call in said["calls"] if call in setup] == setup
+    job.order(1, "update ends")
+    assert sleeping(job.controls("update_weights", version="1")) == {(True, True)}
+    assert sleeping(job.controls("wakeup", tags=BOTH)) == {(False, False)}
+    job.each_says("stepped")
+    job.end()
+
+
 @pytest.mark.parametrize("first", ["weight", "kv_cache"])
 def test_tags_say_which_half_goes_and_comes(job, first):
     halves = {"weight": (True, False), "kv_cache": (False, True)}

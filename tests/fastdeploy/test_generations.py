@@ -13,7 +13,6 @@ from wsm.actions.backends import errors as backend_errors
 from wsm.actions.base import ActionContext
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import GroupKind
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, examine
@@ -48,55 +47,16 @@ def bound(runner, tmp_path, *, deepep_buffers=None, groups=None, **more) -> Work
     return surfaces
 
 
-class Groups:
-    """A worker's communicators, which write down what is done to them."""
-
-    def __init__(self, calls: list[str]) -> None:
-        self._calls, self._up = calls, {GroupKind.WORLD, GroupKind.TP, GroupKind.EP}
-
-    def kinds(self):
-        return (GroupKind.WORLD, GroupKind.TP, GroupKind.EP)
-
-    def alive(self, kind) -> bool:
-        return kind in self._up
-
-    def group(self, kind):
-        return kind if kind in self._up else None
-
-    def barrier(self, kind) -> None:
-        pass
-
-    def shut_down(self, kind) -> None:
-        self._up.discard(kind)
-        self._calls.append(f"shut down {kind.value}")
-
-    def restart(self, kind, incarnation) -> None:
-        self._up.add(kind)
-        self._calls.append(f"restart {kind.value}")
-
-
-class Buffers:
-    """FastDeploy's ``DeepEPBufferManager``."""
-
-    calls: list[str]
-
-    @classmethod
-    def clear_buffer(cls) -> None:
-        cls.calls.append("clear_buffer")
-
-    @classmethod
-    def recreate_buffer(cls) -> None:
-        cls.calls.append("recreate_buffer")
-
-
 @pytest.fixture
 def walked(tmp_path):
     """``walked(plan)``: what a plan of a runner of 2026 that has everything calls of it, in order."""
     runner = runners.Runner2026()
     runner.initialize_routing_replay_manager()
-    Buffers.calls = runner.calls
+    runners.Buffers.calls = runner.calls
     every = {"graphs": True, "drafts": True, "routing_replay": True, "expert_parallel": True}
-    surfaces = bound(runner, tmp_path, deepep_buffers=Buffers, groups=Groups(runner.calls), **every)
+    surfaces = bound(
+        runner, tmp_path, deepep_buffers=runners.Buffers, groups=runners.Groups(runner.calls), **every
+    )
     options = PlanOptions.from_runner(surfaces, shut_down_groups=True)
     assert options.in_flight_policies == {InFlightPolicy.ABORT, InFlightPolicy.DRAIN}
     plans = derive_plans(options)

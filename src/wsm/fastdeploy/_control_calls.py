@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.surfaces import GraphSurface, KVCacheSurface, Runner
+from wsm.actions.surfaces import GraphSurface, GroupKind, KVCacheSurface, Runner
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._control_contract import Passed, passes
 from wsm.states.plan_key import COMMANDED, DISCARDS, Request
@@ -124,6 +124,10 @@ class OpenCall:
         What the method has returned; None where there was nothing to do.
     done : set of str
         Units of the plan that have run already.
+    down : sequence of GroupKind
+        Groups that were down before the method ran.
+    buffer_gone : bool
+        Whether the DeepEP buffer was not there before.
     """
 
     asked: ControlRequest
@@ -135,6 +139,23 @@ class OpenCall:
     context: ActionContext | None = None
     result: Any = None
     done: set[str] = field(default_factory=set)
+    down: Sequence[GroupKind] = ()
+    buffer_gone: bool = False
+
+    def take_down(self) -> None:
+        """Take down the groups that the method brought up in a command that failed, and the buffer on them.
+
+        Another rank may have failed before it came to that, so nothing is met upon: all ranks do this, and
+        the next request creates the groups on every rank alike.
+        """
+        if self.context is None:
+            return
+        buffer, groups = self.context.runner.deepep, self.context.runner.groups
+        if self.buffer_gone and buffer is not None and buffer.allocated():
+            buffer.clear_buffer()
+        for kind in self.down:
+            if groups is not None and groups.alive(kind):
+                groups.shut_down(kind)
 
 
 class ControlCalls:
@@ -191,6 +212,9 @@ class ControlCalls:
                 action.deadline_s = max(action.deadline_s, DEADLINES_S[asked.method])
         try:
             yield call
+        except BaseException:
+            call.take_down()
+            raise
         finally:
             self._call = None
             for action, deadline_s in before.values():
@@ -261,6 +285,12 @@ class ControlCalls:
         """Run FastDeploy's method; where it fails, what it did to caches is taken back or owned up to."""
         call.entered, call.plan, call.context = True, plan, context
         before = [cache.allocated_bytes() > 0 for cache in _caches(context.runner)]
+        groups, buffer = context.runner.groups, context.runner.deepep
+        if groups is not None:  # a buffer's group is taken down first, as in a clear
+            call.down = [
+                kind for kind in reversed(GroupKind) if kind in groups.kinds() and not groups.alive(kind)
+            ]
+        call.buffer_gone = buffer is not None and not buffer.allocated()
         call.inside, began = True, time.monotonic()
         try:
             call.result = call.body()
