@@ -302,7 +302,7 @@ def test_a_method_runs_in_its_own_command_alone_and_no_unit_runs_twice():
         calls.units(names.LOAD_WEIGHTS)
         return "done"
 
-    runner = SimpleNamespace(kv_cache=None, auxiliaries=())
+    runner = SimpleNamespace(kv_cache=None, auxiliaries=(), groups=None, deepep=None)
     asked = ControlRequest("wakeup", frozenset({Tag.WEIGHTS}))
     with calls.open(asked, body, lambda sequence: sequence == 5) as call:
         unit.run(SimpleNamespace(sequence=4, runner=runner, facts={}))

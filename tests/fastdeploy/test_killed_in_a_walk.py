@@ -181,16 +181,17 @@ def test_no_rank_waits_for_ever_for_one_that_is_killed_at_any_line_of_a_poll(wal
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("walker", [0, 1])
 def test_a_rank_that_is_killed_at_any_line_of_a_control_request_lets_no_other_one_wait(walk, walker):
+    """Every other line on rank 0, and those between on rank 1."""
     whole = walk("2026", block=False, walker=walker, v1=True)
     assert len([said for said in whole.events(walker) if said["event"] == "controlled"]) == len(CONTROLS)
-    assert len(whole.lines) > 50
+    places = whole.lines[walker::2]
     ended = 0
-    for place in whole.lines:
+    for place in places:
         walked = walk("2026", block=False, walker=walker, ends_at=place, v1=True)
         if not walked.lines:
             ended += 1
             walked.require_an_answer_to_all()
-    assert ended > len(whole.lines) // 2
+    assert ended > len(places) // 2
 
 
 @pytest.mark.parametrize("walker", [0, 1])
