@@ -53,7 +53,7 @@ _BODIES: tuple[tuple[str, object], ...] = (
 )
 _GETS = (
     *("/health", "/wsm/v1/status", "/wsm/v1/openapi.json", "/wsm/v1/commands/one%2ftwo", "/v1/models"),
-    *("/server_info", "/v1/is_paused", "/clear_load_weight", "/flush_cache?timeout=1", "/get_world_size"),
+    *("/server_info", "/v1/is_paused", "/clear_load_weight", "/flush_cache?timeout=1", "/get_weight_version"),
 )
 
 

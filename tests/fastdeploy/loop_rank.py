@@ -382,7 +382,9 @@ class Loop:
 
     def announced_to_one_rank(self) -> None:
         """An update that names no version; rank 0 alone finds the file that does, and then rank 1 alone."""
-        (Path(self.settings["model"]) / "version.yaml").write_text("step: 1\n")
+        if self.rank == 0:
+            (Path(self.settings["model"]) / "version.yaml").write_text("step: 1\n")
+        self.board.barrier()
         for finds in (0, 1):
             if self.rank != finds:
                 self.manager.fd_config.model_config.model = str(self.directory / "elsewhere")

@@ -87,12 +87,13 @@ def test_the_weights_are_answered_once_the_cache_process_has_answered(
     beside.job.end()
 
 
-@pytest.mark.parametrize(("generation", "block"), [("2025", True), ("2026", False)])
+@pytest.mark.parametrize("cache_process", ["makes", "maps"])
+@pytest.mark.parametrize(("generation", "block"), [("2025", True), ("2026", False), ("2026", True)])
 def test_an_update_that_fails_before_there_is_a_cache_to_map_is_answered_and_the_next_one_serves(
-    make_beside, generation, block
+    make_beside, generation, block, cache_process
 ):
-    """The cache process was asked beside the ranks, and waits for a cache of theirs."""
-    beside = make_beside(generation, block=block, cache_process="maps", cache_answers_s=2)
+    """Where the cache process was asked beside the ranks, it waits for a cache of theirs."""
+    beside = make_beside(generation, block=block, cache_process=cache_process, cache_answers_s=2)
     beside.asks(CLEARING)
     beside.job.answers(CLEARED)
     beside.job.order(1, "write")

@@ -42,13 +42,22 @@ class ReleaseKVCache(Action):
 
 
 class RebuildKVCache(Action):
-    """Allocate an empty cache."""
+    """Allocate an empty cache.
+
+    Parameters
+    ----------
+    is_collective : bool
+        Whether a process beside all ranks is asked for it, which answers once every rank has its own.
+    """
 
     name = names.REBUILD_KV_CACHE
     purpose = "allocate an empty KV cache"
 
+    def __init__(self, *, is_collective: bool = False) -> None:
+        self.collective = is_collective
+
     def run(self, context: ActionContext) -> None:
-        """Rebuild. Local. Reports ``kv_bytes``."""
+        """Rebuild; local, unless `is_collective`. Reports ``kv_bytes``."""
         context.facts["kv_bytes"] = _cache(context, self.name).rebuild()
 
     def probe(self, context: ActionContext) -> None:

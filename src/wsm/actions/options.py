@@ -38,6 +38,8 @@ class PlanOptions:
     capture_is_collective : bool
         Whether capturing runs collectives; then it is voted on, and an aborted command cannot capture
         again on its own.
+    rebuild_is_collective : bool
+        Whether another process beside all ranks takes part in rebuilding the KV cache; then that is voted on.
     has_deepep : bool
         Whether there is an expert-parallel exchange buffer.
     has_kv : bool
@@ -90,6 +92,7 @@ class PlanOptions:
     has_graphs: bool = False
     has_draft_graphs: bool = False
     capture_is_collective: bool = True
+    rebuild_is_collective: bool = False
     has_deepep: bool = False
     has_kv: bool = True
     cache_only: bool = False

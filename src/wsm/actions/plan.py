@@ -341,7 +341,7 @@ def _rebuild_caches(options: PlanOptions) -> Iterator[Action]:
     if options.auxiliaries and options.has_kv:
         yield RebuildAuxiliaryCache()
     if options.has_kv:
-        yield RebuildKVCache()
+        yield RebuildKVCache(is_collective=options.rebuild_is_collective)
 
 
 def _forget_blocks(options: PlanOptions, *, weights_go: bool = False) -> Iterator[Action]:

@@ -177,7 +177,9 @@ class DynamicWeightManager(DirectCalls):
             self._surfaces, single, rank=member.rank, world_size=len(member.global_ranks)
         )
         self._calls, self._found_cache = ControlCalls(expected=facts.by_requests), False
-        options = replace(options, instrument=self._calls.instrument)
+        options = replace(
+            options, instrument=self._calls.instrument, rebuild_is_collective=facts.asks_cache_process
+        )
         if member.rank == 0:
             segment = own_new_group(config, directory=directory)
             undo.callback(segment.close)

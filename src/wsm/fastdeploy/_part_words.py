@@ -22,7 +22,8 @@ ANSWERS_S = 50.0
 
 _LOOK_S = 0.01
 
-#: What the slowest of its processes takes to write the answer that another has given; each looks every 0.1 s.
+#: What the slowest of its processes takes to see what let another one answer, and to answer, too: one that
+#: looks for it later waits for ever. Each looks every 0.1 s.
 _LATE_S = 0.25
 
 
@@ -104,7 +105,15 @@ class TransferProcess:
         rebuild()
         wish = contract.UPDATING
         self._await(lambda said: said != wish, time.monotonic() + ANSWERS_S, wish)
-        time.sleep(_LATE_S)
+
+    def is_let_go(self, release: Callable[[], None]) -> None:
+        """Release the KV cache of a rank that is not the one which asks. Blocks.
+
+        What lets that process answer what it was asked before stays as it is until all have seen it.
+        """
+        if self._word.read() != contract.CLEARING:
+            time.sleep(_LATE_S)
+        release()
 
     def lets_go(self, release: Callable[[], None]) -> None:
         """Ask it to let the KV cache go, release the rank's own, and wait for its answer. Blocks.
@@ -130,8 +139,8 @@ class TransferProcess:
     def _through(self, wish: int, own_part: Callable[[], None]) -> None:
         before, answer = contract.OF_CACHE_PROCESS[wish]
         until = time.monotonic() + ANSWERS_S
-        # What it was asked before is answered first: it would write that answer over this wish.
-        if (said := self._word.read()) in contract.ASKS and said != wish:
+        if self._word.read() not in (None, wish):
+            # What it was asked before is answered first: it would write that answer over this wish.
             self._await(lambda said: said not in contract.ASKS or said == wish, until, wish)
             time.sleep(_LATE_S)
         self._word.change(before, wish)

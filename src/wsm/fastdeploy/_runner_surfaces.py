@@ -302,10 +302,7 @@ class RunnerCache:
             process.takes(allocate)
         if self._there or says not in (None, contract.CLEARED):
             self._let_go = True
-            if self._asks:
-                process.lets_go(free)
-            else:
-                free()
+            (process.lets_go if self._asks else process.is_let_go)(free)
         return freed
 
     def rebuild(self) -> int:
