@@ -478,7 +478,7 @@ class Loop:
         number = 0
         while True:
             if self.settings.get("polls"):
-                if self.walk is not None:
+                if self.walk is not None and (self.directory / "walk").exists():
                     self.walk.begin(self.word)
                 self.manager.poll()
                 sys.settrace(None)

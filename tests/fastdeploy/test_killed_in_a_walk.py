@@ -7,9 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
+from living_group import eventually
 from loop_job import LoopJob
 
-from wsm import WsmError
+from wsm import RefusedError, WsmError
+from wsm.signals.errors import RoleBusyError
+from wsm.states.errors import CommandOpenError
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
 
@@ -56,6 +59,7 @@ class Walked:
             if fails:
                 self.job.order(1, "write")
             if polls:
+                (directory / "walk").touch()  # every rank has started
                 self._commands()
                 (directory / "end").touch()
             elif v1:
@@ -73,10 +77,18 @@ class Walked:
 
     def _commands(self) -> None:
         """As a trainer would; what it is told where a rank is killed, tests of controllers say."""
+        trainer = self.job.controller()
         with contextlib.suppress(WsmError):
-            trainer = self.job.controller()
-            trainer.clear(deadline_s=20)
+            eventually(lambda: self._clears(trainer), "the loop to look at commands")
             trainer.update(1, deadline_s=20)
+
+    def _clears(self, trainer) -> bool:
+        """Whether the loop looks at commands by now, or never will."""
+        try:
+            trainer.clear(deadline_s=20)
+        except (RefusedError, RoleBusyError, CommandOpenError):
+            return self.job.programs[self.walker].has_ended()
+        return True
 
     def events(self, rank: int) -> list[dict]:
         return [json.loads(line) for line in self.said[rank] if line.startswith('{"event"')]
