@@ -29,6 +29,7 @@ class CacheTransfer:
         self._swap = Signal(directory / f"swap_space_ready_signal.{port}", self._ranks).value
         self._blocks: mmap.mmap | None = None
         self._take()
+        self._says("started")
 
     def run(self) -> None:
         while not self._end.exists():
@@ -59,8 +60,10 @@ class CacheTransfer:
 
     def _answer(self, value: int) -> None:
         self._word.value[0] = value
-        line = {"event": "answered", "value": value, "holds": self._blocks is not None}
-        sys.stdout.write(json.dumps(line) + "\n")
+        self._says("answered", value=value, holds=self._blocks is not None)
+
+    def _says(self, event: str, **more) -> None:
+        sys.stdout.write(json.dumps({"event": event, **more}) + "\n")
         sys.stdout.flush()
 
     def _until(self, question) -> None:

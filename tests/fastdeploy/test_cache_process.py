@@ -37,6 +37,8 @@ class Beside:
             for rank in range(job.ranks)
         ]
         job.start()
+        for program in self.programs:  # one that comes to its start later than the first wish never ends it
+            program.says("started")
 
     def asks(self, value: int) -> None:
         """As the engine of a generation does: that of 2025 writes both words, the loop of 2026 the second."""

@@ -91,6 +91,7 @@ class TransferProcess:
 
     def __init__(self, port: str, directory: str | Path | None = None) -> None:
         self._name = f"{EngineWordKind.KV_CACHE.value}.{port}"
+        self._seen: int | None = None  # the answer that every process of the part has had the time to see
         self._word = PartWord(port, directory, kind=EngineWordKind.KV_CACHE)
 
     def says(self) -> int | None:
@@ -139,10 +140,11 @@ class TransferProcess:
     def _through(self, wish: int, own_part: Callable[[], None]) -> None:
         before, answer = contract.OF_CACHE_PROCESS[wish]
         until = time.monotonic() + ANSWERS_S
-        if self._word.read() not in (None, wish):
+        if self._word.read() not in (None, wish, self._seen):
             # What it was asked before is answered first: it would write that answer over this wish.
             self._await(lambda said: said not in contract.ASKS or said == wish, until, wish)
             time.sleep(_LATE_S)
+        self._seen = None
         self._word.change(before, wish)
         own_part()
 
@@ -152,6 +154,8 @@ class TransferProcess:
             return said == answer
 
         self._await(answered, until, wish)
+        time.sleep(_LATE_S)  # the engine may ask for the next thing as soon as the group is answered
+        self._seen = answer
 
     def _await(self, is_so: Callable[[int], bool], until: float, wish: int) -> None:
         while (said := self._word.read()) is not None and not is_so(said):
