@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from living_group import eventually
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -18,6 +19,7 @@ from starlette.routing import Route
 
 from wsm.http import Origin, _serving, create_app
 from wsm.http._serving import Listening, served_beside
+from wsm.http.security import Security
 from wsm.http.surfaces import SURFACES, SurfaceOptions
 
 pytestmark = pytest.mark.processes
@@ -58,6 +60,50 @@ def test_a_group_is_paused_and_continued_while_more_requests_wait_than_there_are
     assert refused == [503] * 3, "each is asked to come again"
     assert continued == 200
     assert rest == [200] * 6
+
+
+@pytest.mark.parametrize("body", [b"", b"{}"])
+def test_a_command_that_arrived_whole_is_carried_out_for_a_caller_that_is_gone(
+    make_front: Callable[..., Any], body: bytes
+) -> None:
+    front, engine = make_front(), Starlette(routes=[Route("/pause", text, methods=["POST"])])
+    vllm = SURFACES["vllm"](SurfaceOptions())
+    app = create_app(front.commands, surfaces=[vllm], rest=engine, security=Security())
+    head = f"POST /pause HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    controller = front.group.controller()
+    with served_beside(app, Listening()) as where:
+        host, port = where.removeprefix("http://").split(":")
+        for _ in range(5):
+            with socket.create_connection((host, int(port))) as caller:
+                caller.sendall(head.encode() + body)
+            eventually(lambda: controller.status().hold is not None, "the pause")
+            eventually(lambda: controller.status().over, "its end")
+            controller.release(force=True)
+
+
+def test_a_command_whose_body_is_refused_is_answered_so_and_not_carried_out(
+    make_front: Callable[..., Any],
+) -> None:
+    front = make_front()
+    bounded = Security(max_body=25, body_s=0.2)
+    app = create_app(front.commands, surfaces=[SURFACES["sglang"](SurfaceOptions())], security=bounded)
+
+    async def asked(pause_s: float) -> httpx.Response:
+        async def parts() -> AsyncIterator[bytes]:
+            for part in (b'{"mode":', b' "retract"}', b" " * 20):
+                yield part
+                await asyncio.sleep(pause_s)
+
+        async with httpx.AsyncClient(base_url=where, timeout=20) as client:
+            return await client.post("/pause_generation", content=parts())
+
+    with served_beside(app, Listening()) as where:
+        answers = [asyncio.run(asked(pause_s)) for pause_s in (0.0, 0.3)]
+    assert [(each.status_code, each.json()["error"]["code"]) for each in answers] == [
+        (413, "body-too-large"),
+        (408, "body-too-slow"),
+    ]
+    assert front.group.controller().status().hold is None
 
 
 def test_connections_that_say_nothing_make_place_for_one_that_does(served: str) -> None:

@@ -6,14 +6,15 @@ an upstream's. The gate of a held group stands before every path that asks for t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wsm import log, traces
 from wsm.errors import WsmError
@@ -92,8 +93,14 @@ def create_app(
 
 def _endpoint(
     route: SurfaceRoute, surface: Surface | None, commands: Commands
-) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
+) -> Callable[[Request], Awaitable[ASGIApp]]:
+    async def endpoint(request: Request) -> ASGIApp:
+        body: bytes | None = None
+        if not route.data:
+            # First: once its caller is gone, a server gives it no more. A body that is not whole the handler
+            # meets again, where a verb that brings weights closes its hold.
+            with contextlib.suppress(Exception):
+                body = await request.body()
         try:
             if route.data and surface is not None:
                 await admit(commands, surface.in_hold)
@@ -103,12 +110,32 @@ def _endpoint(
             answer = failed(error, request_id=request.headers.get("idempotency-key"))
             if surface is not None and surface.failed is not None:
                 answer = surface.failed(answer)
+        except ClientDisconnect:
+            why = "the caller went before all of it had come"
+            log.logger("http").info(log.CLIENT_GONE, operation=route.path, why=why)
+            answer = failed(errors.bad_body(field="body", problem=why))
         except Exception as error:  # noqa: BLE001 - a caller never sees a traceback, and the log does
             log.logger("http").error(log.REQUEST_FAILED, operation=route.path, error=repr(error))
             answer = failed(error)
-        return response_of(answer) if isinstance(answer, HttpAnswer) else answer
+        if isinstance(answer, HttpAnswer):
+            return response_of(answer)
+        return answer if body is None else _with_body(answer, body)
 
     return endpoint
+
+
+def _with_body(app: ASGIApp, body: bytes) -> ASGIApp:
+    """Let an engine's app have the body that was read here, then what comes behind it."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def next_part() -> Message:
+            return unread.pop() if unread else await receive()
+
+        await app(scope, next_part, send)
+
+    return answered
 
 
 def response_of(answer: HttpAnswer) -> Response:

@@ -296,15 +296,10 @@ class SecurityGuard:
 
         try:
             await self._app(scope, body.receive, sent)
-        except _BodyRefusedError as refusal:
-            if not began:
-                await _refuse(refusal.error, send)
-
-
-class _BodyRefusedError(Exception):
-    def __init__(self, error: WsmError) -> None:
-        super().__init__(str(error))
-        self.error = error
+        except WsmError as refusal:
+            if began or refusal is not body.refused:
+                raise
+            await _refuse(refusal, send)
 
 
 class _Body:
@@ -318,11 +313,20 @@ class _Body:
         self._left = security.max_body
         self._until: float | None = None  # from its first part on: a request may wait in a hold before that
         self._whole = False
+        self.refused: WsmError | None = None  # why; raised again by each later read
         said = dict(headers).get(b"content-length", b"0")
         self.announced = int(said) if said.isdigit() else 0
 
     async def receive(self) -> Message:
-        """Return the next part; behind the last one, what comes then."""
+        """Return the next part; behind the last one, what comes then.
+
+        Raises
+        ------
+        RefusedError
+            If it is too long, or late (codes ``body-too-large``, ``body-too-slow``); from then on always.
+        """
+        if self.refused is not None:
+            raise self.refused
         if self._whole:
             return await self._receive()
         if self._until is None:
@@ -330,10 +334,12 @@ class _Body:
         try:
             message = await asyncio.wait_for(self._receive(), max(self._until - time.monotonic(), 0.001))
         except asyncio.TimeoutError:
-            raise _BodyRefusedError(errors.body_too_slow(seconds=self._security.body_s)) from None
+            self.refused = errors.body_too_slow(seconds=self._security.body_s)
+            raise self.refused from None
         self._left -= len(message.get("body", b""))
         if self._left < 0:
-            raise _BodyRefusedError(errors.body_too_large(limit=self._security.max_body))
+            self.refused = errors.body_too_large(limit=self._security.max_body)
+            raise self.refused
         self._whole = not message.get("more_body", False)
         return message
 

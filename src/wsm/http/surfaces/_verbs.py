@@ -296,7 +296,7 @@ class Verbs:
         before: str | None = None
         read = False
         try:
-            await request.body()  # first: once its caller is gone, a server gives it no more
+            await request.body()  # raises here where it is not whole
             read, before = True, await self.last_version(commands)
             yield
         except Exception as error:
