@@ -130,6 +130,10 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         redirected(WEIGHT_CHART, W.CLEARED, E.LOST, W.FAULTED),
         "new epoch: weights CLEARED lost",
     ),
+    "an abort that says that a faulted rank holds nothing": (
+        redirected(WEIGHT_CHART, W.FAULTED, E.ABORT, W.CLEARED),
+        "unknown memory: weights FAULTED abort: only a teardown leads out of FAULTED",
+    ),
     "work without a plan": (
         replace(WEIGHT_CHART, rows=tuple(replace(row, plans=()) for row in WEIGHT_CHART.rows)),
         "no plan: weights NORMAL clear",

@@ -221,6 +221,13 @@ def _a_new_epoch_begins_with_nothing(chart: Chart) -> Iterator[TableFault]:
         yield _found("new epoch", chart, chart.initial, f"{_LOST!r} is not taken")
 
 
+def _only_a_teardown_repairs(chart: Chart) -> Iterator[TableFault]:
+    """What a FAULTED rank still holds is unknown: a row may leave it there, or give it back, and no more."""
+    for row in chart.rows:
+        if row.source is WeightState.FAULTED and row.dest not in (row.source, WeightState.CLEARING):
+            yield _found("unknown memory", chart, row, "only a teardown leads out of FAULTED")
+
+
 def _work_has_a_plan(chart: Chart) -> Iterator[TableFault]:
     if chart.machine is not MachineName.WEIGHTS:  # the KV cache's work is part of the weights' plans
         return
@@ -274,6 +281,7 @@ _CHECKS: tuple[Callable[[Chart], Iterator[TableFault]], ...] = (
     _work_succeeds_or_fails,
     _decisions_decide,
     _a_new_epoch_begins_with_nothing,
+    _only_a_teardown_repairs,
     _work_has_a_plan,
     _no_event_is_a_method,
     _the_machine_is_the_table,
