@@ -223,6 +223,18 @@ SITUATIONS = {
         rank(0, StatusCode.PREPARED, weights="PREPARED"),
         rank(1, StatusCode.RUNNING, weights="UPDATING", life="stopped", action=replace(LOAD, seconds=12.0)),
     ),
+    "a stopped rank that has not seen an abort": group(
+        rank(0, StatusCode.STOPPED_UNTOUCHED, weights="NORMAL"),
+        serving_rank(1, sequence=6, life="stopped"),
+        operation=Operation.ABORT,
+        controller_pid=None,
+    ),
+    "a stopped rank that has not seen a commit": group(
+        serving_rank(0),
+        rank(1, StatusCode.PREPARED, weights="PREPARED", life="stopped"),
+        operation=Operation.COMMIT,
+        controller_pid=None,
+    ),
     "a vote that is missing": group(
         rank(0, StatusCode.RUNNING, ready=1, action=RESTART),
         rank(1, StatusCode.ACCEPTED),

@@ -140,11 +140,20 @@ def _stopped(group: GroupFacts) -> Finding | None:
     return Finding(
         "rank-stopped",
         f"waits for {_names(ranks)}, whose process is stopped",
-        "" if is_over(group) else f"the {asked(group)} is under way",
+        "" if is_over(group) else _progress(group),
         advice=(advice,),
         ranks=ranks,
         before=version_before(group),
     )
+
+
+def _progress(group: GroupFacts) -> str:
+    """Say of a command that is not over how far it is."""
+    if group.command is not None and group.command.operation.is_abort:
+        return f"the {asked(group)} is aborted, and not taken back yet"
+    if group.command is not None and group.command.operation.is_commit:
+        return f"the {asked(group)} is decided, and not over"
+    return f"the {asked(group)} is under way"
 
 
 def _joining(group: GroupFacts) -> Finding | None:
