@@ -88,6 +88,11 @@ def _library(name: str) -> Callable[[], str | None]:
 OWN_MOUNTS = ("unshare", "--map-root-user", "--mount")
 #: The same with pids of its own, all of which end with it.
 OWN_PIDS = ("unshare", "--map-root-user", "--fork", "--pid", "--mount-proc", "--kill-child")
+#: The same with clocks that began at another moment, as in a container that was moved.
+OWN_TIMES = (
+    *("unshare", "--map-root-user", "--fork", "--kill-child", "--time"),
+    *("--boottime", "500000", "--monotonic", "500000"),
+)
 _NAMESPACES = "allow user namespaces; in a container: docker run --privileged"
 
 #: Every name that a test may say.
@@ -105,6 +110,7 @@ NEEDS = {
     "libatomic": Need("libatomic", _library("libatomic.so.1"), ("libatomic1",)),
     "mounts": Need("mounts of their own", _succeeds(*OWN_MOUNTS, "true"), remedy=_NAMESPACES),
     "pids": Need("pids of their own", _succeeds(*OWN_PIDS, "true"), remedy=_NAMESPACES),
+    "times": Need("clocks of their own", _succeeds(*OWN_TIMES, "true"), remedy=_NAMESPACES),
     "root": Need("root", lambda: "run by another user" if os.geteuid() else None, remedy="run them as root"),
     "futex_waitv": Need(
         "a kernel with futex_waitv",

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.needs import OWN_PIDS
+from tests.needs import OWN_PIDS, OWN_TIMES
 from tests.raising import raising
 from wsm.signals import errors
 from wsm.signals.errors import SlotTakenError
@@ -209,6 +209,32 @@ def test_a_process_in_another_pid_namespace_is_watched_by_its_lock(segment, name
         assert child.says() == "Life.ALIVE None"
         assert child.says() == "0"
         assert liveness.fd(1) is None
+        assert liveness.look(1) is Life.ALIVE
+        with pytest.raises(SlotTakenError):
+            register(segment, 1, timeout_s=0.01)
+        child.kill()
+        # The one that was killed is unshare, outside; what it ran dies with it, a moment later.
+        register(segment, 1, timeout_s=30).release()
+        assert liveness.look(1) is Life.DEAD
+
+
+@pytest.mark.needs("times")
+def test_a_process_whose_clocks_began_at_another_moment_is_watched_by_its_lock(
+    segment, name, liveness, launch
+):
+    """The start times of processes differ there, so that no pidfd can be trusted."""
+    with register(segment, 0):
+        child = launch(
+            """
+            segment = Segment.attach(sys.argv[1])
+            registration = register(segment, 1)
+            say(Liveness(segment).look(0), Liveness(segment).fd(0))
+            heard()
+            """,
+            name,
+            prefix=OWN_TIMES,
+        )
+        assert child.says() == "Life.ALIVE None"
         assert liveness.look(1) is Life.ALIVE
         with pytest.raises(SlotTakenError):
             register(segment, 1, timeout_s=0.01)

@@ -4,7 +4,7 @@ Knows processes and locks, and nothing of progress.
 
 A pidfd is the fast path (a look costs a quarter of a microsecond and it wakes a selector); it is
 trusted only after the start time agreed, so a reused pid is no participant. Where there is none (another pid
-namespace, an old kernel, seccomp), the byte lock that each participant holds tells. A stopped process
+or time namespace, an old kernel, seccomp), the byte lock that each participant holds tells. A stopped process
 is alive in both: that is a hang, and a hang is for the heartbeat to show.
 
 Tells at once when a process that stands for a participant dies, without looking again and again.
@@ -356,9 +356,10 @@ class _WatchedParticipant:
         # Asked after opening: from here on the descriptor names one process, whatever becomes of the pid.
         started = start_time_of(identity.pid)
         if started != identity.start_time and not self.ends.poll(0):
+            # Another process has the pid, or this one may not look, or counts its time from another moment (a
+            # time namespace): the byte lock tells.
             self.close()
-            self.was_never_there = started is not None  # another process has the pid
-            self.lacked_descriptor = started is None  # or this process may not look
+            self.lacked_descriptor = started is None
 
 
 #: Seconds after which a turn is repeated that a shortage has cut short.
