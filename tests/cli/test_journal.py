@@ -16,7 +16,7 @@ from wsm.group_segment import own_group
 from wsm.states import journal as kinds
 from wsm.states.journal import JournalEntry
 
-NO_END = "it runs still, was killed, or the file was cut"
+NO_END = "it runs still, was killed, or the file was cut short, as by a full disk"
 SECOND = 1_000_000_000
 
 

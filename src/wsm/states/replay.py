@@ -148,7 +148,7 @@ class Replay:
     @property
     def open_ends(self) -> dict[int, str]:
         """Where the journal of each participant breaks off that does not end between two commands."""
-        why = "it runs still, was killed, or the file was cut"
+        why = "it runs still, was killed, or the file was cut short, as by a full disk"
         return {
             rank: f"{history}{'' if history.ended else f'; {why}'}"
             for rank, history in self._histories.items()
