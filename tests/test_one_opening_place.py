@@ -92,6 +92,7 @@ ELSEWHERE = {
     },
     "a temporary directory of mode 0700": {"testing.hypothesis"},
     "the device that swallows everything": {"cli.main"},
+    "what the kernel says of a process": {"clock"},
     "a method of something else that is called so": {"cli._base", "controller._command_request"},
 }
 

@@ -13,14 +13,13 @@ import json
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from wsm import traces
-from wsm.clock import Clock
+from wsm.clock import Clock, monotonic_ns
 from wsm.command import (
     MAX_REQUEST_ID,
     CommandArguments,
@@ -322,7 +321,7 @@ def hold_of(
         kv_policy,
         lease_s,
         choice_of(OnLease, on_lease, errors.unknown_lease_end),
-        time.monotonic_ns(),
+        monotonic_ns(),
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wsm import log
-from wsm.clock import Clock, SystemClock
+from wsm.clock import Clock, SystemClock, monotonic_ns
 from wsm.command import CommandArguments
 from wsm.controller import errors
 from wsm.controller._command_request import SETTLE_S
@@ -100,7 +100,7 @@ class LeaseWatch:
         each = decide.resident_on_each(view)
         return holding.lease_end(
             self._group.known_hold(view),
-            time.monotonic_ns(),
+            monotonic_ns(),
             held=view.committed.held,
             is_over=decide.is_over(view),
             whole=all(resident.serving for resident in each),

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from wsm.clock import monotonic_ns
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.metrics.follow import Followed
 from wsm.signals.lock_file import LockFile, open_lock_file
@@ -93,7 +94,7 @@ class Exporter:
             read = [self._read(name) for name in names]
             return families(
                 read,
-                now_ns=time.monotonic_ns(),
+                now_ns=monotonic_ns(),
                 started_s=self._started_s,
                 aliases=self._aliases,
                 unsupported=self._unsupported,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from wsm.clock import monotonic_ns
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.committed_record import CommittedRecord, CommittedRecordError, committed_record
 from wsm.declared_plans import PLANS_KIND, DeclaredAction, DeclaredPlan, DeclaredPlans
@@ -198,7 +198,7 @@ class _Reader:
         self.journal = journal
         self._source = source
         self._lock_file = lock_file
-        self._now_ns = time.monotonic_ns()
+        self._now_ns = monotonic_ns()
 
     def word(self, what: str, kind: type[_Word], index: int) -> _Word | None:
         word = self._source.words[index]
