@@ -63,6 +63,7 @@ def test_every_text_fits_80_columns_and_every_mapping_is_json(situation):
     assert status.serving is (situation in SERVING)
     assert status.headline in explanation.headline or status.because in explanation.headline
     assert json.loads(json.dumps(status.to_mapping()))["advice"] == list(explanation.advice)
+    assert "(NONE)" not in status.sentence(), "an epoch that is being entered has no command"
 
 
 def test_no_text_is_left_of_a_situation_that_is_gone():

@@ -15,7 +15,7 @@ from wsm.report import FailureReport
 from wsm.states.decide import Resident, resident_on_all
 from wsm.states.journal import JournalEntry
 from wsm.states.vocabulary import KVState, Tag, WeightState
-from wsm.states.words import CommandWord, Decider, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.words import CommandWord, Decider, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 #: What can be known of a process.
 ALIVE, STOPPED, DEAD, NEVER, UNKNOWN = "alive", "stopped", "dead", "never", "unknown"
@@ -489,7 +489,8 @@ class GroupStatus:
 
     def sentence(self) -> str:
         """Say in a few words what the group does and holds; what errors quote."""
-        still = "" if self.over else f"; command {self.sequence} ({self.operation}) is still open"
+        is_open = not self.over and self.operation != Operation.NONE.name  # else an epoch is being entered
+        still = f"; command {self.sequence} ({self.operation}) is still open" if is_open else ""
         return f"the group {self.headline}{still}"
 
 
