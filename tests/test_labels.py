@@ -45,6 +45,12 @@ def test_what_is_no_label_is_refused(value):
         checked_version(value)
 
 
+def test_a_message_quotes_the_beginning_of_what_is_no_label():
+    with raising(bad_version) as caught:
+        checked_version("a" * 60_000)
+    assert len(str(caught.value)) < 500
+
+
 def test_case_counts():
     assert checked_version("Step") != checked_version("step")
 

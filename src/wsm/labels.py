@@ -29,7 +29,7 @@ _RUN = re.compile(r"[A-Za-z0-9_+=@:-]{1,64}")
 def bad_version(*, value: object, problem: str) -> BadInputError:
     """What should be a version is none."""
     return BadInputError(
-        f"{value!a} is no version: {problem}; give 1 to {MAX_LENGTH} of A-Z a-z 0-9 . _ + = @ : - "
+        f"{value!a:.200} is no version: {problem}; give 1 to {MAX_LENGTH} of A-Z a-z 0-9 . _ + = @ : - "
         "that begin with a letter, a digit or an underscore",
         code="bad-version",
         value=value,

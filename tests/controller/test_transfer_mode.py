@@ -87,6 +87,12 @@ def test_a_lease_that_no_clock_reads_is_refused_where_it_is_asked_for(lease_s):
             PrepareKeywords("7", lease_s=lease_s).held_by(HeldDecision(ManualClock()), leased=True)
 
 
+def test_a_message_quotes_the_beginning_of_what_is_no_owner():
+    with raising(errors.bad_hold, match="an owner is a name of") as caught:
+        HoldKeywords(owner="o" * 60_000).request()
+    assert len(str(caught.value)) < 500
+
+
 def test_a_mode_is_refused_where_no_weights_are_loaded():
     with raising(errors.tags_contradict):
         UpdateKeywords(tags={Tag.KV_CACHE}, transfer_mode="gdr").request()

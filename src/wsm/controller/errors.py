@@ -430,7 +430,7 @@ def loop_does_not_poll(*, operation: str, place: str) -> RefusedError:
 def bad_hold(*, argument: str, value: object, problem: str) -> BadInputError:
     """What is asked of a hold cannot be."""
     return BadInputError(
-        f"{argument} is {value!r}: {problem}", code="bad-hold", argument=argument, value=value
+        f"{argument} is {value!r:.300}: {problem}", code="bad-hold", argument=argument, value=value
     )
 
 
