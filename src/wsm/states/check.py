@@ -1,4 +1,4 @@
-"""Static checks of the three tables: faults that `transitions` would show at run time, if at all.
+"""Static checks of the four tables: faults that `transitions` would show at run time, if at all.
 
 It accepts unknown states, rows that can never be taken, events that collide with a model's methods, and
 states without a way out. Each check takes tables and yields findings, so that the tests can seed a fault and
@@ -80,7 +80,7 @@ class TableFault:
 
 
 def check_everything() -> list[TableFault]:
-    """Run every check of the three tables, each alone and all together; an empty list is good news."""
+    """Run every check of the four tables, each alone and all together; an empty list is good news."""
     return [*check_tables(), *check_phases()] or list(check_beside())
 
 
