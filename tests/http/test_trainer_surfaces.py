@@ -322,7 +322,9 @@ def test_skyrls_order_of_calls_is_served_or_refused_and_leaves_its_resume_nothin
         assert said(front.ask("POST", "/resume"))["wsm"]["serving"]
 
 
-def test_verls_order_of_calls_is_served_but_for_its_pickles(surfaced: Callable[..., Any]) -> None:
+def test_verls_order_of_calls_is_served_but_for_its_pickles_which_close_the_group_it_never_paused(
+    surfaced: Callable[..., Any],
+) -> None:
     front = surfaced("sglang")
     assert front.ask("GET", "/health_generate").status_code == 200
     assert front.ask("GET", "/flush_cache").status_code == 200
@@ -331,7 +333,10 @@ def test_verls_order_of_calls_is_served_but_for_its_pickles(surfaced: Callable[.
     pickled = {"serialized_named_tensors": ["gASV"], "load_format": None, "flush_cache": False}
     assert not said(front.post("/update_weights_from_tensor", **pickled), 501)["success"], "its client raises"
     assert not said(front.ask("GET", "/wsm/v1/status"))["serving"], "and the group has no KV cache yet"
-    assert front.post("/resume_memory_occupation", tags=["kv_cache"]).json() is None
+    assert front.post("/resume_memory_occupation", tags=["kv_cache"]).json() is None, "as one that goes on"
+    assert not said(front.ask("GET", "/wsm/v1/status"))["serving"], "the old weights under a new name"
+    assert said(front.post("/continue_generation"), 409)["error"]["code"] == "hold-closed"
+    assert said(front.post("/wsm/v1/release", force=True))["receipt"]["outcome"] == "released"
     assert front.ask("GET", "/flush_cache").status_code == 200
 
 

@@ -410,10 +410,18 @@ class Verbs:
             log.logger("http").warning(
                 log.VERB_UNSUPPORTED, surface=self.surface, verb=refusal.verb, reason=refusal.reason.word
             )
-        closed = refusal.closes and await commands.fail_closed(
-            self.origin(request), verb=refusal.verb, reason=refusal.reason.word
-        )
+        closed = refusal.closes and await self._close(commands, request, refusal)
         return HttpAnswer(self._unsupported_status, {**refusal.body(), "held": bool(closed)})
+
+    async def _close(self, commands: Commands, request: Request, refusal: Refusal) -> bool:
+        """Close the hold that the group has; one whose memory a trainer let go for this is held first.
+
+        Else the trainer's next verb, which gets the rest of the memory back, would open the old weights.
+        """
+        status = await commands.status()
+        if status.hold is None and not status.serving:
+            await commands.hold(self.origin(request, "close"), deadline_s=self.options.deadline_s)
+        return await commands.fail_closed(self.origin(request), verb=refusal.verb, reason=refusal.reason.word)
 
     def refusing(self, refusal: Refusal) -> Handler:
         """Return the handler of a verb that is refused, whatever its body says."""
