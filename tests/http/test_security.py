@@ -145,6 +145,15 @@ def test_a_body_beyond_the_bound_is_413_with_a_length_and_in_chunks() -> None:
     assert ask(guarded, content=_chunks(3)).status_code == 413
 
 
+def test_a_request_of_too_many_headers_is_431_whatever_else_it_brings() -> None:
+    guarded = SecurityGuard(taken, Security(ADMIN))
+    many = {f"X-{number}": "" for number in range(5000)}
+    assert ask(guarded, headers=many).status_code == 431
+    assert ask(guarded, headers={"Authorization": f"Bearer {ADMIN}", **many}).status_code == 431
+    few = {f"X-{number}": "" for number in range(200)}
+    assert ask(guarded, headers={"Authorization": f"Bearer {ADMIN}", **few}).status_code == 200
+
+
 def test_a_body_that_never_ends_is_408() -> None:
     sent = []
 

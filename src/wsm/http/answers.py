@@ -27,6 +27,7 @@ _STATUSES: Final = {
     "request-unknown": 404,
     "not-found": 404,
     "body-too-large": 413,
+    "too-many-headers": 431,
     "body-too-slow": 408,
     "unauthorized": 401,
     "forbidden": 403,

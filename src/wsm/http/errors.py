@@ -106,6 +106,13 @@ def body_too_large(*, limit: int) -> RefusedError:
     )
 
 
+def too_many_headers(*, limit: int) -> RefusedError:
+    """A request has more headers than a server looks at."""
+    return RefusedError(
+        f"the request has more than {limit} headers; send fewer", code="too-many-headers", limit=limit
+    )
+
+
 def body_too_slow(*, seconds: float) -> RefusedError:
     """A body did not arrive."""
     return RefusedError(

@@ -23,6 +23,9 @@ from wsm.http import errors
 from wsm.http.answers import HttpAnswer, failed
 from wsm.shared_directory import read_ours
 
+#: Headers of one request. What forwards them takes time that grows with the square of their number.
+MOST_HEADERS: Final = 256
+
 #: Bytes of the largest body.
 MAX_BODY: Final = 16 << 20
 
@@ -263,15 +266,9 @@ class SecurityGuard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        client = scope.get("client")
         headers = [(name.lower(), value) for name, value in scope["headers"]]
-        path = path_of(scope)
-        refused = self._security.refusal(
-            scope.get("method", "GET"), path, client[0] if client and client[0] else None, headers
-        )
         body = _Body(receive, self._security, headers)
-        if refused is None and body.announced > self._security.max_body:
-            refused = errors.body_too_large(limit=self._security.max_body)
+        refused = self._refusal(scope, headers, body)
         if scope["type"] == "websocket":
             if refused is None:
                 await self._app(scope, receive, send)
@@ -300,6 +297,16 @@ class SecurityGuard:
             if began or refusal is not body.refused:
                 raise
             await _refuse(refusal, send)
+
+    def _refusal(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]], body: _Body) -> WsmError | None:
+        if len(headers) > MOST_HEADERS:
+            return errors.too_many_headers(limit=MOST_HEADERS)
+        client, method = scope.get("client"), scope.get("method", "GET")
+        peer = client[0] if client and client[0] else None
+        refused = self._security.refusal(method, path_of(scope), peer, headers)
+        if refused is None and body.announced > self._security.max_body:
+            return errors.body_too_large(limit=self._security.max_body)
+        return refused
 
 
 class _Body:
