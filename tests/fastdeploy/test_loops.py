@@ -161,6 +161,13 @@ def test_commands_of_other_processes_are_refused_where_the_loop_does_not_poll(ma
         job.controller().update(1, force=True)
     place, _, line = refused.value.context["place"].rpartition(":")
     assert Path(place).read_text().splitlines()[int(line) - 1].strip() == "while True:"
+    job.asks(CLEARING)
+    job.answers(CLEARED)
+    advice = " ".join(job.controller().status().advice)
+    assert "wsm update" in advice
+    assert "ask the engine for it" in advice, "whoever types that is refused"
+    job.asks(UPDATING)
+    job.answers(NORMAL)
     job.end()
 
 

@@ -185,6 +185,13 @@ SITUATIONS = {
         operation=Operation.CLEAR,
         arguments=CLEAR,
     ),
+    "cleared by an engine whose loop does not poll": group(
+        rank(0, StatusCode.DONE_CLEARED),
+        rank(1, StatusCode.DONE_CLEARED),
+        operation=Operation.CLEAR,
+        arguments=CLEAR,
+        obeys_engine_alone=True,
+    ),
     "without its KV cache": group(
         rank(0, StatusCode.DONE_CLEARED, weights="NORMAL"),
         rank(1, StatusCode.DONE_CLEARED, weights="NORMAL"),

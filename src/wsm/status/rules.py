@@ -51,10 +51,22 @@ from wsm.status.rank_progress import (
     waited_for,
 )
 
+#: What no rank would see whose loop looks at its engine's words alone.
+_REFUSED_BY_LOOPS = ("wsm clear", "wsm update", "wsm hold", "wsm release")
+
+_ASK_THE_ENGINE = Advice(
+    "Its ranks look at their engine's words alone: ask the engine for it. A command of another process is "
+    "refused until manager.poll() stands at the top of the engine's loop."
+)
+
 
 def find(group: GroupFacts) -> Finding:
     """Return the most important thing about a group."""
-    return next(filter(None, (rule(group) for rule in _RULES)), Finding("unknown", "does not serve"))
+    found = next(filter(None, (rule(group) for rule in _RULES)), Finding("unknown", "does not serve"))
+    commands = [command for one in found.advice for command in one.commands]
+    if group.obeys_engine_alone and any(command.startswith(_REFUSED_BY_LOOPS) for command in commands):
+        return replace(found, advice=(*found.advice, _ASK_THE_ENGINE))
+    return found
 
 
 # -- the rules, in the order of weight -----------------------------------------------------------
