@@ -50,17 +50,25 @@ class SnapshotNotFoundError(BadInputError):
     unfit = True
 
     def __init__(
-        self, *, rank: int, device_id: int, looked_at: Sequence[str], present: Sequence[str]
+        self,
+        *,
+        rank: int,
+        device_id: int,
+        looked_at: Sequence[str],
+        present: Sequence[str],
+        missing: str | None = None,
     ) -> None:
+        why = f": there is no directory {missing}" if missing is not None else ""
         seen = f"; snapshot files seen there: {listed(present)}" if present else ""
         super().__init__(
-            f"no snapshot found for rank {rank} on device {device_id}; looked, in this order, for "
+            f"no snapshot found for rank {rank} on device {device_id}{why}; looked, in this order, for "
             + "; ".join(looked_at)
             + f"{seen}; publish one, or correct the directory, rank or device id",
             rank=rank,
             device_id=device_id,
             looked_at=tuple(looked_at),
             present=tuple(present),
+            missing=missing,
         )
 
 

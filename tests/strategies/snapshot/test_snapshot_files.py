@@ -96,8 +96,15 @@ def test_nothing_found_lists_every_place_in_order_and_what_is_there_instead(plai
         f"{shared}/model_state.tp3.5.pdparams",
     )
     assert caught.value.present == (f"{model}/model_state.tp0.0.part0.pdparams",)
+    assert caught.value.missing is None
     for place in caught.value.looked_at:
         assert place in str(caught.value)
+
+
+def test_a_model_directory_that_is_not_there_is_named_as_what_is_missing(model, source):
+    with raising(errors.SnapshotNotFoundError, match=f"there is no directory {model};") as caught:
+        inspect(source)
+    assert caught.value.missing == str(model)
 
 
 def test_a_rank_never_takes_another_ranks_shard(plain, model, source):

@@ -315,13 +315,18 @@ def _not_found(source: SnapshotSource, wanted: str | None) -> SnapshotNotFoundEr
     if shared is not None:
         searched.append(shared)
     present: list[str] = []
+    missing: str | None = None
     with ExitStack() as stack:
         for path in searched:
             directory = _open(path, stack)
-            if directory is not None:
+            if directory is None:
+                missing = root if path == root else missing
+            else:
                 telling = is_label if path == versions else snapshot_names.is_snapshot_file
                 present += [directory.locate(name) for name in directory.names() if telling(name)]
-    return SnapshotNotFoundError(rank=source.rank, device_id=device_id, looked_at=looked_at, present=present)
+    return SnapshotNotFoundError(
+        rank=source.rank, device_id=device_id, looked_at=looked_at, present=present, missing=missing
+    )
 
 
 _SHARD = re.compile(r"model_state\.tp([0-9]{1,9})\.([0-9]{1,9})\.(?:part[0-9]{1,9}\.)?pdparams")
