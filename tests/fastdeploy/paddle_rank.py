@@ -36,6 +36,8 @@ def main(settings, rank: int) -> None:
     paddle.distributed.init_parallel_env()
     part, place = divmod(rank, 2)
     parts = [paddle.distributed.new_group([first, first + 1]) for first in (0, 2)]
+    sys.stdout.write(json.dumps({"event": "joined"}) + "\n")
+    sys.stdout.flush()
     group, port = parts[part], settings["ports"][part]
     with paddle.LazyGuard():
         model = paddle.nn.Linear(16, 8)

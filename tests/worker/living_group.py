@@ -50,9 +50,9 @@ class Program:
     def pid(self) -> int:
         return self._process.pid
 
-    def says(self, event: str) -> dict[str, Any]:
+    def says(self, event: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
         """The next object with that event; fails the test, with all that was written, if none comes."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + within_s
         while True:
             line = self._line(deadline)
             if line is None:
