@@ -35,7 +35,11 @@ def main(settings, rank: int) -> None:
     paddle.set_device("cpu")
     paddle.distributed.init_parallel_env()
     part, place = divmod(rank, 2)
-    parts = [paddle.distributed.new_group([first, first + 1]) for first in (0, 2)]
+    paddle.distributed.barrier()
+    parts = []
+    for first in (0, 2):
+        parts.append(paddle.distributed.new_group([first, first + 1]))
+        paddle.distributed.barrier()  # a group that others make meanwhile may never come to be
     sys.stdout.write(json.dumps({"event": "joined"}) + "\n")
     sys.stdout.flush()
     group, port = parts[part], settings["ports"][part]
