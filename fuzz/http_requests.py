@@ -29,7 +29,9 @@ from wsm.signals.segment import Segment
 HTTP_REQUEST = "http request"
 
 #: What a route may answer; 500 only with an error of wsm that says which.
-_PROMISED = frozenset((200, 202, 304, 400, 401, 403, 404, 405, 408, 409, 413, 421, 422, 500, 501, 503, 504))
+_PROMISED = frozenset(
+    (200, 202, 304, 400, 401, 403, 404, 405, 408, 409, 413, 421, 422, 431, 500, 501, 503, 504)
+)
 
 #: Seconds without a byte after which an answer is taken to be over.
 _QUIET_S = 0.2
