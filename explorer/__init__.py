@@ -20,6 +20,8 @@ module                    answers
 :mod:`.search`            breadth first, and the shortest way back; no circles, a way to rest from everywhere
 :mod:`.partitioned`       the same on several processes
 :mod:`.dialogue`          a way, for people, and as a file that can be gone again
+:mod:`.engine_loop`       what can an engine, a trainer and FastDeploy's loop do about one weights word?
+:mod:`.control_requests`  and what FastDeploy's control requests about what the ranks hold?
 :mod:`.errors`            what can go wrong in an exploration
 ========================= ========================================================================
 

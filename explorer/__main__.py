@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from explorer import dialogue
+from explorer import control_requests, dialogue, engine_loop
+from explorer.engine_loop import Explored
 from explorer.errors import ScenarioError, ScopeError
 from explorer.partitioned import explore_on
 from explorer.scope import Budget, Scope, Survey, operations_of, starts_of
@@ -43,6 +44,7 @@ examples:
                                                   prove as well that nothing goes round in circles
   python -m explorer --survey daily               what the tests run: a million worlds of many kinds
   python -m explorer --replay broken.txt          go a way that broke a rule once more
+  python -m explorer --fastdeploy                 FastDeploy's loops and control requests instead
 """
 
 #: How often each thing may happen, unless it is said otherwise: option, default, meaning.
@@ -77,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if asked.replay is not None:
             _replay(asked.replay)
+        elif asked.fastdeploy:
+            _explore_fastdeploy()
         else:
             scopes = _scopes(asked) if asked.survey is None else Survey(asked.survey).scopes
             _explore(scopes, asked)
@@ -122,6 +126,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--survey", choices=[survey.value for survey in Survey], help="a set of explorations instead of one"
     )
+    parser.add_argument(
+        "--fastdeploy",
+        action="store_true",
+        help="FastDeploy's loops and control requests instead",
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the way to a broken rule there")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="go the way that --save wrote")
     return parser
@@ -160,6 +169,20 @@ def _explore(scopes: Sequence[Scope], asked: argparse.Namespace) -> None:
         _look_for_circles(scopes, asked.save)
     if len(scopes) > 1:
         _say(f"{total:,} worlds in {time.monotonic() - began:.0f} s; no rule is broken")
+
+
+def _explore_fastdeploy() -> None:
+    """Explore each of FastDeploy's loops around wsm's rank 0, and its control requests."""
+    for loop in engine_loop.LOOPS:
+        _tell_fastdeploy(f"a loop that {loop}", engine_loop.explore(loop))
+    _tell_fastdeploy("control requests", control_requests.explore())
+
+
+def _tell_fastdeploy(what: str, found: Explored) -> None:
+    _say(f"{what}: {found.situations} situations, {found.ways:,} ways")
+    if found.broken:
+        _say("\n".join(textwrap.fill(line, 80, subsequent_indent="  ") for line in found.way))
+        raise _RuleFoundBrokenError(f"a rule is broken: {found.broken}")
 
 
 class _SearchProgress:

@@ -301,6 +301,26 @@ def test_a_trainer_wakes_a_loop_that_sleeps_behind_the_engines_clear(make_job, b
     job.end()
 
 
+def test_weights_that_an_engine_asks_for_under_a_hold_come_and_no_rank_steps_before_its_release(make_job):
+    job = make_job(polls=True, block=True)
+    job.each_says("stepped")
+    trainer = job.controller()
+    job.asks(CLEARING)
+    job.answers(CLEARED)
+    trainer.hold()
+    job.publish(2)
+    job.asks(UPDATING)
+    eventually(lambda: trainer.status().over and not trainer.status().missing)
+    status = trainer.status()
+    assert (status.version, status.serving) == ("2", False)
+    assert job.reads() == [UPDATING]
+    assert trainer.status().sequence == status.sequence, "it is loaded once"
+    trainer.release()
+    job.answers(NORMAL)
+    assert {said["version"] for said in job.each_says("stepped")} == {"2"}
+    job.end()
+
+
 def test_an_engine_that_wakes_a_polling_loop_loads_once(make_job):
     job = make_job(polls=True)
     job.each_says("stepped")

@@ -343,7 +343,7 @@ class Deciding(Entries):
         self._controller = controller
         self._deadline_s = deadline_s
         self._shown = contract.NORMAL  # what the word said last, for an engine that has made none
-        self._woken = False  # whether the word says UPDATING only to wake FastDeploy's loop
+        self._woken = False  # whether the word says UPDATING only to wake the loop, or until a hold ends
         self._adopted = False  # whether what FastDeploy built itself counts as there
         self._outcome: tuple[int, Came] = (0, Came())  # of the entry of that number
         self._before = Came()
@@ -436,9 +436,14 @@ class Deciding(Entries):
         """Let a word that says CLEARED follow a group that a command of another process has brought back."""
         if self._worker.kv is KVState.NORMAL and self._worker.weights is WeightState.NORMAL:
             status = self._controller.status()
-            if status.over and held_by(status) == contract.NORMAL:
-                for before, after in contract.BACK_TO_NORMAL[1:]:
-                    self._deciding.change(before, after)
+            if status.over and status.hold is None and held_by(status) == contract.NORMAL:
+                self._back_to_normal(contract.CLEARED)
+
+    def _back_to_normal(self, shown: int) -> None:
+        """Let a word of wsm's own, which says `shown`, go to NORMAL; what an engine asks meanwhile stays."""
+        for before, after in contract.BACK_TO_NORMAL:
+            if shown == before and self._deciding.change(before, after):
+                shown = after
 
     def together(
         self, begin: Callable[[Controller], Pending | None], *, bound_s: float | None = None
@@ -490,7 +495,7 @@ class Deciding(Entries):
         if self._asleep:
             return False
         self._adopt()
-        since, ran, shown = 0.0, 0, False
+        since, ran, shown = 0.0, 0, contract.NORMAL  # what wsm itself has made of the word
         while True:
             turn = self._worker.poll()
             if turn is not HOLD:
@@ -500,48 +505,61 @@ class Deciding(Entries):
             else:
                 if not since:
                     since, ran = time.monotonic(), in_flight()
-                    shown = self._deciding.change(contract.NORMAL, contract.CLEARING)
+                if shown == contract.NORMAL and self._deciding.change(contract.NORMAL, contract.CLEARING):
+                    shown = contract.CLEARING
                 self._require_all_here()
-                self._rest()
+                shown = self._rest(shown)
             self._worker.beat()
-        if shown:  # else it is the engine that asks for something, and its loop is yet to see that
-            for before, after in contract.BACK_TO_NORMAL:
-                self._deciding.change(before, after)
+        self._back_to_normal(shown)
         return True
 
-    def _rest(self) -> None:
-        """Show a group that rests without serving, and obey an engine that asks for its weights."""
+    def _rest(self, shown: int) -> int:
+        """Show a group that rests without serving, and obey an engine that asks for its weights.
+
+        `shown` is what wsm itself has made of the word; return what it has now.
+        """
         status = self._controller.status()
-        if status.over and status.engine_state is WeightState.CLEARED:
-            self._deciding.change(contract.CLEARING, contract.CLEARED)
-            if self._now() == contract.UPDATING and status.hold is None:
-                self._command(Given.UPDATE, contract.UPDATING, status)
-                if held_by(self._controller.status()) == contract.CLEARED:  # it failed: it is asked anew
-                    self._deciding.change(contract.UPDATING, contract.CLEARED)
+        if not status.over or status.engine_state is WeightState.NORMAL:
+            return shown
+        if shown == contract.CLEARING and status.engine_state is WeightState.CLEARED:
+            shown = contract.CLEARED if self._deciding.change(shown, contract.CLEARED) else shown
+        word = self._now()
+        if word in contract.ASKS and word != shown and status.hold is None:
+            answer = self._obey(Entry(word, block=True), word, between_turns=True)
+            shown = shown if answer is None else answer
+        return shown
 
     def _now(self) -> int:
         """Return what the deciding word says."""
         word = self._deciding.read()
         return self._shown if word is None else word
 
-    def _obey(self, entry: Entry, word: int) -> int | None:
-        """Do what the word asks, and return the answer; None: what cannot be done now is for another look."""
+    def _obey(self, entry: Entry, word: int, *, between_turns: bool = False) -> int | None:
+        """Do what the word asks, and return the answer; None: what cannot be done now is for another look.
+
+        Nothing is told to the other ranks between turns: one of them may still be leaving the entry before.
+        """
         self._turn()
         status = self._controller.status()
         if not status.over or (word == self._failed and time.monotonic() < self._again_at):
             return None
         given = contract.given(word, held_by(status), woken=self._woken)
-        self._say(word, over=False)
+        if not between_turns:
+            self._say(word, over=False)
         if given is not Given.NOTHING and not self._command(given, word, status):
             return None
-        answer = contract.answer(entry, word, held_by(self._controller.status()), gave=given)
+        status = self._controller.status()
+        answer = contract.answer(entry, word, held_by(status), gave=given, hold=status.hold is not None)
         if answer is None:
             return None
         self._failed, self._failures = contract.NORMAL, 0
         self._woken = answer == contract.UPDATING
+        if answer == word:
+            return None
         self._shown = answer
         answered = self._deciding.change(word, answer)
-        self._say(answer, over=False)
+        if not between_turns:
+            self._say(answer, over=False)
         self._log.info(log.ENGINE_WORD_ANSWERED, answer=WeightState(answer).name, answered=answered)
         return answer
 

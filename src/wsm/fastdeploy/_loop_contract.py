@@ -73,7 +73,8 @@ ANSWERS: dict[tuple[int, int | None], int | None] = {
 #: What a process that holds KV cache is asked by its own word: what that says before, and is answered.
 OF_CACHE_PROCESS = {CLEARING: (NORMAL, CLEARED), UPDATING: (CLEARED, NORMAL)}
 
-#: How the word goes from what a command of wsm's own made of it to NORMAL; each change only from just that.
+#: How the word goes from what a command of wsm's own made of it to NORMAL; each change only from just that,
+#: and only while the word is wsm's own: what an engine has stored is a wish.
 BACK_TO_NORMAL = ((CLEARING, CLEARED), (CLEARED, UPDATING), (UPDATING, NORMAL))
 
 
@@ -87,14 +88,14 @@ def given(word: int, held: int | None, *, woken: bool) -> Given:
     held : int or None
         NORMAL or CLEARED, if that is what every rank is.
     woken : bool
-        Whether the word says UPDATING only to wake FastDeploy's loop.
+        Whether the word says UPDATING only to wake FastDeploy's loop, or until a hold is released.
     """
     if woken and word == UPDATING and held is not None:
         return Given.NOTHING
     return GIVES[word, held]
 
 
-def answer(entry: Entry, word: int, held: int | None, *, gave: Given) -> int | None:
+def answer(entry: Entry, word: int, held: int | None, *, gave: Given, hold: bool = False) -> int | None:
     """Say what a word that asked is to say now; None while it is to be asked again.
 
     Parameters
@@ -107,9 +108,14 @@ def answer(entry: Entry, word: int, held: int | None, *, gave: Given) -> int | N
         As for :func:`given`, once that is done.
     gave : Given
         What was done.
+    hold : bool
+        Whether another process holds the group: FastDeploy's loop would step on NORMAL, so a word over
+        weights that are there says UPDATING until the hold is released.
     """
     if word == UPDATING and gave is Given.CLEAR:
         return None  # ranks that held different things hold nothing now, and the update is still to come
+    if hold and held == NORMAL:
+        return UPDATING
     if (word, held) == (CLEARING, NORMAL) and entry.sleeps:
         return UPDATING
     return ANSWERS[word, held]

@@ -1,0 +1,172 @@
+"""FastDeploy's loop around wsm's rank 0: every order of what engine and trainer do, and seeded faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from explorer import control_requests, engine_loop
+from explorer.engine_loop import CLEARED, CLEARING, LOOPS, NORMAL, UPDATING, Loop
+from wsm.fastdeploy import _control_contract as control
+from wsm.fastdeploy import _entries
+from wsm.fastdeploy import _loop_contract as contract
+from wsm.fastdeploy._entries import Deciding
+from wsm.fastdeploy._loop_contract import Given
+from wsm.states.vocabulary import Tag
+
+POLLS, SLEEPS, STAYS = Loop(block=False, polls=True), Loop(block=False, polls=False), Loop(True, polls=True)
+
+Seed = Callable[[pytest.MonkeyPatch], object]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=str)
+def test_no_order_of_wishes_commands_and_failures_breaks_a_rule(loop: Loop) -> None:
+    found = engine_loop.explore(loop)
+    assert not found.broken, "\n".join(found.way)
+    assert found.situations >= (20 if loop.polls else 3)
+
+
+def a_group_that_differs_is_updated(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(contract.GIVES, (UPDATING, None), Given.UPDATE)
+
+
+def a_clear_that_kept_the_weights_is_answered_normal_to_a_loop_that_sleeps(patch: pytest.MonkeyPatch) -> None:
+    true = contract.answer
+    patch.setattr(
+        contract, "answer", lambda entry, *rest, **more: true(entry._replace(block=True), *rest, **more)
+    )
+
+
+def the_loop_is_never_taken_to_sleep(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(contract, "sleeps_behind", lambda _left: False)
+
+
+def a_woken_loop_loads_once_more(patch: pytest.MonkeyPatch) -> None:
+    true = contract.given
+    patch.setattr(contract, "given", lambda word, held, **_woken: true(word, held, woken=False))
+
+
+def ranks_leave_on_any_change_of_the_word(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(contract, "leaves", lambda entry, word: word != entry.asked)
+
+
+def a_hold_does_not_matter_to_the_answer(patch: pytest.MonkeyPatch) -> None:
+    true = contract.answer
+    patch.setattr(contract, "answer", lambda *known, gave, **_hold: true(*known, gave=gave))
+
+
+def what_an_engine_has_stored_is_taken_for_wsms_own(patch: pytest.MonkeyPatch) -> None:
+    def back(self: Deciding, _shown: int) -> None:
+        for before, after in contract.BACK_TO_NORMAL:
+            self._deciding.change(before, after)
+
+    patch.setattr(Deciding, "_back_to_normal", back)
+
+
+def ranks_that_differ_are_called_whole(patch: pytest.MonkeyPatch) -> None:
+    true = _entries.held_by
+    patch.setattr(_entries, "held_by", lambda status: NORMAL if true(status) is None else true(status))
+
+
+def a_sleeping_loop_is_not_woken(patch: pytest.MonkeyPatch) -> None:
+    def sleeps(self: Deciding) -> None:
+        while not self._stopping.wait(1.0):
+            pass
+
+    patch.setattr(Deciding, "_wake", sleeps)
+
+
+def an_answer_overwrites_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
+    def changed(word: Any, before: int, after: int) -> bool:
+        return bool(word._world.change(word._world.now.word, after))
+
+    patch.setattr(engine_loop._Word, "change", changed)
+
+
+def a_clear_is_answered_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
+    true = contract.given
+    patch.setattr(
+        contract,
+        "given",
+        lambda word, held, **woken: Given.NOTHING if word == CLEARING else true(word, held, **woken),
+    )
+    patch.setitem(contract.ANSWERS, (CLEARING, NORMAL), CLEARED)
+    patch.setattr(contract, "answer", lambda _entry, word, held, **_: contract.ANSWERS[word, held])
+
+
+@pytest.mark.parametrize(
+    ("seed", "loop"),
+    [
+        (a_group_that_differs_is_updated, SLEEPS),
+        (a_clear_that_kept_the_weights_is_answered_normal_to_a_loop_that_sleeps, SLEEPS),
+        (the_loop_is_never_taken_to_sleep, POLLS),
+        (a_woken_loop_loads_once_more, POLLS),
+        (ranks_leave_on_any_change_of_the_word, STAYS),
+        (a_hold_does_not_matter_to_the_answer, STAYS),
+        (what_an_engine_has_stored_is_taken_for_wsms_own, POLLS),
+        (ranks_that_differ_are_called_whole, SLEEPS),
+        (a_sleeping_loop_is_not_woken, POLLS),
+        (an_answer_overwrites_whatever_is_there, STAYS),
+        (a_clear_is_answered_before_it_is_done, SLEEPS),
+    ],
+    ids=lambda one: one.__name__ if callable(one) else str(one),
+)
+def test_a_seeded_fault_of_the_loops_contract_is_caught(
+    seed: Seed, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed(monkeypatch)
+    found = engine_loop.explore(loop)
+    assert found.broken
+    assert found.way
+
+
+def test_no_order_of_control_requests_and_failures_breaks_a_rule() -> None:
+    found = control_requests.explore()
+    assert not found.broken, "\n".join(found.way)
+    assert found.situations > 10
+
+
+def half_a_group_that_differs_is_slept(patch: pytest.MonkeyPatch) -> None:
+    true = control.held_by_all
+    patch.setattr(control, "held_by_all", lambda tag, held: true(tag, held) or False)
+
+
+def the_runner_wakes_as_it_was_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(control, "sleeping", lambda *_held, **_found: frozenset[Tag]())
+
+
+def a_request_that_failed_settles_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(control, "settles", lambda _weights, *, entered: not entered)
+
+
+def a_sleeping_runner_is_said_to_poll(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(control, "keeps_from_polling", lambda _asleep, method=None: method or "")
+
+
+def a_wakeup_of_one_half_brings_both(patch: pytest.MonkeyPatch) -> None:
+    true = control.command_of
+
+    def both(method: str, tags: Any, held: Any) -> Any:
+        found = true(method, tags, held)
+        return found._replace(tags=frozenset(Tag)) if found.given is Given.UPDATE else found
+
+    patch.setattr(control, "command_of", both)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        half_a_group_that_differs_is_slept,
+        the_runner_wakes_as_it_was_asked,
+        a_request_that_failed_settles_nothing,
+        a_sleeping_runner_is_said_to_poll,
+        a_wakeup_of_one_half_brings_both,
+    ],
+)
+def test_a_seeded_fault_of_the_control_requests_is_caught(
+    seed: Seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed(monkeypatch)
+    assert control_requests.explore().broken
