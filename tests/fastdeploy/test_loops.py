@@ -14,6 +14,7 @@ from wsm.controller import errors as controller_errors
 from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.signals.errors import RoleBusyError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.errors import CommandOpenError
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
@@ -152,6 +153,32 @@ def test_parts_that_are_asked_one_after_the_other_are_one_command(make_job):
         job.asks(UPDATING, part=0)
         job.answers(NORMAL, NORMAL)
     assert job.controller().status().version == "3"
+    job.end()
+
+
+@pytest.mark.parametrize("prefix_first", [True, False])
+@pytest.mark.parametrize(("generation", "block"), LOOPS)
+def test_the_prefix_tree_is_asked_before_or_behind_the_weights_and_its_own_process_alone_answers(
+    make_job, generation, block, prefix_first
+):
+    """FastDeploy's engine asks one after the other; which comes first has changed from build to build."""
+    job = make_job(generation, block=block)
+    with EngineWord.create(EngineWordKind.PREFIX_TREE, job.ports[0], NORMAL, directory=job.directory) as tree:
+        for wish, answer in ((CLEARING, CLEARED), (UPDATING, NORMAL)):
+            for of_tree in (prefix_first, not prefix_first):
+                if not of_tree:
+                    before = tree.read()
+                    job.asks(wish)
+                    job.answers(answer)
+                    assert tree.read() == before
+                else:
+                    weights = job.reads()
+                    tree.store(wish)
+                    silent = job.controller().status()  # the ranks take no notice of a tree that is silent
+                    assert (silent.over, job.reads(), tree.read()) == (True, weights, wish)
+                    tree.store(answer)
+        tree.unlink()
+    assert {said["version"] for said in job.each_says("stepped")} == {"1"}
     job.end()
 
 
