@@ -362,8 +362,8 @@ class TrainerTensorError(BadInputError):
 
     def __init__(self, *, tensor: str, problem: str) -> None:
         super().__init__(
-            f"tensor {tensor!r} cannot be published: {problem}; hand over a numpy array, "
-            "a C-contiguous buffer, or a (TensorSpec, buffer) pair",
+            f"tensor {tensor!r} cannot be published: {problem}; hand over a tensor of paddle "
+            "or torch, a numpy array, a C-contiguous buffer, or a (TensorSpec, buffer) pair",
             tensor=tensor,
             problem=problem,
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checkpoint_transfer import wire
-from wsm.strategies.transports._foreign import foreign_bytes
+from wsm.strategies.trainer.tensors import tensor_of
 
 #: What a sender can be made to do wrong.
 FAULTS = ("lie", "truncate", "die", "silent", "endless", "dribble", "cut")
@@ -127,7 +127,7 @@ class FakeSender:
         tensors: list[dict[str, Any]] = []
         payload = b""
         for name, value in state:
-            spec, data = foreign_bytes(name, value)
+            spec, data = tensor_of(name, value)
             if tensors and len(payload) + len(data) > self._bucket_bytes:
                 yield tensors, payload
                 tensors, payload = [], b""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import sys
 
 import numpy as np
+import paddle
 import pytest
 
 from wsm.strategies import TensorSpec, errors
@@ -66,6 +68,83 @@ def test_a_pair_says_what_numpy_cannot():
     spec = TensorSpec("t", "BF16", (3, 2))
     assert described((spec, bits)) == ("BF16", (3, 2), bits.tobytes())
     assert described((spec, bits.tobytes())) == ("BF16", (3, 2), bits.tobytes())
+
+
+def test_paddles_tensors_are_taken_as_they_are_in_every_layout_and_bfloat16_is_bfloat16():
+    whole = paddle.arange(6, dtype="float32").reshape([2, 3])
+    assert described(whole) == ("F32", (2, 3), whole.numpy().tobytes())
+    assert described(whole.T) == ("F32", (3, 2), whole.numpy().T.tobytes())
+    half = whole.astype("bfloat16")
+    assert described(half) == ("BF16", (2, 3), half.numpy().tobytes())
+    assert described(paddle.zeros([0, 4])) == ("F32", (0, 4), b"")
+    assert described(paddle.to_tensor(1.5)) == ("F32", (), np.float32(1.5).tobytes())
+    parameter = paddle.nn.Linear(2, 2).weight
+    assert described(parameter)[2] == parameter.numpy().tobytes()
+    view = bytes_of({"t": whole}, specs_of({"t": whole})[0])
+    whole.fill_(7.0)
+    assert bytes(view) == whole.numpy().tobytes(), "nothing is copied on the host"
+    parameter._clear_data()
+    with pytest.raises(errors.TrainerTensorError, match="holds no memory"):
+        specs_of({"t": parameter})
+    with pytest.raises(errors.TrainerTensorError, match="complex64"):
+        specs_of({"t": paddle.zeros([1], dtype="complex64")})
+
+
+class StandInTorch:
+    """What stands for torch, which this repository does not install: a tensor's calls, over numpy."""
+
+    uint8 = np.uint8
+
+    class Tensor:
+        __module__ = "torch"
+        is_meta, layout = False, "torch.strided"
+
+        def __init__(self, array, dtype=None):
+            self._array, self._dtype = array, dtype
+            self.dtype = f"torch.{dtype or array.dtype}"
+            self.shape = array.shape
+
+        def _of(self, array):
+            return type(self)(array, self._dtype)
+
+        def detach(self):
+            return self
+
+        def cpu(self):
+            return self
+
+        def contiguous(self):
+            return self._of(np.ascontiguousarray(self._array))
+
+        def reshape(self, extent):
+            return self._of(self._array.reshape(extent))
+
+        def view(self, dtype):
+            return type(self)(self._array.view(dtype))
+
+        def numpy(self):
+            return self._array
+
+
+def test_torchs_tensors_are_taken_as_they_are_and_parts_of_a_sharded_one_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", StandInTorch)
+    bits = np.arange(6, dtype=np.uint16).reshape(2, 3)
+    assert described(StandInTorch.Tensor(bits, "bfloat16")) == ("BF16", (2, 3), bits.tobytes())
+    turned = StandInTorch.Tensor(bits.T, "bfloat16")
+    assert described(turned) == ("BF16", (3, 2), bits.T.tobytes())
+    assert described(StandInTorch.Tensor(np.zeros((0, 2), np.float32))) == ("F32", (0, 2), b"")
+    part = StandInTorch.Tensor(bits, "bfloat16")
+    part.full_tensor = lambda: None
+    with pytest.raises(errors.TrainerTensorError, match=r"full_tensor\(\)"):
+        specs_of({"t": part})
+    sparse = StandInTorch.Tensor(bits, "bfloat16")
+    sparse.layout = "torch.sparse_coo"
+    with pytest.raises(errors.TrainerTensorError, match="sparse_coo"):
+        specs_of({"t": sparse})
+    nowhere = StandInTorch.Tensor(bits, "bfloat16")
+    nowhere.is_meta = True
+    with pytest.raises(errors.TrainerTensorError, match="holds no memory"):
+        specs_of({"t": nowhere})
 
 
 @pytest.mark.parametrize(

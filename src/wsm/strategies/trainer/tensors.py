@@ -1,8 +1,9 @@
 """What a trainer may hand over, turned into specs and bytes one tensor at a time, and what it is told then.
 
-Accepted per tensor: a ``(TensorSpec, buffer)`` pair, whose bytes are taken as they are; a numpy array;
-any C-contiguous object with the buffer protocol. numpy is only looked at, never imported. A numpy
-``uint16`` array is U16 here; paddle's bfloat16 arrives as one too, so it takes the pair to say BF16.
+Accepted per tensor: one of paddle or torch, on any device; a numpy array; a ``(TensorSpec, buffer)`` pair,
+whose bytes are taken as they are; any C-contiguous object with the buffer protocol. numpy is only looked at,
+never imported. A numpy ``uint16`` array is U16 here: what paddle's ``numpy()`` makes of bfloat16 takes the
+pair to say BF16, the tensor itself does not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from wsm.strategies.documents import is_text
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.files.safetensors import METADATA_KEY
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.trainer import framework_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ def bytes_of(tensors: TrainerTensors, spec: TensorSpec) -> memoryview:
     value = tensors[spec.name]
     if not _is_still(value, spec):
         raise TrainerTensorError(tensor=spec.name, problem="it changed while it was being published")
-    return _bytes(spec.name, value)
+    return _bytes(spec, value)
 
 
 def tensor_of(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
@@ -116,15 +118,18 @@ def tensor_of(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
     TrainerTensorError
         If it is no tensor in an accepted form, or its buffer is not contiguous.
     """
-    return _spec(name, value), _bytes(name, value)
+    spec = _spec(name, value)
+    return spec, _bytes(spec, value)
 
 
-def _bytes(name: str, value: Any) -> memoryview:
+def _bytes(spec: TensorSpec, value: Any) -> memoryview:
+    if framework_tensors.is_paddle_tensor(value) or framework_tensors.is_torch_tensor(value):
+        return framework_tensors.bytes_of(value, spec)
     buffer = value[1] if isinstance(value, tuple) else value
     if _is_array(buffer):
         # numpy's own view: custom dtypes (bfloat16, float8) have no buffer protocol of their own.
         buffer = buffer.ravel("C").view("u1") if buffer.size else b""
-    return _flat(name, buffer)
+    return _flat(spec.name, buffer)
 
 
 def _spec(name: object, value: Any) -> TensorSpec:
@@ -136,6 +141,9 @@ def _spec(name: object, value: Any) -> TensorSpec:
         raise TrainerTensorError(tensor=ascii(name), problem="no safetensors file can hold this name")
     if isinstance(value, tuple):
         return _declared(name, value)
+    of_framework = framework_tensors.spec_of(name, value)
+    if of_framework is not None:
+        return of_framework
     if _is_array(value):
         dtype = _of_numpy(value.dtype)
         if dtype is None:

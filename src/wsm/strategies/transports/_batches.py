@@ -17,7 +17,8 @@ from typing import Any
 
 from wsm.errors import InternalError
 from wsm.strategies.errors import TrainerTensorError
-from wsm.strategies.transports._foreign import foreign_bytes, host_nbytes
+from wsm.strategies.trainer.tensors import tensor_of
+from wsm.strategies.transports._foreign import host_nbytes
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
 #: What a stream yields after its last tensor.
@@ -134,7 +135,7 @@ class _Batch:
             return False
         if not self._keep:
             try:
-                spec, data = foreign_bytes(name, value)
+                spec, data = tensor_of(name, value)
             except TrainerTensorError:  # its consumer says what is wrong
                 return False
             self.items[-1] = (name, (spec, bytes(data)))

@@ -1,17 +1,14 @@
-"""What a package that wsm does not know inside runs in, and the tensors that it hands over.
+"""What a package that wsm does not know inside runs in, and how many bytes its tensors have on the host.
 
 A foreign call may block for ever, and may want an event loop that stays the same from its first call to its
 last; both are kept away from the loading thread. One call at a time, so what a call returned stays as it is
-until the next one begins. Tensors are seen as specs and bytes: paddle's, numpy's, or plain buffers. On the
-host nothing is copied: the bytes are looked at where they lie, as long as they are contiguous. Tensors in
-device memory come as a copy on the host. paddle is used where its tensors are, never imported.
+until the next one begins.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from queue import Empty, SimpleQueue
@@ -19,60 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from wsm.clock import Clock
 from wsm.errors import InternalError
-from wsm.strategies.errors import LoadCancelledError, TrainerTensorError
+from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-from wsm.strategies.trainer.tensors import tensor_of
+from wsm.strategies.trainer.framework_tensors import is_paddle_tensor
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-
-
-class _ForeignBytes:
-    """The memory of a paddle tensor, by numpy's array interface: DLPack takes neither every dtype nor build.
-
-    A tensor of size zero shares it, so that it stays when the package lets go of its own.
-    """
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, tensor: Any, nbytes: int) -> None:
-        self._owner = sys.modules["paddle"].empty([0], dtype=tensor.dtype)
-        tensor._share_buffer_to(self._owner)
-        self.__array_interface__ = {
-            "data": (int(tensor.data_ptr()), False),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
-def foreign_bytes(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
-    """Return a foreign tensor's spec and bytes (flat, format ``B``); they live as long as the view does.
-
-    Raises
-    ------
-    wsm.strategies.errors.TrainerTensorError
-        If it is no tensor in an accepted form.
-    """
-    if not is_paddle_tensor(value):
-        return tensor_of(name, value)
-    dtype = paddle_name(value)
-    if dtype not in PADDLE_DTYPES:
-        raise TrainerTensorError(tensor=name, problem=f"its dtype is paddle's {dtype}")
-    spec = TensorSpec(name, PADDLE_DTYPES[dtype], tuple(int(extent) for extent in value.shape))
-    if not spec.nbytes:
-        return spec, memoryview(b"")
-    if not value._is_initialized():
-        raise TrainerTensorError(tensor=name, problem="it holds no memory")
-    if not value.is_contiguous():
-        value = value.contiguous()
-    import numpy as np  # noqa: PLC0415 - paddle has brought it; the command line's quick questions do without
-
-    if not value.place.is_cpu_place():
-        return spec, value.numpy().reshape(-1).view(np.uint8).data
-    return spec, np.asarray(_ForeignBytes(value, spec.nbytes)).data
 
 
 def host_nbytes(value: Any) -> int | None:
@@ -86,11 +37,6 @@ def host_nbytes(value: Any) -> int | None:
     if dtype is None or not value._is_initialized() or not value.place.is_cpu_place():
         return None
     return math.prod(map(int, value.shape)) * ITEM_BYTES[dtype]
-
-
-def is_paddle_tensor(value: Any) -> bool:
-    """Whether `value` is a tensor of paddle."""
-    return type(value).__module__.partition(".")[0] == "paddle" and hasattr(value, "place")
 
 
 # How long a wait lasts before cancellation is looked at again.

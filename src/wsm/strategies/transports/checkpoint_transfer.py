@@ -32,9 +32,10 @@ from wsm.strategies.messages.errors import PeerFailedError, PeerSilentError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.tensors import tensor_of
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports._batches import BATCH_S, END, Batches, PackageBuffers
-from wsm.strategies.transports._foreign import CallExpiredError, ForeignThread, foreign_bytes
+from wsm.strategies.transports._foreign import CallExpiredError, ForeignThread
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
@@ -223,7 +224,7 @@ class TensorStream:
 
     def _bytes(self, name: str, value: Any) -> tuple[TensorSpec, memoryview]:
         try:
-            return foreign_bytes(name, value)
+            return tensor_of(name, value)
         except TrainerTensorError as error:
             raise transport_errors.foreign_tensor(
                 peer=self._peer,

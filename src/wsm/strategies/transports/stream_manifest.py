@@ -19,7 +19,7 @@ from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import SealedDocument
 from wsm.strategies.errors import ManifestError, TrainerTensorError
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.transports._foreign import foreign_bytes
+from wsm.strategies.trainer.tensors import tensor_of
 
 #: The manifest's name in the stream; it sorts before any name that a model would use.
 MANIFEST_TENSOR = "!wsm.manifest"
@@ -181,7 +181,7 @@ def with_manifest(
         )
     tensors = {}
     for name, value in state.items():
-        spec, data = foreign_bytes(name, value)
+        spec, data = tensor_of(name, value)
         if finite:
             check_finite(spec, data)
         tensors[name] = (spec, digest_of(data))
