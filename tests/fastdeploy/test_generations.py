@@ -111,6 +111,13 @@ def test_what_a_configuration_needs_and_the_build_lacks_is_named(runner, missing
         examine(runner, facts(**more))
 
 
+def test_a_runner_that_does_not_say_where_its_requests_are_is_refused_before_the_first_command(tmp_path):
+    runner = runners.Runner2025()
+    del runner.share_inputs["stop_flags"]
+    with raising(backend_errors.call_missing, match="stop_flags"):
+        bound(runner, tmp_path)
+
+
 def test_a_runner_of_another_kind_is_refused():
     with raising(errors.unknown_generation, match="model runner v1"):
         examine(SimpleNamespace(), facts())

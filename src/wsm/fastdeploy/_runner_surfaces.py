@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wsm.actions.backends.errors import call_missing
 from wsm.actions.backends.required_call import required_call
 from wsm.actions.surfaces import (
     AuxiliarySurface,
@@ -50,6 +51,8 @@ class RunnerGeneration:
         ``caches(model_runner)``: the tensors of its KV cache; none while there are none.
     lets_go : callable
         ``lets_go(model_runner)``: drops what its own ``clear_cache`` still holds of these tensors.
+    slots : str
+        Where it keeps what each slot runs.
     running : callable
         ``running(model_runner)``: how many slots have a request.
     stop : callable
@@ -65,6 +68,7 @@ class RunnerGeneration:
     resets: Sequence[str]
     caches: Callable[[Any], Iterable[Any]]
     lets_go: Callable[[Any], None]
+    slots: str
     running: Callable[[Any], int]
     stop: Callable[[Any], None]
     drafts: bool = True
@@ -115,6 +119,7 @@ def _never_changes(model_runner: Any) -> bool:
 _WITH_FLAGS: Mapping[str, Any] = {
     "caches": _shared_caches,
     "lets_go": _lets_nothing_go,
+    "slots": 'share_inputs["stop_flags"]',
     "running": _unstopped,
     "stop": _stop_by_flags,
 }
@@ -143,6 +148,7 @@ GENERATIONS = (
         (),
         caches=_own_caches,
         lets_go=_lets_own_caches_go,  # its clear_cache forgets this list, and with it no memory is freed
+        slots="request_state.num_tokens_per_seq",
         running=_with_tokens,
         stop=_stop_by_tokens,
     ),
@@ -418,7 +424,20 @@ class RunnerRequests:
         self._generation: RunnerGeneration | None = None
 
     def bind(self, model_runner: Any, generation: RunnerGeneration) -> None:
-        """Take the runner's calls."""
+        """Take the runner's calls.
+
+        Raises
+        ------
+        BadInputError (``call-missing``)
+            If the runner does not say where its requests are.
+        """
+        try:
+            generation.running(model_runner)
+        except (KeyError, AttributeError) as error:
+            owner = type(model_runner).__name__
+            raise call_missing(
+                owner=owner, call=generation.slots, needed_for="ending running requests"
+            ) from error
         self._runner, self._generation = model_runner, generation
 
     def stop_admitting(self) -> None:
