@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 from lone_rank import LoneRank, load
 
+import wsm
 from tests.another_user import makers, shared_place
 from wsm.clock import SystemClock
 from wsm.shared_directory import ForeignPathError
+from wsm.states.journal import read_ndjson
+from wsm.states.replay import replay
+from wsm.states.rerun import Rerun
 from wsm.worker.recording import Recorder
 
 
@@ -37,6 +41,30 @@ def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path):
     assert len(ring.lines) == 3
     recorder.close()
     recorder.close()
+
+
+def test_a_file_goes_on_with_the_next_command_once_there_is_room_and_readers_name_the_gap(tmp_path):
+    directory = tmp_path / "journals"
+    with contextlib.closing(LoneRank(tmp_path, load=load, journal_directory=str(directory))) as lone:
+        lone.update(1)
+        there, away = directory / "rank0.ndjson", directory / "before"
+        there.rename(away)
+        there.symlink_to("/dev/full")
+        lone.worker._loop.recorder._end_file()  # as a write to a full disk does
+        lone.update(2)
+        there.unlink()
+        lone.update(3)
+    lines = (away.read_text() + there.read_text()).splitlines(keepends=True)
+    entries = read_ndjson(lines)
+    assert [one.facts["version"] for one in entries if one.kind == "served_version"] == ["1", "3"]
+    checked = replay(entries)
+    assert (checked.impossible, len(checked.gaps)) == (None, 1)
+    assert "could not write lines" in checked.gaps[0]
+    rerun = Rerun(wsm.__version__)
+    for one in entries:
+        rerun.take(one)
+    assert not rerun.differences
+    assert len(rerun.gaps) == 1
 
 
 def test_an_action_stands_in_the_file_before_its_work_begins(tmp_path):

@@ -125,7 +125,10 @@ class Replay:
         may_end_untold = entry.rank == CONTROLLER or history is None or history.ended
         if entry.kind == kinds.STARTED and not may_end_untold:
             self.gaps.append(f"{history}, and another process took its place (entry {self.entries})")
-        if history is None or entry.kind == kinds.STARTED:
+        lacks_lines = entry.kind == kinds.SHORTAGE_MET and bool(entry.facts.get("lines_lost"))
+        if lacks_lines:
+            self.gaps.append(f"rank {entry.rank} could not write lines before entry {self.entries}")
+        if history is None or entry.kind == kinds.STARTED or lacks_lines:
             history = self._histories[entry.rank] = _History(entry.rank)
         reason = history.take(entry)
         found = None if reason is None else ImpossibleEntry(self.entries, entry, reason)

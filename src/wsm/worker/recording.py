@@ -2,7 +2,8 @@
 
 Knows the shapes of journal and log, and decides nothing. The last lines, words aside, stand in the group's
 segment too: there they survive this process even where no file was configured. A file that cannot be
-written any more, or lacks a line for want of memory, ends there: the worker goes on.
+written any more, or lacks a line for want of memory, ends there: the worker goes on, and the file with the
+next command, which says that lines are missing.
 
 An entry is kept when it happens, with its time, and written as a line by :meth:`Recorder.write`: before the
 rank waits, enters work of the engine, or goes back to its loop. So no word waits for a line.
@@ -85,6 +86,7 @@ class Recorder:
         self._clock = clock
         self._epoch = self._sequence = 0
         self._log = log.logger("worker", rank=rank)
+        self._path: Path | None = None
         self._file: io.FileIO | None = None
         self._ring: LineRing | None = None
         self._closed, self._last = False, ""
@@ -93,11 +95,9 @@ class Recorder:
         self._unwritten: list[tuple[JournalEntry, MakeFacts | None]] = []  # what makes an input's facts
         if directory is not None:
             Path(directory).mkdir(parents=True, exist_ok=True)
-            path = Path(directory) / f"rank{rank}.ndjson"
-            _cut_torn_line(path)
-            # Unbuffered: a line is in the kernel's hands, and survives this process, once it is written.
-            self._file = os.fdopen(open_to_append(path), "ab", buffering=0)
-        self._inputs = None if self._file is None else InputLog()
+            self._path = Path(directory) / f"rank{rank}.ndjson"
+        self._inputs: InputLog | None = None
+        self._open_file()
         self.journal = Journal()
         self._note(kinds.STARTED, pid=os.getpid(), version=wsm.__version__, tables=own_tables())
         self.write()
@@ -112,6 +112,8 @@ class Recorder:
     def command_seen(self, epoch: int, sequence: int, operation: str) -> None:
         """A new command was read."""
         self._epoch, self._sequence = epoch, sequence
+        if self._file is None and self._path is not None:
+            self._go_on()
         self._note(kinds.COMMAND_SEEN, operation=operation)
         self._log.info(log.COMMAND_SEEN, epoch=epoch, sequence=sequence, operation=operation)
 
@@ -283,6 +285,28 @@ class Recorder:
     def _say_the_end(self) -> None:
         self._note(kinds.ENDED)
         self.write()
+
+    def _open_file(self) -> None:
+        """Open the file, if there is one."""
+        if self._path is None:
+            return
+        _cut_torn_line(self._path)
+        # Unbuffered: a line is in the kernel's hands, and survives this process, once it is written.
+        self._file = os.fdopen(open_to_append(self._path), "ab", buffering=0)
+        self._inputs = InputLog()
+
+    def _go_on(self) -> None:
+        """Open the file anew that had ended, if there is room for a line; it says that lines are missing."""
+        now = self._clock.monotonic_ns(), self._clock.wall_ns()
+        told = {"error": "the file could not be written", "lines_lost": True}
+        gap = JournalEntry(kinds.SHORTAGE_MET, *now, self._rank, self._epoch, self._sequence, told)
+        data = f"{gap.to_line()}\n".encode()
+        try:
+            self._open_file()
+            if self._file is not None and self._file.write(data) != len(data):
+                self._end_file()
+        except (OSError, ForeignPathError):
+            self._end_file()
 
     def _end_file(self) -> None:
         """Close the file."""
