@@ -222,7 +222,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _W.CLEARING,
         _E.ABORT,
         _W.CLEARING,
-        note="a clear that failed elsewhere: who has begun goes on to clear",
+        note="a clear that failed elsewhere: a rank that has begun goes on to clear",
         plans=(DISCARD, DISCARD_HELD_WEIGHTS),
     ),
     Row(_W.CLEARED, _E.CLEAR, _W.CLEARED, note="nothing to do"),
