@@ -330,7 +330,7 @@ class CommandReader:
             and arguments.version == self.resident.weights.get("version"),
             reload=arguments.reload,
         )
-        asked = replace(arguments, tags=tags)
+        asked = arguments if tags == arguments.tags else replace(arguments, tags=tags)
         return self._make(state, request, asked, restored, promised=promised, looked=looked)
 
     def ending(self, state: RankState) -> Run:
