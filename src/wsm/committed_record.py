@@ -159,7 +159,7 @@ def record_of(source: RecordSource, word: CommittedWord) -> CommittedRecord | No
 
 
 def write_record(segment: Segment, epoch: int, record: CommittedRecord) -> CommittedRecord:
-    """Write a record where the present committed word needs none; for who has the controller role.
+    """Write a record where the present committed word needs none; for the holder of the controller role.
 
     Returns
     -------

@@ -110,7 +110,7 @@ class EngineWordsConfig:
     deadline_s : float
         Seconds for one command, and for the first data-parallel part to ask for what another one asks.
     user : int or None
-        Numeric id of the user whose engine makes the words. Who writes a word commands the group, so a word
+        Numeric id of the user whose engine makes the words. A writer of a word commands the group, so a word
         of any other user is refused. None: the user of the process that reads it, root as well.
     """
 

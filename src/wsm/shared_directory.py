@@ -407,7 +407,7 @@ class FileLock:
 def try_lock_file(path: Path) -> FileLock | None:
     """Lock the file that lies at `path`, made if there is none; None if another process has it.
 
-    Who may write in its directory may open it, and no other user: one who may only read there cannot lock it.
+    Users who may write in its directory may open it, and no others: those who may only read cannot lock it.
 
     Parameters
     ----------
@@ -531,7 +531,7 @@ def connect_socket(path: Path, timeout_s: float | None = None) -> socket.socket:
     OSError
         If there is none to connect to.
     """
-    require(path, path.lstat(), stat.S_IFSOCK)  # connecting may wait for who listens there
+    require(path, path.lstat(), stat.S_IFSOCK)  # connecting may wait for the process that listens there
     made = not_inherited(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         made.settimeout(timeout_s)

@@ -1,8 +1,8 @@
 """One open command, from its word to its end: decided, committed, driven in a thread, and told to its caller.
 
 What to write is decided by :mod:`wsm.states.decide`; this module brings time, deaths and reports to it, for a
-controller, for its successor, and for the group that ends a command by itself. Who writes has the controller
-role.
+controller, for its successor, and for the group that ends a command by itself. The writing process has the
+controller role.
 """
 
 from __future__ import annotations

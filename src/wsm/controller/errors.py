@@ -232,7 +232,7 @@ class EpochEndedError(GroupError):
 
 
 class DecisionHeldError(RefusedError):
-    """The open command waits for who decides it; no other process may, and no other command is taken."""
+    """The open command waits for the one that decides it; no other process may, nor is a command taken."""
 
     retryable = True
 

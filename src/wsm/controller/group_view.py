@@ -1,6 +1,6 @@
 """The group as a controller sees it: read its words and slots, write the two words that are the controller's.
 
-Between :mod:`wsm.signals` (memory) and :mod:`wsm.states` (rules). Who writes here has the controller role.
+Between :mod:`wsm.signals` (memory) and :mod:`wsm.states` (rules). A process that writes here has that role.
 :class:`GroupAccess` shares one attached segment between a controller and its commands, which may outlive it.
 
 What a controller asked, decided and found, whom it lost and how it ended, :class:`ControllerJournal` writes

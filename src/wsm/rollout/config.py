@@ -109,7 +109,7 @@ class RolloutConfig:
 
     @property
     def participants(self) -> tuple[int, ...]:
-        """Who has a process: the ranks, then the KV-cache process where there is one."""
+        """The participants that have a process: the ranks, then the KV-cache process where there is one."""
         ranks = self.group.ranks
         return (*range(ranks), *((CacheProcess(ranks),) if self.group.kv_cache_process else ()))
 

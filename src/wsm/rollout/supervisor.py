@@ -141,7 +141,7 @@ class RolloutSupervisor:
         return RolloutClient(self.config.group.name)
 
     def pids(self) -> list[int]:
-        """Return the process of each rank, then the KV-cache process; who is replaced gets another one."""
+        """Return the process of each rank, then the KV-cache process; a replaced rank has another one."""
         return self._processes.pids()
 
     @property
@@ -260,7 +260,7 @@ class RolloutSupervisor:
                 if self._all_there():
                     return
                 self.check()
-                group.wait(look, _LOOK_S)  # for who joins; the role that a recovery holds is no word
+                group.wait(look, _LOOK_S)  # for a rank that joins; the role that a recovery holds is no word
 
     def _all_there(self) -> bool:
         now = self.controller.status()

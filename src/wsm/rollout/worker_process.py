@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> None:
         runner,
         rank=rank,
         plan_options=options,
-        answers_engine_words=False,  # the supervisor does, who outlives every rank
+        answers_engine_words=False,  # the supervisor does, which outlives every rank
     )
     with worker_of_rank as worker:
         if rank:

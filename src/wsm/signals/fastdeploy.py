@@ -92,7 +92,7 @@ class EngineWord:
     directory : path or None
         Where it lies; ``/dev/shm`` by default.
     user : int or None
-        Whose word is taken besides our own: who writes it commands the group.
+        Whose word is taken besides our own: the user who writes it commands the group.
 
     Raises
     ------

@@ -226,7 +226,7 @@ class _Registry:
         self.mutex = threading.RLock()
         self.released = threading.Condition(self.mutex)
         for file in self.files.values():
-            # The inherited descriptors serve the child as well: a lock belongs to who asks for it.
+            # The inherited descriptors serve the child as well: a lock belongs to the asking process.
             file.users -= len(file._held)
             file._held.clear()
 

@@ -210,8 +210,8 @@ def decision(view: View, *, agree: bool, give_up: bool, verdict: bool | None = N
     give_up : bool
         Whether a deadline or a lease has passed, a participant died, or the caller gave up.
     verdict : bool or None
-        What was said by who decides, of a command that its controller does not decide: whether it is to be
-        committed; None: nothing yet, or it is not known, as a successor of a caller's process never knows it.
+        What was said by the one that decides, of a command that its controller does not decide: whether it is
+        to be committed; None: nothing yet, or it is not known, as a successor of a caller never knows it.
 
     Returns
     -------

@@ -333,8 +333,8 @@ def whom_to_replace(
     stopped : collection of int
         Whose processes are stopped (SIGSTOP, a debugger).
     left : collection of int
-        Who has left its place in the group, or is dying, and whose process has not ended: the steps of others
-        break then, and only that is the cause.
+        Those that have left their places in the group, or are dying, and whose processes have not ended: the
+        steps of others break then, and only that is the cause.
     leaving : bool
         Whether those processes may still be about to end by themselves.
     """

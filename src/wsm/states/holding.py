@@ -6,15 +6,15 @@ A group stands still while it is HELD, with all that it has in memory. Admission
 rank may step; for every other rule a held rank counts as what it holds. Only a COMMIT changes it, and the
 committed word carries it, so that a new epoch begins as the last one was decided.
 
-**One hold at a time**, with an id and an owner. The owner is a name and no process: who asked for a hold may
-have ended long ago. Its owner may ask for it again, which renews its lease, and any other is refused.
+**One hold at a time**, with an id and an owner. The owner is a name and no process: the one that asked
+may have ended long ago. Its owner may ask for it again, which renews its lease, and any other is refused.
 
 **A command under a hold stays under it.** Its in-flight policy is about the requests that the hold has set
 aside, since there are no others.
 
 **A lease that runs out** ends by an ordinary release, given by the process that keeps the group. It looks at
 the lease again once it has the controller role, since renewing needs that, too. Memory that is not whole
-belongs to who has cleared it, so such a group stays held.
+belongs to the owner that has cleared it, so such a group stays held.
 
 Pure: functions of words, of the committed record and of a clock's reading.
 """

@@ -34,7 +34,7 @@ ENTRY_POINTS = "wsm.strategies"
 
 
 class Announced(NamedTuple):
-    """What an entry point gives, not checked, and who announces it, for messages."""
+    """What an entry point gives, not checked, and the package that announces it, for messages."""
 
     strategy: object
     origin: str

@@ -126,7 +126,7 @@ def _forgotten(task: asyncio.Future[Any]) -> None:
 #: Commands whose callers did not wait for their ends.
 _detached: set[asyncio.Future[Any]] = set()
 
-#: Seconds in which a command that ends is answered with its receipt, even to who would not wait.
+#: Seconds in which a command that ends is answered with its receipt, even to a caller that would not wait.
 _AT_ONCE_S: Final = 0.1
 
 

@@ -117,7 +117,7 @@ class Verbs:
     async def pause(self, request: Request, commands: Commands, pause: Pause, part: str = "") -> Receipt:
         """Hold the group for this surface; again is a success.
 
-        Who pauses begins a step: what an update in parts of this surface has left open is taken back. An
+        A pause begins a step: what an update in parts of this surface has left open is taken back. An
         engine's own scheduler is paused before the ranks stand, by its own handler.
         """
         await self.parts.take_back(request, commands)

@@ -1,4 +1,4 @@
-"""What a rank found in its memory, tensor by tensor, in files beside its journal, for who compares groups.
+"""What a rank found in its memory, tensor by tensor, in files beside its journal, for comparing groups.
 
 A file is the very text whose digest is the shard's, so it proves itself: it is believed only for the digest
 that the rank reported to its group. Two are kept, as a version that was staged may not be what serves.

@@ -44,7 +44,7 @@ class Conversation:
     Parameters
     ----------
     source : IpcAsyncSource
-        Where the trainer is, and who we are.
+        Where the trainer is, and which rank this is.
     observer : LoadObserver
         Asked for cancellation during every wait.
     clock : Clock, optional

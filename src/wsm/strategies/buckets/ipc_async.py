@@ -50,7 +50,7 @@ class BucketReceiver:
     Parameters
     ----------
     source : IpcAsyncSource
-        Where the trainer is, and who we are.
+        Where the trainer is, and which rank this is.
     observer : LoadObserver
         Asked for cancellation during every wait.
     clock : Clock, optional

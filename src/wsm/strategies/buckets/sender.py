@@ -54,7 +54,7 @@ _LAST_WORDS_S = 1.0
 # Messages that are heard before all the rest is looked after again, however many there are.
 _HEARD_AT_ONCE = 64
 
-#: By rank, who asked for another version when it had this one already, and what it said.
+#: By rank, those that asked for another version when they had this one already, and what each said.
 Early: TypeAlias = dict[int, tuple[Connection, bytes]]
 
 
@@ -72,7 +72,7 @@ class SendingLoop:
     clock : Clock
         For deadlines.
     early : dict
-        Who is heard first, and who is to be heard first the next time.
+        Which rank is heard first, and which one the next time.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class SendingLoop:
         self._streams = streams
         self._clock = clock
         self._early = early
-        # Who has asked (None: and gets nothing), and who is receiving.
+        # The ranks that have asked (None: and get nothing), and those that are receiving.
         self._asked: WeakKeyDictionary[Connection, tuple[RankStream | None, int]] = WeakKeyDictionary()
         self._ranks: dict[Connection, RankStream] = {}
         self._bodies: dict[int, bytes] = {}

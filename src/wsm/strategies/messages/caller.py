@@ -1,4 +1,4 @@
-"""The side that connects: to who listens now, or comes later; sees who is there, and who has gone.
+"""The side that connects: to a peer that listens now, or comes later; sees whether it is there, or has gone.
 
 It connects when it is asked to wait, in turns as short as its user's, and reads no more than one message
 ahead. Once another process was there and has gone it stays so: use a new one. Knows no message's meaning.
@@ -31,7 +31,7 @@ class PeerPresence(enum.Enum):
     """Who is at the other end."""
 
     NOBODY_YET = "no process has been there"
-    ABANDONED = "no process has been there, and who listened before has ended"
+    ABANDONED = "no process has been there, and the one that listened before has ended"
     HERE = "another process is there"
     GONE = "another process was there, and has gone"
 
@@ -160,7 +160,7 @@ class Caller:
                 _wait(made, select.POLLOUT, until_s - time.monotonic())
             return
         if failed in (0, errno.EISCONN) and _is_own(made):
-            # The port must be free again for who is to listen there.
+            # The port must be free again for the process that is to listen there.
             made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             failed = errno.ECONNREFUSED
         if failed not in (0, errno.EISCONN):
@@ -179,7 +179,7 @@ class Caller:
 
 
 def _is_own(connected: socket.socket) -> bool:
-    """Whether a TCP socket has met itself, as happens at ports that the kernel gives to who connects."""
+    """Whether a TCP socket has met itself, as happens at ports that the kernel gives to callers."""
     try:
         return connected.family != socket.AF_UNIX and connected.getsockname() == connected.getpeername()
     except OSError:

@@ -85,7 +85,7 @@ class Listener:
         # By descriptor, in the order in which they came; and until when each has to say something.
         self._connections: dict[int, Connection] = {}
         self._silent: dict[Connection, float] = {}
-        # Who may have said something; and who may have said more than what was taken of it.
+        # Peers that may have said something, and those that may have said more than what was taken.
         self._ready: dict[Connection, None] = {}
         self._again: dict[Connection, None] = {}
         self._paused_until_s: float | None = None

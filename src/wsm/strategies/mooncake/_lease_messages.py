@@ -105,7 +105,7 @@ class Grant:
     version, rank, world_size : int
         What it is.
     publisher : str
-        Another for every publisher that ever was; its memory is worth nothing to who knew another one.
+        Another for every publisher that ever was; its memory is worth nothing to readers that knew another.
     session : str
         Its engine.
     lease_ms : int

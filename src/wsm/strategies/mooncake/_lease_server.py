@@ -156,7 +156,7 @@ class LeaseServer:
         return []
 
     def revoke(self, text: str) -> None:
-        """End all leases at once and have it told to who held them. Does not wait for that."""
+        """End all leases at once and have it told to the readers that held them. Does not wait for that."""
         with self._changed:
             ended = set(self._leases.revoke())
             self._revoked += [(who, text) for who, (_, lease) in self._readers.items() if lease in ended]

@@ -16,7 +16,7 @@ The only module that imports it, and where what it does is written down. Seen wi
 * It listens on two ports (15000 to 17000) on all addresses, whatever ``MC_TCP_BIND_ADDRESS`` says (that is
   what it tells others of itself), does not authenticate its peers, and lets them read and write whatever is
   registered. On a loopback host both sockets are tied to the loopback interface before any memory is
-  registered, and who connected from elsewhere before that is cut off; neither is inherited by child
+  registered, and a peer that connected from elsewhere before that is cut off; neither is inherited by child
   processes, which the engine would allow. Of users of this host nothing can keep it.
 * It writes to standard error; ``MC_LOG_LEVEL`` is set to ``ERROR`` unless the environment says otherwise.
 """
