@@ -18,7 +18,8 @@ from wsm.strategies.documents import is_text
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.files.safetensors import METADATA_KEY
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-from wsm.strategies.trainer import framework_tensors
+from wsm.strategies.trainer.paddle_tensors import is_paddle_tensor, paddle_bytes, paddle_spec
+from wsm.strategies.trainer.torch_tensors import DTYPES_BY_NAME, is_torch_tensor, torch_bytes, torch_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,23 +50,6 @@ class TrainerReport:
 #: A state dict: names to tensors in any of the accepted forms.
 TrainerTensors: TypeAlias = Mapping[str, Any]
 
-_BY_NUMPY_NAME = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "int64": "I64",
-    "uint64": "U64",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
 _BY_BUFFER_FORMAT = {"?": "BOOL", "e": "F16", "f": "F32", "d": "F64"}
 _SIGNED_FORMATS = "bhilq"
 _UNSIGNED_FORMATS = "cBHILQ"
@@ -123,8 +107,10 @@ def tensor_of(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
 
 
 def _bytes(spec: TensorSpec, value: Any) -> memoryview:
-    if framework_tensors.is_paddle_tensor(value) or framework_tensors.is_torch_tensor(value):
-        return framework_tensors.bytes_of(value, spec)
+    if is_paddle_tensor(value):
+        return paddle_bytes(value, spec)
+    if is_torch_tensor(value):
+        return torch_bytes(value, spec)
     buffer = value[1] if isinstance(value, tuple) else value
     if _is_array(buffer):
         # numpy's own view: custom dtypes (bfloat16, float8) have no buffer protocol of their own.
@@ -141,9 +127,10 @@ def _spec(name: object, value: Any) -> TensorSpec:
         raise TrainerTensorError(tensor=ascii(name), problem="no safetensors file can hold this name")
     if isinstance(value, tuple):
         return _declared(name, value)
-    of_framework = framework_tensors.spec_of(name, value)
-    if of_framework is not None:
-        return of_framework
+    if is_paddle_tensor(value):
+        return paddle_spec(name, value)
+    if is_torch_tensor(value):
+        return torch_spec(name, value)
     if _is_array(value):
         dtype = _of_numpy(value.dtype)
         if dtype is None:
@@ -165,7 +152,7 @@ def _is_still(value: Any, spec: TensorSpec) -> bool:
 @lru_cache(maxsize=64)
 def _of_numpy(dtype: Any) -> str | None:
     """Return our name of a numpy dtype; None if there is none. numpy makes a dtype's name up at each look."""
-    return _BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
+    return DTYPES_BY_NAME.get(dtype.name) if dtype.isnative else None
 
 
 def _is_array(value: Any) -> bool:

@@ -20,7 +20,7 @@ from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-from wsm.strategies.trainer.framework_tensors import is_paddle_tensor
+from wsm.strategies.trainer.paddle_tensors import is_paddle_tensor
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
