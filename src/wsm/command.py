@@ -6,9 +6,10 @@ JSON in the segment's argument slot, checked on arrival like any input. Knows no
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from enum import Enum
+from types import NoneType
 from typing import Any, Final
 
 from wsm.errors import BadInputError, RefusedError
@@ -42,7 +43,6 @@ _KINDS = {
     "partial": (bool,),
     "verify_checksum": (bool, type(None)),
 }
-_FLAGS = ("reload", "clears", "restores", "partial", "of_admission", "leased")
 
 #: Codes that other processes look for in a rank's report.
 VERSION_HELD: Final = "version-held"
@@ -278,33 +278,13 @@ class CommandArguments:
         return CommandArguments.from_bytes(json.dumps({**json.loads(self.to_bytes()), **said}).encode())
 
     def to_bytes(self) -> bytes:
-        """Return the JSON text that goes into the slot."""
-        return json.dumps(
-            {
-                "request_id": self.request_id,
-                "version": self.version,
-                "in_flight": self.in_flight.value,
-                "kv_policy": self.kv_policy.value,
-                "before": None if self.before is None else self.before.name,
-                "hot_fallback": self.hot_fallback.value,
-                "tags": sorted(map(attrgetter("value"), self.tags)),
-                "reload": self.reload,
-                "clears": self.clears,
-                "restores": self.restores,
-                "partial": self.partial,
-                "transfer_mode": None if self.transfer_mode is None else self.transfer_mode.value,
-                "unknown_tensors": None if self.unknown_tensors is None else self.unknown_tensors.value,
-                "verify_checksum": self.verify_checksum,
-                "rsync_config": None if self.rsync_config is None else dict(self.rsync_config),
-                "deadline_s": self.deadline_s,
-                "lease_s": self.lease_s,
-                "leased": self.leased,
-                "after": self.after.value,
-                "hold": None if self.hold is None else self.hold.facts(),
-                "of_admission": self.of_admission,
-                **({} if self.traceparent is None else {"traceparent": self.traceparent}),
-            }
-        ).encode()
+        """Return the JSON text that goes into the slot: the fields that are not as by default."""
+        said = {
+            name: _written(value)
+            for name, value in vars(self).items()
+            if name not in _DEFAULTS or value != _DEFAULTS[name]
+        }
+        return json.dumps(said).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CommandArguments:
@@ -316,50 +296,68 @@ class CommandArguments:
             If the text is not such a JSON object.
         """
         try:
-            content = json.loads(data)
-            request_id, version = content["request_id"], content["version"]
-            in_flight, kv_policy = InFlightPolicy(content["in_flight"]), KVPolicy(content["kv_policy"])
-            before = None if content["before"] is None else WeightState[content["before"]]
-            hot_fallback = HotFallback(content["hot_fallback"])
-            tags = checked_tags(list(map(Tag, content["tags"])), none=content["of_admission"])
-            mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
-            unknown = content["unknown_tensors"]
-            unknown_tensors = None if unknown is None else UnknownTensors(unknown)
-            deadline_s, lease_s = content["deadline_s"], content["lease_s"]
-            verify, rsync_config = content["verify_checksum"], content["rsync_config"]
-            flags = dict(zip(_FLAGS, itemgetter(*_FLAGS)(content), strict=True))
-            after = After(content["after"])
-            hold = None if content["hold"] is None else Hold.of(content["hold"])
-            traceparent = content.get("traceparent")
-        except (ValueError, KeyError, TypeError, RecursionError, TagsError) as error:
+            said = {name: _READERS[name](value) for name, value in json.loads(data).items()}
+            if "tags" in said or "of_admission" in said:
+                said["tags"] = checked_tags(said.get("tags", ALL_TAGS), none=said.get("of_admission", False))
+            return cls(**said)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
-        if not isinstance(request_id, str) or not (version is None or is_label(version)):
-            raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
-        for name, seconds in (("deadline_s", deadline_s), ("lease_s", lease_s)):
-            if not (seconds is None or type(seconds) in (int, float)):
-                raise CommandArgumentsError(problem=f"{name} {seconds!r}")
-        if not isinstance(traceparent, str | None):
-            raise CommandArgumentsError(problem=f"traceparent {traceparent!r}")
-        if not isinstance(verify, bool | None) or not isinstance(rsync_config, dict | None):
-            raise CommandArgumentsError(problem=f"verify_checksum {verify!r}, rsync_config {rsync_config!r}")
-        if set(map(type, flags.values())) != {bool}:
-            raise CommandArgumentsError(problem=", ".join(f"{name} {flag!r}" for name, flag in flags.items()))
-        return cls(
-            request_id,
-            version,
-            in_flight,
-            kv_policy,
-            before,
-            hot_fallback,
-            tags,
-            **flags,
-            transfer_mode=mode,
-            unknown_tensors=unknown_tensors,
-            verify_checksum=verify,
-            rsync_config=rsync_config,
-            deadline_s=deadline_s,
-            lease_s=lease_s,
-            after=after,
-            hold=hold,
-            traceparent=traceparent,
-        )
+
+
+_DEFAULTS = {field.name: field.default for field in fields(CommandArguments) if field.default is not MISSING}
+
+
+def _written(value: Any) -> Any:
+    """Return a field as JSON has it."""
+    if isinstance(value, WeightState):
+        return value.name
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, frozenset):
+        return sorted(tag.value for tag in value)
+    if isinstance(value, Hold):
+        return value.facts()
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _is(*kinds: type) -> Callable[[Any], Any]:
+    """Return what passes a value of just one of these types."""
+
+    def checked(value: Any) -> Any:
+        if type(value) not in kinds:
+            raise TypeError(f"{value!r} is a {type(value).__name__}")
+        return value
+
+    return checked
+
+
+def _or_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _label(value: Any) -> str:
+    if not is_label(value):
+        raise ValueError(f"{value!r} is no label")
+    return str(value)
+
+
+#: How each field is read; None where a build says what is so by default.
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "request_id": _is(str),
+    "version": _or_none(_label),
+    "in_flight": InFlightPolicy,
+    "kv_policy": KVPolicy,
+    "before": _or_none(lambda name: WeightState[name]),
+    "hot_fallback": HotFallback,
+    "tags": lambda tags: [Tag(tag) for tag in _is(list)(tags)],
+    **dict.fromkeys(("reload", "clears", "restores", "partial", "of_admission", "leased"), _is(bool)),
+    "transfer_mode": _or_none(TransferMode),
+    "unknown_tensors": _or_none(UnknownTensors),
+    "verify_checksum": _is(bool, NoneType),
+    "rsync_config": _is(dict, NoneType),
+    "deadline_s": _is(int, float, NoneType),
+    "lease_s": _is(int, float, NoneType),
+    "after": After,
+    "hold": _or_none(Hold.of),
+    "traceparent": _is(str, NoneType),
+}
