@@ -309,7 +309,15 @@ def open_to_append(path: Path, *, reads: bool = False) -> int:
     OSError
         If the operating system refuses.
     """
-    flags = (os.O_RDWR if reads else os.O_WRONLY) | os.O_APPEND
+    return _open_or_create(path, (os.O_RDWR if reads else os.O_WRONLY) | os.O_APPEND)
+
+
+def open_to_write(path: Path) -> int:
+    """Open a file to write over from its beginning; what it holds stays. Else as :func:`open_to_append`."""
+    return _open_or_create(path, os.O_WRONLY)
+
+
+def _open_or_create(path: Path, flags: int) -> int:
     if is_shared(path.parent):
         return open_or_create_ours(path, flags, mode=None)
     return os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

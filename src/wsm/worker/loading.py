@@ -30,7 +30,7 @@ from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.coverage import EVERY_NAME
 from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
-from wsm.strategies.applier.tensor_ledger import keep_ledger
+from wsm.strategies.applier.tensor_ledger import TensorLedger
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.errors import LoadCancelledError, listed
 from wsm.strategies.files.file_looks import look_at
@@ -337,7 +337,9 @@ def keeping_tensors(options: PlanOptions, directory: str | None, rank: int) -> P
     if directory is None or options.resident_digest is not resident_digest:
         return options
 
+    ledger = TensorLedger(directory, rank)
+
     def digest(weights: WeightTarget, progress: Callable[[], None]) -> str:
-        return keep_ledger(directory, rank, resident_tensors(weights, progress))
+        return ledger.keep(resident_tensors(weights, progress))
 
     return dataclasses.replace(options, resident_digest=digest)
