@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 
-from wsm.ending import Ending, SignalReceived, signals_raise
+from wsm.controller import Pending
+from wsm.ending import Ending, SignalReceived, result_of, signals_raise
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +71,42 @@ def test_a_closed_terminal_ends_nothing_that_nohup_started() -> None:
         assert ending.number is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [result_of, lambda future: Pending("request", future, lambda: None).result()],
+    ids=["future", "command"],
+)
+def test_a_signal_that_does_not_wake_the_main_thread_ends_its_wait_for_a_future_all_the_same(
+    wait: Callable[[Future[None]], None],
+) -> None:
+    future: Future[None] = Future()
+    seen = threading.Event()
+
+    def other_thread() -> None:
+        time.sleep(0.1)  # the main thread sleeps by now
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        seen.wait(10)
+        future.set_result(None)
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    try:
+        with pytest.raises(SignalReceived), signals_raise():
+            wait(future)
+        assert not future.done()
+    finally:
+        seen.set()
+        thread.join()
+
+
+def test_a_wait_for_a_future_ends_in_time_or_with_what_the_future_ends_with() -> None:
+    future: Future[int] = Future()
+    with pytest.raises(TimeoutError):
+        result_of(future, 0.0)
+    with pytest.raises(TimeoutError):
+        result_of(future, 0.01)
+    future.set_exception(TimeoutError("its own"))
+    with pytest.raises(TimeoutError, match="its own"):
+        result_of(future)

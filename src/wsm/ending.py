@@ -14,14 +14,21 @@ import queue
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from types import FrameType
-from typing import Final
+from typing import Final, TypeVar
 
 _BASE: Final = 128
 
 #: Longest time between two looks at whether the terminal is still there, in seconds.
 _LOOK_S = 0.5
+
+#: Longest time in which a waiting main thread does not look for signals, in seconds.
+_PART_S = 0.2
+
+_Result = TypeVar("_Result")
 
 
 class SignalReceived(BaseException):
@@ -132,6 +139,32 @@ class Ending:
         self._heard.put(None)
         if self._raises:
             raise SignalReceived(number)
+
+
+def result_of(future: Future[_Result], timeout_s: float | None = None) -> _Result:
+    """Wait for a future, as its ``result`` does; in the main thread no signal waits for it. Blocks.
+
+    Python runs handlers between two steps of the main thread. A signal that comes behind the last step and
+    before the kernel has put the thread to sleep, or that another thread was handed, ends no sleep: its
+    handler would run when the future is done. So the wait has parts.
+
+    Raises
+    ------
+    TimeoutError
+        If `timeout_s` seconds are over first.
+    BaseException
+        What the future ended with.
+    """
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left_s = _PART_S if deadline_s is None else min(_PART_S, max(deadline_s - time.monotonic(), 0.0))
+        try:
+            return future.result(left_s)
+        except TimeoutError:
+            if future.done():  # just now, or its own error is one of these
+                return future.result()
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise
 
 
 @contextlib.contextmanager

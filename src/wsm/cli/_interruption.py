@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from wsm.cli._base import CommandEndedError, tell
 from wsm.controller import Pending
 from wsm.controller.errors import CommandTimeoutError
-from wsm.ending import SignalReceived
+from wsm.ending import SignalReceived, result_of
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
 
@@ -63,7 +63,7 @@ def receipt_of(begin: Callable[[Callable[[], bool]], Pending], held_now: Callabl
     thread = threading.Thread(target=_begin, args=(begin, wish, begun), name="wsm-begin", daemon=True)
     try:
         thread.start()
-        return begun.result().result()
+        return result_of(begun).result()
     except SignalReceived as received:
         nothing_was_asked = "interrupted; nothing was asked of the group"
         message = nothing_was_asked if wish.withdraw() else _taken_back(begun, held_now)
@@ -79,7 +79,7 @@ def _begin(begin: Callable[[Callable[[], bool]], Pending], wish: Wish, begun: Fu
 
 def _taken_back(begun: Future[Pending], held_now: Callable[[], str]) -> str:
     try:
-        pending = begun.result()
+        pending = result_of(begun)
         pending.give_up()
         tell("taking the command back; a second signal leaves at once", err=True)
         receipt = pending.result()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from wsm.controller._command_request import HeldDecision
 from wsm.controller.errors import DecisionHeldError, EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
 from wsm.controller.outcome import LOOK_S, CommandWatch
+from wsm.ending import result_of
 from wsm.errors import RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
@@ -656,8 +656,8 @@ class Pending:
             As :meth:`wsm.Controller.clear` and :meth:`wsm.Controller.update`.
         """
         try:
-            return self._future.result(timeout_s)
-        except FutureTimeoutError:
+            return result_of(self._future, timeout_s)
+        except TimeoutError:
             if self._future.done():  # it ended just now, or with an error that is a timeout itself
                 return self._future.result()
             raise TimeoutError(f"{self.request_id} is not over after {timeout_s} s; it goes on") from None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import final
 
 from wsm.controller import errors
 from wsm.controller._command_request import HeldDecision
 from wsm.controller._transaction import Pending
+from wsm.ending import result_of
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt
 
@@ -47,8 +47,8 @@ class Prepared:
             As :meth:`wsm.Controller.update`, if it ended before.
         """
         try:
-            self._held.prepared.result(timeout_s)
-        except FutureTimeoutError:
+            result_of(self._held.prepared, timeout_s)
+        except TimeoutError:
             if not self._held.prepared.done():
                 raise TimeoutError(
                     f"{self.request_id} is not prepared after {timeout_s} s; it goes on"
