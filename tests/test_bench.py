@@ -181,6 +181,7 @@ def test_every_way_to_load_is_measured_beside_a_plain_copy(case: Case) -> None:
     assert found.extra_bytes >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_memory_that_a_load_takes_beside_the_model_is_seen_from_outside() -> None:
     """paddle.load holds the whole model a second time, twice over if it is pickled."""

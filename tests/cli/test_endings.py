@@ -47,7 +47,12 @@ def named(name: str) -> list[str]:
 
 
 def ranks_of(name: str) -> list[psutil.Process]:
-    return [psutil.Process(int(found.split()[1])) for found in named(name) if found.startswith("process ")]
+    ranks = []
+    for found in named(name):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since it was found
+            if found.startswith("process "):
+                ranks.append(psutil.Process(int(found.split()[1])))
+    return ranks
 
 
 @contextlib.contextmanager
@@ -119,12 +124,17 @@ def test_signals_end_a_group_that_a_stopped_rank_keeps_from_starting(start_wsm: 
     name = f"starting-{os.getpid()}"
     rollout = start_wsm("rollout", "--name", name)
     until(lambda: len(ranks_of(name)) == 2)
-    ranks_of(name)[1].suspend()
-    rollout.terminate()
-    until(lambda: len(ranks_of(name)) == 1)  # the other one has ended
-    rollout.send_signal(signal.SIGINT)  # kills the one that stands still
-    assert rollout.wait(PATIENCE_S) == 143
-    assert named(name) == []
+    stopped = ranks_of(name)[1]
+    stopped.suspend()
+    try:
+        rollout.terminate()
+        until(lambda: len(ranks_of(name)) == 1)  # the other one has ended
+        rollout.send_signal(signal.SIGINT)  # kills the one that stands still
+        assert rollout.wait(PATIENCE_S) == 143
+        assert named(name) == []
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):  # else it would outlive this test
+            stopped.resume()
 
 
 @pytest.mark.paddle

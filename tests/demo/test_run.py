@@ -164,6 +164,7 @@ def test_with_holds_the_group_stands_with_its_memory_while_it_is_updated_in_plac
         assert "CLEARED" not in names[f"{rank}/weights"][1:]
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_without_updates_the_group_serves_its_first_version_to_the_end(tmp_path: Path) -> None:

@@ -332,7 +332,9 @@ def test_a_boot_that_fails_leaves_nothing(tmp_path):
     assert leftovers(config) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_the_ranks_end_with_their_supervisor_however_it_ends(how):
     config = configuration("ending")
     program = (

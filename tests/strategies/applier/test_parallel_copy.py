@@ -185,7 +185,6 @@ class WatchedTarget(MemoryTarget):
 
 @pytest.fixture
 def no_collector():
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
