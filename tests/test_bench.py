@@ -78,6 +78,7 @@ def test_a_cycle_is_measured_on_a_real_group() -> None:
     assert measure_cycles(2).samples == 2
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_pauses_of_hot_and_in_place_updates_are_measured_on_real_parameters() -> None:

@@ -151,6 +151,7 @@ def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(
     assert (tmp_path / "timeline.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_with_holds_the_group_stands_with_its_memory_while_it_is_updated_in_place(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ POLLS, SLEEPS, STAYS = Loop(block=False, polls=True), Loop(block=False, polls=Fa
 Seed = Callable[[pytest.MonkeyPatch], object]
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=str)
+@pytest.mark.parametrize(
+    "loop", [pytest.param(loop, marks=pytest.mark.slow if loop == STAYS else ()) for loop in LOOPS], ids=str
+)
 def test_no_order_of_wishes_commands_and_failures_breaks_a_rule(loop: Loop) -> None:
     found = engine_loop.explore(loop)
     assert not found.broken, "\n".join(found.way)
