@@ -1,32 +1,33 @@
-"""``python -m fuzz.guided NAME SECONDS SEED OUT``: one format, with atheris, which coverage guides.
+"""One format, with atheris, which coverage guides; importing this module instruments what it searches.
 
-libFuzzer ends the process: with status 0 if nothing was found, else with what was found in OUT. Needs the
+libFuzzer ends the process: with status 0 if nothing was found, else with what was found in a file. Needs the
 extra ``fuzz``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import sys
 from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["wsm.strategies"]):
-    from fuzz.formats import all_formats
+# It names each module that it instruments.
+with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["wsm.strategies"]):
+    import fuzz.formats  # noqa: F401 - for the readers that it imports
 
-from fuzz.invariant import INPUT_S, MEMORY_BYTES, check
+from fuzz.invariant import INPUT_S, MEMORY_BYTES, Format, check
 
 
-def main() -> None:
+def search(form: Format, seconds: float, seed: int, found: Path) -> None:
     """Search; does not return."""
-    name, seconds, seed, found = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    form = all_formats()[name]
     corpus = found / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for index, sample in enumerate(form.samples):
         (corpus / f"sample-{index}").write_bytes(sample)
     options = [
-        f"-max_total_time={max(round(seconds), 1)}",
+        f"-max_total_time={max(round(seconds) - 1, 1)}",  # libFuzzer ends in the second after this
         f"-rss_limit_mb={MEMORY_BYTES >> 20}",
         f"-timeout={INPUT_S}",
         f"-seed={seed or 1}",
@@ -40,7 +41,3 @@ def main() -> None:
 
     atheris.Setup([sys.argv[0], *options, str(corpus)], one)
     atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m fuzz.searching NAME SECONDS SEED``: one format, with Hypothesis, in a process of its own.
+"""One format, with Hypothesis.
 
 The process bounds its memory and the time of each input, by the kernel's own means.
 """
@@ -15,7 +15,6 @@ from types import FrameType
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from fuzz.formats import all_formats
 from fuzz.invariant import INPUT_S, MEMORY_BYTES, BrokenInvariantError, Format, check
 from fuzz.mutation import damaged
 
@@ -26,10 +25,8 @@ class SlowInputError(BaseException):
     """An input takes too long; no reader catches this."""
 
 
-def main() -> None:
-    """Search; the exit status is 0 if nothing was found, 1 if something was, which is on stderr then."""
-    name, seconds, start = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
-    form = all_formats()[name]
+def search_with_bounds(form: Format, seconds: float, start: int) -> None:
+    """Search as `search` does, in a process that this bounds; say how much was tried."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     inputs, values = search(form, seconds, start)
     sys.stdout.write(f"{inputs} inputs, {values} of them values\n")
@@ -46,11 +43,11 @@ def search(form: Format, seconds: float, start: int) -> tuple[int, int]:
     counts = [0, 0]
     until = time.monotonic() + seconds
     while not counts[0] or time.monotonic() < until:
-        _round(form, counts, start + counts[0])
+        _round(form, counts, start + counts[0], until)
     return counts[0], counts[1]
 
 
-def _round(form: Format, counts: list[int], start: int) -> None:
+def _round(form: Format, counts: list[int], start: int, until: float) -> None:
     @seed(start)
     @settings(
         max_examples=_ROUND,
@@ -61,6 +58,8 @@ def _round(form: Format, counts: list[int], start: int) -> None:
     )
     @given(damaged(form))
     def one(data: bytes) -> None:
+        if counts[0] and time.monotonic() > until:
+            return
         counts[0] += 1
         with _timely(form, data):
             counts[1] += check(form, data)
@@ -82,7 +81,3 @@ def _timely(form: Format, data: bytes) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-if __name__ == "__main__":
-    main()
