@@ -12,6 +12,7 @@ import pytest
 
 import wsm
 from tests.extras import MADE_OF, PACKAGES
+from tests.sources import syntax_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,7 +30,7 @@ def modules() -> dict[str, ast.Module]:
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text())
+        found[name] = syntax_of(path)
     return found
 
 

@@ -20,7 +20,8 @@ DOCUMENTS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCUMENTS.glob("*.md"))]
 
 
-@pytest.mark.parametrize("page", [pytest.param("testing", marks=pytest.mark.slow), "extending"])
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["testing", "extending"])
 def test_the_code_of_a_page_runs_as_it_is_printed(tmp_path, page) -> None:
     blocks = re.findall(
         r"^```python\n(.*?)^```", (DOCUMENTS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL

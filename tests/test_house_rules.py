@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import wsm
+from tests.sources import syntax_of
 from wsm import log
 
 SOURCE = Path(wsm.__path__[0])
@@ -97,15 +98,12 @@ def test_every_exemption_from_a_check_has_a_code_and_a_reason() -> None:
 def test_log_lines_use_the_constant_event_names() -> None:
     wrong = []
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_of(path)):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                 continue
-            receiver = ast.unparse(node.func.value)
-            speaks = node.func.attr in EVENT_METHODS and receiver.rsplit(".", maxsplit=1)[-1].lstrip("_") in {
-                "log",
-                "logger",
-            }
-            if speaks and isinstance(node.args[0], ast.Constant):
+            if node.func.attr not in EVENT_METHODS or not isinstance(node.args[0], ast.Constant):
+                continue
+            if ast.unparse(node.func.value).rpartition(".")[2].lstrip("_") in ("log", "logger"):
                 wrong.append(f"{path.relative_to(REPOSITORY)}:{node.lineno}: {node.args[0].value!r}")
     assert not wrong
 
@@ -117,4 +115,4 @@ def test_every_event_name_is_used_or_goes() -> None:
         if name.isupper() and isinstance(value, str) and "." in value
     }
     sources = "\n".join(path.read_text() for path in FILES if path.name != "log.py")
-    assert not {name for name in names if not re.search(rf"\b{name}\b", sources)}
+    assert not names - set(re.findall(r"\w+", sources))

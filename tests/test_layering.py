@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import wsm
+from tests.sources import syntax_of
 
 SOURCE = Path(wsm.__path__[0])
 
@@ -110,7 +111,7 @@ def modules() -> Sequence[tuple[str, ast.Module]]:
         parts = list(path.relative_to(SOURCE).with_suffix("").parts)
         if parts[-1] == "__init__":
             parts.pop()
-        found.append((".".join(parts), ast.parse(path.read_text(), filename=str(path))))
+        found.append((".".join(parts), syntax_of(path)))
     return found
 
 

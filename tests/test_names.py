@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import wsm
+from tests.sources import syntax_of
 
 SOURCE = Path(wsm.__path__[0])
 REPOSITORY = Path(__file__).parent.parent
@@ -45,7 +46,7 @@ VAGUE_SUBJECTS = re.compile(
 def test_no_class_name_stands_twice() -> None:
     places = defaultdict(list)
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_of(path)):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(str(path.relative_to(SOURCE)))
     twice = {name: found for name, found in places.items() if len(found) > 1}
@@ -63,7 +64,7 @@ def test_no_file_name_stands_twice_without_a_reason() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 def test_a_package_names_every_module_of_its_own(package: Path) -> None:
-    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    text = ast.get_docstring(syntax_of(package / "__init__.py")) or ""
     modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
     modules |= {path.parent.name for path in package.glob("*/__init__.py")}
     unnamed = {name for name in modules if not re.search(rf"(?<!\w){name}(?!\w)", text)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import wsm
+from tests.sources import syntax_of
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY
 
 SOURCE = Path(wsm.__path__[0])
@@ -100,7 +101,7 @@ ELSEWHERE = {
 @functools.cache
 def modules() -> Sequence[tuple[str, ast.Module]]:
     return [
-        (".".join(path.relative_to(SOURCE).with_suffix("").parts), ast.parse(path.read_text()))
+        (".".join(path.relative_to(SOURCE).with_suffix("").parts), syntax_of(path))
         for path in sorted(SOURCE.rglob("*.py"))
     ]
 
@@ -111,10 +112,11 @@ def opens(call: ast.Call) -> bool:
         return call.func.id == "open"
     if not isinstance(call.func, ast.Attribute):
         return False
-    of, name = ast.unparse(call.func.value), call.func.attr
-    if of == "os":
+    of, name = call.func.value, call.func.attr
+    if isinstance(of, ast.Name) and of.id == "os":
         return name in OF_OS
-    return of in MODULES or name in OF_PATHS or (name == "open" and _has_mode(call))
+    of_module = isinstance(of, ast.Name) and of.id in MODULES
+    return of_module or name in OF_PATHS or (name == "open" and _has_mode(call))
 
 
 def _has_mode(call: ast.Call) -> bool:

@@ -119,6 +119,7 @@ def test_a_closed_terminal_ends_a_group_and_leaves_nothing() -> None:
     assert named(name) == []
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 def test_signals_end_a_group_that_a_stopped_rank_keeps_from_starting(start_wsm: Start) -> None:
     name = f"starting-{os.getpid()}"

@@ -14,6 +14,7 @@ import pytest
 from command_line import Run
 
 import wsm.cli
+from tests.sources import syntax_of
 from wsm import log
 from wsm.errors import WsmError
 from wsm.printable import printable, printable_json, printable_lines
@@ -82,7 +83,7 @@ def test_commands_print_through_one_door() -> None:
     for path in sorted(Path(wsm.cli.__file__).parent.glob("*.py")):
         if path.name == "_base.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_of(path)):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             assert called not in ("print", "click.echo", "click.secho", "sys.stdout.write"), path
 

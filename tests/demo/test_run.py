@@ -118,6 +118,7 @@ class TestARunOfThreeSteps:
         assert {entry.rank for entry in read_journals(out / JOURNAL_DIRECTORY)} == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(

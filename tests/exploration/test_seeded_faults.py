@@ -56,6 +56,7 @@ def largest_scopes() -> list[str]:
     return [scope.as_text() for scope in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", largest_scopes())
 def test_nothing_is_caught_where_nothing_is_seeded(scope: str) -> None:
     found = explore(Scope.from_text(scope))

@@ -72,8 +72,12 @@ def make_beside(make_job):
         each.close()
 
 
+#: Generations, and whether an entry for CLEARING stays inside until the update.
+WAYS = [pytest.param("2025", True, marks=pytest.mark.slow), ("2026", False), ("2026", True)]
+
+
 @pytest.mark.parametrize("cache_process", ["makes", "maps"])
-@pytest.mark.parametrize(("generation", "block"), [("2025", True), ("2026", False), ("2026", True)])
+@pytest.mark.parametrize(("generation", "block"), WAYS)
 def test_the_weights_are_answered_once_the_cache_process_has_answered(
     make_beside, generation, block, cache_process
 ):
@@ -90,7 +94,7 @@ def test_the_weights_are_answered_once_the_cache_process_has_answered(
 
 
 @pytest.mark.parametrize("cache_process", ["makes", "maps"])
-@pytest.mark.parametrize(("generation", "block"), [("2025", True), ("2026", False), ("2026", True)])
+@pytest.mark.parametrize(("generation", "block"), WAYS)
 def test_an_update_that_fails_before_there_is_a_cache_to_map_is_answered_and_the_next_one_serves(
     make_beside, generation, block, cache_process
 ):

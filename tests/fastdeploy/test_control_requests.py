@@ -181,6 +181,7 @@ def test_a_rank_that_dies_inside_a_method_lets_no_other_one_wait_or_step(job, lo
     assert said["sleeping"][0] is True
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_in_a_method_is_named_before_the_engine_gives_up(make_job):
     """Rank 0 answers at its deadline; the group is asked again once the rank has come back."""
     job = make_job(v1=True, deadlines_s={"update_weights": 1.0})

@@ -212,7 +212,7 @@ def clears(trainer) -> bool:
     return True
 
 
-@pytest.mark.parametrize("generation", ["2025", "2026"])
+@pytest.mark.parametrize("generation", [pytest.param("2025", marks=pytest.mark.slow), "2026"])
 def test_a_loop_that_polls_obeys_a_trainer_and_shows_it_to_the_engine(make_job, generation):
     job = make_job(generation, polls=True, streams_look_s=3.0)
     trainer = job.controller()

@@ -17,6 +17,7 @@ from fuzz.__main__ import main
 from fuzz.formats import all_formats
 from fuzz.invariant import BrokenInvariantError, Format, check
 from fuzz.mutation import damaged
+from tests.sources import syntax_of
 from wsm.cli.digests import digest
 from wsm.errors import BadInputError
 
@@ -49,7 +50,7 @@ def test_every_reader_that_promises_this_for_any_bytes_has_a_target():
     promised = {
         f"{'.'.join(path.relative_to(SOURCE.parent).with_suffix('').parts)}.{name}"
         for path in SOURCE.rglob("*.py")
-        for name, text in docstrings(ast.parse(path.read_text()), "")
+        for name, text in docstrings(syntax_of(path), "")
         if "Any bytes give this or" in " ".join(text.split())
     }
     targets = {f"{form.reader.__module__}.{form.reader.__qualname__}" for form in FORMATS.values()}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import wsm
+from tests.sources import syntax_of
 from wsm import errors
 from wsm.errors import PUBLIC, BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.http.answers import error_mapping, error_of, failed, status_of
@@ -101,7 +102,7 @@ def test_unfit_weights_are_422_also_when_a_rank_found_them_and_come_back_as_such
 def bad_inputs(package: str) -> Iterator[tuple[str, bool]]:
     """Codes of bad input that a package tells of, and whether each says something of weights."""
     for path in (SOURCE / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_of(path)):
             if isinstance(node, ast.ClassDef) and "BadInputError" in {
                 ast.unparse(each) for each in node.bases
             }:

@@ -14,6 +14,7 @@ import promql_parser
 import pytest
 import yaml
 
+from tests.sources import syntax_of
 from tests.status.situations import SITUATIONS
 from wsm.metrics.families import families
 from wsm.metrics.history import JournalCounts
@@ -182,7 +183,7 @@ def test_every_finding_and_every_alert_has_its_entry_in_the_runbook() -> None:
     found = {
         one.args[0].value
         for path in sources
-        for one in ast.walk(ast.parse(path.read_text()))
+        for one in ast.walk(syntax_of(path))
         if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == "Finding"
     }
     named = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules()}

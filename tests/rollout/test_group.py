@@ -333,7 +333,8 @@ def test_a_boot_that_fails_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+    "how",
+    [*(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGINT)), signal.SIGKILL],
 )
 def test_the_ranks_end_with_their_supervisor_however_it_ends(how):
     config = configuration("ending")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import wsm.signals
+from tests.sources import syntax_of
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY
 from wsm.signals.segment import Segment
 
@@ -110,7 +111,7 @@ def test_signals_need_nothing_but_the_standard_library():
     """So that whatever must look at a group at night can, without numpy and without paddle."""
     foreign = set()
     for source in Path(wsm.signals.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(source.read_text())):
+        for node in ast.walk(syntax_of(source)):
             if isinstance(node, ast.Import):
                 foreign.update(alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
