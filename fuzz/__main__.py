@@ -59,6 +59,9 @@ def _search(processes: ForkServerContext, name: str, seconds: float, seed: int, 
     found = out / name.replace(" ", "-").replace(",", "")
     # A server is read by another thread than the one whose coverage is followed.
     guided = _guided() and name != HTTP_REQUEST
+    found.mkdir(parents=True, exist_ok=True)
+    told = found / "output"
+    told.write_bytes(b"")
     process = processes.Process(target=search_apart, args=(name, seconds, seed, found, guided))
     process.start()
     process.join(seconds + _GRACE_S)
@@ -67,7 +70,7 @@ def _search(processes: ForkServerContext, name: str, seconds: float, seed: int, 
         process.join()
         sys.stdout.write(f"{name}: BROKEN, it does not come to an end\n")
         return False
-    output = (found / "output").read_text(errors="replace")
+    output = told.read_text(errors="replace")
     if process.exitcode == 0:
         sys.stdout.write(f"{name}: {_count(output)}\n")
         return True

@@ -1,4 +1,7 @@
-"""One format searched in a process of its own, which bounds its memory and keeps what it prints in a file."""
+"""One format searched in a process of its own, which keeps what it prints in a file.
+
+Not in ``__main__``: other processes cannot import what they are to run from there.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import os
 import sys
 from pathlib import Path
 
+from fuzz import searching
 from fuzz.formats import all_formats
-from fuzz.searching import search_with_bounds
 
 
 def search_apart(name: str, seconds: float, seed: int, found: Path, guided: bool) -> None:
-    """Search one format; the process ends with 0 if nothing was found, else what was is in `found`/output."""
-    found.mkdir(parents=True, exist_ok=True)
-    with (found / "output").open("wb") as output:
+    """Search one format; the process ends with 0 if nothing was found, else `found`/output says what."""
+    with (found / "output").open("ab") as output:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(output.fileno(), stream.fileno())
     form = all_formats()[name]
@@ -22,4 +24,4 @@ def search_apart(name: str, seconds: float, seed: int, found: Path, guided: bool
 
         search(form, seconds, seed, found)
     else:
-        search_with_bounds(form, seconds, seed)
+        searching.search(form, seconds, seed)

@@ -1,7 +1,7 @@
 """One format, with atheris, which coverage guides; importing this module instruments what it searches.
 
-libFuzzer ends the process: with status 0 if nothing was found, else with what was found in a file. Needs the
-extra ``fuzz``.
+libFuzzer ends the process: with status 0 if nothing was found, else the input lies in the directory `found`.
+Needs the extra ``fuzz``.
 """
 
 from __future__ import annotations

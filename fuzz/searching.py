@@ -5,6 +5,7 @@ The process bounds its memory and the time of each input, by the kernel's own me
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import sys
@@ -25,26 +26,20 @@ class SlowInputError(BaseException):
     """An input takes too long; no reader catches this."""
 
 
-def search_with_bounds(form: Format, seconds: float, start: int) -> None:
-    """Search as `search` does, in a process that this bounds; say how much was tried."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    inputs, values = search(form, seconds, start)
-    sys.stdout.write(f"{inputs} inputs, {values} of them values\n")
-
-
-def search(form: Format, seconds: float, start: int) -> tuple[int, int]:
-    """Draw damage with Hypothesis until `seconds` have passed; return how many inputs, how many values.
+def search(form: Format, seconds: float, start: int) -> None:
+    """Draw damage with Hypothesis until `seconds` have passed, and print how much; the process is for this.
 
     Raises
     ------
     BrokenInvariantError
         For the smallest input that Hypothesis finds.
     """
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     counts = [0, 0]
     until = time.monotonic() + seconds
     while not counts[0] or time.monotonic() < until:
         _round(form, counts, start + counts[0], until)
-    return counts[0], counts[1]
+    sys.stdout.write(f"{counts[0]} inputs, {counts[1]} of them values\n")
 
 
 def _round(form: Format, counts: list[int], start: int, until: float) -> None:
@@ -58,11 +53,16 @@ def _round(form: Format, counts: list[int], start: int, until: float) -> None:
     )
     @given(damaged(form))
     def one(data: bytes) -> None:
+        nonlocal until
         if counts[0] and time.monotonic() > until:
-            return
+            return  # the round is drawn to its end, but tried no further
         counts[0] += 1
-        with _timely(form, data):
-            counts[1] += check(form, data)
+        try:
+            with _timely(form, data):
+                counts[1] += check(form, data)
+        except BrokenInvariantError:
+            until = math.inf  # what was found is made smaller, however long that takes
+            raise
 
     one()
 

@@ -6,32 +6,20 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import wsm
 from tests.extras import MADE_OF, PACKAGES
-from tests.sources import syntax_of
+from tests.sources import SOURCE, modules
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-SOURCE = Path(wsm.__path__[0])
 PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
 #: Extras that bring tools, not packages that the library imports.
 FOR_TOOLS = {"dev", "fuzz", "site"}
-
-
-def modules() -> dict[str, ast.Module]:
-    found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = syntax_of(path)
-    return found
 
 
 MODULES = modules()

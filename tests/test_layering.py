@@ -11,14 +11,12 @@ import functools
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-import wsm
-from tests.sources import syntax_of
+from tests import sources
 
-SOURCE = Path(wsm.__path__[0])
+SOURCE = sources.SOURCE
 
 #: What each part may import from wsm, apart from itself.
 FOUNDATION = {
@@ -104,15 +102,9 @@ MAY_NEED_PADDLE = ("actions.backends", "rollout", "demo")
 FOREIGN_HEAVY = ("paddle", "matplotlib", "mooncake", "zmq")
 
 
-@functools.cache
 def modules() -> Sequence[tuple[str, ast.Module]]:
-    found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = list(path.relative_to(SOURCE).with_suffix("").parts)
-        if parts[-1] == "__init__":
-            parts.pop()
-        found.append((".".join(parts), syntax_of(path)))
-    return found
+    """Return the modules by their names inside wsm; that of wsm itself is empty."""
+    return [(name.removeprefix("wsm").lstrip("."), tree) for name, tree in sources.modules().items()]
 
 
 @functools.cache

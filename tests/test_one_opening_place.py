@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import ast
-import functools
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-import wsm
-from tests.sources import syntax_of
+from tests.sources import modules
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY
-
-SOURCE = Path(wsm.__path__[0])
 
 #: What opens, makes, locks or removes a name.
 OF_OS = {
@@ -98,14 +92,6 @@ ELSEWHERE = {
 }
 
 
-@functools.cache
-def modules() -> Sequence[tuple[str, ast.Module]]:
-    return [
-        (".".join(path.relative_to(SOURCE).with_suffix("").parts), syntax_of(path))
-        for path in sorted(SOURCE.rglob("*.py"))
-    ]
-
-
 def opens(call: ast.Call) -> bool:
     """Whether a call may open, make, lock or remove a name."""
     if isinstance(call.func, ast.Name):
@@ -130,8 +116,10 @@ def _has_mode(call: ast.Call) -> bool:
 
 def test_whatever_opens_a_name_is_the_one_place_or_says_why_not() -> None:
     found = {
-        module: sorted({node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and opens(node)})
-        for module, tree in modules()
+        module.removeprefix("wsm."): sorted(
+            {node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and opens(node)}
+        )
+        for module, tree in modules().items()
     }
     opening = {module: lines for module, lines in found.items() if lines and module not in PLACE}
     listed = set().union(*ELSEWHERE.values())
@@ -142,8 +130,8 @@ def test_whatever_opens_a_name_is_the_one_place_or_says_why_not() -> None:
 def test_nothing_in_shared_memory_is_reached_but_by_its_declared_users() -> None:
     """A path in /dev/shm is made in few modules; each of them hands it to the place."""
     naming = {
-        module
-        for module, tree in modules()
+        module.removeprefix("wsm.")
+        for module, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and str(node.value).startswith(str(SHARED_MEMORY_DIRECTORY))
     }
