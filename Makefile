@@ -2,8 +2,9 @@
 # bench need beyond that they do without, and say what to install.
 #
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
-#   make test      linters, types, and all tests but the long ones (under 10 minutes on two cores)
-#   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load
+#   make test      linters, types, and all tests but the long ones (8 minutes on two cores)
+#   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load (17 minutes)
+#   make nightly   make test and all long ones; .ci/run plays half of the long ones, which turns with the date
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
 #   make test-gpu  the tests that need a GPU, on a machine that has one; GPU_PYTHON=/path/to/python for another paddle
 #   make bench     measure; table on the terminal, numbers in bench.json
@@ -43,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Most tests wait for processes, so that two at a time take little more than half as long; a file stays together,
 # for its tests share what takes long to set up.
-SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # `make demo ARGUMENTS="--no-update --steps 10"`
 ARGUMENTS ?=
@@ -57,7 +58,7 @@ GPU_WHEEL_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.12 python3.11 p
 # The interpreter whose paddle is built with CUDA, and has pytest beside it.
 GPU_PYTHON ?= $(GPU_WHEEL)/bin/python
 
-.PHONY: help install demo test test-slow test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
+.PHONY: help install demo test test-slow nightly test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -71,19 +72,21 @@ $(STAMP): pyproject.toml constraints.txt
 	($$("$(PYTHON)" --version 2>&1)); name another: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@"$(BIN)/python" -c 'import pip, sys; sys.exit(not ($(SUPPORTED)))' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
 	@echo "installing wsm and its tools into $(VENV) (once; paddle alone is 190 MB)"
-	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[cpu,demo,mooncake,delta,http,metrics,otel,dev]' </dev/null
+	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[cpu,mooncake,delta,http,metrics,otel,dev]' </dev/null
 	@rm -rf $(OPENMP); "$(BIN)/python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || { mkdir $(OPENMP) && \
 	ln -s "$$(echo "$(abspath $(VENV))"/lib/python*/site-packages/paddle/libs/libiomp5.so)" $(OPENMP)/libgomp.so.1; }
 	@touch $@
 
 demo: $(STAMP)
-	@$(BIN)/wsm demo $(ARGUMENTS)
+	@$(BIN)/python -m examples.demo $(ARGUMENTS)
 
 test: lint
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGUMENTS) </dev/null
 
 test-slow: $(STAMP)
-	@$(BIN)/python -m pytest -m slow $(ARGUMENTS) </dev/null
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow $(ARGUMENTS) </dev/null
+
+nightly: test test-slow
 
 test-gpu-wheel: $(GPU_WHEEL)/.installed
 	@PYTHONPATH=src $(GPU_WHEEL)/bin/python -m pytest -p tests.gpu_wheel.plugin -m "not slow" $(ARGUMENTS) </dev/null
@@ -135,5 +138,5 @@ diagrams: $(STAMP)
 	@$(BIN)/python -m drawing
 
 clean:
-	rm -rf $(VENV) $(GPU_WHEEL) site demo-out fuzz-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests bench campaign drawing explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(GPU_WHEEL) site demo-out fuzz-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests bench campaign drawing examples explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +

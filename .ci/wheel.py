@@ -35,6 +35,7 @@ COMMANDS = {
     "status": "",
     "diagrams --check": "the tables are sound",
     "digest snapshots": "rank 0",
+    "try": "serves version 2 again",
 }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.group import measured_group
 from bench.measure import Distribution
 from wsm import Receipt
-from wsm.states.journal import WORD_WRITTEN, read_ndjson
+from wsm.journal.entry import WORD_WRITTEN, read_ndjson
 
 
 def measure_acceptance(commands: int, *, ranks: int, mode: str) -> Distribution:

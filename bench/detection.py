@@ -17,7 +17,7 @@ from bench.held_rank import hold_file, reached_file
 from bench.measure import Distribution
 from wsm import Controller, WsmError
 from wsm.actions.names import LOAD_WEIGHTS
-from wsm.states.journal import ACTION_STARTED, read_ndjson
+from wsm.journal.entry import ACTION_STARTED, read_ndjson
 
 RANKS = 3
 

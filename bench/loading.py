@@ -30,7 +30,7 @@ COPIES_IN_MEMORY = 5
 _MANY_LOADS_MIB, _FEW_LOADS = 512, 3
 
 # A part or a stream's window, and 64 MiB: the most that a load may take beside the model.
-_PART_MIB, _WINDOW_MIB = 64 + 64, 4 + 64
+_PART_MIB, _WINDOW_MIB = 64 + 64, 16 + 64
 
 WARM = (
     Case("memcpy, two threads"),

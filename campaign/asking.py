@@ -90,7 +90,8 @@ def _prepare(
     """Let all ranks prepare it; return what makes the caller's decision."""
     hot, commits = operation.command == "hot", operation.decision == "commit"
     if not operation.leased:
-        prepared = controller.begin_prepare(version, hot=hot, **options).wait(HANG_S)
+        # What the abort leaves is asked here, not the restore behind it.
+        prepared = controller.begin_prepare(version, hot=hot, on_failure="clear", **options).wait(HANG_S)
         return prepared.begin_commit if commits else prepared.begin_abort
     request_id = controller.begin_lease(version, hot=hot, **options).result(HANG_S).request_id
     decide = controller.begin_commit if commits else controller.begin_abort

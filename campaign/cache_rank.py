@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from campaign.points import trap_participant
-from wsm.rollout import cache_process
+from examples.rollout import cache_process
 
 #: What its orders call it.
 VICTIM = "cache"

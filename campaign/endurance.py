@@ -20,10 +20,10 @@ import psutil
 
 from campaign.environment import STEPS_VARIABLE
 from campaign.group import GroupUnderFault
+from examples.rollout.run_directory import LOG_BYTES, run_directory_path
 from wsm import log
 from wsm.ending import Ending, SignalReceived
-from wsm.rollout.run_directory import LOG_BYTES, run_directory_path
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from wsm.private_directory import private_directory
 
 _SAMPLES = 100
 
@@ -168,7 +168,7 @@ def _footprint(group: GroupUnderFault) -> Footprint:
             fds += process.num_fds()
             threads += process.num_threads()
     name = group.config.group.name
-    mine = [*SHARED_MEMORY_DIRECTORY.glob(f"wsm.{name}*"), *run_directory_path(name).rglob("*")]
+    mine = [*private_directory().glob(f"wsm.{name}*"), *run_directory_path(name).rglob("*")]
     files = [path for path in mine if path.is_file()]
     logs = [path for path in files if path.suffix == ".log"]
     sizes = {path: path.stat().st_size for path in files}

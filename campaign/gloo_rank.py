@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any
 
 from campaign.points import Trap, trap_rank, trap_writes
-from wsm.actions.backends._paddle_staging import PaddleStaging
-from wsm.rollout import worker_process
-from wsm.rollout.model.parallel import Communicator
+from examples.rollout import worker_process
+from examples.rollout.model.parallel import Communicator
+from wsm.actions.backends.paddle_weights import PaddleStaging
 
 
 def main(arguments: list[str]) -> None:

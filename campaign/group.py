@@ -30,9 +30,9 @@ from campaign.operations import operation_of
 from campaign.played_config import played_config, publish_version
 from campaign.step_audit import StepAudit
 from campaign.token_audit import TokenAudit
+from examples.rollout.supervisor import RolloutSupervisor
 from wsm import Controller
 from wsm.errors import WsmError
-from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.states.vocabulary import KVPolicy
 from wsm.status.facts import GroupStatus, who
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wsm.states.errors import JournalFormatError
-from wsm.states.journal import read_ndjson
-from wsm.states.replay import replay
+from wsm.journal.entry import JournalFormatError, read_ndjson
+from wsm.journal.replay import replay
 
 
 def impossible_entries(directory: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from campaign.environment import DIRECTORY_VARIABLE
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from wsm.private_directory import private_directory
 
 _PATIENCE_S = 5.0
 _LOOK_S = 0.02
@@ -27,7 +27,7 @@ def left_by(name: str, directory: Path, *, patience_s: float = _PATIENCE_S) -> l
 
 def remove_leftovers(name: str) -> None:
     """Remove what :func:`left_by` found in shared memory, so that one case does not spoil the next."""
-    for path in SHARED_MEMORY_DIRECTORY.glob(f"wsm.{name}*"):
+    for path in private_directory().glob(f"wsm.{name}*"):
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -47,7 +47,7 @@ def directory_prefix(pid: int) -> str:
 
 
 def _look(name: str, directory: Path) -> list[str]:
-    found = [f"shared memory: {path.name}" for path in SHARED_MEMORY_DIRECTORY.iterdir() if name in path.name]
+    found = [f"shared memory: {path.name}" for path in private_directory().iterdir() if name in path.name]
     found += [f"snapshots: {path.name}" for path in (directory / "snapshots" / "versions").glob(".staging-*")]
     children = psutil.Process().children(recursive=True)
     found += [process for child in children if (process := _describe(child, name, directory))]

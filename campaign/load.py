@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wsm.rollout.client import RolloutClient
-from wsm.rollout.errors import ClientTimeoutError, RolloutUnreachableError
-from wsm.rollout.request import FinishReason, Generation
-from wsm.rollout.request_socket import Message
+from examples.rollout.client import RolloutClient
+from examples.rollout.errors import ClientTimeoutError, RolloutUnreachableError
+from examples.rollout.request import FinishReason, Generation
+from examples.rollout.request_socket import Message
 
 #: What is asked, over and over.
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5), (6,), (7, 8, 9, 10))

@@ -1,6 +1,6 @@
 """A rank of a ``memory`` group: real worker, segment and snapshots around an engine in plain memory.
 
-Run by :class:`wsm.rollout.supervisor.RolloutSupervisor` in the place of a paddle rank. A step is a real
+Run by :class:`examples.rollout.supervisor.RolloutSupervisor` in the place of a paddle rank. A step is a real
 rendezvous: a rank inside step n leaves it once every rank's step word shows that it has entered it.
 Each step writes one record: epoch, step, the version of the permit, a digest of all bytes that this rank
 holds, and of which version the KV blocks are that the step could read. That is what the campaign holds
@@ -26,12 +26,12 @@ import xxhash
 from campaign.environment import DIRECTORY_VARIABLE, STEPS_VARIABLE
 from campaign.points import Trap, trap_rank
 from campaign.versioned_cache import VersionedCache
+from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
+from examples.rollout.model.sharding import shard_specs
+from examples.rollout.run_directory import CONFIG_FILE
 from wsm import log
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.options import PlanOptions
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.model.sharding import shard_specs
-from wsm.rollout.run_directory import CONFIG_FILE
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.segment import Segment
 from wsm.states.vocabulary import KVPolicy

@@ -22,11 +22,9 @@ from campaign.group import GroupUnderFault
 from campaign.played_config import shards_of
 from campaign.playing import played
 from campaign.result import Result
-from wsm.clock import SystemClock
 from wsm.strategies import MooncakePublisher
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.mooncake._lease_messages import listen
-from wsm.strategies.mooncake._lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
 from wsm.strategies.mooncake._read_plan import MemoryRegion, TransferLayout
 from wsm.strategies.mooncake.publisher import PublishedMemory
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
@@ -34,23 +32,19 @@ from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 _LEASE_S = 2.0
 
 #: What a rank that is told to load hears in the place of a publisher.
-_IN_ITS_PLACE = ("small messages", "large messages", "endless parts", "no ZMQ", "connections", "asks")
+_IN_ITS_PLACE = ("small messages", "large messages", "endless bodies", "no messages", "connections", "asks")
 
 
 def _relaid(said: ServedPublication, move: Callable[[MemoryRegion], MemoryRegion]) -> ServedPublication:
     shards = {}
-    for rank, (layout, _, digests) in said.shards.items():
-        moved = TransferLayout(tuple(map(move, layout.regions)), layout.tensors)
-        shards[rank] = moved, moved.digest(), digests
+    for rank, (layout, digests) in said.shards.items():
+        shards[rank] = TransferLayout(tuple(map(move, layout.regions)), layout.tensors), digests
     return replace(said, shards=shards)
 
 
 def _false_digests(said: ServedPublication) -> ServedPublication:
     lie = digest_of(b"something else")
-    shards = {
-        rank: (layout, digest, tuple(lie for _ in digests))
-        for rank, (layout, digest, digests) in said.shards.items()
-    }
+    shards = {rank: (layout, tuple(lie for _ in digests)) for rank, (layout, digests) in said.shards.items()}
     sealed = (shard_digest((t.spec, lie) for t in shards[rank][0].tensors) for rank in sorted(shards))
     return replace(said, shards=shards, shard_digests=tuple(sealed))
 
@@ -62,8 +56,8 @@ _CLAIMS: dict[str, Callable[[ServedPublication], ServedPublication]] = {
     "memory beyond": lambda said: _relaid(said, lambda each: replace(each, address=each.address + (1 << 40))),
     "another group": lambda said: replace(said, shard_digests=(digest_of(b""), *said.shard_digests[1:])),
 }
-#: Other lies: an engine that is not there, a lease that is over at once, and one that is taken back.
-_OTHER_LIES = ("another engine", "no lease", "revoked")
+#: Other lies: an engine that is not there, and a lease that is taken back.
+_OTHER_LIES = ("another engine", "revoked")
 
 
 def cases(kind: str, ranks: int) -> list[Case]:
@@ -101,23 +95,22 @@ def _lying(group: GroupUnderFault, said: str) -> Iterator[None]:
     if said in SHAPES:
         SHAPES[said](shards)
     with contextlib.ExitStack() as stack:
-        listener = listen(group.trainer_address)
+        listening = listen(group.trainer_address)
         engine = Engine(EngineSettings())
         stack.callback(engine.close)
         memory = PublishedMemory(engine)
         server = LeaseServer(
-            listener,
+            listening,
             publisher=digest_of(b"a liar"),
             session="127.0.0.1:9" if said == "another engine" else engine.session,
-            leases=Leases(0.001 if said == "no lease" else _LEASE_S),
-            clock=SystemClock(),
+            lease_s=_LEASE_S,
         )
         stack.callback(memory.close)
         stack.callback(server.close)
         placed = memory.place(shards, finite=False)
         publication = ServedPublication(
             "3" if said == "another version" else "2",
-            {rank: (layout, layout.digest(), each) for rank, (layout, each) in placed.items()},
+            placed,
             tuple(
                 shard_digest((t.spec, digest) for t, digest in zip(layout.tensors, each, strict=True))
                 for layout, each in (placed[rank] for rank in sorted(placed))
@@ -146,7 +139,7 @@ def _stranger(group: GroupUnderFault, said: str) -> Answer:
     group.published = 2
 
     def ask() -> Answer:
-        with flood(group.trainer_address, said):
+        with flood("--mooncake", group.trainer_address, said):
             return timely(group)
 
     answer: Answer = _published(group, ask)
@@ -156,7 +149,7 @@ def _stranger(group: GroupUnderFault, said: str) -> Answer:
 def _instead(group: GroupUnderFault, said: str) -> Answer:
     group.published = 2
     address = group.trainer_address
-    with flood("--listen", address, said):
+    with flood("--listen", "--mooncake", address, said):
         answer = timely(group)
     Path(address.removeprefix("ipc://")).unlink()
     return answer

@@ -1,8 +1,9 @@
 """Another user of the host does what it may to a group's names, while a command is under way.
 
-It locks whatever it can open, connects where it can, and puts pipes, links and directories under names that
-are free: nothing of that may be noticed. It takes root to become another user, so these cases are for root
-alone. As a module it is that user: GROUP DIRECTORY SEED; it goes, with what it made, when its input ends.
+It locks whatever it can open, connects where it can, and tries to put pipes, links and directories under
+names that are free: nothing of that may be noticed. It takes root to become another user, so these cases
+are for root alone. As a module it is that user: GROUP DIRECTORY SEED; it goes, with what it made, when its
+input ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from campaign.deaths_midway import Havoc, later, send
 from campaign.environment import victims_environment
 from campaign.group import GroupUnderFault
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from wsm.private_directory import private_directory
 
 #: "nobody" on Linux; owns nothing of a group.
 _USER = 65534
@@ -72,14 +73,15 @@ KINDS: dict[str, Havoc] = (
 
 def main(name: str, directory: Path, seed: str) -> None:
     """Be the other user, until the input ends."""
+    memory = private_directory()
     os.setgroups([])
     os.setgid(_USER)
     os.setuid(_USER)
     chance = random.Random(seed)  # noqa: S311 - a case must be the same every time
     with contextlib.ExitStack() as made:
-        kept = list(_held(name, directory))
+        kept = list(_held(name, memory, directory))
         for suffix in _SUFFIXES:
-            path = SHARED_MEMORY_DIRECTORY / f"wsm.{name}{suffix}"
+            path = memory / f"wsm.{name}{suffix}"
             with contextlib.suppress(OSError):
                 chance.choice(_MAKERS)(path)
                 made.callback(_remove, path)
@@ -88,10 +90,10 @@ def main(name: str, directory: Path, seed: str) -> None:
         sys.stdin.read()
 
 
-def _held(name: str, directory: Path) -> Iterator[object]:
+def _held(name: str, memory: Path, directory: Path) -> Iterator[object]:
     """Open and lock what can be: every way that succeeds is kept."""
-    paths = [*SHARED_MEMORY_DIRECTORY.glob(f"wsm.{name}*"), *SHARED_MEMORY_DIRECTORY.glob("wsm-*")]
-    for path in (*paths, *directory.rglob("*")):
+    paths = [memory / f"wsm.{name}{suffix}" for suffix in _SUFFIXES]
+    for path in (*paths, *memory.parent.glob("*wsm*"), *directory.rglob("*")):
         caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         if caller.connect_ex(str(path)) == 0:
             yield caller

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.model.sharding import initial_state, shard
+from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
+from examples.rollout.model.sharding import initial_state, shard
 from wsm.strategies import Retention, publish_snapshot
 
 #: A model of a few KiB; its shards fit both kinds of engines.

@@ -26,8 +26,8 @@ from wsm.actions._weights import WatchedTarget
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
 from wsm.controller.group_view import GroupView
-from wsm.states import journal as kinds
-from wsm.states.journal import Journal, JournalEntry
+from wsm.journal import entry as kinds
+from wsm.journal.entry import Journal, JournalEntry
 from wsm.states.words import CommandWord, CommittedWord
 from wsm.strategies.applier.memory_target import StagedMemory
 from wsm.strategies.tensor import WeightTarget
@@ -137,8 +137,22 @@ def _starve() -> None:
 def trap_rank(rank: int) -> Trap:
     """Wrap the seams of a rank's process, which must not have a worker yet; return its trap."""
     trap = trap_participant(f"rank{rank}")
-    trap_writes(WatchedTarget, trap)
     trap_writes(StagedMemory, trap)
+    begin = WatchedTarget.__init__
+
+    @wraps(begin)
+    def begin_trapped(watched: WatchedTarget, target: WeightTarget, context: ActionContext) -> None:
+        begin(watched, target, context)
+        writable = watched.writable  # its own: what a target can do is told by what it has
+
+        def write_and_pass(name: str) -> memoryview:
+            memory = writable(name)
+            trap.passes("write")
+            return memory
+
+        watched.writable = write_and_pass
+
+    _wrap(WatchedTarget, "__init__", begin_trapped)
     return trap
 
 

@@ -1,9 +1,8 @@
 """Plays cases in which ranks, holders and the keeper of a group die or stand still while a decision is open.
 
 What must hold: what its caller decides is aborted as soon as its caller, or a rank, is gone, and while the
-holder only stands still the recovery waits and names it. What is decided outside is decided by no death, and
-no epoch begins before it is known; then the group follows it. A supervisor that stands still hinders no
-decision, and one that dies leaves no caller without an answer.
+holder only stands still the recovery waits and names it. A supervisor that stands still hinders no decision,
+and one that dies leaves no caller without an answer.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -25,27 +23,17 @@ from campaign.group import GroupUnderFault
 from campaign.operations import outcome_of
 from campaign.playing import played
 from campaign.prepares import PREPARED
-from campaign.rank_faults import account, finish, prepare
+from campaign.rank_faults import finish, prepare
 from campaign.result import Result
 from campaign.supervisor_faults import next_owner, owned_group, require_good_end, serves_again
-from wsm import Controller, Outcome
-from wsm.command import CommandArguments
-from wsm.controller._transaction import due_decision, write_decision
-from wsm.controller.group_view import GroupView
-from wsm.signals.segment import Segment
-from wsm.states.decide import next_command
-from wsm.states.vocabulary import WeightState
-from wsm.states.words import Decider, Operation
-from wsm.status.facts import GroupStatus
+from wsm import Controller
 
 #: The operation of these cases.
 OPERATION = "prepares"
 
 _LONG_S = "30"
-_OPEN_S = 1.0
 _PATIENCE_S = 30.0
 
-_OUTSIDE = [f"outside:{whom}:{how}" for whom in ("none", "one", "all", "stop") for how in ("abort", "commit")]
 _OWNER = [
     f"owner:{act}:{moment}:{name}"
     for act in ("kill", "stop")
@@ -56,7 +44,7 @@ _OWNER = [
 
 def cases(kind: str, ranks: int) -> list[Case]:
     """Name the cases."""
-    whats = [*_HOLDER, *_OUTSIDE, "outside:early", *_OWNER, "owner:stop-and-kill-holder"]
+    whats = [*_HOLDER, *_OWNER, "owner:stop-and-kill-holder"]
     return [Case(kind, ranks, OPERATION, what) for what in whats]
 
 
@@ -65,7 +53,7 @@ def play(case: Case, group: GroupUnderFault) -> Result:
     about, _, what = case.what.partition(":")
     if about == "owner":
         return played(case, GroupUnderFault(case.kind, case.ranks), partial(_owner, what))
-    return played(case, group, partial(_holder if about == "holder" else _outside, what))
+    return played(case, group, partial(_holder, what))
 
 
 # -- a holder, and a rank -----------------------------------------------------------------------------
@@ -99,7 +87,7 @@ def _holder(what: str, case: Case, group: GroupUnderFault, result: Result) -> No
             if who == "rank":
                 os.kill(rank, signal.SIGKILL)
                 if "prepare" in name and process.poll() is None:
-                    _waits_for(group, f"process {process.pid}, which is stopped", mark.told)
+                    _waits_for(group, f"it is stopped: let it go on (kill -CONT {process.pid})", mark.told)
             else:
                 process.send_signal(signal.SIGCONT if who == "go" else signal.SIGKILL)
                 if who == "holder":
@@ -128,101 +116,6 @@ def _waits_for(group: GroupUnderFault, words: str, since: int) -> None:
     group.until(
         lambda: any(words in said for _, said in group.told[since:]), f"the supervisor tells of {words!r}"
     )
-
-
-# -- a decision that is made outside -------------------------------------------------------------------
-
-
-def _outside(what: str, case: Case, group: GroupUnderFault, result: Result) -> None:
-    del case
-    before = prepare("hot", group, result)
-    version, mark = group.publish(), group.mark()
-    whom, _, how = what.partition(":")
-    killed = Fault("rank1", "write", Act.KILL) if whom == "early" else None
-    if killed is not None:
-        group.arm(killed)
-    with contextlib.closing(Segment.attach(group.config.group.name)) as segment:
-        view = GroupView(segment)
-        _open_outside(group, view, version, killed)
-        if killed is not None:  # not all had prepared: it can be no commit anywhere
-            group.until(lambda: group.supervisor.recoveries > mark.recoveries, "the rank is replaced")
-            how = "abort"
-        else:
-            _stays_open(group, result, whom=whom, told=mark.told)
-            if how == "abort":
-                _give_up(group, result)
-            else:
-                _commit(view)
-        view.close()
-    group.until(group.is_whole, "every rank is there, and done with the command")
-    group.until(lambda: group.status().serving, "the group serves")
-    status = group.status()
-    result.outcome = outcome_of(status, before, version)
-    expected = "new version" if how == "commit" else "old version"
-    result.require(result.outcome == expected, f"it must end as {expected}: {status.sentence()}")
-    finish(group, result)
-
-
-def _open_outside(group: GroupUnderFault, view: GroupView, version: int, killed: Fault | None) -> None:
-    """Give a command that a system outside decides; its relay goes once all are PREPARED or one is killed."""
-    with view.role.acquire(5):
-        found = view.view()
-        command = next_command(found, Operation.HOT_UPDATE, Decider.OUTSIDE)
-        asked = CommandArguments("outside", str(version), before=WeightState.NORMAL, deadline_s=_OPEN_S)
-        view.open(found, command, asked)
-        if killed is not None:
-            group.until(lambda: group.fired(killed), "a rank is killed while it stages")
-        else:
-            group.until(lambda: _all_are(group.status(), "PREPARED"), "all have prepared")
-
-
-def _stays_open(group: GroupUnderFault, result: Result, *, whom: str, told: int) -> None:
-    """See that neither time nor deaths decide it, that nothing serves beside a dead rank, and who says so."""
-    first = group.status()
-    pids = group.supervisor.pids()
-    victims = {"none": [], "one": pids[1:2], "all": pids, "stop": pids[1:2]}[whom]
-    dies = whom in ("one", "all")
-    send(victims, signal.SIGKILL if dies else signal.SIGSTOP)
-    if dies:
-        _waits_for(group, "its decision is made outside", told)
-    time.sleep(2 * _OPEN_S)
-    status = group.status()
-    if not dies:
-        send(victims, signal.SIGCONT)
-    same = (status.epoch, status.sequence, status.operation) == (first.epoch, first.sequence, first.operation)
-    result.require(same, f"the command that is decided outside did not stay open: {status.sentence()}")
-    refused = group.command("clear")
-    result.require(refused.error, "another command was taken while a decision outside is open")
-    if dies:
-        account(result, *group.audit())
-        time.sleep(0.2)
-        steps, problems = group.audit()
-        result.require(not steps, f"{steps} steps were made beside a dead rank")
-        result.problems += problems
-
-
-def _all_are(status: GroupStatus, code: str) -> bool:
-    return all(rank.code == code for rank in status.ranks)
-
-
-def _give_up(group: GroupUnderFault, result: Result) -> None:
-    """Abort it as an operator; a rank that is gone is named, and the decision counts all the same."""
-    error: BaseException | None = None
-    try:
-        receipt = group.controller.abort("outside", settle_s=5.0, wait_s=5.0)
-        result.require(receipt.outcome is Outcome.ABORTED, f"it was not aborted: {receipt.sentence()}")
-        result.said = receipt.warning or ""
-    except Exception as raised:  # noqa: BLE001 - whatever it is, the end of the case tells what came of it
-        error = raised
-        result.said, result.error = str(raised)[:300], type(raised).__name__
-    result.require(error is not None or "COMMIT" in result.said, "the receipt does not warn of a commit")
-
-
-def _commit(view: GroupView) -> None:
-    """Write what was decided outside, as the process does that hears of it."""
-    with view.role.acquire(5):
-        found = view.view()
-        write_decision(view, found, due_decision(view, found, give_up=False, verdict=True))
 
 
 # -- the owner of the group -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from campaign.playing import played
 from campaign.rank_faults import finish, good_update, prepare
 from campaign.result import Result, named_ranks
 from wsm.errors import WsmError
-from wsm.signals.layout import HEADER_BYTES, SLOT_BYTES, WORD_BYTES, layout_of
+from wsm.signals.layout import HEADER_BYTES, SLOT_BYTES, WORD_BYTES, Layout
 from wsm.signals.names import segment_path
 
 SEEDS = 8
@@ -73,7 +73,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
 def flip(group: GroupUnderFault, place: str, chance: random.Random) -> None:
     """Flip one to three bits of a place in the segment."""
     group.damaged = True
-    layout = layout_of(group.ranks, len(group.victims) - group.ranks)
+    layout = Layout(group.ranks, len(group.victims) - group.ranks)
     name, rank = place.rstrip("0123456789"), int(place.lstrip("abcdefghijklmnopqrstuvwxyz") or 0)
     if name == "header":
         offset, length = 0, HEADER_BYTES

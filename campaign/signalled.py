@@ -34,7 +34,7 @@ from campaign.operations import outcome_of
 from campaign.playing import played
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from wsm.private_directory import private_directory
 
 SEEDS = 12
 
@@ -62,9 +62,9 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
-    "rollout": _Command(("-m", "wsm_entry", "rollout", "--name", "{name}"), 6.0),
-    "demo": _Command(("-m", "wsm_entry", "demo", "--out", "{directory}/demo"), 9.0),
-    "hot-demo": _Command(("-m", "wsm_entry", "demo", "--hot", "--out", "{directory}/demo"), 9.0),
+    "rollout": _Command(("-m", "examples.rollout", "--name", "{name}"), 6.0),
+    "demo": _Command(("-m", "examples.demo", "--out", "{directory}/demo"), 9.0),
+    "hot-demo": _Command(("-m", "examples.demo", "--hot", "--out", "{directory}/demo"), 9.0),
     "campaign": _Command(("-m", "campaign", "--family", "commands", "--kind", "memory", "--ranks", "2"), 8.0),
     "update": _Command(("-m", "wsm_entry", "update", "{group}", "--force"), 1.2, group=True),
     "clear": _Command(("-m", "wsm_entry", "clear", "{group}"), 1.2, group=True),
@@ -142,7 +142,7 @@ def _look(pids: list[int], token: str) -> list[str]:
     names |= {f"wsm.{kind}-{pid}" for kind in ("demo", "campaign") for pid in pids}
     found = [
         f"shared memory: {path.name}"
-        for path in SHARED_MEMORY_DIRECTORY.iterdir()
+        for path in private_directory().iterdir()
         if any(path.name == name or path.name.startswith((f"{name}.", f"{name}-")) for name in names)
     ]
     prefixes = tuple(map(directory_prefix, pids))

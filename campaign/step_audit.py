@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 
 from campaign.memory_rank import read_records
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.model.sharding import initial_state, shard
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.model.sharding import initial_state, shard
 from wsm.states.vocabulary import KVPolicy
 
 

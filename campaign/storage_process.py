@@ -19,10 +19,10 @@ from campaign.group import GroupUnderFault
 from campaign.played_config import publish_version
 from campaign.rank_faults import finish, good_update
 from campaign.result import Result
+from examples.rollout.model.sharding import shard_specs
 from wsm import log
 from wsm.errors import WsmError
-from wsm.rollout.model.sharding import shard_specs
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from wsm.private_directory import SHARED_MEMORY
 from wsm.strategies import SnapshotSource, load
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.errors import StorageError
@@ -112,9 +112,9 @@ def _disk_journals(group: GroupUnderFault, result: Result) -> None:
 
 
 def _shared_memory_start(group: GroupUnderFault, result: Result) -> None:
-    _mount(SHARED_MEMORY_DIRECTORY, 64 * _KIB)
+    _mount(SHARED_MEMORY, 64 * _KIB)
     _must_not_start(group, result)
-    _resize(SHARED_MEMORY_DIRECTORY, 64 * _KIB * _KIB)
+    _resize(SHARED_MEMORY, 64 * _KIB * _KIB)
     group.start()
     finish(group, result)
     result.outcome = "not started"
@@ -141,10 +141,10 @@ def _must_not_start(group: GroupUnderFault, result: Result) -> None:
 
 def _shared_memory_serving(group: GroupUnderFault, result: Result) -> None:
     """Fill shared memory under a serving group: what it needs to go on lies there already."""
-    _mount(SHARED_MEMORY_DIRECTORY, 64 * _KIB * _KIB)
+    _mount(SHARED_MEMORY, 64 * _KIB * _KIB)
     group.start()
     version = group.published
-    filler = _fill(SHARED_MEMORY_DIRECTORY, leave=0)
+    filler = _fill(SHARED_MEMORY, leave=0)
     answer = group.command("update", group.publish())
     result.said = answer.said
     group.until(lambda: group.status().over, "the command is over")

@@ -10,9 +10,9 @@ import json
 import sys
 
 from campaign.points import trap_controller
+from examples.rollout.config import rollout_config_from_mapping
+from examples.rollout.supervisor import RolloutSupervisor
 from wsm import log
-from wsm.rollout.config import rollout_config_from_mapping
-from wsm.rollout.supervisor import RolloutSupervisor
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from campaign.load import Answered, shape_problem
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.model.sharding import initial_state
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.model.sharding import initial_state
 from wsm.states.vocabulary import KVPolicy
 
 
@@ -63,8 +63,8 @@ class TokenAudit:
         if key not in self._next:
             import paddle  # noqa: PLC0415 - a second, and a memory group needs none of it
 
-            from wsm.rollout.model.moe import local_mixture  # noqa: PLC0415 - the same
-            from wsm.rollout.model.transformer import full_logits  # noqa: PLC0415 - the same
+            from examples.rollout.model.moe import local_mixture  # noqa: PLC0415 - the same
+            from examples.rollout.model.transformer import full_logits  # noqa: PLC0415 - the same
 
             with paddle.no_grad():
                 tokens = paddle.to_tensor([list(sequence)])

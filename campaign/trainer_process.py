@@ -14,8 +14,8 @@ from typing import Any
 
 from campaign.played_config import MODEL
 from campaign.points import Trap, victim_trap
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.model.sharding import initial_state, shard
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.model.sharding import initial_state, shard
 from wsm.strategies import publish_snapshot
 
 _CALLS = ("open", "write", "fsync", "replace", "rename", "mkdir", "unlink", "rmdir", "link")

@@ -1,6 +1,6 @@
 """The committed files: every text of ``diagrams/``, to be written, or compared with what is there.
 
-The only module of this package that touches files. Text only: pictures differ between versions of Graphviz.
+The only module of this package that touches files.
 """
 
 from __future__ import annotations
@@ -10,22 +10,16 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from drawing import sequences
 from drawing.dialogues import sequence_diagram
-from drawing.dot import digraph
 from drawing.engine import engine_with_everything
+from drawing.group_page import group_page, group_picture
 from drawing.pages import command_page, index_page, transitions_page
-from drawing.sequences import (
-    clear_dialogue,
-    hot_update_dialogue,
-    rank_loss_dialogue,
-    restore_dialogue,
-    update_dialogue,
-)
 from wsm.actions.plan import derive_plans
-from wsm.cli.drawings import all_drawings, drawn
+from wsm.cli.diagrams import drawn
 
 #: Endings of files that belong to this package; others in the directory are none of its business.
-OWN_SUFFIXES = frozenset({".mmd", ".dot", ".md"})
+OWN_SUFFIXES = frozenset({".mmd", ".md"})
 
 
 @dataclass(frozen=True)
@@ -50,18 +44,18 @@ class Difference:
 def every_text() -> dict[str, str]:
     """Return the text of every committed file by its name; the plans are those of :mod:`drawing.engine`."""
     plans = derive_plans(engine_with_everything())
-    texts = dict(drawn(plans, of="an engine that has everything"))
-    texts |= {f"{drawing.name}.dot": digraph(drawing) for drawing in all_drawings()}
+    texts = drawn(plans, of="an engine that has everything")
     for dialogue_of in (
-        clear_dialogue,
-        update_dialogue,
-        hot_update_dialogue,
-        rank_loss_dialogue,
-        restore_dialogue,
+        sequences.clear_dialogue,
+        sequences.update_dialogue,
+        sequences.hot_update_dialogue,
+        sequences.rank_loss_dialogue,
+        sequences.restore_dialogue,
     ):
         dialogue = dialogue_of(plans)
         texts[f"{dialogue.name}.mmd"] = sequence_diagram(dialogue)
     texts |= {"transitions.md": transitions_page(), "command.md": command_page()}
+    texts |= {"group.mmd": group_picture(), "group.md": group_page()}
     return {**texts, "README.md": index_page(texts)}
 
 

@@ -7,19 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from wsm.cli.drawings import HEADINGS, link_to, table
+from wsm.cli.diagrams import HEADINGS, event_of, heading_of, table
 from wsm.states.check import explore, states_of
-from wsm.states.joint import (
-    BESIDE,
-    FORBIDDEN,
-    NEEDS,
-    NOTHING_HELD,
-    STALE,
-    Beside,
-    Need,
-    chart_of,
-    serving,
-)
+from wsm.states.joint import BESIDE, FORBIDDEN, NEEDS, NOTHING_HELD, STALE, Beside, Need, chart_of, serving
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, Todo, When
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART, Chart, Guard, Row, State
 from wsm.states.vocabulary import Tag
@@ -66,26 +56,11 @@ _DOES = {
     Todo.DROP: "gives everything back",
 }
 
-_TAGS = {
-    frozenset(Tag): "both",
-    frozenset({Tag.WEIGHTS}): "weights",
-    frozenset({Tag.KV_CACHE}): "KV cache",
-    frozenset[Tag](): "unreadable",
-}
-_OPERATIONS = {
-    Operation.CLEAR: "clear",
-    Operation.UPDATE: "update",
-    Operation.HOT_UPDATE: "hot update",
-    Operation.HOLD: "hold",
-    Operation.RELEASE: "release",
-    Operation.ABORT: "aborted before it was read",
-    Operation.HOT_ABORT: "hot, aborted before it was read",
-}
+_ABOUT = {frozenset(Tag): "both", frozenset[Tag](): "unreadable"}
 
 _INDEX = """\
 Everything here is written by `python -m drawing` (`make diagrams`) from the tables that decide; `python -m
-drawing --check` says where a file differs from the code. Read them in this order. Pictures without a
-browser: `dot -Tpng diagrams/weights.dot > weights.png`."""
+drawing --check` says where a file differs from the code. Read them in this order."""
 
 #: What stands on the index page: the title of a part, what is to be seen in it, and its picture.
 _PARTS = (
@@ -111,16 +86,24 @@ _PARTS = (
     (
         "4. A command, as a rank lives it",
         (
-            "The fourth table, and the one that decides most. In brackets stands what weights and KV cache "
-            "may be beside a phase. Row by row: [command.md](command.md)."
+            "The fourth table, and the one that decides most. Behind the slash stands what the rank writes. "
+            "Row by row, with what may stand beside a phase: [command.md](command.md)."
         ),
         "command",
     ),
-    ("5. A clear, word by word", "", "sequence_clear"),
-    ("6. An update, word by word", "", "sequence_update"),
-    ("7. A hot update, word by word", "", "sequence_hot_update"),
-    ("8. A rank is lost, and a new epoch begins", "", "sequence_rank_loss"),
-    ("9. The new epoch restores what was served", "", "sequence_restore"),
+    (
+        "5. A command, as the processes of its group see it",
+        (
+            "The table of the other side: controller, successor, stand-in and keeper ask it what they store "
+            "next. Row by row: [group.md](group.md)."
+        ),
+        "group",
+    ),
+    ("6. A clear, word by word", "", "sequence_clear"),
+    ("7. An update, word by word", "", "sequence_update"),
+    ("8. A hot update, word by word", "", "sequence_hot_update"),
+    ("9. A rank is lost, and a new epoch begins", "", "sequence_rank_loss"),
+    ("10. The new epoch restores what was served", "", "sequence_restore"),
 )
 
 
@@ -136,7 +119,7 @@ def index_page(rendered: Mapping[str, str]) -> str:
     for title, text, name in _PARTS:
         parts += [f"## {title}", *([text] if text else []), f"```mermaid\n{rendered[f'{name}.mmd']}```"]
     parts += [
-        "## 10. The plans",
+        "## 11. The plans",
         (
             "Which actions run on which edge, in which order, and what each declares: deadline, undo, probe, "
             "votes. For an engine that has everything: [plans.md](plans.md). For your own: "
@@ -162,11 +145,11 @@ def _state(chart: Chart, state: State) -> Iterator[str]:
     rows = [row for row in chart.rows if row.source is state]
     yield table(
         ("event", "next state", "what it means"),
-        [(_event(row), f"**{row.dest.name}**", row.note) for row in rows],
+        [(event_of(row), f"**{row.dest.name}**", row.note) for row in rows],
     )
     running = [row for row in rows if row.plans and row.dest in chart.working]
     if running:
-        links = (f"[{_event(row)}](plans.md#{link_to(chart, row)})" for row in running)
+        links = (f"[{event_of(row)}](plans.md#{_anchor(heading_of(chart, row))})" for row in running)
         yield f"Plans that run: {', '.join(links)}."
     if state in chart.working:
         yield f"If the work fails: {_failure(rows)}."
@@ -175,8 +158,8 @@ def _state(chart: Chart, state: State) -> Iterator[str]:
     yield f"Refused: {', '.join(refused)}."
 
 
-def _event(row: Row) -> str:
-    return row.event.value if row.guard is None else f"{row.event.value} [{row.guard.value}]"
+def _anchor(heading: str) -> str:
+    return heading.lower().replace(":", "").replace(" ", "-")
 
 
 def _failure(rows: Sequence[Row]) -> str:
@@ -185,7 +168,7 @@ def _failure(rows: Sequence[Row]) -> str:
     if failing:
         return f"fail → {failing[0].dest.name}"
     ways = " or ".join(
-        f"{_event(row)} → {row.dest.name}" for row in rows if row.event.value in ("abort", "clear")
+        f"{event_of(row)} → {row.dest.name}" for row in rows if row.event.value in ("abort", "clear")
     )
     return f"the rank stays here, its phase and its word say FAILED, and the decision leads on: {ways}"
 
@@ -282,13 +265,15 @@ def _beside(row: Beside) -> str:
 
 
 def _commands(row: Beside) -> str:
-    told = []
-    for operation, name in _OPERATIONS.items():
-        about = [text for tags, text in _TAGS.items() if (operation, tags) in row.commands]
-        if about:
-            alone = operation.is_hot or operation.is_of_admission
-            told.append(name if alone else f"{name} of {', '.join(about)}")
-    return "; ".join(told)
+    told: dict[Operation, list[str]] = {}
+    for operation, tags in sorted(row.commands, key=lambda each: (each[0], sorted(map(str, each[1])))):
+        told.setdefault(operation, []).append(_ABOUT.get(tags) or ", ".join(tag.value for tag in tags))
+    return "; ".join(
+        operation.name
+        if operation.is_hot or operation.is_of_admission
+        else f"{operation.name} of {', '.join(about)}"
+        for operation, about in told.items()
+    )
 
 
 def _when(conditions: Iterable[When]) -> str:

@@ -180,10 +180,7 @@ def rank_loss_dialogue(plans: Plans) -> Dialogue:
     gone, released = walk(leaving, KVEvent.CLEARED, WeightEvent.CLEARED)
     _, lost = walk(gone, KVEvent.LOST, WeightEvent.LOST)
     _, fault = walk(leaving, WeightEvent.FAIL)
-    joins = (
-        Message(_R0, _W, "step PARKED (epoch+1, 0, 0)"),
-        Message(_R0, _W, "status ATTACHED"),
-    )
+    joins = (Message(_R0, _W, "step PARKED (epoch+1, 0, 0)"), Message(_R0, _W, "status ATTACHED"))
     return Dialogue(
         "sequence_rank_loss",
         "a rank dies while the group serves",
@@ -328,13 +325,9 @@ def _aborted_update(begun: JointState, plans: Plans) -> tuple[Item, ...]:
             "alt",
             (
                 Branch(
-                    NONE_TOUCHED,
-                    (both("an update in place:", *from_normal, *kept), *status("DONE_KEPT")),
+                    NONE_TOUCHED, (both("an update in place:", *from_normal, *kept), *status("DONE_KEPT"))
                 ),
-                Branch(
-                    SOME_TOUCHED,
-                    (both(f"plan {plans.discard.name}", *dropped), *status("DONE_CLEARED")),
-                ),
+                Branch(SOME_TOUCHED, (both(f"plan {plans.discard.name}", *dropped), *status("DONE_CLEARED"))),
             ),
         ),
         both("DONE_FAULTED where the teardown failed"),

@@ -12,13 +12,14 @@ module                    answers
 ========================= ========================================================================
 :mod:`.scope`             how large is the group, how often may each thing happen; which surveys are run?
 :mod:`.world`             what is a whole group, as bytes; which groups count as the same?
-:mod:`.rank_work`         what does a command do to the memory and the machines of one participant?
-:mod:`.rank_moves`        what does the protocol tell a participant, and what can come of that?
+:mod:`.answers`           what may the protocol answer no participant that looks, and where may no event lead?
+:mod:`.admission`         what do callers ask of a hold, what does a caller decide, when does a lease end?
+:mod:`.rank_moves`        what can come of what a participant is told, for its words, memory and machines?
 :mod:`.controller_moves`  what can the controller, its successor and the owner of the group do?
 :mod:`.moves`             all of that, for one world
 :mod:`.invariants`        what must hold after every move, and when nothing moves any more?
-:mod:`.search`            breadth first, and the shortest way back; no circles, a way to rest from everywhere
-:mod:`.partitioned`       the same on several processes
+:mod:`.search`            breadth first, on several processes, and the shortest way back; no circles, a way to
+                          rest from everywhere
 :mod:`.dialogue`          a way, for people, and as a file that can be gone again
 :mod:`.engine_loop`       what can an engine, a trainer and FastDeploy's loop do about one weights word?
 :mod:`.control_requests`  and what FastDeploy's control requests about what the ranks hold?

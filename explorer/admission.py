@@ -1,154 +1,117 @@
-"""What callers ask of a group's admission, and what is due about the lease of its hold, in an explored world.
+"""What callers ask of a group's admission, what a caller decides, and when leases end, in an explored world.
 
 A hold is numbered, has one of two owners, and is released or stays when its lease runs out. What is known of
 it stands in the record; what was decided last no process knows, and the rules here ask for that. Whatever is
-answered is asked of :mod:`wsm.states.holding`.
+answered is asked of :mod:`wsm.states.holding`. A caller's verdict is said to its own process, which tells no
+other; it comes without a wish, so that a group which rests does not wait for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from explorer.errors import RuleBrokenError
-from explorer.scope import Scope
-from explorer.world import ControllerState, hold_byte_of
+from explorer.scope import BY_CALLER, BY_CONTROLLER, BY_LEASE, Scope
+from explorer.world import Arguments, ControllerState, Terms, hold_in_force
 from wsm.states import decide, holding
-from wsm.states.holding import Answer, Hold, LeaseEnd
+from wsm.states.holding import Answer, Hold
 from wsm.states.view import View
-from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, OnLease
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, OnLease
 from wsm.states.words import Decider
 
 #: The keeper reads a lease again once it has the role; a seeded fault lets it believe what it saw before.
 lease_is_read_again = True
 
+#: A lease counts from all PREPARED; a seeded fault lets it count from the command's beginning.
+leases_count_from_the_start = False
+
 OWNERS = ("one", "another")
 
-#: How a command treats requests, as a world numbers it.
-POLICIES = tuple(InFlightPolicy)
-
-#: Added to that number where its caller has named it.
-NAMED = len(POLICIES)
-
 _LEASE_S = 1.0
-_NOW_NS = 10**9
-
-
-class Terms(NamedTuple):
-    """What is known of a hold.
-
-    Attributes
-    ----------
-    number : int
-        Which it is, from 1 on: its id.
-    owner : int
-        A place in :data:`OWNERS`.
-    stays : bool
-        Whether it stays when its lease has run out.
-    drops : bool
-        Whether the blocks of the KV cache are forgotten.
-    keeps : bool
-        Whether the requests that ran are set aside; else they are ended.
-    """
-
-    number: int
-    owner: int = 0
-    stays: bool = False
-    drops: bool = False
-    keeps: bool = False
-
-    def pack(self) -> int:
-        """Return it as one byte, which is not 0."""
-        return self.number | self.owner << 3 | self.stays << 4 | self.drops << 5 | self.keeps << 6
-
-    def known(self, *, lapsed: bool) -> Hold:
-        """Return what the protocol is told of it."""
-        return Hold(
-            str(self.number),
-            OWNERS[self.owner],
-            InFlightPolicy.KEEP if self.keeps else InFlightPolicy.ABORT,
-            KVPolicy.DROP if self.drops else KVPolicy.KEEP,
-            _LEASE_S,
-            OnLease.STAY if self.stays else OnLease.SERVE,
-            0 if lapsed else _NOW_NS,
-        )
-
+#: When a world is looked at, by a clock; a lease that was renewed has not run out then.
+NOW_NS = 10**9
 
 #: The highest number that a hold may have.
-MOST_HOLDS = 7
+_MOST_HOLDS = 7
+
+_DECIDERS = (
+    (BY_CONTROLLER, Decider.CONTROLLER, False),
+    (BY_CALLER, Decider.CALLER, False),
+    (BY_LEASE, Decider.CALLER, True),
+)
 
 
-def terms_of(byte: int) -> Terms | None:
-    """Return what :meth:`Terms.pack` has packed; None: there is none."""
-    if not byte:
-        return None
-    return Terms(byte & 7, byte >> 3 & 1, bool(byte & 16), bool(byte & 32), bool(byte & 64))
+def deciders_asked(scope: Scope, *, one: bool) -> list[tuple[Decider, bool]]:
+    """Return who may decide what is asked, and whether by a lease; `one`: its controller does."""
+    given = BY_CONTROLLER if one else scope.deciders
+    return [(decider, leased) for number, decider, leased in _DECIDERS if number & given]
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """What is stored before a command word, as far as it matters.
+def verdicts(now: ControllerState, view: View, *, agree: bool) -> Iterator[tuple[str, ControllerState]]:
+    """Iterate over what a caller decides next in the place of its controller, and over the end of its lease.
 
-    Parameters
-    ----------
-    version : int or None
-        What it brings; None: what no other command brings.
-    before : bool
-        Whether the group served when it was admitted, or is owed that.
-    tags : int
-        What it is about.
-    restores : bool
-        Whether it restores what the group served before it lost a rank, or repairs a rank for that.
-    after : After
-        What it leaves of admission.
-    decider : Decider
-        Who decides it.
-    leased : bool
-        Whether a lease holds that decision.
-    hold : int
-        The hold that it begins, packed; 0: none.
-    policy : int
-        What becomes of requests, as :data:`POLICIES` and :data:`NAMED` say.
+    `agree`: whether the reports do.
     """
-
-    version: int | None
-    before: bool
-    tags: int
-    restores: bool = False
-    after: After = After.AS_BEFORE
-    decider: Decider = Decider.CONTROLLER
-    leased: bool = False
-    hold: int = 0
-    policy: int = 0
+    command = view.command
+    if command.operation.is_decision or command.decider is Decider.CONTROLLER:
+        return
+    gone = now.left and not now.alive and not now.ending
+    back = now._replace(alive=True, driving=True, left=False)
+    if now.verdict is not None:
+        if gone:
+            yield "comes back with what was decided", back
+        return
+    prepared = decide.all_prepared(view)
+    if (prepared or leases_count_from_the_start) and now.says.leased and not now.lease_over:
+        if not prepared:
+            raise RuleBrokenError(rule="a lease counts from all PREPARED", seen="it is over before that")
+        yield "holds a lease that is over", now._replace(lease_over=True)
+    if not (prepared and agree) or now.frozen or now.pending:
+        return
+    if now.driving and not now.orphaned and not now.says.leased and now.told:
+        yield "hears COMMIT from its caller", now._replace(verdict=True)
+        yield "hears ABORT from its caller", now._replace(verdict=False)
+    elif gone and now.says.leased and not now.lease_over:
+        yield "comes back to commit", back._replace(verdict=True)
+        yield "comes back to abort", back._replace(verdict=False)
 
 
 def named(says: Arguments, scope: Scope) -> str:
     """Say what arguments say of requests and of the hold that they begin, as far as that varies."""
-    hold, parts = terms_of(says.hold), []
+    hold, parts = says.hold, []
     if hold is not None and scope.owners:
         parts += [f"by {OWNERS[hold.owner]}", *(["to stay"] if hold.stays else [])]
     if hold is not None and hold.drops:
         parts.append("blocks are dropped")
     if scope.requests and (says.tags or hold is not None):
-        parts.append(f"requests {POLICIES[says.policy % NAMED].value}{' as asked' * (says.policy >= NAMED)}")
+        parts.append(f"requests {says.in_flight.value}{' as asked' * says.names_policy}")
     return "".join(f", {part}" for part in parts)
 
 
 def known_hold(now: ControllerState) -> Hold | None:
     """Return what the record says of the hold that the group stands under."""
-    terms = terms_of(hold_byte_of(now))
-    return None if terms is None else terms.known(lapsed=now.lapsed)
+    terms = hold_in_force(now)
+    if terms is None:
+        return None
+    return Hold(
+        str(terms.number),
+        OWNERS[terms.owner],
+        InFlightPolicy.KEEP if terms.keeps else InFlightPolicy.ABORT,
+        KVPolicy.DROP if terms.drops else KVPolicy.KEEP,
+        _LEASE_S,
+        OnLease.STAY if terms.stays else OnLease.SERVE,
+        -1 if now.lapsed else NOW_NS,
+    )
 
 
-def begun_by(now: ControllerState, held: bool) -> int:
-    """Return the hold that a group stands under once the command at hand is committed, packed."""
-    return (now.hold or hold_byte_of(now)) if held else 0
+def begun_by(now: ControllerState, held: bool) -> Terms | None:
+    """Return the hold that a group stands under once the command at hand is committed."""
+    return (now.says.hold or hold_in_force(now)) if held else None
 
 
 def holds_asked(now: ControllerState, scope: Scope) -> Iterator[Terms]:
     """Iterate over the holds that callers may ask for."""
-    number = min(now.holds + 1, MOST_HOLDS) if scope.owners else 1
+    number = min(now.holds + 1, _MOST_HOLDS) if scope.owners else 1
     if scope.owners:
         yield Terms(number)
         yield Terms(number, owner=1, stays=True)
@@ -163,12 +126,11 @@ def holds_asked(now: ControllerState, scope: Scope) -> Iterator[Terms]:
 def answer_to_hold(now: ControllerState, terms: Terms, *, held: bool) -> Answer:
     """Ask what becomes of a request to hold the group, and check that against what was decided."""
     answer = holding.asked_to_hold(known_hold(now), held=held, owner=OWNERS[terms.owner])
-    stands = terms_of(now.stands)
-    theirs = held and stands is not None and stands.owner != terms.owner
+    theirs = held and now.stands is not None and now.stands.owner != terms.owner
     if (answer is Answer.NOT_THE_OWNER) is not theirs or (answer is Answer.COMMAND) is held:
         raise RuleBrokenError(
             rule="there is one hold at a time, and its owner alone renews it",
-            seen=f"{OWNERS[terms.owner]} asks for a hold under {stands}, and the answer is {answer.value}",
+            seen=f"{OWNERS[terms.owner]} asks for a hold under {now.stands}, and it is {answer.value}",
         )
     return answer
 
@@ -177,17 +139,16 @@ def answers_to_release(now: ControllerState, scope: Scope, view: View) -> Iterat
     """Iterate over who asks for a release and what becomes of that, checked against what was decided."""
     each, held = decide.resident_on_each(view), view.committed.held
     missing = frozenset(tag for resident in each for tag in resident.missing)
-    stands = terms_of(now.stands)
     for owner in range(len(OWNERS)) if scope.owners else (0,):
         for forced in (False, True) if scope.owners else (False,):
             answer = holding.asked_to_release(
                 known_hold(now), held=held, owner=OWNERS[owner], forced=forced, missing=missing
             )
-            theirs = held and stands is not None and stands.owner != owner and not forced
+            theirs = held and now.stands is not None and now.stands.owner != owner and not forced
             if (answer is Answer.NOT_THE_OWNER) is not theirs or (answer is Answer.NOTHING) is held:
                 raise RuleBrokenError(
                     rule="a hold is released by its owner, or by an operator who forces it",
-                    seen=f"{OWNERS[owner]} asks for a release under {stands} (forced: {forced}), and the "
+                    seen=f"{OWNERS[owner]} asks for a release under {now.stands} (forced: {forced}), and the "
                     f"answer is {answer.value}",
                 )
             yield (f", forced by {OWNERS[owner]}" if forced else ""), answer
@@ -195,44 +156,29 @@ def answers_to_release(now: ControllerState, scope: Scope, view: View) -> Iterat
 
 def check_ids(now: ControllerState, *, held: bool) -> None:
     """Check that a command which names a hold is taken while that very hold is in force."""
-    stands = terms_of(now.stands)
     for number in range(1, now.holds + 1):
         taken = holding.is_in_force(known_hold(now), str(number), held=held)
-        in_force = held and stands is not None and stands.number == number
+        in_force = held and now.stands is not None and now.stands.number == number
         if taken is not in_force:
             raise RuleBrokenError(
                 rule="a command that names a hold is refused once that hold is no longer in force",
-                seen=f"it names hold {number} under {stands}, and is {'taken' if taken else 'refused'}",
+                seen=f"it names hold {number} under {now.stands}, and is {'taken' if taken else 'refused'}",
             )
 
 
-def policies_asked(now: ControllerState, scope: Scope, *, held: bool) -> Iterator[int]:
+def policies_asked(
+    now: ControllerState, scope: Scope, *, held: bool
+) -> Iterator[tuple[InFlightPolicy, bool]]:
     """Iterate over what a command may say about requests; the first: nothing."""
-    usual = InFlightPolicy.ABORT
     under = known_hold(now) if held else None
-    yield POLICIES.index(holding.in_flight_under(under, None, usual))
-    for asked in POLICIES if scope.requests and held else ():
-        yield POLICIES.index(holding.in_flight_under(under, asked, usual)) + NAMED
-
-
-def lease_end(now: ControllerState, view: View, *, owed: bool) -> LeaseEnd:
-    """Ask what is due about the lease of the hold."""
-    each = decide.resident_on_each(view)
-    return holding.lease_end(
-        known_hold(now),
-        _NOW_NS + 1,
-        held=view.committed.held,
-        is_over=decide.is_over(view),
-        whole=all(resident.serving for resident in each),
-        owed=decide.before_admission(each, owed=owed)[1],
-    )
+    for asked in (None, *InFlightPolicy) if scope.requests and held else (None,):
+        yield holding.in_flight_under(under, asked, InFlightPolicy.ABORT), asked is not None
 
 
 def check_lease_end(now: ControllerState) -> None:
     """A lease is ended once it has run out, and not where the hold is to stay."""
-    stands = terms_of(now.stands)
-    if not now.lapsed or stands is None or stands.stays:
+    if not now.lapsed or now.stands is None or now.stands.stays:
         raise RuleBrokenError(
             rule="a lease ends a hold that is to serve then, and only while it has run out",
-            seen=f"it ends {stands}, whose lease {'has run out' if now.lapsed else 'was renewed'}",
+            seen=f"it ends {now.stands}, whose lease {'has run out' if now.lapsed else 'was renewed'}",
         )

@@ -22,9 +22,7 @@ be gone, and the same rule is broken or none, or a participant would not do any 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from explorer.errors import ScenarioError, ScopeError
@@ -39,17 +37,12 @@ from explorer.world import (
     all_participants,
     controller_of,
     first_worlds,
+    named_slot,
     read_command,
     read_status,
     read_step,
 )
-from wsm.committed_record import named_by
 from wsm.states.words import CommittedWord
-
-WIDTH = 80
-
-_NAME = 11
-_INDENT = 4 + _NAME + 1
 
 
 def actor_name(actor: int, ranks: int) -> str:
@@ -57,32 +50,6 @@ def actor_name(actor: int, ranks: int) -> str:
     if actor == CONTROLLER:
         return "controller"
     return f"rank {actor}" if actor < ranks else f"helper {actor - ranks}"
-
-
-def render(violation: Violation, ranks: int) -> str:
-    """Return the whole way, and the rule that it breaks."""
-    lines = [f"at first: {line}" for line in standing(violation.start, ranks)]
-    before = violation.start
-    for number, move in enumerate(violation.moves, start=1):
-        lines += _moved(number, move, before, ranks)
-        before = move.world or before
-    ended = f"BROKEN: {violation.broken}" if violation.broken else "no rule is broken"
-    lines += textwrap.wrap(ended, WIDTH, subsequent_indent="        ")
-    return "\n".join(lines)
-
-
-def _moved(number: int, move: GroupMove, before: World, ranks: int) -> Iterator[str]:
-    outside = "" if move.by_itself else "  (from outside)"
-    head = f"{number:3} {actor_name(move.actor, ranks):<{_NAME}} "
-    yield from textwrap.wrap(
-        f"{move.label}{outside}", WIDTH, initial_indent=head, subsequent_indent=" " * _INDENT
-    )
-    if move.world is None:
-        return
-    for change in changes(before, move.world):
-        yield from textwrap.wrap(
-            change, WIDTH, initial_indent=" " * _INDENT + "-> ", subsequent_indent=" " * (_INDENT + 3)
-        )
 
 
 def changes(before: World, after: World) -> Iterator[str]:
@@ -120,10 +87,10 @@ def _command(controller: ControllerState) -> str:
 
 def _committed(controller: ControllerState) -> str:
     word = CommittedWord.unpack(controller.committed)
-    records = [slot.record for slot in controller.records]
-    place = named_by(word, records)
-    version = records[place].version if place is not None else None if word.version_id is None else "unknown"
-    return f"committed: version {version or 'none'} (sequence {word.sequence})"
+    slot = named_slot(controller)
+    unknown = slot is None and word.version_id is not None
+    version = "unknown" if unknown else (slot and slot.version) or "none"
+    return f"committed: version {version} (sequence {word.sequence})"
 
 
 def _step(me: ParticipantState) -> str:
@@ -194,11 +161,6 @@ def as_text(way: Violation, scope: Scope, remarks: Sequence[str] = (_HEAD,)) -> 
     return "\n".join(lines)
 
 
-def save(violation: Violation, scope: Scope, path: Path) -> None:
-    """Write a violation to a scenario file."""
-    path.write_text(as_text(violation, scope), encoding="utf-8")
-
-
 def read(text: str) -> Scenario:
     """Read a scenario.
 
@@ -264,8 +226,4 @@ def replay(scenario: Scenario) -> Violation:
             return Violation(move.broken, start, tuple(gone))
         world = move.world
     rests = not any(move.by_itself for move in moves.of(world))
-    return Violation(_rest(world, scope) if rests else "", start, tuple(gone))
-
-
-def _rest(world: World, scope: Scope) -> str:
-    return objection(world, scope.ranks)
+    return Violation(objection(world, scope.ranks) if rests else "", start, tuple(gone))

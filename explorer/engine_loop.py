@@ -23,21 +23,21 @@ from unittest import mock
 
 from explorer.errors import RuleBrokenError, broken_by
 from wsm.config import WsmConfig
+from wsm.controller.engine_bridge import held_by
 from wsm.controller.errors import CommandWithdrawnError
 from wsm.errors import GroupError, WsmError
 from wsm.fastdeploy import _entries
-from wsm.fastdeploy import _loop_contract as contract
-from wsm.fastdeploy._entries import Deciding, held_by
-from wsm.fastdeploy._loop_contract import Entry
-from wsm.fastdeploy._part_words import PartWord
+from wsm.fastdeploy._entries import Deciding
 from wsm.group_segment import own_group
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.segment import Segment
+from wsm.states import weights_word as contract
 from wsm.states.decide import Resident
 from wsm.states.epochs import Backoff
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.weights_word import Entry
 from wsm.status.facts import GroupStatus
-from wsm.worker import HOLD, SERVE, Worker
+from wsm.worker import HOLD, SERVE
 
 NORMAL, UPDATING, CLEARING, CLEARED = contract.NORMAL, contract.UPDATING, contract.CLEARING, contract.CLEARED
 
@@ -123,7 +123,7 @@ class Situation(NamedTuple):
 
 
 #: What rank 0 remembers from one turn to the next, besides numbers that only grow.
-_REMEMBERED = ("_shown", "_woken", "_asleep", "_failed", "_left")
+_REMEMBERED = ("_shown", "_woken", "_asleep", "_left")
 
 
 class _AtRestError(Exception):
@@ -192,7 +192,8 @@ def _where(frame: FrameType | None) -> tuple[object, ...]:
 def _plain(value: object) -> object:
     """Return what of a local variable the rest of a turn can depend on; of a time whether there is one."""
     if isinstance(value, _Rank0):
-        return tuple(getattr(value, name) for name in _REMEMBERED)
+        wish, sequence = value._wish, cast("_World", value._controller).sequence
+        return wish.word, sequence > wish.sequence, *(getattr(value, name) for name in _REMEMBERED)
     if isinstance(value, SimpleNamespace) and hasattr(value, "engine_state"):
         return value.over, value.engine_state, value.hold, value.missing, held_by(cast("Any", value))
     if isinstance(value, float):
@@ -205,7 +206,7 @@ _FOLLOWED = (__file__, _entries.__file__)
 
 @dataclass
 class _World:
-    """One turn on its way: what the stand-ins share.
+    """One turn on its way, with stand-ins for the word, the group's controller and rank 0's worker.
 
     Parameters
     ----------
@@ -231,7 +232,10 @@ class _World:
     idle: int = 0
     running: int = 0  # looks until the command of rank 0 is over
     beats: int = 0
-    tried: set[str] = field(default_factory=set)  # commands that were begun since the wish
+    sequence: int = 1  # of the last command that is over
+    aborted: bool = False  # whether that was
+    rank = finished = 0
+    tried: set[str] = field(default_factory=set)  # since the wish: a clear, an update that came
 
     def __post_init__(self) -> None:
         self.began = self.now
@@ -297,19 +301,56 @@ class _World:
         command = self.now.open_command
         held = {"clears": CLEARED, "updates": NORMAL}.get(command, self.now.held)
         hold = {"holds": True, "releases": False}.get(command, self.now.hold)
-        if command == "updates":
+        self.sequence, self.aborted = self.sequence + 1, False
+        if command == "updates" or "failed update" in self.tried:
             self.tried.add("update")
         self.happens(f"the trainer's command is done ({command})", open_command="", held=held, hold=hold)
+
+    def status(self) -> SimpleNamespace:
+        """Return what the controller's status says of two ranks."""
+        self.beats += 1
+        now = self.now
+        ranks = [
+            SimpleNamespace(
+                rank=rank,
+                resident=Resident(
+                    weights, KVState.NORMAL if weights is WeightState.NORMAL else KVState.CLEARED
+                ),
+                weights=weights.name,
+                heartbeat=self.beats,
+            )
+            for rank, weights in enumerate(_HELD[now.held])
+        ]
+        said = SimpleNamespace(
+            over=not now.open_command,
+            serving=now.held == NORMAL and not now.hold and not now.open_command,
+            ranks=ranks,
+            hold="hold" if now.hold else None,
+            missing=frozenset(tag for rank in ranks for tag in rank.resident.missing),
+            sequence=self.sequence,
+            operation="ABORT" if self.aborted else "COMMIT",
+        )
+        said.engine_state = GroupStatus.engine_state.fget(said)  # type: ignore[attr-defined]  # a property
+        return said
+
+    def begin_clear(self, *, still_wanted: Callable[[], bool], **_asked: object) -> Any:
+        """Begin a clear."""
+        return self.command("clear", still_wanted)
+
+    def begin_update(self, *, still_wanted: Callable[[], bool], **_asked: object) -> Any:
+        """Begin an update."""
+        return self.command("update", still_wanted)
 
     def command(self, operation: str, still_wanted: Callable[[], bool]) -> Any:
         """Begin a command of rank 0, as a controller does; return what drives it."""
         if self.now.open_command:
             raise RoleBusyError(path="explored", pid=1, waited_s=0.0)
         if not still_wanted():
-            raise CommandWithdrawnError(operation=operation, request_id="explored")
+            raise CommandWithdrawnError("it is wanted no more", operation=operation, request_id="explored")
         if operation == "update" and self.now.wish != UPDATING:
             self._break("weights are loaded for the engine only where it asks for them", "it asks nothing")
-        self.tried.add(operation)
+        if operation == "clear":
+            self.tried.add(operation)
         self.idle = 0
         ends = ENDS[operation] if self.failures < MOST_FAILURES else ENDS[operation][:1]
         mixed = operation == "update" and self.now.held is None
@@ -322,12 +363,19 @@ class _World:
 
         class Pending:
             @property
+            def sequence(self) -> int:
+                return this.sequence
+
+            @property
             def over(self) -> bool:
                 this.running -= 1
                 return not this.running
 
             @staticmethod
             def result() -> None:
+                this.sequence, this.aborted = this.sequence + 1, how.startswith("failed")
+                if operation == "update":
+                    this.tried.add("failed update" if this.aborted else "update")
                 this.happens(f"the {operation} has {how}", held=held)
                 if how.startswith("failed"):
                     raise _CommandFailedError(how)
@@ -346,6 +394,26 @@ class _World:
         elif self.idle > AT_REST:
             raise _AtRestError
         return SERVE if self.now.held == NORMAL and not self.now.hold else HOLD
+
+    def wait(self, seconds: float) -> None:
+        """Wait no time."""
+
+    def beat(self) -> None:
+        """Say that it lives, to no process."""
+
+    @property
+    def weights(self) -> WeightState:
+        """What rank 0 holds."""
+        return WeightState.NORMAL if self.now.held == NORMAL else WeightState.CLEARED
+
+    @property
+    def kv(self) -> KVState:
+        """What rank 0 holds besides."""
+        return KVState.NORMAL if self.now.held == NORMAL else KVState.CLEARED
+
+    def read(self) -> int:
+        """Read the word."""
+        return self.now.word
 
     def change(self, before: int, after: int) -> bool:
         """Compare and exchange; what an engine has asked for is overwritten by an answer alone."""
@@ -407,82 +475,6 @@ class _World:
         raise RuleBrokenError(rule=rule, seen=seen)
 
 
-class _Word:
-    """The weights word, as rank 0 sees it."""
-
-    def __init__(self, world: _World) -> None:
-        self._world = world
-
-    def read(self) -> int:
-        return self._world.now.word
-
-    def change(self, before: int, after: int) -> bool:
-        return self._world.change(before, after)
-
-
-class _Controller:
-    """The controller of the group, whose commands end in every way."""
-
-    def __init__(self, world: _World) -> None:
-        self._world = world
-
-    def status(self) -> SimpleNamespace:
-        world = self._world
-        world.beats += 1
-        held = world.now.held
-        ranks = [
-            SimpleNamespace(
-                rank=rank,
-                held=Resident(weights, KVState.NORMAL if weights is WeightState.NORMAL else KVState.CLEARED),
-                weights=weights.name,
-                heartbeat=world.beats,
-            )
-            for rank, weights in enumerate(_HELD[held])
-        ]
-        said = SimpleNamespace(
-            over=not world.now.open_command,
-            serving=held == NORMAL and not world.now.hold and not world.now.open_command,
-            ranks=ranks,
-            hold="hold" if world.now.hold else None,
-            missing=frozenset(tag for rank in ranks for tag in rank.held.missing),
-            sequence=1,
-        )
-        said.engine_state = GroupStatus.engine_state.fget(said)  # type: ignore[attr-defined]  # a property
-        return said
-
-    def begin_clear(self, *, still_wanted: Callable[[], bool], **_asked: object) -> Any:
-        return self._world.command("clear", still_wanted)
-
-    def begin_update(self, *, still_wanted: Callable[[], bool], **_asked: object) -> Any:
-        return self._world.command("update", still_wanted)
-
-
-class _Worker:
-    """Rank 0's worker."""
-
-    rank, finished = 0, 0
-
-    def __init__(self, world: _World) -> None:
-        self._world = world
-
-    def poll(self) -> object:
-        return self._world.poll()
-
-    def wait(self, seconds: float) -> None:
-        pass
-
-    def beat(self) -> None:
-        pass
-
-    @property
-    def weights(self) -> WeightState:
-        return WeightState.NORMAL if self._world.now.held == NORMAL else WeightState.CLEARED
-
-    @property
-    def kv(self) -> KVState:
-        return KVState.NORMAL if self._world.now.held == NORMAL else KVState.CLEARED
-
-
 class _Rank0(Deciding):
     """wsm's rank 0, without the other ranks: it tells them nothing, and does not look whether they live."""
 
@@ -503,15 +495,8 @@ class _Rank0(Deciding):
 
 
 def _rank_0(world: _World, segment: Segment) -> Deciding:
-    stands = cast("Any", None), _Worker(world), _Word(world), _Controller(world)
-    _, worker, word, controller = stands
-    deciding = _Rank0(
-        cast("Worker", worker),
-        segment,
-        cast("PartWord", word),
-        cast("Any", controller),
-        deadline_s=1.0,
-    )
+    stands_in = cast("Any", world)
+    deciding = _Rank0(stands_in, segment, stands_in, stands_in, deadline_s=1.0)
     deciding._adopted = True
     deciding._stopping = cast("Any", SimpleNamespace(wait=lambda _s: _wait(world), set=bool, clear=bool))
     for name, value in zip(_REMEMBERED, world.now.rank_0, strict=False):
@@ -592,7 +577,7 @@ def explore(loop: Loop) -> Explored:
     first = Situation()
     met, due, ways = {first}, [first], 0
     places: dict[object, tuple[Situation, tuple[int, ...]]] = {}
-    with _segment() as segment, mock.patch.object(_entries, "AGAIN", Backoff(0.0, 0.0)):
+    with _segment() as segment, mock.patch.object(contract, "AGAIN", Backoff(0.0, 0.0)):
         while due:
             situation = due.pop()
             found: list[Situation] = []

@@ -5,19 +5,11 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from wsm.errors import BadInputError, InternalError, RefusedError, WsmError
+from wsm.errors import BadInputError, InternalError, WsmError
 
 
 class ScopeError(BadInputError):
-    """A bound of an exploration is out of range."""
-
-    def __init__(self, *, bound: str, value: str, fix: str) -> None:
-        super().__init__(
-            f"the bound {bound} cannot be {value}; {fix}",
-            bound=bound,
-            value=value,
-            fix=fix,
-        )
+    """Bounds of an exploration are none, or out of range."""
 
 
 class RuleBrokenError(InternalError):
@@ -39,28 +31,6 @@ def broken_by(error: Exception) -> str:
     return f"{type(error).__name__} ({error}) is raised in {place}, but every world has an answer"
 
 
-class UnpackableError(InternalError):
-    """A value of a world does not fit its packed form: the bounds are larger than the packing."""
-
-    def __init__(self, *, field: str, value: object) -> None:
-        super().__init__(
-            f"{field} is {value!r}, which the packed worlds cannot hold; explore smaller bounds, or widen it",
-            field=field,
-            value=value,
-        )
-
-
-class GraphTooLargeError(RefusedError):
-    """The bounds hold more worlds than can be kept with every move between them."""
-
-    def __init__(self, *, limit: int) -> None:
-        super().__init__(
-            f"there are more than {limit:,} worlds within these bounds; ask for smaller ones, "
-            "or explore without the graph",
-            limit=limit,
-        )
-
-
 class ScenarioError(BadInputError):
     """A scenario file is no scenario, or does not fit the protocol of this build."""
 
@@ -69,16 +39,4 @@ class ScenarioError(BadInputError):
             f"line {line} of the scenario: {problem}; explore anew, and save what is found",
             line=line,
             problem=problem,
-        )
-
-
-class SearcherEndedError(InternalError):
-    """A process of a partitioned search ended before its search did."""
-
-    def __init__(self, *, searcher: int, code: int | None) -> None:
-        super().__init__(
-            f"process {searcher} of the search ended with code {code} before the search did; "
-            "look at what it printed, or explore with one process",
-            searcher=searcher,
-            exit_code=code,
         )

@@ -10,27 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from explorer.admission import Terms, terms_of
 from explorer.errors import RuleBrokenError
 from explorer.world import (
-    TAGS,
     ControllerState,
     ParticipantState,
     Position,
     PublicState,
-    Seen,
+    Tags,
+    Terms,
     World,
     all_participants,
     committed_version,
     controller_of,
-    hold_byte_of,
+    group_view,
+    hold_in_force,
     read_command,
     read_status,
     read_step,
-    view_of,
 )
-from wsm.states import decide
-from wsm.states.decide import Duty, Role
+from wsm.states.decide import Role
+from wsm.states.group import GroupMove, GroupState, GroupTodo, Known, May, advance
 from wsm.states.joint import stands_beside
 from wsm.states.phases import Phase, RankState
 from wsm.states.view import View
@@ -132,7 +131,7 @@ def check_admission(closed: bool, state: RankState) -> None:
         )
 
 
-def check_decided_admission(after: After, tags: int, *, unheard: bool, whole: bool) -> None:
+def check_decided_admission(after: After, tags: Tags, *, unheard: bool, whole: bool) -> None:
     """A hold or a release is committed for a caller that lives, and only what can serve is released."""
     if unheard and not tags:
         raise RuleBrokenError(
@@ -228,40 +227,29 @@ def check_command(controller: ControllerState, after: int) -> None:
             f"{'held' if word.held else 'open'}",
         )
     version = committed_version(controller)
-    stored = (word.sequence, version) == (old.sequence, controller.version)
+    stored = (word.sequence, version) == (old.sequence, controller.says.version)
     if old.operation.is_commit and controller.owed and not stored:
         raise RuleBrokenError(
             rule="the committed version is stored before the sequence is over",
-            seen=f"{old.operation.name} of version {controller.version} is followed by {new.operation.name}, "
-            f"and version {version} counts as committed",
+            seen=f"{old.operation.name} of version {controller.says.version} is followed by "
+            f"{new.operation.name}, and version {version} counts as committed",
         )
 
 
 def check_decider(controller: ControllerState, after: int, *, excused: bool) -> None:
-    """What is held is decided by who holds it; `excused`: reports that differ, or a rank that is gone."""
+    """A held decision is made by its holder; `excused`: reports that differ, or a rank that is gone."""
     old, new = read_command(controller.command), read_command(after)
     if old.decider is Decider.CONTROLLER or old.operation.is_decision:
         return
     seen = f"{old.operation.name} of {old.decider.name} is followed by {new.operation.name}"
-    outside = old.decider is Decider.OUTSIDE and controller.voted
     if (new.epoch, new.sequence) != (old.epoch, old.sequence):
-        if outside:
-            raise RuleBrokenError(rule="no epoch begins before what is decided outside is known", seen=seen)
         return
-    if new.operation.is_commit and not controller.says_commit:
+    if new.operation.is_commit and controller.verdict is not True:
         raise RuleBrokenError(rule="COMMIT needs the word of who decides", seen=seen)
-    if not new.operation.is_abort or controller.says_abort:
+    if not new.operation.is_abort or controller.verdict is False:
         return
-    if outside:
-        raise RuleBrokenError(rule="what is decided outside is decided by no process here", seen=seen)
-    if controller.leased and controller.voted and not (controller.lease_over or excused):
+    if controller.says.leased and controller.told and not (controller.lease_over or excused):
         raise RuleBrokenError(rule="what a lease holds is its caller's until it is over", seen=seen)
-
-
-def check_lease(*, prepared: bool) -> None:
-    """A lease counts from the moment all are PREPARED."""
-    if not prepared:
-        raise RuleBrokenError(rule="a lease counts from all PREPARED", seen="it is over before that")
 
 
 def check_goal(goal: int | None, owed: int) -> None:
@@ -273,12 +261,46 @@ def check_goal(goal: int | None, owed: int) -> None:
         )
 
 
+def check_restore(version: int, owed: int, view: View) -> None:
+    """What is loaded again is what the group is owed, and it does not serve."""
+    if not version or version != owed or all_serve(view):
+        raise RuleBrokenError(
+            rule="a group is restored that does not serve, to the version that it is owed",
+            seen=f"version {version} is to be restored in a group that is owed version {owed or 'none'}, and "
+            f"{'serves' if all_serve(view) else 'does not serve'}",
+        )
+
+
 def check_attempts(failed: int, limit: int) -> None:
     """A group that cannot be restored is given up, and free for other commands."""
     if failed >= limit:
         raise RuleBrokenError(
             rule="a restore is tried as often as is allowed, and no more",
             seen=f"it is tried again after {failed} attempts have failed",
+        )
+
+
+def check_owner(todo: GroupTodo, wanted: GroupTodo, rule: str) -> None:
+    """Check what the owner of the group is told of a process that has ended, or is missing."""
+    if todo is not wanted:
+        raise RuleBrokenError(rule=rule, seen=f"its owner is to {todo.value}")
+
+
+def check_leaving(move: GroupMove) -> None:
+    """While a process may be about to end because of which others broke, nothing begins."""
+    if move.arguments is not None or (move.command is not None and not move.command.operation.is_decision):
+        raise RuleBrokenError(
+            rule="nothing begins while a process may be about to end because of which others broke",
+            seen=f"its owner opens {move.command and move.command.operation.name}",
+        )
+
+
+def check_kept(owner: GroupMove, rank: GroupMove) -> None:
+    """The owner of the group does what is owed to an abandoned command as a rank does it."""
+    if (owner.todo, owner.command, owner.committed) != (rank.todo, rank.command, rank.committed):
+        raise RuleBrokenError(
+            rule="an abandoned command is ended alike by each process",
+            seen=f"its owner is to {owner.todo.value}, and a rank to {rank.todo.value}",
         )
 
 
@@ -308,7 +330,7 @@ def check_beside(me: ParticipantState) -> None:
     """States of weights and KV cache stand only beside phases that the joint rules name."""
     if me.position is Position.LEAVING:
         return  # between two epochs it lives no command
-    tags = TAGS[me.tags] if me.began else None
+    tags = None if me.asked is None else me.asked.tags
     why = stands_beside(me.state.phase, me.state.operation, tags, me.joint)
     if why is not None:
         raise RuleBrokenError(rule="a state stands only beside phases that the joint rules name", seen=why)
@@ -332,7 +354,7 @@ _PREPARED = (StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 def objection(world: World, ranks: int) -> str:
     """Say what is wrong with a world in which nothing moves by itself; empty: nothing."""
     controller, people = controller_of(world), all_participants(world)
-    view = view_of(controller._replace(seen=Seen()), people, ranks)
+    view = group_view(controller, people, ranks)
     if controller.gave_up:
         return _given_up(people, view)
     if controller.frozen and (_is_hurt(people, view) or not all_ended(view)):
@@ -365,10 +387,9 @@ def _misheld(controller: ControllerState, people: list[ParticipantState], view: 
     """Say what is wrong with the admission of a group that rests."""
     if view.committed.held is not controller.closed:
         return f"the committed word says held={view.committed.held}, and that was not decided last"
-    if controller.closed and hold_byte_of(controller) != controller.stands:
-        return f"the record names hold {hold_byte_of(controller)}, and {controller.stands} was decided last"
-    stands = terms_of(controller.stands)
-    stays = stands is not None and stands.stays
+    if controller.closed and hold_in_force(controller) != controller.stands:
+        return f"the record names hold {hold_in_force(controller)}, and {controller.stands} was decided last"
+    stays = controller.stands is not None and controller.stands.stays
     may_end = controller.lapsed and controller.closed and not (stays or controller.frozen)
     if may_end and all(map(holds_all, people)):
         return "a hold whose lease has run out stays, although the group could serve"
@@ -382,9 +403,14 @@ def _waits_for_stopped(people: list[ParticipantState], view: View) -> str:
     if prepared or _is_hurt(people, view) or view.command.operation is Operation.NONE:
         return ""  # whom to end is said; what was lost is recovered then
     hangs = any(each.hung for each in people)
-    if hangs and decide.duty(view, Role.STALLED, expired=True) in (Duty.FAIL, Duty.NAME):
+    if hangs and beside_a_stopped_controller(view) in (GroupTodo.FAIL, GroupTodo.NAME):
         return ""  # as is who hangs: no other participant may still fail, or it would
     return f"{view.command.operation.name} {view.command.sequence} waits for a stopped controller for ever"
+
+
+def beside_a_stopped_controller(view: View) -> GroupTodo:
+    """Return what each process of the group does beside a stopped controller, whose deadline has passed."""
+    return advance(GroupState.of(view), view, Known(May.STAND_IN, Role.STALLED, expired=True)).todo
 
 
 def _is_hurt(people: list[ParticipantState], view: View) -> bool:
@@ -411,11 +437,11 @@ def _disagreement(people: list[ParticipantState]) -> str:
 def _never_restored(controller: ControllerState, people: list[ParticipantState], view: View) -> str:
     """Say that a group stays CLEARED in its new epoch, although its restore may be tried still."""
     version, operation = committed_version(controller), view.command.operation
-    leaves_it = operation in (Operation.ABORT, Operation.CLEAR) or not controller.tags
-    tried = controller.restores and leaves_it
+    leaves_it = operation in (Operation.ABORT, Operation.CLEAR) or not controller.says.tags
+    tried = (controller.says.restores or controller.says.owing) and leaves_it
     waits = operation is Operation.NONE or (tried and controller.failed < ATTEMPTS)
-    if waits and version is not None and not any(each.content for each in people):
-        return f"the group must serve version {version} again in its new epoch, and never does"
+    if waits and version and not any(each.content for each in people):
+        return f"the group must serve version {version} again, and never does"
     return ""
 
 
@@ -450,7 +476,7 @@ def _stuck(me: ParticipantState) -> str:
     return ""
 
 
-def _mistaken(me: ParticipantState, view: View, version: int | None) -> str:
+def _mistaken(me: ParticipantState, view: View, version: int) -> str:
     """Say in what a rank's idea of itself differs from what is in its memory."""
     serving = holds_all(me)
     if me.state.held is not view.committed.held:
@@ -471,6 +497,13 @@ def all_ended(view: View) -> bool:
         return all(word.epoch == command.epoch for word in view.statuses)
     ended = all(word[:2] == command[:2] and word.code.is_terminal for word in view.statuses)
     return ended and (not command.operation.is_commit or view.committed.sequence == command.sequence)
+
+
+def all_serve(view: View) -> bool:
+    """Whether every participant holds all that a step needs."""
+    return all(
+        status.weights == WeightState.NORMAL and status.kv == KVState.NORMAL for status in view.statuses
+    )
 
 
 def serves(view: View) -> bool:

@@ -10,66 +10,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from explorer.admission import terms_of
+from explorer.answers import look
 from explorer.controller_moves import ControllerMoves
 from explorer.errors import broken_by
-from explorer.rank_moves import (
-    NO_INTENT,
-    STEPPING,
-    Answer,
-    RankMoves,
-    Surroundings,
-    look,
-    view_as_read,
-)
+from explorer.invariants import beside_a_stopped_controller
+from explorer.rank_moves import NO_INTENT, STEPPING, RankMoves, Surroundings
 from explorer.scope import Budget, Scope
 from explorer.world import (
-    AFTERS,
-    ALIVE_BYTE,
-    ENTERED_BYTES,
+    ENTERED,
     FIRST,
-    LOADED_BYTE,
-    PRESENCE_BYTES,
-    PUBLIC_BYTES,
-    SEEN_BYTE,
-    STATE_BYTES,
-    STEP_BYTES,
-    WORD_BYTES,
+    PRESENCE,
+    WORDS,
     Alternative,
     ControllerState,
     ParticipantState,
     Position,
+    PublicState,
     Seen,
     World,
     affordable,
+    all_public,
     controller_of,
+    group_view,
+    memory,
     pack,
     pack_controller,
-    participant,
-    read_public,
-    read_words,
     spent,
     unpack,
     view_of,
     word_name,
 )
-from wsm.states import decide, epochs
-from wsm.states.decide import Duty, Role
+from wsm.states import epochs
+from wsm.states.group import GroupTodo
+from wsm.states.phases import Do
 from wsm.states.words import CommittedWord
 
 CONTROLLER = -1
 
 _OF_RANKS = frozenset((Budget.STEPS, Budget.FAILURES, Budget.RANK_CRASHES, Budget.BROKEN_STEPS, Budget.HANGS))
-_OF_CONTROLLER = frozenset(
-    (
-        Budget.COMMANDS,
-        Budget.GIVE_UPS,
-        Budget.CONTROLLER_CRASHES,
-        Budget.CONTROLLER_LOSSES,
-        Budget.CONTROLLER_STOPS,
-        Budget.LEASES,
-    )
-)
+_OF_CONTROLLER = frozenset(Budget) - _OF_RANKS - {Budget.STALE_READS}
 
 
 class GroupMove(NamedTuple):
@@ -107,22 +86,21 @@ class Moves:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self._all_participants = range(scope.participants)
-        self._told: dict[tuple[object, ...], Answer] = {}
-        self._answers: dict[Answer, Answer] = {}
+        self._told: dict[tuple[object, ...], Do | str] = {}
+        self._answers: dict[Do | str, Do | str] = {}
         self._shown: set[bytes] = set()
         self._of_rank: dict[tuple[object, ...], list[Alternative]] = {}
         self._of_controller: dict[tuple[object, ...], list[Alternative]] = {}
-        self._wallets: dict[bytes, tuple[frozenset[Budget], frozenset[Budget]]] = {}
 
     def of(self, world: World) -> Iterator[GroupMove]:
         """Iterate over the moves of a world."""
-        of_ranks, of_controller = self._wallets_of(world[1])
+        left, others = affordable(world[1]), all_public(world)
         controller = controller_of(world)
-        for index in self._all_participants:
-            found = self._rank(world, controller, index, of_ranks)
+        for index in range(self._scope.participants):
+            found = self._rank(world, controller, others, index, left & _OF_RANKS)
             yield from self._apply(world, index, FIRST + index, found)
-        yield from self._apply(world, CONTROLLER, 0, self._controller(world, controller, of_controller))
+        found = self._controller(world, controller, others, left & _OF_CONTROLLER)
+        yield from self._apply(world, CONTROLLER, 0, found)
 
     def situations(self) -> int:
         """Return for how many different situations the protocol was asked."""
@@ -136,10 +114,7 @@ class Moves:
             if broken:
                 yield GroupMove(actor, label, None, not spends, broken)
                 continue
-            parts = list(world)
-            parts[1] = budgets
-            parts[place] = after
-            following = tuple(parts)
+            following = _with(world, budgets, place, after)
             yield GroupMove(actor, label, following, not spends)
             if changed and budgets[Budget.STALE_READS]:
                 yield from self._unseen(following, actor, label, changed)
@@ -152,135 +127,125 @@ class Moves:
         controller = controller_of(world)
         for word, value in changed:
             name = word_name(word)
-            for index in self._all_participants:
-                reader = participant(world, index)
+            for index in range(self._scope.participants):
+                reader = unpack(world[FIRST + index], index)
                 if index != actor and reader.alive and not reader.seen.word:
-                    parts = [*world]
-                    parts[1], parts[FIRST + index] = budgets, pack(reader._replace(seen=Seen(word, value)))
+                    late = pack(reader._replace(seen=Seen(word, value)))
                     said = f"{label}; rank {index} sees {name} as it was"
-                    yield GroupMove(actor, said, tuple(parts), by_itself=False)
+                    yield GroupMove(actor, said, _with(world, budgets, FIRST + index, late), by_itself=False)
             status = actor != CONTROLLER and name.startswith("status")
             if status and controller.alive and not controller.seen.word:
                 late = pack_controller(controller._replace(seen=Seen(word, value)))
                 said = f"{label}; the controller sees {name} as it was"
-                yield GroupMove(actor, said, (late, budgets, *world[FIRST:]), by_itself=False)
+                yield GroupMove(actor, said, _with(world, budgets, 0, late), by_itself=False)
 
     # -- what a participant can do -----------------------------------------------------------------
 
     def _rank(
-        self, world: World, controller: ControllerState, index: int, wallet: frozenset[Budget]
+        self,
+        world: World,
+        controller: ControllerState,
+        people: tuple[PublicState, ...],
+        index: int,
+        wallet: frozenset[Budget],
     ) -> list[Alternative]:
         packed = world[FIRST + index]
         me = unpack(packed, index)
         free = me.alive and not me.hung and me.position is Position.FREE and me.intent == NO_INTENT
-        told = self._tell(world, index, packed, me, controller.command) if free else None
-        others = self._others(world, me, told)
-        overdue = self._is_overdue(world, controller)
-        held = CommittedWord.unpack(controller.committed).held
-        admission = (controller.after, held, controller.closed, controller.hold, controller.policy)
-        requests = (controller.stands,) if self._scope.requests else ()
-        late = me.hung and self._is_late(world, controller, index)
-        said = (controller.version, controller.tags, controller.clears_half, controller.restores)
-        asked = (*said, overdue, controller.replaces)
-        key = (index, packed, late, controller.command, asked, admission, requests, wallet, id(told), others)
+        told = self._tell(packed, index, me, controller.command, people) if free else None
+        around = (
+            index,
+            controller.command,
+            controller.says,
+            CommittedWord.unpack(controller.committed).held,
+            controller.closed,
+            controller.stands if self._scope.requests else None,
+            controller.frozen and self._is_overdue(controller, people),
+            me.hung and self._is_late(controller, people, index),
+            controller.replaces,
+            wallet,
+        )
+        key = (packed, around, id(told), self._others(people, me, told))
         found = self._of_rank.get(key)
         if found is None:
-            around = Surroundings(
-                index,
-                controller.command,
-                controller.version,
-                controller.tags,
-                controller.clears_half,
-                controller.restores,
-                AFTERS[controller.after],
-                held,
-                controller.closed,
-                terms_of(controller.hold),
-                terms_of(controller.stands) if self._scope.requests else None,
-                controller.policy,
-                tuple(read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]),
-                self._scope.ranks,
-                fine=self._scope.fine,
-                long_plans=self._scope.long_plans,
-                affordable=wallet,
-                overdue=overdue,
-                late=late,
-                replaces=controller.replaces,
-                requests=self._scope.requests,
-            )
-            found = self._of_rank[key] = _moves_of_rank(me, told, around)
+            surroundings = Surroundings(*around, people, self._scope)
+            found = self._of_rank[key] = _moves_of_rank(me, told, surroundings)
         return found
 
-    def _tell(self, world: World, index: int, packed: bytes, me: ParticipantState, command: int) -> Answer:
+    def _tell(
+        self, packed: bytes, index: int, me: ParticipantState, command: int, people: tuple[PublicState, ...]
+    ) -> Do | str:
         """Let a participant look, or remember what it was told when it looked at the same."""
-        words = tuple([each[WORD_BYTES] for each in world[FIRST:]])
-        key = (index, packed[SEEN_BYTE:], command, words)
+        remembers = memory(packed)
+        key = (index, remembers, command, tuple([each[WORDS] for each in people]))
         told = self._told.get(key)
         if told is None:
-            read = [read_words(each) for each in words]
-            memory = packed[STATE_BYTES]
-            view = view_as_read(command, read, self._scope.ranks, me.seen)
-            answer = look(me.state, view, first=memory not in self._shown)
-            self._shown.add(memory)
-            told = self._told[key] = self._answers.setdefault(answer, answer)
+            view = view_of(command, people, self._scope.ranks, me.seen)
+            try:
+                told = look(me.state, view, first=remembers not in self._shown)
+            except Exception as error:  # noqa: BLE001 - whatever is raised here: a world that can be reached breaks it
+                told = broken_by(error)
+            self._shown.add(remembers)
+            told = self._told[key] = self._answers.setdefault(told, told)
         return told
 
-    def _is_overdue(self, world: World, controller: ControllerState) -> bool:
+    def _is_overdue(self, controller: ControllerState, people: tuple[PublicState, ...]) -> bool:
         """Whether a stopped controller has let the deadline of its command pass, as every rank finds."""
-        if not controller.frozen:
-            return False
-        others = [read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]]
-        view = view_of(controller._replace(seen=Seen()), others, self._scope.ranks)
-        return decide.duty(view, Role.STALLED, expired=True) is Duty.FAIL
+        view = group_view(controller, people, self._scope.ranks)
+        return beside_a_stopped_controller(view) is GroupTodo.FAIL
 
-    def _is_late(self, world: World, controller: ControllerState, index: int) -> bool:
+    def _is_late(self, controller: ControllerState, people: tuple[PublicState, ...], index: int) -> bool:
         """Whether the owner of the group ends a process that hangs: the group waits for it too long."""
-        others = [read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]]
-        view = view_of(controller._replace(seen=Seen()), others, self._scope.ranks)
+        view = group_view(controller, people, self._scope.ranks)
         joined = view.statuses[index].epoch == view.command.epoch
         hung = epochs.hung(view, (), waited_s=1.0, limit_s=0.0, drain_s=0.0)
         return not controller.gave_up and (not joined or index in hung)
 
-    def _others(self, world: World, me: ParticipantState, told: Answer | None) -> tuple[bytes, ...]:
+    def _others(
+        self, people: tuple[PublicState, ...], me: ParticipantState, told: Do | str | None
+    ) -> tuple[object, ...]:
         """Return the part of the others that matters for what a participant can do."""
-        people = world[FIRST:]
-        todo = me.intent.todo if told is None else told.todo
-        if todo in STEPPING:
-            return tuple([each[ENTERED_BYTES] for each in people])
+        left = told if isinstance(told, Do) else me.intent
+        if left.todo in STEPPING or left.meanwhile in STEPPING:
+            return tuple([each[ENTERED] for each in people])
         if told is not None:
             return ()
         if me.position is Position.IN_STEP:
-            return tuple([each[STEP_BYTES] + each[PRESENCE_BYTES] for each in people[: self._scope.ranks]])
-        return tuple([each[:PUBLIC_BYTES] for each in people]) if me.position is Position.IN_ACTION else ()
+            return tuple([(each.step, each[PRESENCE]) for each in people[: self._scope.ranks]])
+        return people if me.position is Position.IN_ACTION else ()
 
     # -- what the controller can do ----------------------------------------------------------------
 
     def _controller(
-        self, world: World, controller: ControllerState, wallet: frozenset[Budget]
+        self,
+        world: World,
+        controller: ControllerState,
+        people: tuple[PublicState, ...],
+        wallet: frozenset[Budget],
     ) -> list[Alternative]:
-        visible = tuple([(each[WORD_BYTES], each[ALIVE_BYTE], each[LOADED_BYTE]) for each in world[FIRST:]])
+        visible = tuple([(each[WORDS], each.alive, each.hung, each.loaded) for each in people])
         key = (world[0], wallet, visible)
         found = self._of_controller.get(key)
         if found is None:
-            others = tuple(read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:])
-            found = ControllerMoves(controller, others, self._scope, wallet).collect()
+            found = ControllerMoves(controller, people, self._scope, wallet).collect()
             self._of_controller[key] = found
         return found
 
-    def _wallets_of(self, budgets: bytes) -> tuple[frozenset[Budget], frozenset[Budget]]:
-        found = self._wallets.get(budgets)
-        if found is None:
-            left = affordable(budgets)
-            found = self._wallets[budgets] = (left & _OF_RANKS, left & _OF_CONTROLLER)
-        return found
+
+def _with(world: World, budgets: bytes, place: int, part: bytes) -> World:
+    parts = [*world]
+    parts[1], parts[place] = budgets, part
+    return tuple(parts)
 
 
-def _moves_of_rank(me: ParticipantState, told: Answer | None, around: Surroundings) -> list[Alternative]:
+def _moves_of_rank(me: ParticipantState, told: Do | str | None, around: Surroundings) -> list[Alternative]:
     """Return the moves, and what is raised instead of one: it may be a value that grows without end."""
     moves = RankMoves(me, around)
     try:
         if me.hung:
             pass
+        elif isinstance(told, str):
+            moves.found.append(Alternative("looks", b"", (), told))
         elif told is not None:
             moves.after_looking(told)
         elif not me.alive:

@@ -7,8 +7,10 @@ explorations that are run again and again: each line of bounds is there for what
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct, ValidationError, convert, structs
 
 from explorer.errors import ScopeError
 from wsm.states.words import Operation
@@ -39,24 +41,25 @@ class Start(enum.Enum):
     EMPTY = "empty"  # a segment that no rank has attached to
 
 
-#: The largest bounds that the packed worlds can hold.
-MAX_PARTICIPANTS = 6
-MAX_BUDGET = 9
-
 #: Who decides, as :class:`Scope` numbers it.
-DECIDERS = BY_CONTROLLER, BY_CALLER, BY_OUTSIDE, BY_LEASE = 1, 2, 4, 8
+BY_CONTROLLER, BY_CALLER, BY_LEASE = 1, 2, 4
 
 _OPERATIONS = {
-    "clear": Operation.CLEAR,
-    "update": Operation.UPDATE,
-    "hot_update": Operation.HOT_UPDATE,
-    "hold": Operation.HOLD,
-    "release": Operation.RELEASE,
+    operation.name.lower(): operation
+    for operation in (
+        Operation.CLEAR,
+        Operation.UPDATE,
+        Operation.HOT_UPDATE,
+        Operation.HOLD,
+        Operation.RELEASE,
+    )
 }
 
+_Ranks = Annotated[int, Meta(ge=1, le=6)]
+_Count = Annotated[int, Meta(ge=0, le=9)]
 
-@dataclass(frozen=True)
-class Scope:
+
+class Scope(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The bounds of one exploration.
 
     Parameters
@@ -76,74 +79,47 @@ class Scope:
         Whether holds have one of two owners, ids that commands name, and leases that may leave them.
     requests : bool
         Whether holds set requests aside or end them, keep blocks or drop them, and commands say likewise.
+    restores : bool
+        Whether updates in place also ask that the version before is restored if they fail.
     halves : bool
         Whether commands are also about the weights alone, or the KV cache alone.
     long_plans : bool
         Whether a clear has a collective action too (communicators are shut down).
     deciders : int
-        Who decides updates: 1 the controller, 2 its caller, 4 one outside, 8 a caller by its lease, while
+        Who decides updates: 1 the controller, 2 its caller, 4 a caller by its lease, while
         no process has the role; sums mean any of them.
     fine : bool
         Whether reading the words, writing each of one's own, and working are moves of their own, so that
         others move (and the rank dies) in between. Otherwise one poll is one move.
     symmetric : bool
         Whether worlds that differ only in who is which rank count as one.
-
-    Raises
-    ------
-    ScopeError
-        If a bound is out of range.
     """
 
-    ranks: int = 2
-    helpers: int = 0
-    commands: int = 1
-    steps: int = 1
-    failures: int = 0
-    give_ups: int = 0
-    rank_crashes: int = 0
-    controller_crashes: int = 0
-    broken_steps: int = 0
-    stale_reads: int = 0
-    controller_losses: int = 0
-    controller_stops: int = 0
-    leases: int = 0
-    hangs: int = 0
-    operations: tuple[Operation, ...] = (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
+    ranks: _Ranks = 2
+    helpers: _Count = 0
+    commands: _Count = 1
+    steps: _Count = 1
+    failures: _Count = 0
+    give_ups: _Count = 0
+    rank_crashes: _Count = 0
+    controller_crashes: _Count = 0
+    broken_steps: _Count = 0
+    stale_reads: _Count = 0
+    controller_losses: _Count = 0
+    controller_stops: _Count = 0
+    leases: _Count = 0
+    hangs: _Count = 0
+    operations: Annotated[tuple[Operation, ...], Meta(min_length=1)] = tuple(_OPERATIONS.values())[:3]
     starts: tuple[Start, ...] = (Start.SERVING, Start.CLEARED)
     afters: bool = False
     owners: bool = False
     requests: bool = False
+    restores: bool = False
     halves: bool = False
     long_plans: bool = False
-    deciders: int = 1
+    deciders: Annotated[int, Meta(ge=1, le=7)] = 1
     fine: bool = False
     symmetric: bool = True
-
-    def __post_init__(self) -> None:
-        if self.ranks < 1 or self.helpers < 0 or self.participants > MAX_PARTICIPANTS:
-            raise ScopeError(
-                bound="ranks and helpers",
-                value=f"{self.ranks} and {self.helpers}",
-                fix=f"ask for 1 rank or more, and at most {MAX_PARTICIPANTS} participants",
-            )
-        for budget in Budget:
-            value = self.budget(budget)
-            if not 0 <= value <= MAX_BUDGET:
-                name = budget.name.lower()
-                raise ScopeError(bound=name, value=str(value), fix=f"give 0 to {MAX_BUDGET}")
-        if not self.operations or not set(self.operations) <= set(_OPERATIONS.values()):
-            raise ScopeError(
-                bound="operations",
-                value=str([each.name for each in self.operations]),
-                fix=f"name some of {', '.join(_OPERATIONS)}",
-            )
-        if not 1 <= self.deciders <= sum(DECIDERS):
-            raise ScopeError(bound="deciders", value=str(self.deciders), fix="give 1 to 15")
-        if not self.starts:
-            raise ScopeError(
-                bound="starts", value="none", fix=f"name some of {', '.join(each.value for each in Start)}"
-            )
 
     @property
     def participants(self) -> int:
@@ -157,11 +133,14 @@ class Scope:
 
     def with_budget(self, budget: Budget, value: int) -> Scope:
         """Return the same bounds, but for how often one thing may happen."""
-        return replace(self, **{budget.name.lower(): value})  # type: ignore[arg-type]  # all of them are numbers
+        return structs.replace(self, **{budget.name.lower(): value})
 
     def as_text(self) -> str:
         """Return one line that :meth:`from_text` reads: what differs from the defaults."""
-        return " ".join(f"{name}={value}" for name, value in self._changed().items()) or "defaults"
+        changed = {
+            name: value for name, value in structs.asdict(self).items() if value != getattr(Scope(), name)
+        }
+        return " ".join(f"{name}={_text(value)}" for name, value in changed.items()) or "defaults"
 
     @classmethod
     def from_text(cls, text: str) -> Scope:
@@ -170,77 +149,27 @@ class Scope:
         Raises
         ------
         ScopeError
-            If a name or a value is none.
+            If a name or a value is none, or out of range.
         """
-        if text.strip() == "defaults":
-            return cls()
         found: dict[str, object] = {}
-        known = {field.name for field in fields(cls)}
-        for part in text.split():
-            name, equals, value = part.partition("=")
-            if not equals or name not in known:
-                raise ScopeError(bound=name, value=value or "nothing", fix=f"name some of {sorted(known)}")
-            found[name] = _value(name, value)
-        return replace(cls(), **found)  # type: ignore[arg-type]  # each value was read by its field's name
-
-    def _changed(self) -> Mapping[str, str]:
-        default = Scope()
-        return {
-            field.name: _text(getattr(self, field.name))
-            for field in fields(self)
-            if getattr(self, field.name) != getattr(default, field.name)
-        }
-
-
-def operations_of(names: str) -> tuple[Operation, ...]:
-    """Read operations from their names, separated by commas.
-
-    Raises
-    ------
-    ScopeError
-        If one is unknown.
-    """
-    unknown = [name for name in names.split(",") if name not in _OPERATIONS]
-    if unknown:
-        raise ScopeError(
-            bound="operations", value=", ".join(unknown), fix=f"name some of {', '.join(_OPERATIONS)}"
-        )
-    return tuple(_OPERATIONS[name] for name in names.split(","))
-
-
-def starts_of(names: str) -> tuple[Start, ...]:
-    """Read starts from their names, separated by commas.
-
-    Raises
-    ------
-    ScopeError
-        If one is unknown.
-    """
-    known = {start.value: start for start in Start}
-    unknown = [name for name in names.split(",") if name not in known]
-    if unknown:
-        raise ScopeError(bound="starts", value=", ".join(unknown), fix=f"name some of {', '.join(known)}")
-    return tuple(known[name] for name in names.split(","))
+        for part in [] if text.strip() == "defaults" else text.split():
+            name, _, value = part.partition("=")
+            found[name] = value
+            if name == "operations":
+                found[name] = [_OPERATIONS.get(each) for each in value.split(",")]
+            elif name == "starts":
+                found[name] = value.split(",")
+        try:
+            return convert(found, cls, strict=False)
+        except ValidationError as error:
+            fix = f"operations are {', '.join(_OPERATIONS)}, starts {', '.join(each.value for each in Start)}"
+            raise ScopeError(f"the bounds {text!r} cannot be explored: {error}; {fix}") from error
 
 
 def _text(value: object) -> str:
-    if isinstance(value, tuple):
-        names = {operation: name for name, operation in _OPERATIONS.items()}
-        return ",".join(each.value if isinstance(each, Start) else names[each] for each in value)
-    return str(value)
-
-
-def _value(name: str, text: str) -> object:
-    if name == "operations":
-        return operations_of(text)
-    if name == "starts":
-        return starts_of(text)
-    if text in ("True", "False"):
-        return text == "True"
-    try:
-        return int(text)
-    except ValueError:
-        raise ScopeError(bound=name, value=text, fix="give a number") from None
+    if not isinstance(value, tuple):
+        return str(value)
+    return ",".join(each.value if isinstance(each, Start) else each.name.lower() for each in value)
 
 
 def _scopes(*texts: str) -> tuple[Scope, ...]:
@@ -275,9 +204,9 @@ _DAILY = _scopes(
     "controller_losses=1 controller_crashes=1 controller_stops=2 fine=True steps=0",
     "hangs=1 controller_stops=1 steps=1 operations=clear,update",
     "failures=6 steps=0 operations=clear starts=serving",
-    "deciders=14 rank_crashes=1 give_ups=1 steps=0 operations=hot_update starts=serving",
-    "deciders=14 controller_crashes=1 controller_losses=1 controller_stops=2 steps=0 operations=hot_update",
-    "deciders=14 commands=2 steps=0 rank_crashes=1 controller_losses=1 operations=hold,release",
+    "deciders=6 rank_crashes=1 give_ups=1 steps=0 operations=hot_update starts=serving",
+    "deciders=6 controller_crashes=1 controller_losses=1 controller_stops=2 steps=0 operations=hot_update",
+    "deciders=6 commands=2 steps=0 rank_crashes=1 controller_losses=1 operations=hold,release",
     "failures=4 rank_crashes=1 steps=0 operations=clear,update starts=serving",
     "commands=2 steps=1 failures=1 rank_crashes=1 operations=hold,release starts=serving",
     "commands=2 steps=1 controller_crashes=1 rank_crashes=1 operations=hold,release",
@@ -287,6 +216,11 @@ _DAILY = _scopes(
     "controller_losses=1 controller_stops=2 leases=1 operations=hold,release starts=serving",
     "commands=3 steps=0 owners=True leases=1 rank_crashes=1 operations=hold,release,update starts=serving",
     "commands=2 steps=1 requests=True failures=1 operations=hold,update,hot_update starts=serving",
+    "commands=2 restores=True failures=1 rank_crashes=1 steps=0 operations=clear,update starts=serving",
+    "restores=True deciders=6 failures=1 controller_losses=1 steps=0 operations=update starts=serving",
+    "restores=True failures=1 controller_crashes=1 fine=True steps=0 operations=update starts=serving",
+    "failures=1 give_ups=1 controller_crashes=1 controller_losses=1 deciders=6 steps=0"
+    " operations=update,hot_update starts=serving",
 )
 
 _DEEP = (
@@ -307,9 +241,9 @@ _DEEP = (
         "controller_losses=1 controller_crashes=1 rank_crashes=1 failures=1 commands=2",
         "controller_losses=1 controller_stops=2 stale_reads=1 failures=1",
         "ranks=3 controller_losses=1 controller_stops=2 failures=1",
-        "deciders=15 commands=2 rank_crashes=1 controller_losses=1 operations=update,hot_update",
-        "deciders=14 stale_reads=1 controller_losses=1 rank_crashes=1 operations=update,hot_update",
-        "deciders=14 fine=True controller_crashes=1 controller_stops=2 operations=update,hot_update",
+        "deciders=7 commands=2 rank_crashes=1 controller_losses=1 operations=update,hot_update",
+        "deciders=6 stale_reads=1 controller_losses=1 rank_crashes=1 operations=update,hot_update",
+        "deciders=6 fine=True controller_crashes=1 controller_stops=2 operations=update,hot_update",
         "helpers=1 controller_losses=1 controller_stops=2 fine=True steps=0 failures=1",
         "helpers=1 hangs=1 controller_stops=2 failures=1 long_plans=True",
         "ranks=3 hangs=2 controller_losses=1 steps=0 operations=update,hot_update",
@@ -319,6 +253,12 @@ _DEEP = (
         "commands=2 steps=0 owners=True leases=1 rank_crashes=1 controller_crashes=1 controller_losses=1"
         " operations=hold,release,update starts=serving",
         "commands=3 steps=0 requests=True failures=1 operations=hold,release,update,clear,hot_update",
+        "commands=2 restores=True failures=2 rank_crashes=1 steps=0 operations=clear,update starts=serving",
+        "commands=2 restores=True halves=True failures=2 steps=0 operations=hold,clear,update starts=serving",
+        "restores=True failures=1 controller_crashes=1 controller_losses=1 fine=True steps=0"
+        " operations=update starts=serving",
+        "restores=True deciders=7 give_ups=1 failures=1 controller_losses=1 controller_crashes=1 steps=0"
+        " operations=update starts=serving",
     ),
 )
 

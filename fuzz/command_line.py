@@ -25,12 +25,12 @@ from wsm import log
 from wsm.cli._base import FAILED, UNFORESEEN, WRONG_USAGE
 from wsm.cli.main import run
 from wsm.errors import BadInputError
+from wsm.journal.entry import SERVED_VERSION, JournalEntry
 from wsm.signals.layout import LAYOUT_VERSION
 from wsm.signals.segment import Segment
-from wsm.states.journal import SERVED_VERSION, JournalEntry
 
 #: They end by themselves, read what is named, and write nothing.
-_RUN = frozenset({"inspect", "plan", "memory", "digest", "diff", "verify", "journal", "explain"})
+_RUN = frozenset({"inspect", "memory", "digest", "diff", "verify", "journal", "explain"})
 
 _SAMPLES = (
     "status\0nowhere\0--json",
@@ -124,7 +124,9 @@ def _furnish(there: Path) -> None:
 
 def _segment() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
-        made = Segment.create("none", world_size=2, run_id="r", configuration_digest=0, directory=directory)
+        made = Segment.create_or_adopt(
+            "none", world_size=2, run_id="r", configuration_digest=0, directory=directory
+        )
         content = made.path.read_bytes()
         made.unlink()
         made.close()

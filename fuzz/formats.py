@@ -12,8 +12,8 @@ from fuzz.http_requests import http_request
 from fuzz.invariant import Format
 from fuzz.sealed import sealed_formats
 from fuzz.texts import text_formats
-from wsm.errors import BadInputError, GroupError
-from wsm.strategies.buckets import _bucket_messages as bucket_messages
+from wsm.errors import BadInputError
+from wsm.strategies.buckets import wire
 from wsm.strategies.delta._blocks import Block, BlockKind, table_problem
 from wsm.strategies.delta._codec import BlockError
 from wsm.strategies.delta._codec import decode as unfold
@@ -27,15 +27,13 @@ from wsm.strategies.files.safetensors import (
     parse_header,
 )
 from wsm.strategies.files.version_file import parse_version, version_bytes
-from wsm.strategies.messages import message_types as bucket_frames
-from wsm.strategies.messages.message_types import Frame
 from wsm.strategies.mooncake import _lease_messages as mooncake_messages
-from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, TransferLayout
-from wsm.strategies.snapshot.manifest import PartMetadata
+from wsm.strategies.promise import ShardIdentity
+from wsm.strategies.snapshot.manifest import identity_of_part, part_metadata
 from wsm.strategies.tensor import TensorSpec
 
 _SPECS = (TensorSpec("a", "F32", (2, 4)), TensorSpec("b", "BF16", (3,)), TensorSpec("c", "I64", ()))
-_METADATA = PartMetadata("3", 0, 2, "p")
+_IDENTITY = ShardIdentity(version="3", rank=0, world_size=2, publication="p")
 
 
 def all_formats() -> Mapping[str, Format]:
@@ -44,9 +42,10 @@ def all_formats() -> Mapping[str, Format]:
         _header(),
         _metadata(),
         _version(),
-        _bucket_message(),
-        _mooncake_message(),
-        _frame(),
+        _to_trainer(),
+        _to_rank(),
+        _ask(),
+        _answer(),
         _block(),
         *sealed_formats(),
         *text_formats(),
@@ -74,7 +73,7 @@ def _header() -> Format:
         return (header.specs, header.begins, dict(header.metadata), header.data_bytes)
 
     nbytes = sum(spec.nbytes for spec in _SPECS)
-    sample = nbytes.to_bytes(2, "little") + build_header(_SPECS, _METADATA.encode())[PREFIX_BYTES:]
+    sample = nbytes.to_bytes(2, "little") + build_header(_SPECS, part_metadata(_IDENTITY))[PREFIX_BYTES:]
     return Format(
         name="safetensors header",
         reader=parse_header,
@@ -102,21 +101,21 @@ class _Read:
 
 
 def _metadata() -> Format:
-    def decode(data: bytes) -> PartMetadata | None:
+    def decode(data: bytes) -> ShardIdentity | None:
         try:
             fields = json.loads(data)
         except (ValueError, RecursionError):
             fields = {}
         pairs = fields.items() if isinstance(fields, dict) else ()
         texts = {key: value for key, value in pairs if isinstance(value, str)}
-        return PartMetadata.decode(texts, file="fuzzed")
+        return identity_of_part(texts, file="fuzzed")
 
     return Format(
         name="part metadata",
-        reader=PartMetadata.decode,
+        reader=identity_of_part,
         decode=decode,
-        encode=lambda value: json.dumps({} if value is None else value.encode()).encode(),
-        samples=(json.dumps(_METADATA.encode()).encode(),),
+        encode=lambda value: json.dumps({} if value is None else part_metadata(value)).encode(),
+        samples=(json.dumps(part_metadata(_IDENTITY)).encode(),),
     )
 
 
@@ -130,73 +129,96 @@ def _version() -> Format:
     )
 
 
-def _in_a_frame(drawn: bytes) -> bytes:
-    """Take kind and stream from the first bytes, the body from the rest, and make the envelope right."""
-    head = bucket_frames._HEAD.pack(  # the envelope's own layout
-        bucket_frames.MAGIC, bucket_frames.PROTOCOL, (drawn[:1] or b"\0")[0], 0, max(len(drawn) - 1, 0), 7
-    )
-    return head + bytes.fromhex(digest_of(head + drawn[1:])) + drawn[1:]
+def _digested(drawn: bytes) -> bytes:
+    return bytes.fromhex(digest_of(drawn)) + drawn
 
 
-def _bucket_message() -> Format:
-    say = bucket_messages
+def _to_trainer() -> Format:
     messages = (
-        say.Init("a:3", 0, 2, "p", "wsm-buckets.x", 1 << 13, 1 << 12, _SPECS),
-        say.Hello(0, 2, "3", False),
-        say.Bucket(0, (digest_of(b""),)),
-        say.Abort("failed", "DigestMismatchError", "it is corrupt", 3),
+        wire.Hello(0, 2, "3", look=False),
+        wire.Ack(1),
+        wire.Done(2, digest_of(b"")),
+        wire.Abort("failed", "DigestMismatchError", "it is corrupt", 3),
     )
     return Format(
-        name="bucket message",
-        reader=say.from_bytes,
-        decode=partial(say.from_bytes, peer="a peer"),
-        encode=lambda read: say.to_bytes(read[1], read[0]),
-        samples=tuple(_out_of_its_frame(say.to_bytes(message, 7)) for message in messages),
-        dress=_in_a_frame,
-        errors=(BadInputError, GroupError),
+        name="bucket message to a trainer",
+        reader=wire.from_rank,
+        decode=partial(wire.from_rank, peer="a peer"),
+        encode=wire.encode,
+        samples=tuple(wire.encode(message)[16:] for message in messages),
+        dress=_digested,
+        errors=(BadInputError,),
     )
 
 
-def _mooncake_message() -> Format:
+def _from_trainer(data: bytes) -> wire.FromTrainer:
+    message = wire.from_trainer(data, "a peer")
+    if isinstance(message, wire.Init):
+        wire.specs_of(message, "a peer")
+    return message
+
+
+def _to_rank() -> Format:
+    rows = tuple((spec.name, spec.dtype, spec.shape) for spec in _SPECS)
+    pieces = tuple((*row, 64 * index, digest_of(b"")) for index, row in enumerate(rows))
+    segment = f"{wire.SEGMENT_PREFIX}{'0' * 16}"
+    messages = (
+        wire.Init("a:3", 0, 2, "p", segment, 1 << 12, 2, finite=False, tensors=rows),
+        wire.Bucket(0, pieces),
+        wire.End(digest_of(b"")),
+    )
+    return Format(
+        name="bucket message to a rank",
+        reader=wire.from_trainer,
+        decode=_from_trainer,
+        encode=wire.encode,
+        samples=tuple(wire.encode(message)[16:] for message in messages),
+        dress=_digested,
+        errors=(BadInputError,),
+    )
+
+
+def _behind_its_head(drawn: bytes) -> bytes:
+    return len(drawn).to_bytes(4, "big") + bytes.fromhex(digest_of(drawn)) + drawn
+
+
+def _ask() -> Format:
     say = mooncake_messages
-    digests = (digest_of(b""),) * len(_SPECS)
-    placed = tuple(Placed(spec, 0, 64 * index) for index, spec in enumerate(_SPECS))
-    grant = say.Grant(
-        version="3",
-        rank=0,
-        world_size=2,
-        publisher=digests[0],
-        session="127.0.0.1:1234",
-        lease_ms=1000,
-        layout_digest=digests[0],
-        layout=TransferLayout((MemoryRegion(1 << 12, 1 << 12),), placed),
-        digests=digests,
-        shards=digests[:2],
-    )
-    messages = (grant, say.Ask(0, 2, None, look=False, known_layout=None), say.Refuse("version", "no", "2"))
+    cut = say.HEAD_BYTES
     return Format(
-        name="mooncake message",
-        reader=say.from_bytes,
-        decode=partial(say.from_bytes, peer="a peer"),
+        name="mooncake question",
+        reader=say.ask_of,
+        decode=lambda data: say.ask_of(data[:cut], data[cut:]),
         encode=say.to_bytes,
-        samples=tuple(_out_of_its_frame(say.to_bytes(message)) for message in messages),
-        dress=_in_a_frame,
-        errors=(BadInputError, GroupError),
+        samples=(say.to_bytes(say.Ask(0, 2, None, look=False))[cut:],),
+        dress=_behind_its_head,
+        errors=(BadInputError,),
     )
 
 
-def _out_of_its_frame(data: bytes) -> bytes:
-    return bytes([bucket_frames.decode(data, peer="x").kind]) + data[bucket_frames.HEADER_BYTES :]
+def _from_publisher(data: bytes) -> mooncake_messages.FromPublisher:
+    cut = mooncake_messages.HEAD_BYTES
+    message = mooncake_messages.answer_of(data[:cut], data[cut:], "a peer")
+    if isinstance(message, mooncake_messages.Grant):
+        mooncake_messages.layout_of(message, "a peer")
+    return message
 
 
-def _frame() -> Format:
+def _answer() -> Format:
+    say = mooncake_messages
+    cut = say.HEAD_BYTES
+    digests = (digest_of(b""),) * len(_SPECS)
+    rows = tuple((spec.name, spec.dtype, spec.shape, 0, 64 * index) for index, spec in enumerate(_SPECS))
+    session, regions = "127.0.0.1:1234", ((1 << 12, 1 << 12),)
+    grant = say.Grant("3", 0, 2, digests[0], session, regions, rows, digests, digests[:2])
     return Format(
-        name="bucket frame, bare",
-        reader=bucket_frames.decode,
-        decode=partial(bucket_frames.decode, peer="a peer"),
-        encode=bucket_frames.encode,
-        samples=(bucket_frames.encode(Frame(1, 7, {"a": [1]})),),
-        errors=(BadInputError, GroupError),
+        name="mooncake answer",
+        reader=say.answer_of,
+        decode=_from_publisher,
+        encode=say.to_bytes,
+        samples=tuple(say.to_bytes(each)[cut:] for each in (grant, say.Refuse("version", "no", "2"))),
+        dress=_behind_its_head,
+        errors=(BadInputError,),
     )
 
 

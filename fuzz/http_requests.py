@@ -6,7 +6,6 @@ each input the server must answer another client. What is no HTTP at all is refu
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import http.client
 import io
@@ -14,6 +13,7 @@ import json
 import socket
 import tempfile
 from functools import lru_cache
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +152,13 @@ def _answers(received: bytes) -> list[tuple[int, bytes]]:
 def _server() -> tuple[str, int]:
     """Start the server of this process, which lives as long as it."""
     undo = contextlib.ExitStack()
-    atexit.register(undo.close)
+    util.Finalize(None, undo.close, exitpriority=10)  # a process of multiprocessing runs no atexit
     directory = Path(undo.enter_context(tempfile.TemporaryDirectory()))
-    made = Segment.create("fuzzed", world_size=2, run_id="r", configuration_digest=0, directory=directory)
+    made = Segment.create_or_adopt(
+        "fuzzed", world_size=2, run_id="r", configuration_digest=0, directory=directory
+    )
     undo.callback(made.unlink)
-    commands = Commands("fuzzed", directory=directory, receipts=directory / "http.jsonl")
+    commands = Commands("fuzzed", directory=directory, receipts=directory / "http.sqlite")
     undo.callback(commands.close)
     options = SurfaceOptions(deadline_s=0.2, lease_s=0.2)
     at = Listening()

@@ -20,9 +20,9 @@ from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard, DeltaTenso
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import seal
 from wsm.strategies.ipc.metas import IpcMetas, TensorMeta
-from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, TensorEntry
+from wsm.strategies.promise import PromisedTensor, table_of
+from wsm.strategies.snapshot.manifest import PartEntry, ShardEntry, ShardManifest, VersionManifest
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split
-from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
@@ -70,17 +70,24 @@ def _shard() -> ShardManifest:
         Replicated(),
         Member(1, 2),
     )
-    tensors = (
-        TensorEntry(spec, _DIGEST, index // 2, placement)
-        for index, (spec, placement) in enumerate(zip(_SPECS, placements, strict=True))
-    )
     specs = (TensorSpec("a", "F32", (2, 8)), *_SPECS[1:])
-    entries = tuple(entry._replace(spec=spec) for entry, spec in zip(tensors, specs, strict=True))
-    return ShardManifest("a-3", 1, 2, 1, "p", (PartEntry("x", 90), PartEntry("y", 80)), entries)
+    return ShardManifest(
+        version="a-3",
+        rank=1,
+        world_size=2,
+        device_id=1,
+        publication="p",
+        parts=(PartEntry("x", 90, 2), PartEntry("y", 80, 1)),
+        **table_of(
+            PromisedTensor(spec, _DIGEST, placement)
+            for spec, placement in zip(specs, placements, strict=True)
+        ),
+    )
 
 
 def _version() -> VersionManifest:
-    return VersionManifest("3", "p", (ShardEntry("m", _DIGEST, _DIGEST),) * 2)
+    shard = ShardEntry(manifest="m", seal=_DIGEST, content_digest=_DIGEST, placed_digest=_DIGEST)
+    return VersionManifest(version="3", publication="p", shards=(shard,) * 2)
 
 
 def _metas() -> IpcMetas:
@@ -105,7 +112,7 @@ def _delta() -> DeltaShard:
 
 def _adoptions() -> AdoptionRecord:
     return AdoptionRecord(
-        (AdoptedContent("7", "7", _DIGEST, (3, 4)), AdoptedContent("7.reused-1", "7", _DIGEST, ()))
+        adopted=(AdoptedContent("7", "7", _DIGEST, (3, 4)), AdoptedContent("7.reused-1", "7", _DIGEST, ()))
     )
 
 

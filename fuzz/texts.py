@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from examples.rollout.config import rollout_config_from_mapping
 from fuzz.invariant import Format
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord
 from wsm.config import config_from_mapping
-from wsm.config_reading import ConfigurationError
+from wsm.config_reading import ConfigurationError, YamlReadingError, plain_values
 from wsm.errors import WsmError
-from wsm.rollout.config import rollout_config_from_mapping
+from wsm.journal.entry import read_ndjson, transition_entry
 from wsm.states.holding import Hold
-from wsm.states.journal import read_ndjson, transition_entry
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, OnLease, WeightEvent
-from wsm.strategies.messages import connection
-from wsm.yaml_reading import YamlReadingError, plain_values
-
-_MOST_BYTES = 1 << 10
 
 
 def text_formats() -> list[Format]:
     """Return them."""
-    return [_configuration(), _rollout_configuration(), _journal(), _arguments(), _record(), _wire()]
+    return [_configuration(), _rollout_configuration(), _journal(), _arguments(), _record()]
 
 
 class _Read:
@@ -117,7 +113,7 @@ def _record() -> Format:
 
     def decode(data: bytes) -> _Read:
         read = CommittedRecord.from_bytes(3, 1, data)
-        hold = None if read.hold is None else Hold.of(read.hold)
+        hold = Hold.known(read.hold)
         if hold is not None:
             hold.left_s(10**15)
         return _Read(data, (read, hold))
@@ -127,27 +123,6 @@ def _record() -> Format:
         reader=CommittedRecord.from_bytes,
         decode=decode,
         encode=lambda read: read.data,
-        samples=(CommittedRecord(3, "step:3", "00" * 16, 3, _HOLD.facts()).to_bytes(),),
-        errors=(ValueError,),
-    )
-
-
-def _wire() -> Format:
-    def decode(data: bytes) -> list[bytes]:
-        incoming, found = connection.Incoming(_MOST_BYTES), []
-        incoming.feed(data)
-        while (message := incoming.next()) is not None:
-            found.append(message)
-        return found
-
-    def encode(messages: list[bytes]) -> bytes:
-        return connection.opening("DEALER") + b"".join(connection.head(len(each)) + each for each in messages)
-
-    return Format(
-        name="zmtp",
-        reader=connection.Incoming.next,
-        decode=decode,
-        encode=encode,
-        samples=(encode([b"hello", b"", bytes(300)]),),
+        samples=(CommittedRecord(3, "step:3", "00" * 16, 3, _HOLD).to_bytes(),),
         errors=(ValueError,),
     )

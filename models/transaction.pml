@@ -23,19 +23,17 @@
      LOSSES=1                                       147,092  a controller dies, and none follows
      STOPS=1 FAILS=1                                175,475  a controller is stopped for good
      STOPS=2                                         66,931  a controller is stopped, and goes on
-     DECIDERS=14 OPS=6                              428,818  decided by a caller, by its lease, or outside
-     DECIDERS=14 OPS=4 LOSSES=1                     570,896  who holds a decision dies
-     DECIDERS=14 OPS=4 STOPS=2                      325,565  who holds a decision is stopped, and goes on
-     DECIDERS=14 OPS=4 CCRASH=1                     761,162  another controller finds a decision that is held
-     DECIDERS=4 OPS=4 OPERATORS=1 LOSSES=1          218,992  an operator ends what is decided outside
-     DECIDERS=14 OPS=4, any cycle                   299,801  no endless run
-     DECIDERS=14 OPS=4 RCRASH=1                   3,863,140  a rank dies while a decision is held
-     DECIDERS=14 OPS=2 RCRASH=1                   7,802,128  the same in place
-     DECIDERS=15 OPS=6 CMDS=2 FAILS=1            18,532,945  two commands, one failure
-     DECIDERS=14 OPS=4 RCRASH=1 LOSSES=1         15,081,547  a rank and the holder die
-     DECIDERS=4 OPS=4 OPERATORS=1 RCRASH=1        1,837,019  a rank dies, too
-     DECIDERS=14 OPS=4 STOPS=2 LOSSES=1           1,304,990  a stopped holder is ended
-     DECIDERS=14 OPS=6 H=1                        6,967,245  a helper takes part
+     DECIDERS=6 OPS=6                               262,916  decided by a caller, or by its lease
+     DECIDERS=6 OPS=4 LOSSES=1                      363,108  who holds a decision dies
+     DECIDERS=6 OPS=4 STOPS=2                       210,189  who holds a decision is stopped, and goes on
+     DECIDERS=6 OPS=4 CCRASH=1                      502,664  another controller finds a decision that is held
+     DECIDERS=6 OPS=4, any cycle                    194,645  no endless run
+     DECIDERS=6 OPS=4 RCRASH=1                    2,736,974  a rank dies while a decision is held
+     DECIDERS=6 OPS=2 RCRASH=1                    5,065,752  the same in place
+     DECIDERS=7 OPS=6 CMDS=2 FAILS=1             10,561,276  two commands, one failure
+     DECIDERS=6 OPS=4 RCRASH=1 LOSSES=1          10,794,917  a rank and the holder die
+     DECIDERS=6 OPS=4 STOPS=2 LOSSES=1              813,012  a stopped holder is ended
+     DECIDERS=6 OPS=6 H=1                         3,814,051  a helper takes part
      LOSSES=1 FAILS=1, any cycle                    825,799  no endless run
      LOSSES=1 CCRASH=1 FAILS=1                    1,722,460  who ends its command dies, too
      LOSSES=1 CCRASH=1 CMDS=2 FAILS=1            24,400,232  the next controller comes late
@@ -68,11 +66,9 @@
             command to Keeper: a rank's thread, or the supervisor. It takes the role as soon as that is free, writes what is
             missing, and gives it back; beside a stopped one it writes ABORT once a participant has failed, and nothing else.
             Where all are PREPARED, or a rank is lost, the stopped one is named, and its end is enough (see init).
-   HELD     With DECIDERS the decision of an update may be a caller's, one outside, or a caller's that its lease holds while no
-            process has the role; that stands in the command word. A caller says COMMIT only once it was told that all are
-            PREPARED; a process that decides in its place says ABORT. What is decided outside is decided by no process here once all
-            are PREPARED, and no epoch begins before it is known; the operator's ABORT (OPERATORS) is the way out, after which
-            it may come all the same. Time ends a lease at any moment after the caller was told.
+   HELD     With DECIDERS the decision of an update may be a caller's, or a caller's that its lease holds while no process has
+            the role; that stands in the command word. A caller says COMMIT only once it was told that all are PREPARED; a
+            process that decides in its place says ABORT. Time ends a lease at any moment after the caller was told.
    NOT      modelled: several nodes, overlapped steps, retries of a boot that failed, a helper whose own teardown fails for good.
    MUTANTS  -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names. Dropping these changes
             nothing here, since a rendezvous implies them: the step number in "all stand at the same step", votes that are kept
@@ -118,10 +114,7 @@
 #define STOPS 0          /* controllers that are stopped with the role, in the middle of a command, for a while or for ever */
 #endif
 #ifndef DECIDERS
-#define DECIDERS 1       /* who decides updates: 1 their controller, 2 its caller, 4 one outside, 8 a caller by its lease */
-#endif
-#ifndef OPERATORS
-#define OPERATORS 0      /* operators who abort what is decided outside, before anything has come to a rest */
+#define DECIDERS 1       /* who decides updates: 1 their controller, 2 its caller, 4 a caller by its lease */
 #endif
 #define HELD (DECIDERS > 1)
 #define ALONE (LOSSES + STOPS + HELD)
@@ -182,12 +175,9 @@ bool frozen, killed, gone;                             /* the controller is stop
 #if HELD
 #define CONTROLLER 0
 #define CALLER 1
-#define OUTSIDE 2
-#define LEASED 3         /* CALLER in its word; that its lease holds it stands in the arguments */
+#define LEASED 2         /* CALLER in its word; that its lease holds it stands in the arguments */
 byte c_d = CONTROLLER;                                 /* in the command word: who decides */
-byte verdict = NONE, v_q;                              /* what was decided outside, and of which command */
-bool voted, told, expired, wish, operated, silent;     /* the group's vote; the caller knows; its lease is over; it said COMMIT */
-byte operators;
+bool told, expired, wish, silent;                      /* the caller knows the vote; its lease is over; it said COMMIT; or never */
 #endif
 #define AT ((e-1)*(WORK+1)+n)
 
@@ -282,45 +272,25 @@ byte operators;
 #else
 #define LEASE_HOLDS (IS_OPEN && c_d == LEASED && !ANY(UNPREPARED) && RANKS_AGREE && !LOST && !expired)
 #endif
-#define OUTSIDE_OPEN (IS_OPEN && c_d == OUTSIDE && !ANY(UNPREPARED))
 #ifdef M_SUCCESSOR_COMMITS_FOR_CALLER
-#define MAY_COMMIT (c_d == CONTROLLER || (c_d == CALLER && (heir || (told && !silent))) || (c_d == OUTSIDE && verdict == COMMIT))
+#define MAY_COMMIT (c_d == CONTROLLER || (c_d == CALLER && (heir || (told && !silent))))
 #else
 #ifdef M_CALLER_IS_NOT_ASKED
-#define MAY_COMMIT (c_d == CONTROLLER || c_d == CALLER || (c_d == OUTSIDE && verdict == COMMIT))
+#define MAY_COMMIT (c_d == CONTROLLER || c_d == CALLER)
 #else
-#define MAY_COMMIT (c_d == CONTROLLER || (c_d == CALLER && told && !heir && !silent) || (c_d == OUTSIDE && verdict == COMMIT))
+#define MAY_COMMIT (c_d == CONTROLLER || (c_d == CALLER && told && !heir && !silent))
 #endif
 #endif
-#define MAY_DECIDE (MAY_COMMIT || (!RANKS_AGREE && c_d != OUTSIDE))
-#ifdef M_DEADLINE_DECIDES_OUTSIDE
-#define MAY_ABORT (!LEASE_HOLDS && (c_d != OUTSIDE || gives_up || ANY(UNPREPARED) || verdict == ABORT))
-#else
-#ifdef M_DEATH_DECIDES_OUTSIDE
-#define MAY_ABORT (!LEASE_HOLDS && (c_d != OUTSIDE || ANY(DEAD) || ANY(UNPREPARED) || verdict == ABORT))
-#else
+#define MAY_DECIDE (MAY_COMMIT || !RANKS_AGREE)
 #ifdef M_NEXT_CONTROLLER_ENDS_LEASE
-#define MAY_ABORT (c_d != OUTSIDE || ANY(UNPREPARED) || verdict == ABORT)
+#define MAY_ABORT true
 #else
-#ifdef M_SUCCESSOR_DECIDES_OUTSIDE
-#define MAY_ABORT (!LEASE_HOLDS && (c_d != OUTSIDE || heir || ANY(UNPREPARED) || verdict == ABORT))
-#else
-#define MAY_ABORT (!LEASE_HOLDS && (c_d != OUTSIDE || ANY(UNPREPARED) || verdict == ABORT))
+#define MAY_ABORT (!LEASE_HOLDS)
 #endif
-#endif
-#endif
-#endif
-#ifdef M_EPOCH_LEAVES_OUTSIDE
-#define MAY_END_EPOCH true
-#else
-#define MAY_END_EPOCH (!OUTSIDE_OPEN)
-#endif
-#define FOLLOWED (verdict != COMMIT || operated || decided[v_q] == COMMIT || decided[v_q] == HOT_COMMIT)
 #else
 #define MAY_COMMIT true
 #define MAY_DECIDE true
 #define MAY_ABORT true
-#define MAY_END_EPOCH true
 #endif
 
 /* A status word of this sequence: never less than the last one, but that a hot commit's park follows PREPARED. */
@@ -344,7 +314,7 @@ inline abort() { if :: c_op == HOT_UPDATE -> decide(HOT_ABORT) :: else -> decide
 inline commit() { if :: c_op == UPDATE -> decide(COMMIT) :: else -> decide(HOT_COMMIT) fi }
 
 #if HELD
-inline begin_held() { assert(FOLLOWED); c_d = CONTROLLER; verdict = NONE; v_q = 0; voted = false; told = false; expired = false; operated = false }
+inline begin_held() { c_d = CONTROLLER; told = false; expired = false }
 #endif
 
 active proctype Controller() {
@@ -374,7 +344,7 @@ takeover: atomic { ccrash++; ok = 0; heir = true;
           :: else fi
 #endif
      }
-  :: LOST && MAY_END_EPOCH -> goto recover              /* the group's owner may be faster than its controller */
+  :: LOST -> goto recover                               /* the group's owner may be faster than its controller */
   EACH(PREPARES, SEE)
   :: atomic { (c_op == UPDATE || c_op == HOT_UPDATE) && ok == ALL && MAY_DECIDE ->
        if
@@ -398,11 +368,6 @@ takeover: atomic { ccrash++; ok = 0; heir = true;
 #ifndef M_NEXT_CONTROLLER_ENDS_LEASE
   :: atomic { heir && LEASE_HOLDS -> role = FREE; ok = 0; heir = false; goto end_leased }     /* it is told Busy */
 #endif
-  :: atomic { IS_UPDATE && c_d == OUTSIDE && ok == ALL && RANKS_AGREE && !voted -> voted = true }
-#ifdef M_LATE_COMMIT_IS_WRITTEN
-  :: atomic { c_d == OUTSIDE && c_op == ABORT && v_q == c_q && verdict == COMMIT -> decide(COMMIT) }
-#endif
-  :: atomic { IS_UPDATE && c_d == OUTSIDE && verdict == ABORT -> abort() }
   :: atomic { killed -> killed = false; ok = 0; heir = false; gone = true; role = FREE; goto end_gone }
 #endif
 #ifdef M_CLEAR_IS_NEVER_DECIDED
@@ -430,8 +395,7 @@ takeover: atomic { ccrash++; ok = 0; heir = true;
           if
           :: DECIDERS & 1 || c_op == CLEAR
           :: DECIDERS & 2 && c_op != CLEAR -> c_d = CALLER
-          :: DECIDERS & 4 && c_op != CLEAR -> c_d = OUTSIDE; v_q = c_q
-          :: DECIDERS & 8 && c_op != CLEAR -> c_d = LEASED
+          :: DECIDERS & 4 && c_op != CLEAR -> c_d = LEASED
           fi
 #endif
        :: else -> over = true; goto end_over
@@ -452,14 +416,8 @@ recover:
 #if ALONE
 end_gone:
   if
-  :: atomic { LOST && MAY_END_EPOCH && role == FREE -> role = CONTROLLERS; gone = false; goto recover }   /* the owner of the group */
-#if HELD
-  :: atomic { role == FREE && OUTSIDE_OPEN && (verdict != NONE || !voted) -> role = CONTROLLERS; gone = false; heir = true; goto look }
-#ifdef M_LATE_COMMIT_IS_WRITTEN
-  :: atomic { role == FREE && operated && verdict == COMMIT -> role = CONTROLLERS; gone = false; heir = true; goto look }
-#endif
-#endif
-  :: atomic { role == FREE && cmds < CMDS && MAY_END_EPOCH -> role = CONTROLLERS; gone = false; heir = true; goto look }
+  :: atomic { LOST && role == FREE -> role = CONTROLLERS; gone = false; goto recover }   /* the owner of the group */
+  :: atomic { role == FREE && cmds < CMDS -> role = CONTROLLERS; gone = false; heir = true; goto look }
   fi;
 #endif
 #if HELD
@@ -518,16 +476,10 @@ end_stopped:                                            /* it may stay so for ev
 #endif
 #endif
 #if HELD
-#ifdef M_SUCCESSOR_DECIDES_OUTSIDE
-#define KEPT_OUTSIDE false
-#else
-#define KEPT_OUTSIDE OUTSIDE_OPEN
-#endif
-#define KEPT (KEPT_OUTSIDE || LEASE_HOLDS)
 #ifdef M_LEASE_IS_NOT_ASKED_AGAIN
 #define KEPT_NOW false
 #else
-#define KEPT_NOW KEPT
+#define KEPT_NOW LEASE_HOLDS
 #endif
 #ifdef M_SUCCESSOR_COMMITS_FOR_CALLER
 #define KEEPER_COMMITS (c_d == CONTROLLER || c_d == CALLER)
@@ -545,7 +497,7 @@ end_keeper:
   do
 #ifndef M_NOBODY_KEEPS
 #if HELD
-  :: LACKS_A_WORD && !KEPT ->                           /* what it saw may be past when it has the role */
+  :: LACKS_A_WORD && !LEASE_HOLDS ->                    /* what it saw may be past when it has the role */
 end_seen:
      atomic { role == FREE -> role = KEEPERS; ok = 0 };
 #else
@@ -572,22 +524,14 @@ end_seen:
 #endif
 
 #if HELD
-/* What decides outside, the clock of leases, and the operator of `wsm abort`. */
+/* The clock of leases. */
 active proctype World() {
-  byte ok;
 end_world:
   do
-  :: atomic { c_d == OUTSIDE && IS_OPEN && verdict == NONE && !silent -> if :: voted -> verdict = COMMIT :: verdict = ABORT fi }
-  :: atomic { operated && voted && verdict == NONE -> verdict = COMMIT }       /* it was decided all the same */
 #ifdef M_LEASE_COUNTS_FROM_START
   :: atomic { IS_OPEN && (c_d == CALLER || c_d == LEASED) && !expired -> expired = true }
 #else
   :: atomic { IS_OPEN && (c_d == CALLER || c_d == LEASED) && !ANY(UNPREPARED) && !expired -> expired = true }
-#endif
-#ifdef M_OPERATOR_OVERRULES_HOLDER
-  :: atomic { operators < OPERATORS && OUTSIDE_OPEN -> operators++; operated = true; abort() }
-#else
-  :: atomic { operators < OPERATORS && OUTSIDE_OPEN && role == FREE -> operators++; operated = true; abort() }
 #endif
   od
 }
@@ -974,9 +918,6 @@ end_stopped:
 
 init {
   byte i;
-#if HELD
-  byte ok;
-#endif
   atomic {
     select(rcrash : 0 .. RCRASH); select(ccrash : 0 .. CCRASH); select(fails : 0 .. FAILS); select(breaks : 0 .. BREAKS);
     select(wmax : 0 .. WORK);
@@ -1000,19 +941,6 @@ init {
     timeout
   :: else
   fi;
-#if HELD
-  do
-  :: OUTSIDE_OPEN ->
-     if
-     :: role == CONTROLLERS -> killed = true; timeout   /* the operator ends the process that it is told */
-     :: else
-     fi;
-     atomic { if :: OUTSIDE_OPEN -> assert(role == FREE); operated = true; abort() :: else fi };
-     timeout
-  :: else -> break
-  od;
-  assert(FOLLOWED);
-#endif
   assert((over || gone) && RECORDED && !LACKS_A_WORD && role == (gone -> FREE : CONTROLLERS));
 #else
   assert(over);

@@ -33,14 +33,13 @@ class Package:
 #: By the name that is imported.
 PACKAGES = {
     "click": Package(["click"]),
+    "msgspec": Package(["msgspec"]),
     "numpy": Package(["numpy"]),
-    "rich": Package(["rich"]),
     "structlog": Package(["structlog"]),
     "transitions": Package(["transitions"]),
     "xxhash": Package(["xxhash"]),
     "yaml": Package(["pyyaml"]),
     "hypothesis": Package(["hypothesis"], ["testing"]),
-    "matplotlib": Package(["matplotlib"], ["demo"], "matplotlib.figure"),
     "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"], "mooncake.engine"),
     "opentelemetry": Package(["opentelemetry-api"], ["otel"], "opentelemetry.trace"),
     "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
@@ -48,25 +47,13 @@ PACKAGES = {
     "starlette": Package(["starlette"], ["http"], "starlette.applications"),
     "prometheus_client": Package(["prometheus-client"], ["metrics"], "prometheus_client.core"),
     "uvicorn": Package(["uvicorn"], ["http"]),
+    "zmq": Package(["pyzmq"], ["ipc-async"]),
     "zstandard": Package(["zstandard"], ["delta"]),
 }
 
 #: Modules that cannot be imported without a package of an extra; all others import it inside functions.
 MADE_OF = {
     "hypothesis": ("wsm.testing.hypothesis",),
-    "paddle": (
-        "wsm.demo.trainer",
-        "wsm.rollout.model.attention",
-        "wsm.rollout.model.draft",
-        "wsm.rollout.model.parallel",
-        "wsm.rollout.model.graphs",
-        "wsm.rollout.model.transformer",
-        "wsm.rollout.model.moe",
-        "wsm.rollout.model.parameters",
-        "wsm.rollout._plan_channel",
-        "wsm.rollout.runner",
-        "wsm.rollout.worker_process",
-    ),
     "uvicorn": ("wsm.http._serving",),
     "starlette": (
         "wsm.http",
@@ -78,6 +65,7 @@ MADE_OF = {
         "wsm.http.closed_holds",
         "wsm.http.commands",
         "wsm.http.errors",
+        "wsm.http.hold_table",
         "wsm.http.kept",
         "wsm.http.native",
         "wsm.http.native._events",
@@ -98,12 +86,9 @@ MADE_OF = {
         "wsm.http.surfaces.prime_rl",
         "wsm.http.surfaces.sglang",
         "wsm.http.surfaces.vllm",
-        "wsm.http.texts",
-        "wsm.http.texts._text_bodies",
-        "wsm.http.texts.data_routes",
-        "wsm.http.texts.engine_requests",
         "wsm.http.upstream",
     ),
+    "zmq": ("wsm.strategies.buckets.channel",),
     "zstandard": ("wsm.strategies.delta._codec",),
     "prometheus_client": ("wsm.metrics.families",),
 }

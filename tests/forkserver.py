@@ -3,7 +3,7 @@
 Each is a process with memory, descriptors, locks and a death of its own, and a child of the test process, as
 one of :mod:`subprocess` is. What it does not have is the start of an interpreter and the imports before its
 first line, which for two ranks cost more than most tests do with them. That ranks come up by themselves is
-shown by those of ``wsm rollout`` and of the command line.
+shown by those of the reference engine and of the command line.
 
 As a script, ``forkserver.py DESCRIPTOR MODULE...``, this is the process that is forked from. It ends when its
 client does, and never runs a second thread: what starts one when it is imported is not imported here.

@@ -11,6 +11,8 @@ REST = FIRST + ".+=@:-"
 #: What YAML or a careless reader takes for a number, a time, a date, a truth value or nothing.
 TEMPTING = [
     "1_000",
+    "0100",
+    "00",
     "0o7",
     "0x1F",
     "1:30",
@@ -35,5 +37,4 @@ def labels() -> st.SearchStrategy[str]:
 
 def is_allowed(label: str) -> bool:
     """Whether nothing but its form could make it no label; says the rule in other words than wsm does."""
-    padded = label.isdigit() and label != str(int(label))
-    return not padded and label not in ("latest", "newest") and not label.startswith("unnamed-")
+    return label not in ("latest", "newest") and not label.startswith("unnamed-")

@@ -1,7 +1,7 @@
-"""Expect an error by the function that makes it, as ``pytest.raises`` expects one by its type.
+"""Expect an error by its code, as ``pytest.raises`` expects one by its type.
 
-What no caller catches is no type, but a function in an errors module that returns its family with a code of
-the function's name: ``raising(errors.not_owner, match="...")``.
+What no caller catches is no type: it is raised in place, as its family with a code of its own:
+``raising("not-owner", match="...")``. Where a function makes it, that function stands for its code.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from wsm import errors
 from wsm.errors import WsmError
 
-#: A type, or a function that returns an error.
-Kind: TypeAlias = "type[BaseException] | Callable[..., WsmError]"
+#: A type, a code, or a function that returns an error.
+Kind: TypeAlias = "type[BaseException] | str | Callable[..., WsmError]"
 
 
 def raising(kinds: Kind | tuple[Kind, ...], match: str | None = None) -> Any:
@@ -35,13 +35,15 @@ def matches(error: BaseException, kind: Kind | tuple[Kind, ...]) -> bool:
         return any(matches(error, each) for each in kind)
     if isinstance(kind, type):
         return isinstance(error, kind)
-    code = kind.__name__.replace("_", "-")
+    code = kind if isinstance(kind, str) else kind.__name__.replace("_", "-")
     return isinstance(error, _family(kind)) and isinstance(error, WsmError) and error.code == code
 
 
 def _family(kind: Kind) -> type[BaseException]:
     if isinstance(kind, type):
         return kind
+    if isinstance(kind, str):
+        return WsmError
     found = getattr(errors, inspect.get_annotations(kind)["return"])
     assert isinstance(found, type)
     return found

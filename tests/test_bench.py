@@ -33,7 +33,8 @@ from bench.loading import (
 from bench.loading_measure import Case, Loading, measure
 from bench.loading_model import Model
 from bench.measure import CannotRunError, Distribution, Unmeasured
-from wsm.strategies.mooncake import errors as mooncake_errors
+from bench.walks import ROOMS, room, walks
+from wsm.errors import RefusedError
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -114,7 +115,7 @@ def bench_that_ends_early(monkeypatch, tmp_path, capsys):
     return run
 
 
-MISSING = mooncake_errors.mooncake_missing(reason="libibverbs.so.1: cannot open", missing=["libibverbs.so.1"])
+MISSING = RefusedError("Mooncake cannot be loaded (libibverbs.so.1: cannot open)", code="mooncake-missing")
 
 
 @pytest.mark.parametrize(
@@ -235,3 +236,10 @@ def test_the_table_fits_80_columns_and_says_which_aims_are_missed() -> None:
     assert lines[3].endswith("aim 250, missed")
     assert lines[4].endswith("aim 2, missed")
     assert lines[6].endswith("no room for two")
+
+
+def test_a_load_from_files_walks_through_few_functions(tmp_path: Path) -> None:
+    found = dict(walks(tmp_path))
+    assert len(found["load ipc_snapshot"].functions) < 130
+    assert all(walk.calls > walk.switches > 0 for walk in found.values())
+    assert all(sum(room(name)) for name in ROOMS)

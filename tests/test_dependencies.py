@@ -52,7 +52,7 @@ def package_of(name: str) -> str:
 def foreign(module: str, *, at_once: bool) -> set[str]:
     """Packages of others that a module imports."""
     names = {package_of(name) for name in imports(MODULES[module].body, at_once=at_once)}
-    return names - sys.stdlib_module_names - {"wsm"}
+    return names - sys.stdlib_module_names - {"wsm", "wsm_entry"}  # the wheel holds both
 
 
 def distributions(requirements: list[str]) -> set[str]:
@@ -79,6 +79,12 @@ def test_every_dependency_that_is_declared_is_imported():
     assert {extra for package in PACKAGES.values() for extra in package.extras} == bringing - FOR_TOOLS
     for extra in set(extras) - FOR_TOOLS:
         assert distributions(extras[extra]) <= known | {"setuptools"}, extra  # which paddle imports
+
+
+def test_the_page_on_installing_names_every_extra():
+    page = (SOURCE.parents[1] / "docs" / "install.md").read_text()
+    named = set(re.findall(r"^pip install '\.\[([\w-]+)\]'", page, re.MULTILINE))
+    assert named == set(PROJECT["optional-dependencies"]) - FOR_TOOLS
 
 
 @pytest.mark.parametrize("package", [name for name, package in PACKAGES.items() if package.extras])

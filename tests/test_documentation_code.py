@@ -1,8 +1,10 @@
-"""What pages print runs: code of testing.md, extending.md and start.md, and every command line of wsm."""
+"""What pages print runs: code of testing.md, extending.md and start.md, command lines of wsm and examples."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib
 import re
 import shlex
 import subprocess
@@ -12,11 +14,14 @@ from pathlib import Path
 import click
 import pytest
 
+import wsm as wsm_package
+from examples.commands import EXAMPLES
 from wsm.cli.main import wsm
 from wsm.strategies import read_version
 
 REPOSITORY = Path(__file__).parent.parent
 DOCUMENTS = REPOSITORY / "docs"
+OURS = ("wsm", "examples")
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCUMENTS.glob("*.md"))]
 
 
@@ -38,6 +43,29 @@ def test_the_code_of_a_page_runs_as_it_is_printed(tmp_path, page) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
+def programs(page: Path) -> list[ast.Module]:
+    """Return the Python that a page prints, parsed."""
+    return [
+        ast.parse(block)
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_what_the_code_of_a_page_imports_of_wsm_and_the_examples_is_there(page: Path) -> None:
+    for node in [node for program in programs(page) for node in ast.walk(program)]:
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                if each.name.partition(".")[0] in OURS:
+                    importlib.import_module(each.name)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in OURS:
+            module = importlib.import_module(node.module or "")
+            for each in node.names:
+                assert hasattr(module, each.name), f"{page.name}: {ast.unparse(node)}"
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "wsm":
+            assert hasattr(wsm_package, node.attr), f"{page.name}: wsm.{node.attr}"
+
+
 def test_the_pieces_for_tests_are_imported_without_hypothesis_and_pytest() -> None:
     program = (
         "import sys; sys.modules['hypothesis'] = sys.modules['pytest'] = None\n"
@@ -50,23 +78,30 @@ def test_the_trainer_of_the_first_update_publishes_a_version(tmp_path) -> None:
     (program,) = re.findall(
         r"^```python\n(.*?)^```", (DOCUMENTS / "start.md").read_text(), re.MULTILINE | re.DOTALL
     )
-    exec(re.sub('"/dev/shm/[^"]*"', repr(str(tmp_path)), program), {})  # noqa: S102 - the page's own code
+    place = 'run_directory_path("policy") / "snapshots"'
+    assert place in program
+    exec(program.replace(place, repr(str(tmp_path))), {})  # noqa: S102 - the page's own code
     assert read_version(tmp_path) == "2"
 
 
-def commands(page: Path) -> list[str]:
-    """Return the command lines of wsm that a page prints, without their comments."""
+def commands(page: Path) -> list[list[str]]:
+    """Return the command lines of wsm and of the examples that a page prints, as words without comments."""
     text = re.sub(r"\\\n\s*", "", page.read_text())
     blocks = re.findall(r"^```(?:console|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("wsm ")]
+    lines = [
+        line.replace("python -m examples.", "examples ") for block in blocks for line in block.splitlines()
+    ]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(("wsm ", "examples "))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_every_command_line_of_a_page_is_understood(page: Path) -> None:
-    for line in commands(page):
+    for program, *words in commands(page):
+        group = wsm if program == "wsm" else EXAMPLES
         with contextlib.suppress(click.exceptions.Exit):  # --help
-            context = wsm.make_context("wsm", shlex.split(line, comments=True)[1:])
-            name, command, rest = wsm.resolve_command(context, [*context._protected_args, *context.args])
+            context = group.make_context(program, words)
+            name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+            assert group is not wsm or name not in EXAMPLES.list_commands(context)
             try:
                 command.make_context(name, rest, parent=context)
             except click.BadParameter as error:

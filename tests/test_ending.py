@@ -75,7 +75,7 @@ def test_a_closed_terminal_ends_nothing_that_nohup_started() -> None:
 
 @pytest.mark.parametrize(
     "wait",
-    [result_of, lambda future: Pending("request", future, lambda: None).result()],
+    [result_of, lambda future: Pending("request", lambda: None).carry_out(future.result).result()],
     ids=["future", "command"],
 )
 def test_a_signal_that_does_not_wake_the_main_thread_ends_its_wait_for_a_future_all_the_same(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import pickle
 import re
@@ -25,34 +24,44 @@ ROW = re.compile(
 
 
 def public_types() -> list[type[WsmError]]:
-    return [getattr(errors, name) for name in sorted(errors.PUBLIC)]
+    """Return the exported types that are no families."""
+    exported = [getattr(wsm, name) for name in sorted(wsm.__all__)]
+    errors = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, WsmError)]
+    return [kind for kind in errors if kind not in FAMILIES]
 
 
 def attributes_of(kind: type[WsmError]) -> list[str]:
-    """What the constructor of `kind` leaves in its context."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "__init__"
-            and node.keywords
-        ):
-            return sorted(keyword.arg for keyword in node.keywords if keyword.arg not in {None, "code"})  # type: ignore[type-var] # None is left out
-    return []
+    """What the constructor of `kind` leaves in its context; else what it is raised with in its room."""
+    if "__init__" in vars(kind):
+        return made_in(textwrap.dedent(inspect.getsource(kind)), "__init__")
+    room = Path(inspect.getsourcefile(kind) or "").parent
+    return sorted({name for path in room.glob("*.py") for name in made_in(path.read_text(), kind.__name__)})
 
 
-def test_every_public_type_is_exported_by_the_library_and_by_its_errors() -> None:
-    for kind in (*FAMILIES, *public_types()):
-        assert getattr(wsm, kind.__name__) is kind
-        assert {kind.__name__} <= set(wsm.__all__) & set(errors.__all__)
-    assert set(errors.PUBLIC) == set(errors.__all__) - {kind.__name__ for kind in FAMILIES} - {
-        "PUBLIC",
-        "error_name",
+def made_in(source: str, name: str) -> list[str]:
+    """The keywords of the calls of `name`, those of a mapping that is spread in them too."""
+    tree, found = ast.parse(source), set()
+    mappings = {
+        target.id: {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
     }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name in (
+            getattr(node.func, "attr", None),
+            getattr(node.func, "id", None),
+        ):
+            for keyword in node.keywords:
+                spread = isinstance(keyword.value, ast.Name) and mappings.get(keyword.value.id, set())
+                found |= {keyword.arg} if keyword.arg else spread or set()
+    return sorted(found - {"code"})
 
 
-def test_a_name_that_is_no_error_is_answered_like_any_other_module_does() -> None:
+def test_every_public_type_is_found_with_its_family_too() -> None:
+    for kind in public_types():
+        assert getattr(errors, kind.__name__) is kind
     with pytest.raises(AttributeError, match="NoSuchError"):
         getattr(errors, "NoSuchError")  # noqa: B009 - the static checker knows that it is not there
 
@@ -78,10 +87,25 @@ def test_no_two_public_types_share_a_code() -> None:
 
 
 def test_an_error_keeps_code_context_and_type_in_a_pickle() -> None:
-    error = wsm.CommandWithdrawnError(operation="CLEAR", request_id="7da")
+    error = wsm.CommandWithdrawnError("it is wanted no more", operation="CLEAR", request_id="7da")
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - made in the line itself
     assert type(copy) is wsm.CommandWithdrawnError
     assert (copy.code, copy.context, str(copy)) == (error.code, error.context, str(error))
+
+
+def test_an_error_that_a_function_makes_has_its_code_and_all_of_its_arguments_as_context() -> None:
+    @errors.coded("no-such-place")
+    def no_such_place(*, path: str, depth: int, fix: str = "name another", names: list[str]) -> BadInputError:
+        """Its names are kept as a tuple."""
+        return BadInputError(f"no {path} at {depth}; {fix}", names=tuple(names))
+
+    error = no_such_place(path="/a", depth=2, names=["b"])
+    assert (error.code, error.context) == (
+        "no-such-place",
+        {"path": "/a", "depth": 2, "fix": "name another", "names": ("b",)},
+    )
+    assert vars(error)["path"] == "/a"
+    assert pickle.loads(pickle.dumps(error)).context == error.context  # noqa: S301 - made in the line itself
 
 
 @pytest.mark.parametrize(
@@ -106,6 +130,16 @@ def test_public_methods_name_only_exported_errors(kind: type) -> None:
     assert not unknown
 
 
-def test_the_module_that_defines_a_public_type_is_the_one_that_is_named() -> None:
-    for name, module in errors.PUBLIC.items():
-        assert hasattr(importlib.import_module(module), name)
+def test_an_error_of_a_strategy_that_is_raised_in_place_keeps_the_facts_of_its_message_as_attributes() -> (
+    None
+):
+    families = {kind.__name__ for kind in FAMILIES}
+    lacking = []
+    for path in sorted((REPOSITORY / "src/wsm/strategies").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in families and node.args:
+                named = {keyword.arg for keyword in node.keywords}
+                says = any(isinstance(part, ast.FormattedValue) for part in ast.walk(node.args[0]))
+                if says and "code" in named and not named - {"code", "unfit", "retryable"}:
+                    lacking.append(f"{path}:{node.lineno}")
+    assert lacking == []

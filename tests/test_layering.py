@@ -1,7 +1,8 @@
 """Who may import whom, and who may import paddle: read off the source of every module.
 
-The direction is the design's: errors, clock, log, shared directories <- states <- signals, actions,
-strategies <- config, command, report, receipt <- worker, controller <- rollout <- demo <- cli.
+The direction is the design's: errors, clock, log, shared directories <- states <- journal <- signals,
+actions, strategies <- config, command, report, receipt <- worker, controller <- cli.
+Nothing of wsm imports the examples.
 """
 
 from __future__ import annotations
@@ -24,25 +25,30 @@ FOUNDATION = {
     "clock",
     "labels",
     "log",
+    "named",
     "ending",
     "own_descriptor",
+    "payload",
     "printable",
+    "private_directory",
     "shared_directory",
-    "shortage",
+    "typed",
 }
 CORE = FOUNDATION | {"states.vocabulary"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"printable"},
+    "named": set(),
     "clock": set(),
     "labels": {"errors"},
     "log": {"printable"},
-    "shortage": set(),
     "own_descriptor": {"errors"},
     "shared_directory": {"errors", "own_descriptor"},
+    "private_directory": {"errors", "shared_directory"},
     "ending": set(),
     "states": FOUNDATION,
-    "signals": FOUNDATION | {"states"},
-    "strategies": CORE | {"config_reading", "yaml_reading"},
+    "journal": FOUNDATION | {"states"},
+    "signals": FOUNDATION | {"states", "journal"},
+    "strategies": CORE | {"config_reading"},
     "actions": CORE
     | {"states.plan_key"}
     | {
@@ -50,15 +56,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         for name in ("tensor", "digest", "transposing", "paddle_dtypes", "checkpoint_models")
     },
     "config": FOUNDATION | {"config_reading", "states", "signals", "actions", "strategies"},
-    "config_reading": FOUNDATION | {"yaml_reading"},
-    "yaml_reading": set(),
+    "config_reading": FOUNDATION,
     "printable": set(),
+    "payload": {"errors", "typed"},
+    "typed": {"errors"},
     "command": CORE | {"states.holding"},
     "report": FOUNDATION,
-    "committed_record": FOUNDATION | {"states.words", "signals", "report"},
-    "declared_plans": FOUNDATION,
-    "status": FOUNDATION | {"states", "signals", "report", "command", "declared_plans", "committed_record"},
-    "receipt": CORE | {"report"},
+    "committed_record": FOUNDATION | {"states.holding", "states.words", "signals", "report"},
+    "status": FOUNDATION | {"states", "journal", "signals", "report", "command", "committed_record"},
+    "receipt": CORE | {"states.holding", "report"},
 }
 #: What each package of strategies may import from the others; the modules beside them are open to all but
 #: those that put strategies together.
@@ -66,40 +72,44 @@ STRATEGIES: dict[str, set[str]] = {
     "applier": {"files"},
     "files": set(),
     "trainer": {"files"},
-    "messages": set(),
     "adopt": {"files", "snapshot", "trainer", "transports"},
     "snapshot": {"applier", "files", "trainer"},
     "ipc": {"applier", "files", "snapshot", "trainer"},
-    "buckets": {"applier", "files", "ipc", "messages", "trainer"},
-    "transports": {"applier", "files", "messages", "trainer"},
-    "mooncake": {"applier", "files", "messages", "trainer", "transports"},
+    "buckets": {"applier", "files", "ipc", "trainer"},
+    "transports": {"applier", "files", "trainer"},
+    "mooncake": {"applier", "files", "trainer", "transports"},
     "delta": {"applier", "files", "snapshot", "trainer"},
 }
 #: They put strategies together; no strategy may know them.
-STRATEGIES_TOGETHER = {"registry", "load", "own_sections", "inventory"}
+STRATEGIES_TOGETHER = {"registry", "load", "inventory"}
 SHELLS = {"traces", "worker", "controller", "group_segment", "testing"}
 EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "states",
+    "journal",
     "signals",
     "actions",
     "strategies",
     "config",
     "config_reading",
-    "yaml_reading",
     "command",
     "report",
     "committed_record",
-    "declared_plans",
     "status",
     "receipt",
 }
-APPLICATIONS = ("metrics", "fastdeploy", "rollout", "http", "demo", "cli")
+APPLICATIONS = ("metrics", "fastdeploy", "http", "cli", "__main__")
 
 #: Parts whose modules may import paddle when they are imported. All others import it inside functions.
-MAY_NEED_PADDLE = ("actions.backends", "rollout", "demo")
+MAY_NEED_PADDLE = ("actions.backends",)
 
 #: Strategies that may need paddle, also inside functions only.
-FOREIGN_HEAVY = ("paddle", "matplotlib", "mooncake", "zmq")
+FOREIGN_HEAVY = ("paddle", "mooncake", "zmq")
+
+#: What other packages reach by the names in the registry, and in wsm.strategies, alone.
+NAMED_ONLY = ("strategies.mooncake", "strategies.delta")
+
+#: The module that is imported only once a trainer or a rank streams buckets.
+MAY_NEED_ZMQ = "strategies.buckets.channel"
 
 
 def modules() -> Sequence[tuple[str, ast.Module]]:
@@ -177,6 +187,30 @@ def test_imports_follow_the_direction_of_the_design() -> None:
     assert not wrong
 
 
+def test_nothing_of_the_wheel_imports_the_examples() -> None:
+    assert not [
+        module for module, tree in modules() if any(own_part(name) == "examples" for name in imported(tree))
+    ]
+
+
+def test_mooncake_and_deltas_are_imported_where_they_are_named_and_import_public_modules() -> None:
+    wrong = []
+    for module, tree in modules():
+        own = next((each for each in NAMED_ONLY if is_within(module, {each})), "")
+        outside = ast.Module(body=[node for node in tree.body if not _is_for_types(node)], type_ignores=[])
+        for name in imported(outside):
+            target = name.removeprefix("wsm.")
+            if own and name.startswith("wsm.") and not is_within(target, {own}) and "._" in target:
+                wrong.append(f"wsm.{module} imports the private {name}")
+            if any(is_within(target, {each}) for each in NAMED_ONLY if each != own):
+                wrong.append(f"wsm.{module} imports {name}: name it in the registry")
+    assert not wrong
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
 def test_strategies_know_what_is_below_them_and_never_one_another() -> None:
     packages = set(STRATEGIES)
     wrong = []
@@ -236,6 +270,7 @@ def test_heavy_packages_are_imported_lazily_outside_the_parts_that_are_made_of_t
         f"wsm.{module} imports {package} when it is imported"
         for module, tree in modules()
         if not is_within(module, set(MAY_NEED_PADDLE))
+        and (package, module) != ("zmq", MAY_NEED_ZMQ)
         and any(own_part(name) == package for name in imported_at_once(tree))
     ]
     assert not wrong

@@ -14,24 +14,26 @@ from tests.sources import syntax_of
 
 SOURCE = Path(wsm.__path__[0])
 REPOSITORY = Path(__file__).parent.parent
-PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
+PACKAGES = sorted(
+    path.parent
+    for root in (SOURCE, *(REPOSITORY / name for name in ("drawing", "examples", "explorer")))
+    for path in root.rglob("__init__.py")
+)
 
 #: File names that may stand more than once, each with its reason.
 PARALLEL_FILES = {
     "__init__": "what a package is for",
     "errors": "what can go wrong in a package",
-    "report": "what a demo, a publication, a delta or a rank has to tell",
-    "config": "what is configured: a group, and the reference engine",
     **dict.fromkeys(
         ("source", "strategy", "publish", "manifest", "configured", "names"),
         "the same part of another strategy",
     ),
     **dict.fromkeys(
-        ("run", "loop", "command", "journal", "groups", "graphs", "load"),
-        "a command of the terminal, the demo or the reference engine, named like what it is about",
+        ("command", "groups"),
+        "a command of the terminal, named like what it is about",
     ),
-    "client": "programs that reach the reference engine, or a group over HTTP",
     "serving": "where a server listens: for commands, for scrapes, and the command line of the first",
+    "group": "the rules of a group, and a group in one process for tests",
     "base": "what all of a package's modules build on",
     "fastdeploy": "the words of FastDeploy, and its objects",
 }
@@ -63,16 +65,18 @@ def test_no_file_name_stands_twice_without_a_reason() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
-def test_a_package_names_every_module_of_its_own(package: Path) -> None:
+def test_a_package_names_every_module_of_its_own_and_none_that_is_gone(package: Path) -> None:
     text = ast.get_docstring(syntax_of(package / "__init__.py")) or ""
-    modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
     modules |= {path.parent.name for path in package.glob("*/__init__.py")}
     unnamed = {name for name in modules if not re.search(rf"(?<!\w){name}(?!\w)", text)}
     assert not unnamed
+    gone = set(re.findall(r":mod:`\.(\w+)`", text)) - modules - {"__main__"}
+    assert not gone
 
 
 def test_sentences_name_who_acts() -> None:
-    beside = ("campaign", "models", "bench", "fuzz", "explorer", "drawing")
+    beside = ("campaign", "models", "bench", "examples", "fuzz", "explorer", "drawing")
     own = [
         path for name in beside for path in (REPOSITORY / name).rglob("*") if path.suffix in (".py", ".pml")
     ]

@@ -21,7 +21,7 @@ import pytest
 @pytest.mark.needs("spin", "gcc")
 def test_a_model(): ...
 
-@pytest.mark.needs("graphviz")
+@pytest.mark.needs("openssl")
 @pytest.mark.parametrize("picture", ["a", "b"])
 def test_a_picture(picture): ...
 
@@ -53,7 +53,7 @@ def test_what_a_machine_lacks_is_said_in_one_line_that_says_what_to_install(run_
     done = run_without_programs(SUITE, "--numprocesses=2", CI="false")
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-2] == (
-        "skipped 3 tests: 2 need Graphviz (apt-get install graphviz), "
+        "skipped 3 tests: 2 need openssl (apt-get install openssl), "
         "1 needs spin and gcc (apt-get install spin gcc libc6-dev)"
     )
     assert "1 passed, 3 skipped" in done.stdout
@@ -63,7 +63,7 @@ def test_in_ci_a_test_that_cannot_run_fails_and_names_itself_and_what_it_lacks(r
     done = run_without_programs(SUITE, CI="true")
     assert done.returncode == 1
     assert "1 passed, 3 errors" in done.stdout
-    told = "test_small.py::test_a_picture[b] needs Graphviz (apt-get install graphviz): dot is not on PATH"
+    told = "test_small.py::test_a_picture[b] needs openssl (apt-get install openssl): openssl is not on PATH"
     assert told in done.stdout
 
 

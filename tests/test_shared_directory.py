@@ -25,7 +25,6 @@ from wsm.shared_directory import (
     create_ours,
     open_or_create_ours,
     open_ours,
-    remove_directory,
     remove_ours,
     try_lock_file,
 )
@@ -63,13 +62,10 @@ def test_what_is_no_file_is_refused_by_every_use_and_left(place, kind, use):
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize(
-    "use", [open_ours, open_or_create_ours, try_lock_file, remove_ours, remove_directory]
-)
+@pytest.mark.parametrize("use", [open_ours, open_or_create_ours, try_lock_file, remove_ours])
 def test_what_another_user_has_made_is_refused_by_root_and_left(place, use):
     path = place / "name"
-    kind = "a directory" if use is remove_directory else "a file"
-    as_another_user(lambda: (makers(path)[kind](), path.chmod(0o777)))
+    as_another_user(lambda: (makers(path)["a file"](), path.chmod(0o777)))
     before = path.lstat()
     with pytest.raises(ForeignPathError, match=f"it belongs to user {ANOTHER_USER}") as caught:
         use(path)
@@ -93,9 +89,8 @@ def test_what_is_made_has_its_mode_from_its_first_moment_on_whatever_the_umask_s
     os.close(create_ours(place / "file"))
     lock = try_lock_file(place / "lock")
     bound = bind_socket(place / "socket")
-    shared_directory.make_private_directory(place / "directory")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.iterdir()}
-    assert modes == {"file": 0o600, "lock": 0o600, "socket": 0o600, "directory": 0o700}
+    assert modes == {"file": 0o600, "lock": 0o600, "socket": 0o600}
     bound.close()
     lock.release()
 

@@ -1,7 +1,6 @@
 """Time as a value that can be handed in.
 
-Pure code never asks what time it is; the shells ask a clock of this protocol once per turn and
-pass the answer on. Tests hand in :class:`ManualClock` and decide themselves how time passes.
+Pure code never asks what time it is; the shells ask a clock of this protocol once per turn and pass it on.
 """
 
 from __future__ import annotations
@@ -10,24 +9,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 #: How far the clocks of this process are ahead of the host's, as in a container with clocks of its own.
 _OFFSETS = Path("/proc/self/timens_offsets")
 
 
-def _ahead_ns() -> int:
-    """Return by how many ns the monotonic clock of this process is ahead of the host's; 0 where none says."""
+def _of_the_host() -> Callable[[], int]:
+    ahead_ns = 0  # once: a process stays in its time namespace
     with suppress(OSError, ValueError):
         for line in _OFFSETS.read_text().splitlines():
             name, seconds, nanoseconds = line.split()
             if name in ("monotonic", "1"):
-                return int(seconds) * 1_000_000_000 + int(nanoseconds)
-    return 0
-
-
-def _of_the_host() -> Callable[[], int]:
-    ahead_ns = _ahead_ns()  # once: a process stays in its time namespace
+                ahead_ns = int(seconds) * 1_000_000_000 + int(nanoseconds)
     return (lambda: time.monotonic_ns() - ahead_ns) if ahead_ns else time.monotonic_ns
 
 
@@ -35,6 +29,7 @@ def _of_the_host() -> Callable[[], int]:
 monotonic_ns = _of_the_host()
 
 
+@runtime_checkable
 class Clock(Protocol):
     """What the shells need to know about time."""
 
@@ -58,16 +53,10 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it.
+    """A clock that stands still until a test moves it; both readings begin at one second."""
 
-    Parameters
-    ----------
-    start_ns : int
-        First value of both readings, in ns.
-    """
-
-    def __init__(self, start_ns: int = 1_000_000_000) -> None:
-        self._now_ns = start_ns
+    def __init__(self) -> None:
+        self._now_ns = 1_000_000_000
 
     def monotonic_ns(self) -> int:
         """Return the time that the test has set, in ns."""
@@ -78,13 +67,7 @@ class ManualClock:
         return self._now_ns
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass.
-
-        Raises
-        ------
-        ValueError
-            If `seconds` is negative: monotonic time never goes backwards.
-        """
+        """Let `seconds` pass; ValueError if they are negative."""
         if seconds < 0:
             raise ValueError(f"monotonic time does not go backwards: advance({seconds})")
         self._now_ns += int(seconds * 1e9)

@@ -6,31 +6,40 @@ when a rank attaches; paths and deadlines may differ. This module opens one YAML
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import xxhash
+from msgspec import Meta
 
-from wsm.config_reading import ConfigurationError, build, connected_parts, is_seconds, read_yaml
+from wsm.config_reading import ConfigurationError, build, read_yaml, typed_section, unknown_option
 from wsm.signals.errors import SegmentNameError
 from wsm.signals.layout import MAX_WORLD_SIZE
 from wsm.signals.names import check_name
-from wsm.states.vocabulary import UnknownTensors
 from wsm.strategies.errors import UnknownStrategyError
-from wsm.strategies.own_sections import OWN_SECTIONS, OwnSections, sections_read
-from wsm.strategies.registry import strategy_called
+from wsm.strategies.registry import OWN_SECTIONS, own_section, sections_read, strategy_called
 from wsm.strategies.sections import CheckedSection, Sections
-from wsm.strategies.snapshot.source import SnapshotConfig
+from wsm.typed import CountFrom0, Seconds, typed
+
+if TYPE_CHECKING:
+    from wsm.strategies.buckets.source import IpcAsyncConfig
+    from wsm.strategies.delta.source import DeltaConfig
+    from wsm.strategies.ipc.source import IpcConfig
+    from wsm.strategies.mooncake.source import MooncakeConfig
+    from wsm.strategies.snapshot.source import SnapshotConfig
+    from wsm.strategies.transports.configured import RsyncConfig
 
 __all__ = [
     "ENGINE_WORDS",
     "ConfigurationError",
     "Deadlines",
     "EngineWordsConfig",
-    "SnapshotConfig",
+    "NamesConfig",
     "WsmConfig",
     "config_from_mapping",
     "load_config",
@@ -38,33 +47,22 @@ __all__ = [
 ]
 
 #: FastDeploy's words, as the option ``answers`` names them.
-ENGINE_WORDS = ("weights", "kv_cache", "prefix_tree")
-
-
-#: What may become of tensors that the model does not have.
-UNKNOWN_TENSORS = tuple(each.value for each in UnknownTensors)
-
-
-#: What becomes of weights whose source names no version, as the option ``unversioned`` names it.
-UNVERSIONED = ("load", "refuse")
+ENGINE_WORDS: Final = ("weights", "kv_cache", "prefix_tree")
 
 _NAMES = "use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or a digit"
 
 
+@typed_section
 @dataclass(frozen=True)
 class Deadlines:
     """How long a rank waits before it reports, in seconds. A caller's own deadline comes on top.
 
     Parameters
     ----------
-    attach_s : float
-        For the group's segment to appear.
-    arguments_s : float
-        For a command's arguments to become readable after its word was seen.
-    drain_s : float
-        For running requests to finish under the drain policy.
-    park_s : float
-        For the other ranks to stand at the same step boundary.
+    attach_s, arguments_s : float
+        For the group's segment to appear; for a command's arguments, after its word was seen.
+    drain_s, park_s : float
+        For running requests to finish under the drain policy; for the other ranks at the step boundary.
     decision_s : float
         For the controller's decision; what expires is a report, the rank goes on waiting.
     action_s : mapping of str to float
@@ -72,30 +70,23 @@ class Deadlines:
         of its own deadline.
     """
 
-    attach_s: float = 60.0
-    arguments_s: float = 5.0
-    drain_s: float = 300.0
-    park_s: float = 30.0
-    decision_s: float = 60.0
-    action_s: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check what stands under the actions' names.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is no number of seconds.
-        """
-        for name, seconds in self.action_s.items():
-            if not is_seconds(seconds):
-                raise ConfigurationError(
-                    where="deadlines: action_s",
-                    problem=f"{name!r} has {seconds!r}",
-                    fix="give each action a positive number of seconds",
-                )
+    attach_s: Seconds = 60.0
+    arguments_s: Seconds = 5.0
+    drain_s: Seconds = 300.0
+    park_s: Seconds = 30.0
+    decision_s: Seconds = 60.0
+    action_s: Mapping[str, Seconds] = field(default_factory=dict)
 
 
+@typed_section
+@dataclass(frozen=True)
+class NamesConfig:
+    """How a trainer's names differ from the model's: by a prefix to `strip`, such as ``_orig_mod.``."""
+
+    strip: str = ""
+
+
+@typed_section
 @dataclass(frozen=True)
 class EngineWordsConfig:
     """FastDeploy's int32 words that an engine without wsm commands the group by.
@@ -110,60 +101,61 @@ class EngineWordsConfig:
     deadline_s : float
         Seconds for one command, and for the first data-parallel part to ask for what another one asks.
     user : int or None
-        Numeric id of the user whose engine makes the words. A writer of a word commands the group, so a word
-        of any other user is refused. None: the user of the process that reads it, root as well.
+        Numeric id of the user whose engine makes the words; None: that of the reading process, root as well.
+        A writer of a word commands the group, so a word of any other user is refused.
+
+    Raises
+    ------
+    ConfigurationError
+        If a suffix cannot end the name of a word.
     """
 
     suffixes: Sequence[int | str] = ()
-    answers: Sequence[str] = ("weights",)
-    deadline_s: float = 300.0
+    answers: Sequence[Literal["weights", "kv_cache", "prefix_tree"]] = ("weights",)
+    deadline_s: Seconds = 300.0
     user: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the names of the words.
-
-        Raises
-        ------
-        ConfigurationError
-            If one is unknown, or a suffix cannot end one.
-        """
+        fix = "give the engine worker queue port, or what follows the dot in the name of the engine's word"
         for suffix in self.suffixes:
-            _check_suffix(suffix)
-        for name in self.answers:
-            if name not in ENGINE_WORDS:
-                raise ConfigurationError(
-                    where="engine_words: answers",
-                    problem=f"unknown word {name!r}",
-                    fix=f"the words are {', '.join(ENGINE_WORDS)}",
-                )
+            _require_name(suffix, of="end the name of a word", where="engine_words: suffixes", fix=fix)
 
 
-def _check_suffix(suffix: object) -> None:
+def _require_name(name: object, *, of: str, where: str, fix: str) -> None:
     try:
-        if type(suffix) in (int, str):
-            check_name(str(suffix))
-            return
-        problem = "it is no number or text"
+        check_name(str(name))
     except SegmentNameError as error:
-        problem = error.context["reason"]
-    raise ConfigurationError(
-        where="engine_words: suffixes",
-        problem=f"{suffix!r} cannot end the name of a word: {problem}",
-        fix="give the engine worker queue port, or what follows the dot in the name of the engine's word",
-    )
+        problem = f"{name!r} cannot {of}: {error.context['reason']}"
+        raise ConfigurationError(where=where, problem=problem, fix=fix) from error
 
 
+def _with_own_sections(kind: type[WsmConfig]) -> type[WsmConfig]:
+    """Let the class take the sections of wsm's own strategies as arguments, by their names."""
+    made = vars(kind)["__init__"]
+
+    @functools.wraps(made)
+    def take(self: WsmConfig, *args: Any, **named: Any) -> None:
+        own = {key: named.pop(key) for key in OWN_SECTIONS.keys() & named.keys()}
+        made(self, *args, **named, **({"sections": {**named.pop("sections", {}), **own}} if own else {}))
+
+    kind.__init__ = take  # type: ignore[method-assign] # it takes more, and passes it on
+    return kind
+
+
+@_with_own_sections
+@typed_section
 @dataclass(frozen=True)
-class WsmConfig(OwnSections):
+class WsmConfig:
     """One group, as every process of it is told.
 
-    The sections of wsm's own strategies are attributes and arguments besides
-    (:class:`wsm.strategies.own_sections.OwnSections`): ``snapshot``, ``ipc``, and so on.
+    The sections of wsm's own strategies are arguments and attributes besides: ``snapshot`` for
+    ``ipc_snapshot``, ``ipc``, ``ipc_async``, ``rsync`` for ``rsync`` and ``gdr``, ``delta``, and ``mooncake``
+    for the transport of that name. One that is not given has its defaults.
 
     Parameters
     ----------
     name : str
-        The group's name; its segment is ``/dev/shm/wsm.NAME``.
+        The group's name; its segment is ``/dev/shm/wsm-UID/wsm.NAME``.
     ranks : int
         Ranks that must switch weights together.
     run_id : str
@@ -182,79 +174,77 @@ class WsmConfig(OwnSections):
     strategy : str
         How weights arrive: one of :data:`wsm.strategies.STRATEGIES`, or one from outside.
     unknown_tensors : str
-        Of a version that has tensors which the model does not have: ``refuse`` it, or ``ignore`` them, as
-        FastDeploy does; where the command does not say.
+        ``refuse`` a version with tensors that the model does not have, or ``ignore`` them, as FastDeploy
+        does; where the command does not say.
     unversioned : str
-        What an update does that names no version, where the source names none either (FastDeploy's own metas
-        and snapshots): ``load`` it, unverified, under a label that wsm gives (``unnamed-...``), or
-        ``refuse``.
-    training_names : str
-        A JSON file with the model's name by the trainer's, of tensors that come under other names; empty:
-        none do, or the runner says which (:class:`wsm.worker.loading.RenamingRunner`).
-    names_to_training : str
-        A JSON file with the same the other way round: FastDeploy's ``get_name_mappings_to_training``.
+        What an update does where neither it nor the source names a version (FastDeploy's own metas and
+        snapshots): ``load`` it, unverified, as ``unnamed-...``, or ``refuse``.
+    on_failure : str
+        What becomes of a group that served, once an update in place has overwritten its weights and failed:
+        ``restore`` the version that served before, or ``clear`` the group. A command may say otherwise.
+    training_names, names_to_training : str
+        A JSON file with the model's name by the trainer's, of tensors that come under other names; and one
+        the other way round: FastDeploy's ``get_name_mappings_to_training``. Both empty: no tensors do, or the
+        runner says which (:class:`wsm.worker.loading.RenamingRunner`). `names` is applied before.
+    placements : str
+        ``MODULE:FUNCTION`` that says how a trainer's checkpoint lies on the ranks, where one is adopted
+        (:data:`wsm.strategies.adopt.adopt.PlacementHook`). Empty: only one rank can take in checkpoints.
     load_threads : int
         How many threads of a rank copy and digest; 0: its part of the cores that it may run on, 8 at most.
         Say a number where each rank is pinned to cores of its own.
-    deadlines : Deadlines
-        What a rank waits for, and how long.
-    journal_directory : str or None
+    journal_directory : path or None
         Where each rank appends its journal as NDJSON; None keeps it in memory only.
     engine_words : EngineWordsConfig
         FastDeploy's words; none by default.
     sections : mapping of str to object
-        The sections of other strategies, as they declare them, by the strategies' names. In a file they stand
-        beside all others.
+        All sections that were given, by their names; those of other strategies by the strategies' names. In a
+        file they stand beside the options.
+
+    Raises
+    ------
+    ConfigurationError
+        If the ranks are not one group, or a section of a strategy is not what it must be.
     """
 
     name: str
-    ranks: int
+    ranks: Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)]
     run_id: str = ""
     communicators: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     shut_down_groups: bool = False
     follow: bool = True
     kv_cache_process: bool = False
     strategy: str = "ipc_snapshot"
-    unknown_tensors: str = "refuse"
-    unversioned: str = "load"
+    unknown_tensors: Literal["refuse", "ignore"] = "refuse"
+    unversioned: Literal["load", "refuse"] = "load"
+    on_failure: Literal["restore", "clear"] = "restore"
     training_names: str = ""
     names_to_training: str = ""
-    load_threads: int = 0
+    placements: str = ""
+    names: NamesConfig = field(default_factory=NamesConfig)
+    load_threads: CountFrom0 = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
-    journal_directory: str | None = None
+    journal_directory: Path | str | None = None
     engine_words: EngineWordsConfig = field(default_factory=EngineWordsConfig)
     sections: Mapping[str, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Check what no single field can.
+    if TYPE_CHECKING:
+        snapshot: SnapshotConfig = field(default_factory=SnapshotConfig, kw_only=True)
+        ipc: IpcConfig = field(default_factory=IpcConfig, kw_only=True)
+        ipc_async: IpcAsyncConfig = field(default_factory=IpcAsyncConfig, kw_only=True)
+        rsync: RsyncConfig = field(default_factory=RsyncConfig, kw_only=True)
+        delta: DeltaConfig = field(default_factory=DeltaConfig, kw_only=True)
+        mooncake: MooncakeConfig = field(default_factory=MooncakeConfig, kw_only=True)
+    else:
 
-        Raises
-        ------
-        ConfigurationError
-            If the ranks are not one group, or a section of a strategy is not what it must be.
-        """
-        try:
-            check_name(self.name)
-        except SegmentNameError as error:
-            reason = error.context["reason"]
-            raise ConfigurationError(
-                where="name", problem=f"{self.name!r} cannot name a group: {reason}", fix=_NAMES
-            ) from error
-        if not 1 <= self.ranks <= MAX_WORLD_SIZE:
-            problem, fix = f"{self.ranks} ranks", f"give at least 1, and at most {MAX_WORLD_SIZE}"
-            raise ConfigurationError(where="ranks", problem=problem, fix=fix)
-        if self.load_threads < 0:
-            raise ConfigurationError(
-                where="load_threads", problem=f"is {self.load_threads}", fix="give 1 or more, or 0"
-            )
-        if self.unknown_tensors not in UNKNOWN_TENSORS:
-            problem, fix = f"is {self.unknown_tensors!r}", f"use one of {', '.join(UNKNOWN_TENSORS)}"
-            raise ConfigurationError(where="unknown_tensors", problem=problem, fix=fix)
-        if self.unversioned not in UNVERSIONED:
-            problem, fix = f"is {self.unversioned!r}", f"use one of {', '.join(UNVERSIONED)}"
-            raise ConfigurationError(where="unversioned", problem=problem, fix=fix)
+        def __getattr__(self, name: str) -> object:
+            if name not in OWN_SECTIONS:
+                raise AttributeError(f"WsmConfig has no attribute {name!r}", name=name, obj=self)
+            return self._section(name, own_section(name))
+
+    def __post_init__(self) -> None:
+        _require_name(self.name, of="name a group", where="name", fix=_NAMES)
         self._check_sections()
-        parts = connected_parts(self.ranks, self.communicators)
+        parts = _connected_parts(self.ranks, self.communicators)
         if len(parts) > 1:
             raise ConfigurationError(
                 where="communicators",
@@ -284,10 +274,17 @@ class WsmConfig(OwnSections):
         read = sections_read(self.strategy, strategy_called(self.strategy))
         return Sections({kind: self._section(key, kind) for key, kind in read.items()})
 
+    def as_mapping(self) -> dict[str, Any]:
+        """Return plain values for :func:`config_from_mapping` in any directory: paths are absolute."""
+        plain = asdict(self)
+        del plain["sections"]
+        plain.update({key: asdict(each) for key, each in self.sections.items()})  # type: ignore[call-overload] # they are dataclasses
+        text = json.dumps(plain, default=str, allow_nan=False)
+        mapping: dict[str, Any] = json.loads(text, object_hook=_with_absolute_paths)
+        return mapping
+
     def _section(self, key: str, kind: type) -> object:
-        if OWN_SECTIONS.get(key) is kind:
-            return getattr(self, key)
-        if key in _OPTIONS:
+        if key in _OPTIONS or (key in OWN_SECTIONS and kind is not own_section(key)):
             raise ConfigurationError(
                 where="strategy",
                 problem=f"{key!r} is the name of an option, and the strategy of that name has a section",
@@ -303,16 +300,15 @@ class WsmConfig(OwnSections):
         return section
 
     def _check_sections(self) -> None:
-        """See that every section can be, for this number of ranks, by every reader."""
-        try:
-            used = self.strategy_sections()
-        except UnknownStrategyError:  # which a worker refuses that is to load by it
-            used = Sections({})
-        sections = {**{key: getattr(self, key) for key in OWN_SECTIONS}, **self.sections}
-        for key, section in sections.items():
+        read: dict[str, type] = {}
+        with contextlib.suppress(UnknownStrategyError):  # which a worker refuses that is to load by it
+            read = sections_read(self.strategy, strategy_called(self.strategy))
+        kinds = {**{key: own_section(key) for key in OWN_SECTIONS.keys() & self.sections.keys()}, **read}
+        for key in {**self.sections, **read}:
+            section = self._section(key, kinds[key]) if key in kinds else self.sections[key]
             if not isinstance(section, CheckedSection):
                 continue
-            fault = section.fault(self.ranks, used=section in used)
+            fault = section.fault(self.ranks, used=key in read)
             if fault is not None:
                 where = f"{key}: {fault.option}"
                 raise ConfigurationError(where=where, problem=fault.problem, fix=fault.fix)
@@ -332,10 +328,35 @@ class WsmConfig(OwnSections):
         return xxhash.xxh3_64_intdigest(json.dumps(shared, sort_keys=True).encode())
 
 
+def _connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[int]]]) -> list[list[int]]:
+    """Return the connected components of the ranks, joined by the ranks that share a communicator."""
+    parts = [{rank} for rank in range(ranks)] if communicators else [set(range(ranks))]
+    for name, groups in communicators.items():
+        for members in filter(None, map(set, groups)):
+            if not members <= set(range(ranks)):
+                raise ConfigurationError(
+                    where=f"communicators: {name}",
+                    problem=f"names rank {min(members - set(range(ranks)))}",
+                    fix=f"ranks are 0 to {ranks - 1}",
+                )
+            joined = members.union(*(part for part in parts if part & members))
+            parts = [*(part for part in parts if not part & joined), joined]
+    return sorted(map(sorted, parts))
+
+
+def _with_absolute_paths(section: dict[str, Any]) -> dict[str, Any]:
+    for key, value in section.items():
+        is_path = key.endswith("directory") or key in {"training_names", "names_to_training"}
+        if is_path and isinstance(value, str) and value:
+            section[key] = str(Path(value).absolute())
+    return section
+
+
 #: What a file may say of every group, whatever its strategy.
 _OPTIONS = frozenset(each.name for each in fields(WsmConfig)) - {"sections"}
 
 
+@typed
 def load_config(path: str | Path) -> WsmConfig:
     """Read a configuration file.
 
@@ -350,13 +371,7 @@ def load_config(path: str | Path) -> WsmConfig:
 
 
 def read_mapping(path: str | Path) -> Mapping[str, Any]:
-    """Read the options in a configuration file, as plain values.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be read, or is not a mapping.
-    """
+    """Read the options in a configuration file, as plain values; ConfigurationError if there are none."""
     where = str(path)
     content: Any = read_yaml(
         path,
@@ -370,33 +385,35 @@ def read_mapping(path: str | Path) -> Mapping[str, Any]:
 
 
 def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -> WsmConfig:
-    """Build a configuration from plain values, for example a part of an engine's own file.
-
-    Raises
-    ------
-    WsmError
-        As :func:`load_config`.
-    """
-    nested = {**OWN_SECTIONS, "deadlines": Deadlines, "engine_words": EngineWordsConfig}
+    """Build a configuration from plain values; raises as :func:`load_config`."""
+    nested = {"deadlines": Deadlines, "engine_words": EngineWordsConfig, "names": NamesConfig}
     values: dict[str, Any] = {}
-    others: dict[str, object] = {}
+    sections: dict[str, object] = {}
     try:
         for key, value in content.items():
             kind = None if key in _OPTIONS else _section_type(key, content.get("strategy"))
             if key in nested:
                 values[key] = build(nested[key], value, f"{where}: {key}")
             elif kind is not None:
-                others[key] = build(kind, value, f"{where}: {key}")
+                sections[key] = build(kind, value, f"{where}: {key}")
             else:
-                values[key] = value
-        config: WsmConfig = build(WsmConfig, values, where, sections=others)
+                values[_known(key, where)] = value
+        config: WsmConfig = build(WsmConfig, values, where, sections=sections)
     except ConfigurationError as error:
         raise error.within(where) from error.__cause__
     return config
 
 
+def _known(key: str, where: str) -> str:
+    if key not in _OPTIONS:
+        fault = unknown_option(key, [*sorted(_OPTIONS), *OWN_SECTIONS])
+        raise ConfigurationError(where=where, problem=f"{fault.option!r} {fault.problem}", fix=fault.fix)
+    return key
+
+
 def _section_type(key: str, strategy: object) -> type | None:
-    """Return the type of the section of the strategy called `key`; None if there is no such section."""
+    if key in OWN_SECTIONS:
+        return own_section(key)
     try:
         return sections_read(key, strategy_called(key)).get(key)
     except UnknownStrategyError as error:

@@ -1,22 +1,32 @@
-"""Plain values turned into configuration sections: unknown, missing and ill-typed ones are refused by name.
+"""YAML read within bounds, and its plain values turned into sections of a configuration, refused by name.
 
-Every configuration file is read this way, whatever error its reader makes of what is wrong.
-
-Knows the annotations that sections use, and how communicators join ranks; no section by itself.
+PyYAML reads all YAML of wsm here: configurations as plain values, ``version.yaml`` as nodes. Its size and its
+depth are bounded, and what its aliases stand for. A key that stands twice in a mapping is refused, of which
+PyYAML would take the last. Knows no section by itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import yaml
 
 from wsm.errors import BadInputError, WsmError
-from wsm.yaml_reading import YamlReadingError, read_file
+from wsm.typed import Seconds, annotations_of, fits, said, shown, typed
+
+#: Bytes of the largest file; a configuration that names every rank of the largest group has a tenth of it.
+MAX_BYTES = 1 << 18
+
+#: Values in all, those counted again that an alias stands for.
+_MAX_VALUES = 1 << 16
+
+_Kind = TypeVar("_Kind", bound=Callable[..., object])
 
 
 class ConfigurationError(BadInputError):
@@ -34,6 +44,16 @@ class ConfigurationError(BadInputError):
         return ConfigurationError(where=whole, problem=self.context["problem"], fix=self.context["fix"])
 
 
+def typed_section(kind: _Kind) -> _Kind:
+    """Let a dataclass refuse options that are not as annotated, wherever it is made: ConfigurationError."""
+
+    def refused(*, call: str, keyword: str, value: object, need: str) -> ConfigurationError:
+        where = f"{call.removesuffix('()')}: {keyword}"
+        return ConfigurationError(where=where, problem=f"is {shown(value)}", fix=f"it must be {need}")
+
+    return typed(kind, refused)
+
+
 @dataclass(frozen=True)
 class OptionFault:
     """What is wrong with one option: its name, what was found, what it must be."""
@@ -43,138 +63,116 @@ class OptionFault:
     fix: str
 
 
+class YamlReadingError(ValueError):
+    """A file or text that cannot be read, is no YAML, or more than is read; says so in one line."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and each key once."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    problem = f"the key {key.value!r} stands there twice"
+                    raise yaml.MarkedYAMLError(None, None, problem, key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
+
+
+def compose(text: str | bytes) -> yaml.Node | None:
+    """Return the nodes of a text, for a reader that believes none of YAML's own types."""
+    node: yaml.Node | None = _read(text, "get_single_node")
+    return node
+
+
+def plain_values(text: str | bytes) -> Any:
+    """Return what a text holds, as plain values."""
+    value = _read(text, "get_single_data")
+    left, seen = _MAX_VALUES, [value]
+    while seen:  # an alias stands for as much as what it repeats, or for itself
+        one = seen.pop()
+        seen.extend(one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ())
+        left -= 1
+        if left < len(seen):
+            raise YamlReadingError(f"it holds more than {_MAX_VALUES} values")
+    return value
+
+
 def read_yaml(path: str | Path, refusal: Callable[[str], WsmError]) -> Any:
     """Return what a YAML file holds; raises what `refusal` makes of the reason why it cannot be read."""
     try:
-        return read_file(path)
-    except YamlReadingError as error:
-        raise refusal(str(error)) from error
+        with Path(path).open("rb") as file:
+            return plain_values(file.read(MAX_BYTES + 1))
+    except (OSError, ValueError) as error:  # a path with a zero byte gives the latter
+        raise refusal(" ".join(str(error).split())) from error
+
+
+def _read(text: str | bytes, method: str) -> Any:
+    if len(text) > MAX_BYTES:
+        raise YamlReadingError(f"it is larger than {MAX_BYTES} bytes")
+    try:
+        loader = _Loader(text)
+        try:
+            return getattr(loader, method)()
+        finally:
+            loader.dispose()
+    except Exception as error:
+        # The parser's constructors raise whatever Python makes of a number, a date or a tag of its own.
+        said = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, RecursionError):
+            said = "it is nested too deeply"
+        elif not isinstance(error, yaml.YAMLError):
+            said = f"{type(error).__name__}: {said}"
+        raise YamlReadingError(said) from error
 
 
 def build(kind: type[Any], values: object, where: str, **parts: object) -> Any:
     """Return the section `kind`, a dataclass, made of `values`; `where` says in messages where they stand.
 
-    `parts` are fields that are no options: they are made otherwise.
-
-    Raises
-    ------
-    ConfigurationError
-        If `values` is no mapping, or holds an unknown, missing or ill-typed value.
+    `parts` are fields that are no options. Raises ConfigurationError if `values` is no mapping, or holds an
+    unknown, missing or ill-typed value.
     """
     if not isinstance(values, Mapping):
-        raise ConfigurationError(where=where, problem=f"is {values!r}", fix="it must be a mapping of options")
+        raise ConfigurationError(
+            where=where, problem=f"is {shown(values)}", fix="it must be a mapping of options"
+        )
     fault = option_fault(kind, values, without=parts)
     if fault is not None:
         raise ConfigurationError(where=where, problem=f"{fault.option!r} {fault.problem}", fix=fault.fix)
     return kind(**values, **parts)
 
 
+def unknown_option(key: object, known: Collection[str]) -> OptionFault:
+    """Say of an option that there is none of its name, and which one may be meant."""
+    close = difflib.get_close_matches(str(key), known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(known)}"
+    return OptionFault(str(key), "is unknown", hint)
+
+
 def option_fault(
     kind: type[Any], values: Mapping[Any, Any], *, without: Collection[str] = ()
 ) -> OptionFault | None:
-    """Return the first unknown, missing or ill-typed option of the section `kind` among `values`.
+    """Return the first unknown, missing or ill-typed option of the section `kind` among plain values.
 
-    Parameters
-    ----------
-    kind : type
-        A dataclass.
-    values : mapping
-        Plain values, as YAML has them.
-    without : collection of str
-        Fields of `kind` that are no options: they are made otherwise.
+    `without` names fields of `kind` that are no options: they are made otherwise.
     """
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in without}
+    annotations: Mapping[str, Any] = {}
+    with contextlib.suppress(NameError):  # of a package from outside, for type checkers only
+        annotations = annotations_of(kind)
     for key in values:
         if key not in fields:
-            close = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(fields)}"
-            return OptionFault(str(key), "is unknown", hint)
+            return unknown_option(key, fields)
     for name, f in fields.items():
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and name not in values:
             return OptionFault(name, "is missing", "add it")
-        need = _need(name, _written(f.type), values[name]) if name in values else None
-        if need is not None:
-            return OptionFault(name, f"is {values[name]!r}", f"it must be {need}")
+        annotation = annotations.get(name, Any)
+        if annotation is float and name.endswith("_s"):
+            annotation = Seconds
+        if name in values and not fits(annotation, values[name]):
+            return OptionFault(name, f"is {shown(values[name])}", f"it must be {said(annotation)}")
     return None
-
-
-#: The longest time that anything may be told to wait: thirty years.
-_LONGEST_S = 1e9
-_SECONDS = f"a positive number of seconds, {_LONGEST_S:g} at most"
-
-#: What a value of a simple annotation is, as YAML has it.
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "None": (type(None),),
-    "Mapping": (Mapping,),
-    "dict": (Mapping,),
-    "Sequence": (list, tuple),
-    "list": (list, tuple),
-    "tuple": (list, tuple),
-}
-
-
-def _need(name: str, annotation: str, value: object) -> str | None:
-    """Say what a value must be that does not fit a simple annotation; nested classes are checked by build."""
-    outer = re.sub(r"\[.*\]", "", annotation)
-    parts = [_KINDS.get(part.strip()) for part in outer.split("|")]
-    if None in parts:
-        return None
-    kinds = tuple(kind for part in parts for kind in part or ())
-    wrong = not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)
-    if annotation == "float" and name.endswith("_s"):
-        return None if not wrong and is_seconds(value) else _SECONDS
-    return annotation if wrong else None
-
-
-def is_seconds(value: object) -> bool:
-    """Whether a value is a time that something may wait: finite, and short enough for every clock."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_S
-
-
-def _written(annotation: object) -> str:
-    """Return an annotation as it is written in a module that does not evaluate its annotations."""
-    if isinstance(annotation, str):
-        return annotation
-    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
-        return annotation.__name__
-    return str(annotation).replace("collections.abc.", "").replace("typing.", "")
-
-
-def connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[int]]]) -> list[list[int]]:
-    """Return the connected components of the ranks, joined by the ranks that share a communicator."""
-    if not communicators:
-        return [list(range(ranks))]
-    root = list(range(ranks))
-
-    def find(rank: int) -> int:
-        while root[rank] != rank:
-            rank = root[rank]
-        return rank
-
-    for name, groups in communicators.items():
-        for members in _lists_of_ranks(name, groups):
-            for rank in members:
-                if type(rank) is not int or rank not in range(ranks):
-                    raise ConfigurationError(
-                        where=f"communicators: {name}",
-                        problem=f"names rank {rank!r}",
-                        fix=f"ranks are 0 to {ranks - 1}",
-                    )
-                root[find(rank)] = find(members[0])
-    parts: dict[int, list[int]] = {}
-    for rank in range(ranks):
-        parts.setdefault(find(rank), []).append(rank)
-    return list(parts.values())
-
-
-def _lists_of_ranks(name: str, groups: object) -> Sequence[Sequence[int]]:
-    if isinstance(groups, (list, tuple)) and all(isinstance(members, (list, tuple)) for members in groups):
-        return groups
-    raise ConfigurationError(
-        where=f"communicators: {name}", problem=f"is {groups!r}", fix="it must be a list of lists of ranks"
-    )

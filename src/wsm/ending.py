@@ -1,18 +1,19 @@
 """The signals that ask a process to end: Ctrl-C, SIGTERM, and the SIGHUP of a terminal that closes.
 
 Work that may stop at any line lets a signal raise where it stands (:func:`signals_raise`). Work that would
-leave something half made there, a group that starts or ends above all, only learns of it (:class:`Ending`)
-and asks at places of its own. Handlers are the process's: both are for the main thread of a program, never
-for a library that is embedded.
+leave something half made there, a group that starts or ends above all, only learns of it (:class:`Ending`).
+Handlers are the process's: both are for the main thread of a program, never for an embedded library.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import queue
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,23 +29,15 @@ _LOOK_S = 0.5
 #: Longest time in which a waiting main thread does not look for signals, in seconds.
 _PART_S = 0.2
 
+_PR_SET_PDEATHSIG: Final = 1
+
 _Result = TypeVar("_Result")
 
 
 class SignalReceived(BaseException):
-    """A signal that asks this process to end.
+    """A signal that asks this process to end; `exit_code` as a shell counts: 129, 130 or 143.
 
     No KeyboardInterrupt: libraries swallow that one, or print for it on a terminal that is gone.
-
-    Parameters
-    ----------
-    number : int
-        Which.
-
-    Attributes
-    ----------
-    exit_code : int
-        What the process ends with, as a shell counts: 129, 130 or 143.
     """
 
     def __init__(self, number: int) -> None:
@@ -53,13 +46,7 @@ class SignalReceived(BaseException):
 
 
 class Ending:
-    """Whether this process was asked to end, and how urgently. To be asked by any thread.
-
-    Attributes
-    ----------
-    number : int or None
-        The first signal that asked for it; None while there was none.
-    """
+    """Whether this process was asked to end (`number`: by which signal first). Any thread may ask."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -73,10 +60,7 @@ class Ending:
     def heeded(self) -> Iterator[None]:
         """Take in signals inside: note the first, make haste at the second. In the main thread.
 
-        Raises
-        ------
-        SignalReceived
-            Inside :meth:`interrupting` alone, and at the first signal alone.
+        It raises SignalReceived inside :meth:`interrupting` alone, and at the first signal alone.
         """
         with _handled_by(self._receive), _terminal_watched(self):
             yield
@@ -103,12 +87,9 @@ class Ending:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Let the first signal raise inside, wherever the main thread stands; at once if it was there before.
+        """Let the first signal raise SignalReceived inside, wherever the main thread stands, or at once.
 
-        Raises
-        ------
-        SignalReceived
-            Then. What is inside leaves nothing behind when it is cut short.
+        What is inside leaves nothing behind when it is cut short.
         """
         self._raises = True
         try:
@@ -145,15 +126,8 @@ def result_of(future: Future[_Result], timeout_s: float | None = None) -> _Resul
     """Wait for a future, as its ``result`` does; in the main thread no signal waits for it. Blocks.
 
     Python runs handlers between two steps of the main thread. A signal that comes behind the last step and
-    before the kernel has put the thread to sleep, or that another thread was handed, ends no sleep: its
-    handler would run when the future is done. So the wait has parts.
-
-    Raises
-    ------
-    TimeoutError
-        If `timeout_s` seconds are over first.
-    BaseException
-        What the future ended with.
+    before the kernel has put the thread to sleep, or that another thread was handed, ends no sleep. So the
+    wait has parts. Raises TimeoutError if `timeout_s` seconds are over first, or what the future ended with.
     """
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
@@ -231,3 +205,18 @@ def _handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[No
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_with(supervisor: int) -> None:
+    """Ask the kernel to kill this process when the thread that started it ends, with or without its process.
+
+    Returns only where the supervisor lives; otherwise this process exits.
+
+    Parameters
+    ----------
+    supervisor : int
+        Pid of the process that started this one.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        sys.exit("the supervisor died before this process began")

@@ -1,4 +1,4 @@
-"""Every error that a caller of wsm can branch on: the roots, split by who is at fault, and the public types.
+"""The roots of all errors of wsm, split by who is at fault; and what a process is out of.
 
 Every error has a stable `code`, keeps its context as attributes and says in its message what happened,
 where, and what to do. It is a type of its own where a caller does something different about it; everything
@@ -13,69 +13,27 @@ family                 meaning
 :class:`InternalError` wsm broke one of its own rules: a bug in wsm, please report it
 =====================  ====================================================================
 
-The public types are defined where they are raised, found here and in :mod:`wsm` (:data:`PUBLIC`), and listed
-with their codes and attributes in docs/errors.md.
+A process that is out of descriptors, memory or threads is told from all that (:func:`shortage_of`): the same
+call may succeed a second later, so the message says which limit to raise, or what to free.
+
+The public types are defined where they are raised, exported by :mod:`wsm`, and listed in docs/errors.md.
 """
 
 from __future__ import annotations
 
+import enum
+import errno
+import functools
 import importlib
 import re
-from typing import Any
+import resource
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from wsm.printable import printable
 
-#: The module of each public type that is not a family. Those modules need this one, so none is imported
-#: before its type is asked for here; :mod:`wsm` takes each type from where it is defined.
-PUBLIC = {
-    "ActionOverdueError": "wsm.controller.errors",
-    "CommandOpenError": "wsm.states.errors",
-    "CommandRefusedError": "wsm.controller.errors",
-    "CommandTimeoutError": "wsm.controller.errors",
-    "CommandWithdrawnError": "wsm.controller.errors",
-    "ConfigurationError": "wsm.config_reading",
-    "DeltaBaseError": "wsm.strategies.delta.errors",
-    "DigestMismatchError": "wsm.strategies.errors",
-    "EpochEndedError": "wsm.controller.errors",
-    "EpochUsedError": "wsm.states.errors",
-    "FlipFailedError": "wsm.worker.errors",
-    "ForeignPathError": "wsm.shared_directory",
-    "LoadCancelledError": "wsm.strategies.errors",
-    "MixedGroupError": "wsm.controller.errors",
-    "NotServingError": "wsm.worker.errors",
-    "PeerDiedError": "wsm.strategies.messages.errors",
-    "PeerFailedError": "wsm.strategies.messages.errors",
-    "PeerSilentError": "wsm.strategies.messages.errors",
-    "PostconditionError": "wsm.actions.errors",
-    "PreconditionError": "wsm.actions.errors",
-    "PublisherBusyError": "wsm.strategies.errors",
-    "RankFailedError": "wsm.controller.errors",
-    "RankLostError": "wsm.controller.errors",
-    "RestartLimitError": "wsm.controller.errors",
-    "RoleBusyError": "wsm.signals.errors",
-    "SegmentMissingError": "wsm.signals.errors",
-    "SegmentTruncatedError": "wsm.signals.errors",
-    "SlotTakenError": "wsm.signals.errors",
-    "SnapshotNotFoundError": "wsm.strategies.errors",
-    "StorageError": "wsm.strategies.errors",
-    "TensorReleasedError": "wsm.strategies.errors",
-    "UnreadableFileError": "wsm.strategies.errors",
-    "UnsettledError": "wsm.controller.errors",
-    "VersionExistsError": "wsm.strategies.errors",
-    "VersionMismatchError": "wsm.strategies.errors",
-}
-
-__all__ = [
-    "PUBLIC",
-    "BadInputError",
-    "GroupError",
-    "InternalError",
-    "NoRoomError",
-    "RefusedError",
-    "WsmError",
-    "error_name",
-]
-__all__ += list(PUBLIC)
+_Facts = ParamSpec("_Facts")
+_Made = TypeVar("_Made", bound="WsmError")
 
 # A message goes into logs, terminals and reports of a few KiB.
 _MAX_MESSAGE = 8000
@@ -85,9 +43,9 @@ _HEAD, _TAIL = 6000, 1500
 class WsmError(Exception):
     """Root of all errors of wsm.
 
-    An error is `retryable` if the same call may succeed later without a repair: a group
-    that is being recovered, a role that another controller has. It is `unfit` if it says something of the
-    weights that were to be loaded, whichever process found it: the same content fails in the same way.
+    An error is `retryable` if the same call may succeed later without a repair: a group that is being
+    recovered, a role that another controller has. It is `unfit` if it says something of the weights that were
+    to be loaded, whichever process found it: the same content fails in the same way.
 
     Parameters
     ----------
@@ -95,18 +53,10 @@ class WsmError(Exception):
         What happened, where, and what to do; one line. What cannot be printed in it (a name with a line
         feed, an escape sequence) stands there escaped; `context` has it as it is.
     code : str, optional
-        Which error of its family it is, in lower case with hyphens; without it, the name of the type is.
-    unfit : bool, optional
-        Whether it says something of the weights; without it, as its type says.
+        Which error of its family it is, in lower case with hyphens, the same from release to release; without
+        it, the name of the type is.
     **context : Any
         Facts that a program may want to act on. Each becomes an attribute and an entry of `context`.
-
-    Attributes
-    ----------
-    code : str
-        Which error it is; stays the same from release to release.
-    context : dict of str to Any
-        The same facts as a mapping, for logs and for JSON.
     """
 
     code: str = "wsm"
@@ -114,7 +64,6 @@ class WsmError(Exception):
     unfit: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Name the type: what is raised without a code of its own has the type's."""
         super().__init_subclass__(**kwargs)
         if "code" not in vars(cls):
             cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__.removesuffix("Error")).lower()
@@ -131,16 +80,21 @@ class WsmError(Exception):
         for key, value in context.items():
             setattr(self, key, value)
 
+    def followed_by(self, clause: str, **context: Any) -> WsmError:
+        """Return this error, whose message and context say as well what came after it."""
+        self.args = (printable(_shortened(f"{self}; {clause}")),)
+        self.context = {**self.context, **context}
+        for key, value in context.items():
+            setattr(self, key, value)
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without calling the constructors of subclasses, whose parameters differ."""
         return _rebuild, (type(self), str(self), self.code, self.unfit, self.context)
 
 
 def _shortened(message: str) -> str:
-    """Return a message of bounded length: what a file or a peer says of itself may stand in it.
-
-    Its end stays, which says what to do; the context holds the facts whole.
-    """
+    """Return a message of bounded length; its end, which says what to do, stays."""
     if len(message) <= _MAX_MESSAGE:
         return message
     left_out = len(message) - _HEAD - _TAIL
@@ -153,11 +107,28 @@ def _rebuild(kind: type[WsmError], message: str, code: str, unfit: bool, context
     return error
 
 
-def error_name(error: BaseException) -> str:
-    """Return what a report, a journal or a message to another process calls `error`.
+def coded(code: str) -> Callable[[Callable[_Facts, _Made]], Callable[_Facts, _Made]]:
+    """Let the error that a function makes have a code, and all arguments of the function as its context.
 
-    That is the code of an error of wsm, and the type of any other.
+    The function takes keywords only. What it says of the context itself stays as it is.
     """
+
+    def decorated(make: Callable[_Facts, _Made]) -> Callable[_Facts, _Made]:
+        @functools.wraps(make)
+        def made(*args: _Facts.args, **facts: _Facts.kwargs) -> _Made:
+            error = make(*args, **facts)
+            error.code = code
+            error.context = {**(make.__kwdefaults__ or {}), **facts, **error.context}
+            vars(error).update(error.context)
+            return error
+
+        return made
+
+    return decorated
+
+
+def error_name(error: BaseException) -> str:
+    """Return the code of an error of wsm, and the type of any other."""
     return error.code if isinstance(error, WsmError) else type(error).__name__
 
 
@@ -181,9 +152,75 @@ class InternalError(WsmError):
     """One of wsm's own rules was broken: a bug in wsm, not in the caller."""
 
 
+class Shortage(enum.Enum):
+    """What a process, or its host, has run out of."""
+
+    DESCRIPTORS = "descriptors"
+    DESCRIPTORS_OF_HOST = "descriptors of the host"
+    MEMORY = "memory"
+    THREADS = "threads"
+
+
+_ERRNO = {
+    errno.EMFILE: Shortage.DESCRIPTORS,
+    errno.ENFILE: Shortage.DESCRIPTORS_OF_HOST,
+    errno.ENOMEM: Shortage.MEMORY,
+}
+#: What the interpreter says when the kernel grants it no thread; it raises a plain RuntimeError.
+_NO_THREAD = "can't start new thread"
+
+#: Errors that were raised from one another; more of them are a loop.
+_LONGEST_CHAIN = 8
+
+#: What to raise or to free, and the limit that is in force.
+_REMEDIES = {
+    Shortage.DESCRIPTORS: "this process is out of descriptors, of which it may have {} (RLIMIT_NOFILE): "
+    "raise that (ulimit -n, LimitNOFILE=), or end what leaks them (ls /proc/PID/fd)",
+    Shortage.DESCRIPTORS_OF_HOST: "the host is out of descriptors (fs.file-max): raise that, "
+    "or end what leaks them",
+    Shortage.MEMORY: "this process is out of memory: free some, give it fewer neighbours, or raise its limit "
+    "(the control group's memory.max; RLIMIT_AS, ulimit -v, is {})",
+    Shortage.THREADS: "the kernel grants this process no thread more: raise the control group's pids.max or "
+    "the limit RLIMIT_NPROC (ulimit -u, {}), or free memory for its stack",
+}
+_LIMITS = {Shortage.MEMORY: resource.RLIMIT_AS, Shortage.THREADS: resource.RLIMIT_NPROC}
+
+
+def shortage_of(error: BaseException | None) -> Shortage | None:
+    """Return what an error, or the one that it was raised from, says is lacking; None: something else."""
+    for _ in range(_LONGEST_CHAIN):
+        if error is None:
+            return None
+        if isinstance(error, MemoryError):
+            return Shortage.MEMORY
+        if isinstance(error, OSError) and error.errno in _ERRNO:
+            return _ERRNO[error.errno]
+        if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+            return Shortage.THREADS
+        error = error.__cause__
+    return None
+
+
+def described(error: BaseException) -> str:
+    """Return type and text of an error and, where it is a shortage, what to raise or to free."""
+    parts = [type(error).__name__, str(error)] if str(error) else [type(error).__name__]
+    fix = remedy(error)
+    return ": ".join(parts) + ("" if fix is None else f"; {fix}")
+
+
+def remedy(error: BaseException) -> str | None:
+    """Say what to do about a shortage; None if the error is none."""
+    lacking = shortage_of(error)
+    if lacking is None:
+        return None
+    soft, _ = resource.getrlimit(_LIMITS.get(lacking, resource.RLIMIT_NOFILE))  # which takes no descriptor
+    return _REMEDIES[lacking].format("unlimited" if soft == resource.RLIM_INFINITY else soft)
+
+
 def __getattr__(name: str) -> type[WsmError]:
-    """Import the module that defines the public type `name`."""
-    if name not in PUBLIC:
+    """Return a public type that is defined elsewhere, of a module that needs this one."""
+    library = importlib.import_module("wsm")
+    if not name.endswith("Error") or name not in library.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    kind: type[WsmError] = getattr(importlib.import_module(PUBLIC[name]), name)
+    kind: type[WsmError] = getattr(library, name)
     return kind

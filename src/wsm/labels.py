@@ -1,16 +1,20 @@
 """What a version is called: a text without an order, told apart by nothing but its characters.
 
 A label is 1 to 128 of ``A-Z a-z 0-9 . _ + = @ : -`` and begins with a letter, a digit or an underscore, so it
-can be the name of a directory, a word of a command line and a scalar of YAML as it stands. Case counts. A
-label of digits alone is the decimal form of its number. Pure: knows no files, no words and no processes.
+can be the name of a directory and a word of a command line. Case counts, and so do zeros: ``0100`` is not
+``100``.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
+from typing import Annotated, TypeAlias
 
-from wsm.errors import BadInputError
+import msgspec
+
+from wsm.errors import BadInputError, coded
 
 #: Characters of the longest label.
 MAX_LENGTH = 128
@@ -22,32 +26,26 @@ RESERVED = ("latest", "newest")
 _UNNAMED = "unnamed-"
 
 _LABEL = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._+=@:-]{{0,{MAX_LENGTH - 1}}}")
-_DIGITS = re.compile(r"[0-9]+")
+#: Annotates a label in a payload.
+Label: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{_LABEL.pattern}\Z")]
 _RUN = re.compile(r"[A-Za-z0-9_+=@:-]{1,64}")
 
 
+@coded("bad-version")
 def bad_version(*, value: object, problem: str) -> BadInputError:
     """What should be a version is none."""
     return BadInputError(
         f"{value!a:.200} is no version: {problem}; give 1 to {MAX_LENGTH} of A-Z a-z 0-9 . _ + = @ : - "
-        "that begin with a letter, a digit or an underscore",
-        code="bad-version",
-        value=value,
-        problem=problem,
+        "that begin with a letter, a digit or an underscore"
     )
 
 
 def checked_version(value: object) -> str:
-    """Return the label that a caller gives to a version, or asks for by it.
-
-    Parameters
-    ----------
-    value : str or int
-        The label. An integer that is not negative stands for its decimal digits: 7 is ``"7"``.
+    """Return the label that a caller gives to a version; an integer stands for its decimal digits.
 
     Raises
     ------
-    BadInputError
+    BadInputError (``bad-version``)
         If it is no label, or one that nothing may be called: ``latest``, ``newest``, ``unnamed-...``.
     """
     label = recorded_version(value)
@@ -57,23 +55,13 @@ def checked_version(value: object) -> str:
 
 
 def recorded_version(value: object) -> str:
-    """Return the label of a version as wsm has written it down: a text, and in older records a number.
-
-    Raises
-    ------
-    BadInputError
-        If it is no label. The name that wsm gives to a version without one is allowed here.
-    """
+    """Return a label that wsm has written down, ``unnamed-...`` too; a number in older publications."""
     if type(value) is int and value >= 0:
         value = str(value) if value < 10**MAX_LENGTH else "9" * (MAX_LENGTH + 1)  # too many digits stay so
     if not isinstance(value, str):
         raise bad_version(value=value, problem="it is neither a text nor a number from 0 on")
     if not _LABEL.fullmatch(value):
         raise bad_version(value=value, problem="it has another form")
-    if _DIGITS.fullmatch(value) and value[0] == "0" and value != "0":
-        raise bad_version(
-            value=value, problem=f"a number begins with no zero, say {value.lstrip('0') or '0'}"
-        )
     return str(value)
 
 
@@ -88,13 +76,7 @@ def is_label(value: object) -> bool:
 def unnamed_version(run: str, epoch: int, sequence: int) -> str:
     """Return the label under which a command loads weights that name no version.
 
-    Parameters
-    ----------
-    run : str
-        The run of the group's segment; no other segment has it. Of one that does not fit into a label, a
-        hash stands there.
-    epoch, sequence : int
-        Those of the command.
+    No other segment has the same `run`; of one that does not fit into a label, a hash stands there.
     """
     if not _RUN.fullmatch(run):
         run = hashlib.blake2b(run.encode(), digest_size=8).hexdigest()
@@ -106,6 +88,7 @@ def is_unnamed(label: str) -> bool:
     return label.startswith(_UNNAMED)
 
 
+@functools.lru_cache(maxsize=64)
 def version_id(label: str) -> int:
     """Return the number of :data:`VERSION_ID_BITS` bits that stands for a label in a word.
 

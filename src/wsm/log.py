@@ -2,17 +2,15 @@
 
 Every line that wsm logs is one of the events below plus keys (``rank``, ``epoch``, ``sequence`` and what the
 event is about), so that a search for ``action.failed`` finds all of them, whatever the wording of the day.
-Events go to the standard library's loggers ``wsm.*``. Without :func:`configure` the host's own handlers and
-levels decide what becomes of them. structlog renders what :func:`configure` shows; slow to import, it
-is imported with the first line that is shown. Its global configuration is neither read nor changed.
-
-This module knows no states, words or actions; it only names what the others report.
+Events go to the standard library's loggers ``wsm.*``; without :func:`configure` the host's own handlers and
+levels apply. structlog, slow to import, renders what :func:`configure` shows and is imported with its first
+line. Its global configuration is neither read nor changed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
+import functools
 import logging
 import sys
 from collections.abc import Mapping
@@ -49,6 +47,8 @@ RECORD_MISSING: Final = "record.missing"
 COMMAND_ABANDONED: Final = "command.abandoned"
 LEASE_RAN_OUT: Final = "lease.ran_out"
 LEASE_ENDED: Final = "lease.ended"
+LEASE_ENDED_EARLY: Final = "lease.ended_early"
+CONTROLLER_ENDED: Final = "controller.ended"
 CONTROLLER_STALLED: Final = "controller.stalled"
 EPOCH_BEGUN: Final = "epoch.begun"
 
@@ -60,17 +60,20 @@ HOLD_CLOSED: Final = "hold.closed"
 NETWORKS_TRUSTED: Final = "networks.trusted"
 PEER_REFUSED: Final = "peer.refused"
 VERB_UNSUPPORTED: Final = "verb.unsupported"
-SHORTAGE_MET: Final = "shortage.met"
 
 ENGINE_WORD_SEEN: Final = "engine_word.seen"
 ENGINE_WORD_ANSWERED: Final = "engine_word.answered"
 ENGINE_WORD_CONFLICT: Final = "engine_word.conflict"
 
+ADOPTED: Final = "adopted"
 ADOPTIONS_UNREADABLE: Final = "adoptions.unreadable"
+VERSION_FILE_IGNORED: Final = "version_file.ignored"
+VERSION_FILE_READ_OTHERWISE: Final = "version_file.read_otherwise"
 TENSORS_IGNORED: Final = "tensors.ignored"
 SNAPSHOT_PART_IGNORED: Final = "snapshot.part_ignored"
 SNAPSHOT_PARTS_MISSING: Final = "snapshot.parts_missing"
 SNAPSHOT_RESLICED: Final = "snapshot.resliced"
+SNAPSHOT_SLICES_UNUSABLE: Final = "snapshot.slices_unusable"
 SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
 SNAPSHOT_REMOVED_UNDER_READERS: Final = "snapshot.removed_under_readers"
 SHARED_MEMORY_ORPHANED: Final = "shared_memory.orphaned"
@@ -97,10 +100,11 @@ GROUP_NOT_RESTORED: Final = "group.not_restored"
 GROUP_FAULTED: Final = "group.faulted"
 GROUP_REPAIRED: Final = "group.repaired"
 GROUP_GIVEN_UP: Final = "group.given_up"
+LOAD_BEGUN: Final = "load.begun"
 LOAD_ENDED: Final = "load.ended"
 DELTA_ROUTE: Final = "delta.route"
 CLIENT_GONE: Final = "client.gone"
-PARAMETER_FOUND: Final = "parameter.found"
+FASTDEPLOY_SAYS: Final = "fastdeploy.says"
 PARAMETER_COPIED: Final = "parameter.copied"
 DEVICE_MEMORY: Final = "device.memory"
 MEMORY_MEASURED: Final = "memory.measured"
@@ -118,15 +122,7 @@ if logging.getLogger("transitions").level == logging.NOTSET:
 
 
 class EventLogger:
-    """One layer's logger, with context on every line: structlog's calls, without its import.
-
-    Parameters
-    ----------
-    target : logging.Logger
-        Where the events go.
-    context : mapping of str to Any
-        Keys for every line.
-    """
+    """One layer's logger, with context on every line: structlog's calls, without its import."""
 
     __slots__ = ("_context", "_target")
 
@@ -134,66 +130,40 @@ class EventLogger:
         self._target = target
         self._context = context
 
-    def debug(self, event: str, **keys: Any) -> None:
-        """Say an event that only a reader who looks for it wants to see."""
-        if self._target.isEnabledFor(logging.DEBUG):
-            self._say(logging.DEBUG, event, keys)
+    def say(self, level: int, event: str, **keys: Any) -> None:
+        """Say an event with its keys, at a level of :mod:`logging`."""
+        if not self._target.isEnabledFor(level):
+            return
+        fields = {**self._context, **keys}
+        text = printable(" ".join([event, *(f"{key}={value}" for key, value in fields.items())]))
+        # The record's file and line are those of the caller, one frame up.
+        self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=2)
 
-    def info(self, event: str, **keys: Any) -> None:
-        """Say an event of an ordinary night."""
-        if self._target.isEnabledFor(logging.INFO):
-            self._say(logging.INFO, event, keys)
-
-    def warning(self, event: str, **keys: Any) -> None:
-        """Say an event that an operator should look at by day."""
-        if self._target.isEnabledFor(logging.WARNING):
-            self._say(logging.WARNING, event, keys)
-
-    def error(self, event: str, **keys: Any) -> None:
-        """Say an event that took something away."""
-        if self._target.isEnabledFor(logging.ERROR):
-            self._say(logging.ERROR, event, keys)
-
-    def _say(self, level: int, event: str, keys: Mapping[str, Any]) -> None:
-        with contextlib.suppress(MemoryError):  # a line is not worth the work that it tells of
-            fields = {**self._context, **keys}
-            text = printable(" ".join([event, *(f"{key}={value}" for key, value in fields.items())]))
-            # The record's file and line are those of the caller of info() and the like, two frames up.
-            self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=3)
+    # For who looks for it; of an ordinary night; to be looked at by day; something was taken away.
+    debug = functools.partialmethod(say, logging.DEBUG)
+    info = functools.partialmethod(say, logging.INFO)
+    warning = functools.partialmethod(say, logging.WARNING)
+    error = functools.partialmethod(say, logging.ERROR)
 
 
 def logger(layer: str, **context: Any) -> EventLogger:
-    """Return the logger of one layer, with `context` on every line.
-
-    Parameters
-    ----------
-    layer : str
-        Package or shell that speaks, for example ``worker``; becomes the stdlib logger ``wsm.worker``.
-    **context : Any
-        Keys for every line, for example ``rank=0``.
-    """
+    """Return the standard library's logger ``wsm.LAYER``, with `context` on every line."""
     return EventLogger(logging.getLogger(f"{ROOT}.{layer}"), context)
 
 
 def configure(*, json: bool = False, level: str = "info", stream: TextIO | None = None) -> None:
-    """Send the events of wsm, and only those, to `stream`.
+    """Send the events of wsm, and only those, to `stream`; replaces what the last call set up.
 
-    For programs that are wsm; a host that has logging of its own need not call it. Calling it again
-    replaces what the last call set up.
+    For programs that are wsm; a host that has logging of its own need not call it.
 
     Parameters
     ----------
     json : bool
         One JSON object per line instead of text for people.
     level : str
-        Least level to show: ``debug``, ``info``, ``warning`` or ``error``.
+        Least level to show: ``debug``, ``info``, ``warning`` or ``error``; ValueError for another.
     stream : text file, optional
         Where to; standard error by default, as standard output belongs to results.
-
-    Raises
-    ------
-    ValueError
-        If `level` is no level of the standard library.
     """
     target = sys.stderr if stream is None else stream
     root = logging.getLogger(ROOT)
@@ -218,8 +188,6 @@ class _EventHandler(_TextHandler):
 
 
 class _EventFormatter(logging.Formatter):
-    """Renders the keys of a record with one of structlog's renderers."""
-
     def __init__(self, *, json: bool, colors: bool) -> None:
         super().__init__()
         self._json, self._colors = json, colors

@@ -3,8 +3,8 @@
 A lock taken by ``flock``, or on an open file description, lasts as long as any process has the open file, and
 a forked child has all of its parent's. A trainer that forks readers of its data would so hold its locks
 through children that know nothing of them, and seem to live when it is dead; likewise a connection ends only
-when the last process that has it closes it. Hence the one list of such files and sockets here: locks are
-given back before a file is closed, and all of them are closed in every child that Python forks.
+when the last process that has it closes it. Hence the one list of such files and sockets here: every child
+that Python forks closes them, and locks are given back before a file is closed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ def forked_child() -> RefusedError:
 class OwnDescriptor:
     """One open file with its locks, until :meth:`close`, the last reference to this object, or a fork.
 
-    Parameters
-    ----------
-    opening : callable
-        Returns a new descriptor. No process is forked while it runs, so it must not wait.
+    `opening` returns a new descriptor. No process is forked while it runs, so it must not wait.
     """
 
     def __init__(self, opening: Callable[[], int]) -> None:
@@ -54,13 +51,7 @@ class OwnDescriptor:
 
     @property
     def number(self) -> int:
-        """The descriptor.
-
-        Raises
-        ------
-        RefusedError
-            If this process is a forked child, which has none.
-        """
+        """The descriptor; RefusedError if this process is a forked child, which has none."""
         if self._forked:
             raise forked_child()
         return self._number
@@ -70,16 +61,13 @@ class OwnDescriptor:
         """Whether it was neither closed nor left to the parent of this process."""
         return self._number >= 0
 
-    def try_lock(self, *, shared: bool = False) -> bool:
+    def try_lock(self) -> bool:
         """Lock the whole file by ``flock``; False if another open file has a lock against that.
 
-        Raises
-        ------
-        OSError
-            If the file system has no such locks.
+        OSError if the file system has no such locks.
         """
         try:
-            fcntl.flock(self.number, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(self.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -152,8 +140,6 @@ def not_inherited(made: socket.socket) -> socket.socket:
 
 
 class _Inherited:
-    """All such files and sockets that this process has open."""
-
     def __init__(self) -> None:
         self.mutex = threading.RLock()
         self.open: weakref.WeakSet[OwnDescriptor] = weakref.WeakSet()
@@ -164,11 +150,9 @@ class _Inherited:
         self.mutex.acquire()
 
     def in_parent(self) -> None:
-        """Go on."""
         self.mutex.release()
 
     def in_child(self) -> None:
-        """Leave everything to the parent."""
         self.mutex = threading.RLock()
         inherited, self.open = list(self.open), weakref.WeakSet()
         sockets, self.sockets = list(self.sockets), weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Text of others, made fit for a terminal and for a line of a log. Pure; knows no terminal.
+"""Text of others, made fit for a terminal and for a line of a log.
 
 Names of tensors, files and segments, and what peers and engines say, may hold anything: line feeds that forge
 a second line, escape sequences that a terminal obeys, marks that turn the order of the letters round.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+
 from wsm.labels import is_unnamed
+from wsm.payload import PayloadError, as_mapping, convert
 from wsm.report import ActionSeconds, RankReport
+from wsm.states.holding import Hold
 from wsm.states.vocabulary import Tag, sentence_of
 
 
@@ -42,14 +45,15 @@ _OF_ADMISSION = {
 }
 
 
-@dataclass(frozen=True)
-class Receipt:
+def _known(kind: type[msgspec.Struct], said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: said[name] for name in kind.__struct_fields__ if name in said}
+
+
+class Receipt(msgspec.Struct, frozen=True):
     """What a command did, on every rank.
 
     Parameters
     ----------
-    request_id : str
-        The caller's name for the request.
     outcome : Outcome
         How it ended. ``ALREADY_SERVED``: the version was served before and nothing was loaded;
         ``ALREADY_HELD``: so it was with what was asked for, and something else is missing for serving.
@@ -61,42 +65,38 @@ class Receipt:
         Digest of what the version consists of, equal on all ranks.
     loaded : bool
         Whether any byte of weights was loaded by this command.
-    seconds : float
-        From the command word to the last rank's terminal word.
-    pause_s : float
-        The longest time that a rank could not serve, up to now.
+    seconds, pause_s : float
+        From the command word to the last rank's terminal word; and the longest time that a rank could not
+        serve, up to now.
     ranks : tuple of RankReport
         Per rank: digest of the resident bytes, bytes, seconds per action.
-    hot : bool
-        Whether the version was staged while the one before served, and the group stopped only to flip.
-    staging_s : float
-        Seconds that this took until the decision, all of them served; 0 if it was not hot.
+    hot, staging_s : bool, float
+        Whether the version was staged while the one before served, and the group stopped only to flip; and
+        the seconds that this took until the decision.
     fallback : str or None
         Why an update that was asked for hot was done in place; None if it was done as asked.
-    tags : tuple of str
-        What the command was about.
-    missing : tuple of str
-        What the group lacks for serving now, by tags; empty: it has all, and serves unless it is held.
+    tags, missing : tuple of str
+        What the command was about; and what the group lacks for serving now.
     partial : bool
         Whether tensors were allowed to be missing in the version; the fact ``not_loaded`` of each rank's
         report names those that were, and kept what they held.
     restorable : bool
         Whether a group that loses a rank now can serve this again. Not so after a partial update over weights
         that are kept nowhere (:attr:`wsm.report.RankReport.bases`), until a whole version is loaded.
-    serving : bool
-        Whether the group serves behind the command: nothing is missing, and it is not held.
-    hold : mapping or None
-        The hold that the group stands under: ``id``, ``owner``, ``in_flight``, ``kv_policy``, ``lease_s``,
-        ``on_lease`` and ``renewed_ns`` (of the host's monotonic clock); None: it is open.
-    staged_bytes : int
-        ``PREPARED``: bytes of weights that the ranks keep for the decision.
-    lease_s : float or None
-        ``PREPARED``: seconds from then on after which the decision is ABORT.
+    serving, hold : bool, Hold or None
+        Whether the group serves behind the command: nothing is missing, and it stands under no hold.
+    staged_bytes, lease_s : int, float or None
+        ``PREPARED``: bytes of weights that the ranks keep for the decision, and seconds from then on after
+        which that is ABORT.
     verified : bool or None
         Whether every tensor that was loaded, on every rank, matched a digest that its source had promised;
         None: nothing was loaded, or a load did not say.
+    restored : bool
+        Whether the version that served before was loaded again, since what was prepared was taken back.
+    content_digest : str or None
+        Of what was loaded, where its label has meant other content before; None: the label says which it is.
     warning : str or None
-        What else is to be known of the outcome: of an operator's abort of what is decided outside.
+        What else is to be known of the outcome: why the version that served before is not restored.
     """
 
     request_id: str
@@ -118,43 +118,35 @@ class Receipt:
     partial: bool = False
     restorable: bool = True
     serving: bool = False
-    hold: Mapping[str, Any] | None = None
+    hold: Hold | None = None
     staged_bytes: int = 0
     lease_s: float | None = None
     verified: bool | None = None
+    restored: bool = False
     warning: str | None = None
+    content_digest: str | None = None
 
     def to_mapping(self) -> Mapping[str, Any]:
-        """Return plain values, ready for JSON."""
-        return {**asdict(self), "outcome": self.outcome.value}
+        """Return plain values, ready for JSON; without the ranks' ``tensor_set``, which no person reads."""
+        said = as_mapping(self)
+        for rank in said["ranks"]:
+            rank["facts"].pop("tensor_set", None)
+        return {**said, "hold": None if self.hold is None else self.hold.facts()}
 
     @classmethod
     def from_mapping(cls, said: Mapping[str, Any]) -> Receipt:
-        """Return the receipt that :meth:`to_mapping` has described; what a newer build adds is left out.
-
-        Raises
-        ------
-        ValueError
-            If it describes none.
-        """
-        known = {name: value for name, value in said.items() if name in cls.__dataclass_fields__}
-        of_rank = RankReport.__dataclass_fields__
+        """Return the receipt that :meth:`to_mapping` has described; what a newer build adds is left out."""
         try:
-            ranks = tuple(
-                RankReport(
-                    **{
-                        **{name: fact for name, fact in report.items() if name in of_rank},
-                        "actions": tuple(ActionSeconds(**action) for action in report["actions"]),
-                        "bases": tuple(report["bases"]),
-                    }
-                )
-                for report in known["ranks"]
-            )
-            known.update(ranks=ranks, outcome=Outcome(known["outcome"]))
-            known.update({name: tuple(known[name]) for name in ("tags", "missing") if name in known})
-            return cls(**known)
+            ranks = [
+                {
+                    **_known(RankReport, rank),
+                    "actions": [_known(ActionSeconds, one) for one in rank["actions"]],
+                }
+                for rank in said["ranks"]
+            ]
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            raise PayloadError(f"{type(error).__name__}: {error}") from error
+        return convert(cls, {**said, "ranks": ranks})
 
     def _sentence_of_a_half(self) -> str:
         asked = sentence_of(Tag(tag) for tag in self.tags)
@@ -170,7 +162,7 @@ class Receipt:
         return f"{done}; {held}, and does not serve without {sentence_of(missing)}"
 
     def _sentence_of_admission(self, does: str) -> str:
-        owner = None if self.hold is None else self.hold.get("owner")
+        owner = None if self.hold is None else self.hold.owner
         lacks = sentence_of(Tag(tag) for tag in self.missing)
         has = f"has version {self.version}" if not self.missing else f"does not serve without {lacks}"
         if self.hold is not None:
@@ -181,7 +173,7 @@ class Receipt:
         old = (
             "the old weights serve until the decision"
             if self.hot
-            else "the old weights are gone: abort, or an end of the lease, leaves the group CLEARED"
+            else "the old weights are gone: an abort, or an end of the lease, restores or clears the group"
         )
         lease = "" if self.lease_s is None else f" within {self.lease_s:g} s"
         if not self.tags:
@@ -192,13 +184,14 @@ class Receipt:
 
     def sentence(self) -> str:
         """Say in one line what happened."""
+        still, again = ("and", " again") if self.restored else ("still", "")
         what = {
             Outcome.CLEARED: "cleared",
             Outcome.UPDATED: f"serves version {self.version}",
             Outcome.ALREADY_SERVED: f"already serves version {self.version}; nothing was loaded",
             Outcome.ALREADY_CLEARED: "was cleared already; nothing was done",
             Outcome.ABORTED: "took back what was prepared; "
-            + (f"still serves version {self.version}" if not self.missing else "holds no weights"),
+            + ("holds no weights" if self.missing else f"{still} serves version {self.version}{again}"),
         }.get(self.outcome, "")
         if self.outcome is Outcome.PREPARED:
             what = self._sentence_of_a_preparation()
@@ -209,7 +202,8 @@ class Receipt:
         elif len(self.missing) == 1 or self.outcome is Outcome.ALREADY_HELD:
             what = self._sentence_of_a_half()
         elif self.hold is not None:
-            what = f"{what.replace('serves', 'holds')}, and is held by {self.hold.get('owner')}"
+            what = f"{what.replace('serves', 'holds')}, and is held by {self.hold.owner}"
+        what += "" if self.content_digest is None else f", content {self.content_digest}"
         loaded = kept = unknown = 0
         unproven: list[int] = []
         for report in self.ranks:

@@ -1,26 +1,33 @@
 """What one rank reports about a command: the facts of a success, the cause of a failure.
 
-Written into the rank's payload slots before the status word that it belongs to, read by the
-controller. JSON, bounded, checked on arrival. Knows nothing of words.
+Written into the rank's payload slots before the status word that it belongs to. Bounded.
 """
 
 from __future__ import annotations
 
 import builtins
-import json
+import contextlib
+import functools
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from wsm.errors import BadInputError, NoRoomError, WsmError, error_name
-from wsm.shortage import described, remedy
+import msgspec
+
+from wsm.errors import BadInputError, NoRoomError, WsmError, described, error_name, remedy
+from wsm.payload import PayloadError, decode, encode, json_bytes
 
 #: Fact of a participant that holds a KV cache and no weights; its report says nothing about a version.
 WITHOUT_WEIGHTS = "without_weights"
 
+#: Fact of a rank that was told to load whatever lies there: the digest that the label meant on it before.
+LABEL_MEANT = "label_meant"
+
 #: What stands in the place of an action where it was a serving step that raised.
 STEP = "step"
+
+#: Kind under which :class:`AtHand` stands in its slot.
+AT_HAND_KIND = 1
 
 #: Bytes that a report may take; a payload slot holds 16 KiB with its header.
 MAX_REPORT_BYTES = 15 * 1024
@@ -39,38 +46,50 @@ class ReportFormatError(BadInputError):
         )
 
 
-@dataclass(frozen=True)
-class ActionSeconds:
-    """How long one action took.
-
-    Parameters
-    ----------
-    name : str
-        The action.
-    seconds : float
-        Its run and its probe, without the wait for votes.
-    """
+class ActionSeconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long an action took: its run and its probe, without the wait for votes."""
 
     name: str
     seconds: float
 
 
-@dataclass(frozen=True)
-class RankReport:
+class AtHand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The action that a rank is inside of, or comes to next; it stands in a slot of the rank's own.
+
+    Parameters
+    ----------
+    plans : str
+        Digest of what must be equal in the plans of all ranks: which actions, and which of them are
+        collective. Deadlines may differ.
+    plan, action : str or None
+        The plan, as diagrams call it. No action: the rank is between two plans, or has begun none of this
+        one.
+    deadline_s : float
+        Seconds that it may take, and that ranks may wait for each other's votes before it.
+    """
+
+    plans: str
+    plan: str | None = None
+    action: str | None = None
+    deadline_s: float = 0.0
+    collective: bool = False
+
+    @classmethod
+    @functools.lru_cache(maxsize=256)
+    def from_bytes(cls, data: builtins.bytes) -> AtHand | None:
+        """Read it; None: another build of wsm wrote it. Equal on most ranks, and in every command."""
+        with contextlib.suppress(PayloadError):
+            return decode(cls, data)
+        return None
+
+
+class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one rank did for a command.
 
     Parameters
     ----------
-    rank : int
-        Who.
-    version : str or None
-        The version that it holds now.
     manifest_digest, digest : str or None
         Of the manifest that was loaded, and of the bytes that are resident; hexadecimal.
-    bytes, tensors : int
-        Loaded.
-    actions : tuple of ActionSeconds
-        In the order in which they ran.
     pause_s : float
         Seconds since this rank last could serve; 0 if it never could.
     facts : mapping
@@ -91,55 +110,40 @@ class RankReport:
     tensors: int = 0
     actions: tuple[ActionSeconds, ...] = ()
     pause_s: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = {}
     bases: tuple[str, ...] = ()
     held: bool | None = None
     loads: bool | None = None
 
     def to_bytes(self) -> builtins.bytes:
         """Return the JSON text; the largest facts are left out, by name, where all of them do not fit."""
-        # Not asdict(), which copies everything: a rank that reports does not serve yet.
-        content = {**vars(self), "actions": [vars(action) for action in self.actions]}
         facts, left_out = dict(self.facts), []
-        data = _json(content)
+        data = encode(self)
         while len(data) > MAX_REPORT_BYTES and facts:
-            left_out.append(max(facts, key=lambda name: len(_json(facts[name]))))
+            left_out.append(max(facts, key=lambda name: len(json_bytes(facts[name]))))
             del facts[left_out[-1]]
-            data = _json({**content, "facts": {**facts, "left_out": left_out}})
+            data = encode(msgspec.structs.replace(self, facts={**facts, "left_out": left_out}))
         return data
 
     @classmethod
     def from_bytes(cls, rank: int, data: builtins.bytes) -> RankReport:
-        """Read it back.
-
-        Raises
-        ------
-        ReportFormatError
-            If it is not such a JSON object.
-        """
+        """Read it back; a ReportFormatError is raised for what is no such JSON object."""
         try:
-            content = json.loads(data)
-            content["actions"] = tuple([ActionSeconds(**entry) for entry in content["actions"]])
-            content["bases"] = tuple(map(str, content["bases"]))
-            return cls(**content)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error
+            return decode(cls, data)
+        except PayloadError as error:
+            raise ReportFormatError(rank=rank, problem=str(error)) from error
 
 
-@dataclass(frozen=True)
-class FailureReport:
+class FailureReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why one rank failed or refused a command.
 
     Parameters
     ----------
-    rank : int
-        Who.
     action : str
         The action or the stage (``begin``, ``drain``, ``park`` ...) that failed.
-    error, message : str
-        Code (of an error of wsm) or type, and text of the cause.
-    traceback : str
-        The remote traceback, its end where it was too long.
+    error, message, traceback : str
+        Code (of an error of wsm) or type, text and remote traceback of the cause; its end where it was too
+        long.
     no_room : bool
         Whether it lacked room for a second version beside the one that serves, and for nothing else.
     unfit : bool
@@ -176,30 +180,21 @@ class FailureReport:
 
     def to_bytes(self) -> builtins.bytes:
         """Return the JSON text: the end of a traceback, the beginning of a message, as far as they fit."""
-        content, data = asdict(self), _json(asdict(self))
-        while len(data) > MAX_REPORT_BYTES and (content["traceback"] or content["message"]):
-            if content["traceback"]:
-                content["traceback"] = content["traceback"][len(content["traceback"]) // 2 + 1 :]
-            else:
-                content["message"] = content["message"][: len(content["message"]) // 2]
-            data = _json(content)
+        kept, data = self, encode(self)
+        while len(data) > MAX_REPORT_BYTES and (kept.traceback or kept.message):
+            shorter = (
+                {"traceback": kept.traceback[len(kept.traceback) // 2 + 1 :]}
+                if kept.traceback
+                else {"message": kept.message[: len(kept.message) // 2]}
+            )
+            kept = msgspec.structs.replace(kept, **shorter)
+            data = encode(kept)
         return data
 
     @classmethod
     def from_bytes(cls, rank: int, data: builtins.bytes) -> FailureReport:
-        """Read it back.
-
-        Raises
-        ------
-        ReportFormatError
-            If it is not such a JSON object.
-        """
+        """Read it back; a ReportFormatError is raised for what is no such JSON object."""
         try:
-            return cls(**json.loads(data))
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error
-
-
-def _json(content: object) -> builtins.bytes:
-    # Text of any language as it is, since escapes take up to six times the room; lone surrogates as escapes.
-    return json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace")
+            return decode(cls, data)
+        except PayloadError as error:
+            raise ReportFormatError(rank=rank, problem=str(error)) from error

@@ -1,31 +1,27 @@
-"""The one place that opens, makes, locks and removes names where other users can make some, too.
+"""Names in directories that a user chose: what lies there is used only if it is ours, and never waited for.
 
-``/dev/shm`` and ``/tmp`` let every user of the host make any name, so what lies under one of ours need not
-be ours: it may be another user's file, a link, a pipe that blocks who opens it, a directory. Here a name is
-never followed and opening it never waits. What was opened is used only if it is what it must be and belongs
-to the user of this process; root trusts root alone. What is made is made anew, with its mode whatever the
-umask says. What is removed was seen to be ours before. A lock is held on the file that lies at its path, or
-it is none.
+In ``/tmp`` or a trainer's directory other users may make names, too: a file of theirs, a link, a pipe that
+blocks who opens it. Here a name is never followed and opening it never waits; what was opened is used only if
+it is what it must be and belongs to the user of this process; root trusts root alone. Where it must not be
+used, a function raises ForeignPathError; where the operating system refuses, OSError. A lock is held on the
+file that lies at its path, or it is none. In a directory that only trusted users can write in (no sticky bit,
+not open to the world) a lock file of another user is used: that user could replace it anyway.
 
-A directory that only trusted users can write in (no sticky bit, not open to the world) is theirs to fill:
-there a lock file of another user is used, since that user could replace it anyway.
+Memory of wsm's own choice lies in :mod:`wsm.private_directory`, where none of this is needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import stat
-import struct
-from collections.abc import Container, Sequence
-from contextlib import ExitStack
+from collections.abc import Container
 from pathlib import Path
 from typing import Final, final
 
-from wsm.errors import BadInputError, RefusedError
-from wsm.own_descriptor import OwnDescriptor, not_inherited, path_of, reopened
+from wsm.errors import RefusedError
+from wsm.own_descriptor import OwnDescriptor, not_inherited
 
 #: How a name is opened: never followed, never waited for, never passed on to another program.
 _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -33,7 +29,6 @@ _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _ATTEMPTS: Final = 100
 #: For files that are only looked at, and those in directories that only trusted users can write in.
 EVERY_USER: Final = range(1 << 32)
-_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 _KINDS: Final = {
     stat.S_IFREG: "regular file",
@@ -61,16 +56,9 @@ class ForeignPathError(RefusedError):
 
 
 def fault_of(status: os.stat_result, kind: int = stat.S_IFREG, *, also: Container[int] = ()) -> str | None:
-    """Return what keeps something from being used, in words; None if nothing does. Pure but for our own user.
+    """Return what keeps something from being used, in words; None if nothing does.
 
-    Parameters
-    ----------
-    status : os.stat_result
-        Of what was found, links not followed.
-    kind : int
-        What it must be, one of ``stat.S_IF*``.
-    also : container of int
-        Users whose it may be besides ours.
+    It must be of that kind (``stat.S_IF*``), and belong to our own user or to one of `also`.
     """
     found = stat.S_IFMT(status.st_mode)
     if found != kind:
@@ -83,47 +71,14 @@ def fault_of(status: os.stat_result, kind: int = stat.S_IFREG, *, also: Containe
 def require(
     path: Path, status: os.stat_result, kind: int = stat.S_IFREG, *, also: Container[int] = ()
 ) -> None:
-    """Refuse what has a fault.
-
-    Raises
-    ------
-    ForeignPathError
-        If it is not of that kind, or another user's.
-    """
+    """Raise ForeignPathError for what has a fault (:func:`fault_of`)."""
     problem = fault_of(status, kind, also=also)
     if problem is not None:
         raise ForeignPathError(path=str(path), problem=problem, owner=status.st_uid)
 
 
-def is_ours(path: Path) -> bool:
-    """Whether a regular file of ours lies there."""
-    try:
-        return fault_of(path.lstat()) is None
-    except FileNotFoundError:
-        return False
-
-
 def open_ours(path: Path, flags: int = os.O_RDWR, *, also: Container[int] = ()) -> int:
-    """Open a regular file that is there and ours; return its descriptor. Does not wait.
-
-    Parameters
-    ----------
-    path : Path
-        Where.
-    flags : int
-        How; what makes it careful is added.
-    also : container of int
-        Users whose it may be besides ours.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    ForeignPathError
-        If what is there must not be used.
-    OSError
-        If the operating system refuses for another reason.
-    """
+    """Open a regular file of ours, or of one of `also`; FileNotFoundError if there is none. Does not wait."""
     try:
         descriptor = os.open(path, flags | _CAREFULLY)
     except FileNotFoundError:
@@ -141,16 +96,9 @@ def open_ours(path: Path, flags: int = os.O_RDWR, *, also: Container[int] = ()) 
 
 
 def create_ours(path: Path, *, mode: int | None = 0o600) -> int:
-    """Create a file that is not there, with exactly this mode; return its descriptor, read and write.
+    """Create a file with exactly this mode, None: as the umask says; FileExistsError if something is there.
 
-    A mode of None is what the umask leaves of that of any new file.
-
-    Raises
-    ------
-    FileExistsError
-        If something is there, whatever it is.
-    OSError
-        If the operating system refuses.
+    Returns its descriptor, read and write.
     """
     first = 0o666 if mode is None else mode & 0o600
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFULLY, first)
@@ -166,15 +114,7 @@ def create_ours(path: Path, *, mode: int | None = 0o600) -> int:
 def open_or_create_ours(
     path: Path, flags: int = os.O_RDWR, *, mode: int | None = 0o600, also: Container[int] = ()
 ) -> int:
-    """Open a regular file that is ours, or create it as :func:`create_ours`. Does not wait.
-
-    Raises
-    ------
-    ForeignPathError
-        If what is there must not be used.
-    OSError
-        If the operating system refuses.
-    """
+    """Open a regular file that is ours, or create it as :func:`create_ours`. Does not wait."""
     for _ in range(_ATTEMPTS):
         # Opened first: a sticky directory may forbid root to "create" what exists.
         with contextlib.suppress(FileNotFoundError):
@@ -184,132 +124,28 @@ def open_or_create_ours(
     raise ForeignPathError(path=str(path), problem=f"it came and went {_ATTEMPTS} times")
 
 
-def is_shared(directory: Path) -> bool:
+def is_shared(directory: Path | int) -> bool:
     """Whether other users can make names in a directory: it is sticky, or open to the world."""
-    return _is_open_to_all(directory.stat())
+    return bool(os.stat(directory).st_mode & (stat.S_ISVTX | stat.S_IWOTH))  # noqa: PTH116 - of a descriptor, too
 
 
-def _is_open_to_all(status: os.stat_result) -> bool:
-    return bool(status.st_mode & (stat.S_ISVTX | stat.S_IWOTH))
-
-
-def trusted_in(directory: Path) -> Container[int]:
+def trusted_in(directory: Path | int) -> Container[int]:
     """Return the users whose files will do besides ours: none where every user can make some, else all."""
-    return _trusted_by(directory.stat())
-
-
-def _trusted_by(status: os.stat_result) -> Container[int]:
-    return () if _is_open_to_all(status) else EVERY_USER
+    return () if is_shared(directory) else EVERY_USER
 
 
 def read_ours(path: Path) -> bytes:
-    """Return the content of a file of ours, or of any user where only trusted ones can make names. Blocks.
-
-    Raises
-    ------
-    ForeignPathError
-        If what is there must not be used.
-    OSError
-        If there is none, or the operating system refuses.
-    """
+    """Return the content of a file of ours, or of any user where only trusted ones can make names. Blocks."""
     with os.fdopen(open_ours(path, os.O_RDONLY, also=trusted_in(path.parent)), "rb") as file:
         return file.read()
 
 
-def outside_roots(*, path: str, leads_to: str, roots: Sequence[str]) -> BadInputError:
-    """A path that a caller names leads out of the directories that were declared for such paths."""
-    below = ", ".join(roots) or "no directory at all"
-    return BadInputError(
-        f"{path} leads to {leads_to}, and only what lies below {below} is opened; "
-        "write it there, or declare the directory that it lies in",
-        code="outside-roots",
-        path=path,
-        leads_to=leads_to,
-        roots=tuple(roots),
-    )
-
-
-def open_below(
-    path: Path | str, roots: Sequence[Path | str], *, kind: int = stat.S_IFREG, at: int | None = None
-) -> int:
-    """Open for reading what a caller names, if it lies below a declared directory. Does not wait.
-
-    Links are followed first, and what they lead to is looked for again from the declared directory down,
-    following none: what changes in between is refused. Where every user can make names on the way, what
-    is found there must be ours.
-
-    Parameters
-    ----------
-    path : path or str
-        Where.
-    roots : sequence of path or str
-        The declared directories.
-    kind : int
-        What it must be, ``stat.S_IFREG`` or ``stat.S_IFDIR``.
-    at : int, optional
-        Descriptor of the directory that a relative path begins in.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    BadInputError (``outside-roots``)
-        If it lies below none of them.
-    ForeignPathError
-        If it is of another kind, another user's, or changes while it is opened.
-    OSError
-        If the operating system refuses for another reason.
-    """
-    named = [os.path.realpath(root) for root in roots]
-    with ExitStack() as stack:
-        held = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=at)
-        stack.callback(os.close, held)
-        leads_to = path_of(held)
-        root = next((each for each in named if os.path.commonpath((each, leads_to)) == each), None)
-        if root is None:
-            raise outside_roots(path=str(path), leads_to=leads_to, roots=named)
-        require(Path(root), Path(root).lstat(), stat.S_IFDIR, also=trusted_in(Path(root).parent))
-        found = os.open(root, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
-        stack.callback(os.close, found)
-        names = Path(leads_to).relative_to(root).parts
-        for depth, name in enumerate(names, 1):
-            also = _trusted_by(os.fstat(found))
-            found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=found)
-            stack.callback(os.close, found)
-            expected = kind if depth == len(names) else stat.S_IFDIR
-            require(Path(root, *names[:depth]), os.fstat(found), expected, also=also)
-        require(Path(leads_to), os.fstat(found), kind, also=EVERY_USER)
-        if not os.path.samestat(os.fstat(found), os.fstat(held)):
-            raise ForeignPathError(path=str(path), problem="it was exchanged while it was opened")
-        return reopened(found, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
-
-
-def link_opened(descriptor: int, path: Path) -> None:
-    """Give the very file that is open another name, whatever lies under its own by now.
-
-    Raises
-    ------
-    OSError
-        If the operating system refuses: another file system, another user's file, one without a name left.
-    """
-    # Python asks the kernel to follow the link in /proc only if it is given a directory, too.
-    os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
-
-
-def open_to_append(path: Path, *, reads: bool = False) -> int:
-    """Open a file to append to, created as the umask says; return its descriptor. Does not wait.
+def open_to_append(path: Path) -> int:
+    """Open a file to read and to append to, created as the umask says; return its descriptor. Does not wait.
 
     Where only trusted users can make names it may be what they made there: a link, or another user's file.
-    It can be read, too, if `reads`.
-
-    Raises
-    ------
-    ForeignPathError
-        If every user can make names there, and what is there is no regular file of ours.
-    OSError
-        If the operating system refuses.
     """
-    return _open_or_create(path, (os.O_RDWR if reads else os.O_WRONLY) | os.O_APPEND)
+    return _open_or_create(path, os.O_RDWR | os.O_APPEND)
 
 
 def open_to_write(path: Path) -> int:
@@ -323,47 +159,11 @@ def _open_or_create(path: Path, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
-def make_private_directory(path: Path) -> None:
-    """Make a directory that only this user can enter, whatever the umask says.
-
-    Raises
-    ------
-    FileExistsError
-        If something is there.
-    """
-    path.mkdir(0o700)
-    path.chmod(0o700)
-
-
-def remove_directory(path: Path) -> None:
-    """Remove a directory of ours and everything in it; nothing if there is none.
-
-    Raises
-    ------
-    ForeignPathError
-        If what is there is no directory, or not ours; it was left as it is.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        require(path, path.lstat(), stat.S_IFDIR)
-        shutil.rmtree(path)
-
-
 def remove_ours(path: Path, kind: int = stat.S_IFREG) -> None:
-    """Remove a file of ours, or a socket; nothing if there is none.
-
-    Raises
-    ------
-    ForeignPathError
-        If what is there is something else, or not ours; it was left as it is.
-    """
+    """Remove a file of ours, or a socket; nothing if there is none."""
     with contextlib.suppress(FileNotFoundError):
         require(path, path.lstat(), kind)
         path.unlink()
-
-
-def remove_socket(path: Path) -> None:
-    """Remove a socket of ours; nothing if there is none. As :func:`remove_ours`."""
-    remove_ours(path, stat.S_IFSOCK)
 
 
 def is_at(path: Path, status: os.stat_result) -> bool:
@@ -385,15 +185,7 @@ def remove_same(path: Path, status: os.stat_result) -> bool:
 
 @final
 class FileLock:
-    """A lock file that is locked, until it is released or its process ends; from :func:`try_lock_file`.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    descriptor : OwnDescriptor
-        It, open and locked.
-    """
+    """A lock file that is locked, until it is released or its process ends; from :func:`try_lock_file`."""
 
     def __init__(self, path: Path, descriptor: OwnDescriptor) -> None:
         self.path = path
@@ -416,18 +208,7 @@ def try_lock_file(path: Path) -> FileLock | None:
     """Lock the file that lies at `path`, made if there is none; None if another process has it.
 
     Users who may write in its directory may open it, and no others: those who may only read cannot lock it.
-
-    Parameters
-    ----------
-    path : Path
-        The lock file. In a directory where other users can make names it must be ours.
-
-    Raises
-    ------
-    ForeignPathError
-        If what is there must not be locked.
-    OSError
-        If the operating system refuses, or has no such locks there.
+    In a directory where other users can make names it must be ours.
     """
     also, mode = trusted_in(path.parent), _mode_for_writers(path.parent)
     for _ in range(_ATTEMPTS):
@@ -458,15 +239,8 @@ def bind_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> soc
     """Bind a socket to a path, mode 0600 from its first moment on; not listening yet.
 
     A socket of ours that lies there is taken away: the caller has the right to the path.
-
-    Raises
-    ------
-    ForeignPathError
-        If something else lies there.
-    OSError
-        If the operating system refuses.
     """
-    remove_socket(path)
+    remove_ours(path, stat.S_IFSOCK)
     made = not_inherited(socket.socket(socket.AF_UNIX, kind))
     try:
         os.fchmod(made.fileno(), 0o600)  # Linux makes the name with the mode that the socket has
@@ -481,17 +255,7 @@ def bind_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> soc
 
 @final
 class BoundPath:
-    """A socket at a path that one process at a time has, by a lock file beside it; from :func:`bind_alone`.
-
-    Parameters
-    ----------
-    path : Path
-        Of the socket.
-    made : socket.socket
-        Bound there, not listening yet.
-    lock : FileLock
-        The right to the path.
-    """
+    """A socket at a path that one process at a time has, by a lock file beside it: of :func:`bind_alone`."""
 
     def __init__(self, path: Path, made: socket.socket, lock: FileLock) -> None:
         self.socket = made
@@ -500,25 +264,14 @@ class BoundPath:
         self._lock = lock
 
     def release(self) -> None:
-        """Take both names away, and let others bind there; after the socket was closed. Idempotent.
-
-        In a forked child it does nothing: the names are its parent's.
-        """
+        """Take both names away after the socket was closed. Idempotent. In a forked child it does nothing."""
         if self._lock.is_held:
             remove_same(self._path, self._status)
             self._lock.release(remove=True)
 
 
 def bind_alone(path: Path) -> BoundPath | None:
-    """Bind a stream socket to a path, mode 0600, that no other process has; None if one has it.
-
-    Raises
-    ------
-    ForeignPathError
-        If something else lies there, or in the place of the lock file.
-    OSError
-        If the operating system refuses.
-    """
+    """Bind a stream socket to a path, mode 0600, that no other process has; None if one has it."""
     lock = try_lock_file(path.with_name(f"{path.name}.lock"))
     if lock is None:
         return None
@@ -529,31 +282,13 @@ def bind_alone(path: Path) -> BoundPath | None:
         raise
 
 
-def connect_socket(path: Path, timeout_s: float | None = None) -> socket.socket:
-    """Connect to the stream socket of a process of this user.
-
-    Raises
-    ------
-    ForeignPathError
-        If another user listens there, or it is no socket.
-    OSError
-        If there is none to connect to.
-    """
-    require(path, path.lstat(), stat.S_IFSOCK)  # connecting may wait for the process that listens there
+def connect_socket(path: Path) -> socket.socket:
+    """Connect to the stream socket of a process of this user."""
+    require(path, path.lstat(), stat.S_IFSOCK)  # where it is ours, its owner alone can put another one there
     made = not_inherited(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
-        made.settimeout(timeout_s)
         made.connect(str(path))
-        _require_our_peer(path, made)
     except BaseException:
         made.close()
         raise
     return made
-
-
-def _require_our_peer(path: Path, connected: socket.socket) -> None:
-    _, user, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    if user != os.geteuid():
-        raise ForeignPathError(
-            path=str(path), problem=f"user {user} listens there", owner=user, fix=f"run as user {user}"
-        )

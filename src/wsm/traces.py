@@ -1,11 +1,9 @@
 """Commands as spans of OpenTelemetry, and the trace that a caller's request belongs to.
 
-Only the API package is used (the extra ``otel``), and only where the application has imported it: without an
-SDK that it chose nothing is told. Spans are made when a command is over, of what the journals in the group's
-segment say of it: one for the command, below it one per rank, below that one per action.
-
-A request over HTTP brings its trace as a header, which stands in the command's arguments and in the journal
-of controllers; a caller in Python is in the span that it has opened.
+Only the API package is used (the extra ``otel``), and only where the application has imported it. Spans are
+made when a command is over, of what the journals in the group's segment say of it: one for the command, below
+it one per rank, below that one per action. A request over HTTP brings its trace as a header; a caller in
+Python is in the span that it has opened.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from wsm import log
-from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry
-from wsm.states.spans import TimelineSpan, journal_spans
+from wsm.journal import entry as kinds
+from wsm.journal.entry import CONTROLLER, JournalEntry
+from wsm.journal.spans import TimelineSpan, journal_spans
 
 _API: Final = "opentelemetry.trace"
 
@@ -65,14 +63,8 @@ def wanted() -> bool:
 def tell_command(entries: Iterable[JournalEntry], *, epoch: int, sequence: int, group: str) -> None:
     """Make the spans of a command that is over. An exporter that fails is logged, and keeps no command up.
 
-    Parameters
-    ----------
-    entries : iterable of JournalEntry
-        Of the controllers and of all ranks, each one's in its own order; of other commands, too.
-    epoch, sequence : int
-        The command.
-    group : str
-        What the group is called.
+    `entries` are those of the controllers and of all ranks, each one's in its own order; of other commands,
+    too.
     """
     try:
         mine = [one for one in entries if (one.epoch, one.sequence) == (epoch, sequence)]

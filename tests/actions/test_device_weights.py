@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-from wsm.actions.backends.device_weights import DeviceWeights
+from wsm.actions.backends.paddle_weights import DeviceWeights
 from wsm.errors import GroupError
 from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
 from wsm.strategies.tensor import StagedTarget, TensorReleasedError

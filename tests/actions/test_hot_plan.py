@@ -19,8 +19,7 @@ from wsm.actions._weights import (
 from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.actions.options import PlanOptions
-from wsm.actions.order import check_order
-from wsm.actions.plan import derive_plans
+from wsm.actions.plan import check_order, derive_plans
 from wsm.errors import GroupError, InternalError, NoRoomError
 from wsm.strategies.tensor import TensorReleasedError
 
@@ -49,7 +48,7 @@ def test_the_plan_stages_first_and_touches_nothing_that_serves(hot, runner, make
     run((*hot.admission, *hot.staging), context)
     assert runner.calls == ["weights.stage"]
     assert contents(runner) == before
-    assert not context.weights_touched
+    assert not context.done.weights_touched
     assert context.facts["staging_bytes"] == SHARD_BYTES
 
 
@@ -58,11 +57,11 @@ def test_the_flip_leaves_what_a_fresh_load_of_the_version_would_leave(hot, runne
     runner.auxiliaries[0].graphs.drop()
     context, before = make_context(), contents(runner)
     run((*hot.admission, *hot.staging, *hot.flip, *hot.commit), context)
-    assert context.weights_touched
+    assert context.done.weights_touched
     after = contents(runner)
     load(make_context(), runner.weights)
     assert after == contents(runner) != before
-    assert context.staged.give_back() == SHARD_BYTES
+    assert context.done.staged.give_back() == SHARD_BYTES
     assert runner.kv_cache.prefixes == {}
     assert runner.calls.index("kv.forget") > runner.calls.index("requests.reset_inputs")
 
@@ -141,13 +140,13 @@ def test_addresses_that_moved_behind_the_contract_are_found_before_anything_is_d
     StageWeights().run(context)
     with pytest.raises(GroupError, match="head"):
         MakeFlipReady(contract).run(context)
-    assert not context.weights_touched
+    assert not context.done.weights_touched
 
 
 def test_a_tensor_that_was_not_staged_keeps_the_rank_from_being_ready(runner, make_context):
     context = make_context()
-    context.staged = runner.weights.stage()
-    context.staged.writable("head")
+    context.done.staged = runner.weights.stage()
+    context.done.staged.writable("head")
     with pytest.raises(TensorReleasedError, match="embedding"):
         MakeFlipReady().run(context)
 
@@ -160,7 +159,7 @@ def test_a_flip_that_was_not_done_is_found(captured, runner, make_context):
         MakeFlipReady().probe(context)
     with pytest.raises(PostconditionError, match="flip_weights"):
         FlipWeights().probe(context)
-    context.staged.make_ready(captured)
+    context.done.staged.make_ready(captured)
     MakeFlipReady().probe(context)
     with pytest.raises(PostconditionError, match="flip_weights"):
         FlipWeights().probe(context)
@@ -171,7 +170,7 @@ def test_a_flip_that_was_not_done_is_found(captured, runner, make_context):
 def test_staged_bytes_that_changed_after_the_load_are_found(runner, make_context):
     context = make_context()
     StageWeights().run(context)
-    context.staged.writable("head")[7] ^= 1
+    context.done.staged.writable("head")[7] ^= 1
     with pytest.raises(PostconditionError, match="digest"):
         VerifyStaged(resident_digest).run(context)
 
@@ -182,7 +181,7 @@ def test_nothing_staged_is_nothing_to_go_on_with(action, make_context):
     context.facts["digest"] = "of something"
     with pytest.raises(PreconditionError, match="nothing was staged"):
         action.run(context)
-    assert not context.weights_touched
+    assert not context.done.weights_touched
 
 
 def test_what_was_staged_can_be_undone(runner, make_context):
@@ -190,7 +189,7 @@ def test_what_was_staged_can_be_undone(runner, make_context):
     stage = StageWeights()
     stage.run(context)
     stage.undo(context)
-    assert context.staged.give_back() == 0
+    assert context.done.staged.give_back() == 0
 
 
 @dataclass
@@ -244,4 +243,4 @@ def test_nothing_of_a_hot_plan_is_voted_on(hot, options):
     assert not any(action.collective for action in hot)
     plans.hot.flip[0].collective = True
     with pytest.raises(InternalError, match="local outside the voted part"):
-        check_order(plans)
+        check_order(plans, options())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -9,13 +10,13 @@ import paddle
 import pytest
 
 from tests.raising import raising
-from wsm.actions.backends.loader_attributes import carrying_over
-from wsm.actions.backends.model_loading import LoadingModel, loading_models
+from wsm.actions.backends.model_loading import LoadingModel, carrying_over, loading_models
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.strategies import errors
 from wsm.strategies.applier.feeding import feed_models
+from wsm.strategies.applier.tensor_set import tensors_in
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.observer import UNOBSERVED, LoadObserver
+from wsm.strategies.observer import UNOBSERVED, LoadObserver, Taint, stamping
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec
 
@@ -109,8 +110,10 @@ class Engine:
         self.models = loading_models([self.main, self.draft], None)
         self.taints = 0
 
-    def load(self, offer):
-        return feed_models(offer, self.models, self.weights, LoadObserver(self.taint))
+    def load(self, offer, before=None):
+        taint = Taint(self.taint)
+        with stamping(taint):
+            return feed_models(offer, self.models, self.weights, LoadObserver(taint), before=before)
 
     def taint(self):
         self.taints += 1
@@ -164,14 +167,63 @@ def test_a_draft_that_no_tensor_is_for_is_refused_before_anything_where_that_is_
         assert caught.value.touched == bool(engine.taints) == (not promised)
 
 
-def test_a_parameter_that_no_tensor_was_written_to_after_a_clear_is_named():
+@pytest.mark.parametrize(
+    ("lacks", "left"), [("out", {"out": 8}), ("k", {"qk": 6}), ("layers.2.mtp", {"mtp.weight": 4})]
+)
+@pytest.mark.parametrize("released", [True, False], ids=["after a clear", "a first version"])
+def test_elements_that_no_tensor_was_written_to_are_named_with_their_parameter(lacks, left, released):
     engine = Engine()
-    engine.weights.release()
+    if released:
+        engine.weights.release()
     state = checkpoint()
-    del state["model.out.weight"]
-    with raising(errors.loader_contract, match="1 parameters were not written: 'out'") as caught:
+    del state[f"model.{lacks}.weight"]
+    with raising("parameters-unwritten", match="rsync: {unwritten") as caught:
         engine.load(offered(state, promised=False))
-    assert caught.value.touched
+    assert (caught.value.left, caught.value.touched) == (left, True)
+
+
+def test_parameters_that_the_configuration_names_may_stay_unwritten_and_hold_zeros_or_what_they_held():
+    engine = Engine()
+    state = checkpoint()
+    del state["model.k.weight"]
+    before = engine.main.qk.numpy()
+    offer = replace(offered(state, promised=False), unwritten=["q*"])
+    engine.load(offer)
+    assert np.array_equal(engine.main.qk.numpy()[:, 2:], before[:, 2:])
+    engine.weights.release()
+    engine.load(replace(offered(state, promised=False), unwritten=["q*"]))
+    assert not engine.main.qk.numpy()[:, 2:].any()
+
+
+@pytest.mark.parametrize("lacks", ["out", "k"])
+@pytest.mark.parametrize("promised", [True, False], ids=["with a manifest", "known as it comes"])
+def test_a_version_that_lacks_a_tensor_of_the_one_before_is_refused_by_name(lacks, promised):
+    engine = Engine()
+    first = engine.load(offered(checkpoint()))
+    before, digest = tensors_in(first.tensor_set), engine.digest()
+    assert engine.load(offered(checkpoint(), promised=False), before).tensor_set == first.tensor_set
+    state = checkpoint(1)
+    name = f"model.{lacks}.weight"
+    del state[name]
+    with raising("other-tensors", match="update with --force") as caught:
+        engine.load(offered(state, promised=promised), before)
+    assert (caught.value.missing, caught.value.touched) == ((name,), not promised)
+    assert ("nothing was changed" in str(caught.value)) is promised
+    assert (engine.digest() == digest) is promised
+
+
+def test_a_tensor_that_the_version_before_did_not_have_so_is_refused_before_a_loader_sees_it():
+    engine = Engine()
+    before = tensors_in(engine.load(offered(checkpoint())).tensor_set)
+    state = {"model.new": np.ones(2, np.float32), **checkpoint()}
+    with raising("other-tensors", match="1 new: 'model.new'"):
+        engine.load(offered(state, promised=False), before)
+    other = {**checkpoint(), "model.k.weight": np.ones((2, 3), np.float32)}
+    seen = len(engine.main.seen)
+    with raising("other-tensors", match="another dtype or shape: 'model.k.weight'"):
+        engine.load(offered(other, promised=False), before)
+    assert engine.main.seen[seen:] == ["model.q.weight"]
+    assert engine.load(offered(state, promised=False)).tensors == 7  # as a version that was asked for anew
 
 
 def test_what_was_promised_comes_once_and_is_what_it_was():
@@ -205,7 +257,7 @@ def test_a_loader_that_takes_only_some_is_named():
 def test_what_is_staged_beside_a_version_that_serves_is_not_what_models_write_into():
     engine = Engine()
     before = engine.digest()
-    with raising(errors.models_write_in_place, match="update without --hot"):
+    with raising("models-write-in-place", match="update without --hot"):
         feed_models(offered(checkpoint()), engine.models, engine.weights.stage(), UNOBSERVED)
     assert engine.digest() == before
 
@@ -269,3 +321,29 @@ def test_a_loader_that_replaces_parameters_leaves_no_stale_state_and_no_lost_att
     assert np.array_equal(engine.main.out.numpy(), checkpoint(4)["model.out.weight"].T)
     assert engine.weights.release() > 0
     assert not list(engine.weights.held())
+
+
+class Replacing(Main):
+    """A main model whose loader puts another parameter in the place of one."""
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            if name == "model.out.weight":
+                self.out = self.create_parameter([2, 4])
+                self.out.set_value(tensor)
+            else:
+                super().load_weights([(name, tensor)])
+
+
+def test_what_a_failed_load_has_put_in_a_parameters_place_is_given_back_with_all_else():
+    engine = Engine()
+    engine.main = Replacing()
+    engine.weights = PaddleWeights({"": engine.main, "mtp.": engine.draft})
+    engine.models = loading_models([engine.main, engine.draft], None)
+    state = {name: array for name, array in checkpoint().items() if "mtp" not in name}
+    with raising(errors.no_auxiliary_tensors):
+        engine.load(offered(state, promised=False))
+    engine.main.out = engine.main.create_parameter([2, 4])  # by a loader that wsm did not call
+    assert engine.weights.release() == 4 * (12 + 8 + 4 + 2)
+    held = [tensor for tensor in engine.main.state_dict().values() if tensor._is_initialized()]
+    assert (held, list(engine.weights.held())) == ([], [])

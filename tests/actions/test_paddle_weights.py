@@ -10,8 +10,9 @@ import paddle
 import pytest
 
 from wsm.actions._verify import VerifyLoaded
+from wsm.actions.backends import paddle_weights
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
-from wsm.actions.backends.paddle_weights import PaddleWeights
+from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights
 from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import AddressContract, MemoryDrop, resident_digest
 from wsm.actions.plan import PlanOptions, derive_plans
@@ -116,7 +117,7 @@ def test_a_linear_layer_computes_silently_without_a_cleared_bias_and_verificatio
     context = make_context()
     context.runner.weights = weights
     context.facts["digest"] = digest
-    with pytest.raises(PostconditionError, match="'bias'"):
+    with pytest.raises(TensorReleasedError, match="'bias'"):
         VerifyLoaded(resident_digest).run(context)
 
 
@@ -282,3 +283,30 @@ def test_memory_that_is_read_only_or_too_short_is_not_adopted(memory):
     with pytest.raises(GroupError):
         weights.adopt("values", memory)
     assert list(weights.held()) == []
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_what_is_left_unwritten_of_a_parameter_is_counted_in_each_dtype_block_by_block(
+    dtype, kind, monkeypatch
+):
+    monkeypatch.setattr(paddle_weights, "BLOCK_BYTES", 16)
+    layer = Buffers(b=zeros([5, 4], dtype), scalar=zeros([], dtype))
+    weights = PaddleWeights(layer) if kind == "host" else DeviceWeights(layer, paddle.CPUPlace())
+    assert weights.restore() == []  # all of them hold what serves
+    weights.release()
+    assert weights.restore() == ["b", "scalar"]
+    counted = weights.specs()["b"].dtype[0] in "FB"  # of integers any bits are content
+    many = weights.specs()["b"].nbytes >= 64
+    assert weights.recapture(["b"]) == ({"b": 20} if counted or many else {})
+    with_one_written = bytearray(weights.readable("b"))
+    with_one_written[: weights.specs()["b"].nbytes // 20] = bytes(weights.specs()["b"].nbytes // 20)
+    weights.writable("b")[:] = with_one_written
+    if kind == "device":
+        weights.written("b")
+    found = {"b": 19, "scalar": 1} if counted else {}
+    assert weights.recapture(["b", "scalar"]) == found
+    assert weights.restore(["scalar"], over_all=True) == ["b"]
+    weights.release()
+    assert weights.restore(["scalar"]) == ["b"]
+    assert not any(weights.readable("scalar"))

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
+from tests.actions.plan_rules import ALL_GROUPS, MIRRORS, every_configuration
 from wsm.actions import names
-from wsm.actions.order import MIRRORS, check_order
-from wsm.actions.plan import PlanOptions, derive_plans
+from wsm.actions.options import PlanOptions
+from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.errors import BadInputError
 from wsm.states.vocabulary import KVPolicy
-
-ALL_GROUPS = (GroupKind.WORLD, GroupKind.TP, GroupKind.EP)
-
-
-def every_configuration():
-    switches = ("has_graphs", "has_kv", "routing_replay", "shut_down_groups", "has_deepep")
-    auxiliaries = ((), ("mtp",))
-    groups = ((), (GroupKind.TP,), (GroupKind.WORLD, GroupKind.TP), ALL_GROUPS)
-    for values in itertools.product((False, True), repeat=len(switches)):
-        for names_of, kinds in itertools.product(auxiliaries, groups):
-            fields = dict(zip(switches, values, strict=True))
-            if fields["has_deepep"] and GroupKind.EP not in kinds:
-                continue
-            if fields["shut_down_groups"] and not kinds:
-                continue
-            drafts = fields["has_graphs"] and bool(names_of)
-            yield PlanOptions(**fields, has_draft_graphs=drafts, auxiliaries=names_of, group_kinds=kinds)
-
-
-def test_every_configuration_has_plans_in_a_legal_order():
-    seen = 0
-    for options in every_configuration():
-        check_order(derive_plans(options))
-        seen += 1
-    assert seen > 100
 
 
 def test_what_a_configuration_does_not_have_is_in_no_plan():
@@ -118,7 +92,7 @@ def test_deadlines_come_from_the_configuration_by_name():
 def test_options_that_contradict_each_other_are_refused(fields, option):
     with pytest.raises(BadInputError) as caught:
         PlanOptions(**fields)
-    assert caught.value.option == option
+    assert option in (caught.value.context.get("option"), caught.value.context.get("keyword"))
 
 
 def test_blocks_of_running_requests_are_only_kept_by_engines_that_can_tell_them_apart(runner):

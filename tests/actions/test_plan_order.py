@@ -1,27 +1,29 @@
-"""The order check catches what went wrong elsewhere, seeded here into good plans one fault at a time."""
+"""Plans keep what incidents have taught, and the check catches faults that are seeded into good plans."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from drawing.engine import engine_with_everything
+from tests.actions.plan_rules import BEFORE, MIRRORS, broken, every_configuration
 from wsm.actions import names
 from wsm.actions._groups import ClearDeepEPBuffer, ShutDownGroup
-from wsm.actions.addition import Addition
-from wsm.actions.base import Action, Plans
-from wsm.actions.order import BEFORE, MIRRORS, check_order
-from wsm.actions.plan import PlanOptions, derive_plans
+from wsm.actions.base import Plans
+from wsm.actions.options import PlanOptions
+from wsm.actions.plan import STEPS, check_order, derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.errors import InternalError
-from wsm.states.plan_key import COMMANDED
-from wsm.states.vocabulary import Tag
+from wsm.states.plan_key import COMMANDED, PLANS, Repair
+
+EVERYTHING = engine_with_everything()
 
 
 @pytest.fixture
 def plans():
-    return derive_plans(engine_with_everything())
+    return derive_plans(EVERYTHING)
 
 
 def swapped(plan, first, second):
@@ -61,49 +63,58 @@ def without(plan, name):
 def test_two_steps_in_the_wrong_order_are_caught(plans, plan, first, second):
     faulty = put_into(plans, swapped(getattr(plans, plan), first, second))
     with pytest.raises(InternalError) as caught:
-        check_order(faulty)
+        check_order(faulty, EVERYTHING)
     assert caught.value.plan == plan
 
 
-def test_every_single_rule_is_enforced_wherever_it_applies(plans):
-    applied = set()
-    for rule in BEFORE:
-        for plan in plans:
-            if rule.first in plan.names() and rule.second in plan.names():
-                with pytest.raises(InternalError):
-                    check_order(put_into(plans, swapped(plan, rule.first, rule.second)))
-                applied.add(rule)
+def test_every_plan_of_every_configuration_keeps_every_rule_of_order(plans):
+    for several in (plans, *map(derive_plans, every_configuration())):
+        assert [rule for plan in several for rule in broken(plan)] == []
+    applied = {rule for rule in BEFORE for plan in plans if {rule.first, rule.second} <= set(plan.names())}
     assert applied == set(BEFORE), "a rule that no plan can break says nothing"
 
 
-def test_an_action_that_any_plan_lacks_is_caught(plans):
-    """Plans that repair are said less of: what they have to give back, and no more."""
-    free = {
-        *(action.name for action in plans.rejoin.actions),
-        names.DROP_MAIN_GRAPHS,
-        names.DROP_DRAFT_GRAPHS,
-        names.FORGET_ROUTING_REPLAY,
-        names.FORGET_KV_CACHE,
-        names.FORGET_AUXILIARY_CACHE,
-    }
+def test_what_is_taken_down_and_brought_up_is_in_exactly_the_plans_that_move_what_it_goes_with(plans):
+    for several in (plans, *map(derive_plans, every_configuration())):
+        everywhere = {name for plan in several for name in plan.names()}
+        for mirror in MIRRORS:
+            assert mirror.taken not in everywhere or mirror.given in everywhere
+            assert mirror.given_alone or mirror.given not in everywhere or mirror.taken in everywhere
+            for name, has in ((mirror.taken, mirror.takes), (mirror.given, mirror.gives)):
+                for key in COMMANDED if name in everywhere else ():
+                    assert (name in several.named(key).names()) is has(key), (name, str(key))
+
+
+def test_two_actions_in_each_others_place_are_caught_wherever_both_are(plans):
     for plan in plans:
-        commanded = plan.key in COMMANDED
-        for name in plan.names() if commanded else sorted(set(plan.names()) - free):
+        for first, second in itertools.pairwise(plan.names()):
             with pytest.raises(InternalError) as caught:
-                check_order(put_into(plans, without(plan, name)))
+                check_order(put_into(plans, swapped(plan, first, second)), EVERYTHING)
+            assert caught.value.plan == plan.name
+
+
+def test_an_action_that_any_plan_lacks_is_caught(plans):
+    alone = {action.name for action in plans.rejoin.actions}
+    for plan in plans:
+        for name in sorted(set(plan.names()) - alone):
+            with pytest.raises(InternalError) as caught:
+                check_order(put_into(plans, without(plan, name)), EVERYTHING)
             assert caught.value.code == "plan-order", (plan.name, name)
 
 
-@pytest.mark.parametrize("mirror", MIRRORS, ids=lambda mirror: mirror.given)
-@pytest.mark.parametrize("side", ["taken", "given"])
-def test_a_mirror_that_no_plan_has_any_more_is_caught(plans, mirror, side):
-    for plan in plans:
-        plans = put_into(plans, without(plan, getattr(mirror, side)))
-    if side == "taken" and mirror.given_alone:
-        check_order(plans)
-    else:
-        with pytest.raises(InternalError):
-            check_order(plans)
+def test_what_runs_without_a_vote_is_never_collective():
+    for options in (EVERYTHING, replace(EVERYTHING, rejoins=True), *every_configuration()):
+        plans = derive_plans(options)
+        for plan in plans:
+            unvoted = plan.actions if plan.staged or isinstance(plan.key.operation, Repair) else ()
+            local = (*plan.admission, *plan.before_parking, *unvoted, *plan.commit)
+            assert not [action.name for action in local if action.collective], plan.name
+
+
+def test_every_row_of_the_table_is_in_a_plan_and_says_why():
+    rows = {step.name for step in STEPS if step.why and step.where <= set(PLANS) and step.where}
+    assert rows == {step.name for step in STEPS} == names.ALL
+    assert {action.name for plan in derive_plans(EVERYTHING) for action in plan} <= rows
 
 
 def test_an_action_that_a_plan_has_without_a_reason_is_caught(plans):
@@ -116,31 +127,7 @@ def test_an_action_that_a_plan_has_without_a_reason_is_caught(plans):
             if action.name not in plan.names():
                 for actions in ((*plan.actions, action), (action, *plan.actions)):
                     with pytest.raises(InternalError):
-                        check_order(put_into(plans, replace(plan, actions=actions)))
-
-
-class FlushLora(Action):
-    name = "flush_lora_cache"
-
-    def run(self, context):
-        """Nothing."""
-
-
-class ReloadLora(FlushLora):
-    name = "reload_lora_cache"
-
-
-@pytest.mark.parametrize("tags", [{Tag.WEIGHTS}, {Tag.KV_CACHE}, {Tag.WEIGHTS, Tag.KV_CACHE}])
-def test_an_action_of_an_engines_own_that_any_plan_lacks_is_caught(tags):
-    lora = Addition(FlushLora, ReloadLora, tags=frozenset(tags))
-    plans = derive_plans(PlanOptions(additions=(lora,)))
-    found = 0
-    for plan in plans:
-        for name in {"flush_lora_cache", "reload_lora_cache"} & set(plan.names()):
-            found += 1
-            with pytest.raises(InternalError, match=name):
-                check_order(put_into(plans, without(plan, name)), (lora,))
-    assert found >= 8
+                        check_order(put_into(plans, replace(plan, actions=actions)), EVERYTHING)
 
 
 def test_every_action_of_wsm_is_in_a_plan_of_an_engine_that_has_everything(plans):
@@ -154,18 +141,18 @@ def test_every_action_of_wsm_is_in_a_plan_of_an_engine_that_has_everything(plans
 def test_a_group_that_is_shut_down_twice_is_caught(plans):
     actions = list(plans.clear.actions)
     actions.insert(plans.clear.names().index(names.VERIFY_CLEARED), ShutDownGroup(GroupKind.EP))
-    with pytest.raises(InternalError, match="double shutdown"):
-        check_order(put_into(plans, replace(plans.clear, actions=tuple(actions))))
+    with pytest.raises(InternalError, match="verify_cleared here, not shut_down_ep_group"):
+        check_order(put_into(plans, replace(plans.clear, actions=tuple(actions))), EVERYTHING)
 
 
 def test_a_collective_step_in_the_discard_plan_is_caught(plans):
     settle, *rest = plans.discard.actions
     faulty = replace(plans.discard, actions=(settle, ClearDeepEPBuffer(), *rest))
     with pytest.raises(InternalError):
-        check_order(put_into(plans, faulty))
+        check_order(put_into(plans, faulty), EVERYTHING)
 
 
 def test_a_collective_step_after_the_decision_is_caught(plans):
     faulty = replace(plans.update, commit=(ShutDownGroup(GroupKind.TP),))
     with pytest.raises(InternalError, match="local outside the voted part"):
-        check_order(put_into(plans, faulty))
+        check_order(put_into(plans, faulty), EVERYTHING)

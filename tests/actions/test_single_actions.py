@@ -22,7 +22,7 @@ from wsm.actions._requests import (
     SettleRequests,
     StopAdmitting,
 )
-from wsm.actions._verify import DeclareCleared, DeclarePrepared, VerifyCleared, VerifyLoaded
+from wsm.actions._verify import VerifyCleared, VerifyLoaded
 from wsm.actions._weights import LoadWeights, ReleaseWeights, WatchedTarget
 from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.measuring import AddressContract, MemoryDrop, MemoryProof, resident_digest
@@ -30,7 +30,7 @@ from wsm.actions.surfaces import GroupKind
 from wsm.errors import GroupError, InternalError
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.applier.memory_target import MemoryTarget
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import AdoptingTarget, TensorReleasedError, TensorSpec
 from wsm.testing import InMemoryKVCache
 
 
@@ -89,7 +89,7 @@ def test_undo_admits_again_only_where_everything_is_still_there(
 ):
     context = make_context(from_normal=from_normal)
     StopAdmitting().run(context)
-    context.weights_touched = touched
+    context.done.weights_touched = touched
     StopAdmitting().undo(context)
     assert runner.requests.admitting is admits
 
@@ -137,7 +137,7 @@ def test_undo_never_captures_over_touched_weights(runner, make_context):
     context = make_context()
     action = drop_graphs()
     action.run(context)
-    context.weights_touched = True
+    context.done.weights_touched = True
     action.undo(context)
     assert not runner.graphs.captured()
 
@@ -182,13 +182,13 @@ def test_the_buffer_is_not_cleared_on_a_dead_group(runner, make_context):
     runner.groups.up[GroupKind.EP] = False
     with pytest.raises(PreconditionError, match="EP group"):
         ClearDeepEPBuffer().precondition(context)
-    assert not context.weights_touched
+    assert not context.done.weights_touched
 
 
 def test_clearing_the_buffer_leaves_no_way_back_alone(make_context):
     context = make_context()
     ClearDeepEPBuffer().run(context)
-    assert context.weights_touched
+    assert context.done.weights_touched
 
 
 def test_a_buffer_that_is_gone_is_not_cleared_again(runner, make_context):
@@ -198,7 +198,7 @@ def test_a_buffer_that_is_gone_is_not_cleared_again(runner, make_context):
         ClearDeepEPBuffer().run(context)
         ClearDeepEPBuffer().probe(context)
     assert runner.calls.count("deepep.clear") == 1
-    assert not context.weights_touched
+    assert not context.done.weights_touched
 
 
 def test_the_buffer_is_recreated_on_a_living_group_only(runner, make_context):
@@ -247,7 +247,7 @@ def test_releasing_marks_the_command_before_the_first_byte_goes(runner, make_con
     monkeypatch.setattr(runner.weights, "release", break_down)
     with pytest.raises(MemoryError):
         ReleaseWeights().run(context)
-    assert context.weights_touched
+    assert context.done.weights_touched
 
 
 def test_a_tensor_that_was_not_released_is_named(runner, make_context, monkeypatch):
@@ -266,7 +266,7 @@ def test_a_load_that_fails_before_its_first_byte_leaves_the_old_weights_whole(ru
     context = make_context(load=refuse)
     with pytest.raises(ValueError, match="torn"):
         LoadWeights().run(context)
-    assert not context.weights_touched
+    assert not context.done.weights_touched
 
 
 def test_a_load_that_asked_for_one_writable_tensor_has_touched(runner, make_context):
@@ -277,12 +277,7 @@ def test_a_load_that_asked_for_one_writable_tensor_has_touched(runner, make_cont
     context = make_context(load=begin)
     with pytest.raises(ValueError, match="torn"):
         LoadWeights().run(context)
-    assert context.weights_touched
-
-
-def test_a_command_that_loads_nothing_cannot_load(make_context):
-    with pytest.raises(PreconditionError, match="load strategy"):
-        LoadWeights().precondition(make_context(load=None))
+    assert context.done.weights_touched
 
 
 def test_bytes_needed_are_those_that_are_not_held(runner, make_context):
@@ -318,7 +313,7 @@ def test_the_kv_cache_goes_comes_and_goes_again_by_undo(runner, make_context):
     context = make_context()
     ReleaseKVCache().run(context)
     ReleaseKVCache().probe(context)
-    assert context.weights_touched
+    assert context.done.weights_touched
     rebuild = RebuildKVCache()
     with pytest.raises(PostconditionError):
         rebuild.probe(context)
@@ -440,13 +435,8 @@ def test_a_tensor_that_was_not_loaded_is_named(runner, make_context):
     context = make_context()
     LoadWeights().run(context)
     del runner.weights.buffers["head"]
-    with pytest.raises(PostconditionError, match="'head'"):
+    with pytest.raises(TensorReleasedError, match="'head'"):
         VerifyLoaded(resident_digest).run(context)
-
-
-def test_a_load_that_reports_no_digest_cannot_be_verified(make_context):
-    with pytest.raises(PreconditionError, match="no digest"):
-        VerifyLoaded(resident_digest).precondition(make_context())
 
 
 def test_verifying_reports_progress_for_every_tensor(runner, make_context):
@@ -491,21 +481,14 @@ def test_weights_without_addresses_are_not_watched():
 # -- publication ------------------------------------------------------------------------------------
 
 
-def test_nothing_is_declared_that_was_not_measured_or_loaded(make_context):
-    with pytest.raises(PostconditionError, match="resident_bytes_after"):
-        DeclareCleared().run(make_context())
-    with pytest.raises(PostconditionError, match="manifest_digest"):
-        DeclarePrepared().run(make_context())
-
-
 def test_memory_that_a_target_keeps_marks_the_command_as_bytes_that_are_written_do(make_context):
     context = make_context()
     target = MemoryTarget([TensorSpec("a", "U8", (2,))], adopting=True)
     watched = WatchedTarget(target, context)
     assert watched.adopts("a")
-    assert not context.weights_touched
+    assert not context.done.weights_touched
     watched.adopt("a", memoryview(bytearray(b"ab")))
-    assert context.weights_touched
+    assert context.done.weights_touched
     assert bytes(watched.readable("a")) == b"ab"
     assert not watched.adopts("a")
-    assert not WatchedTarget(context.runner.weights, context).adopts("head")
+    assert not isinstance(WatchedTarget(context.runner.weights, context), AdoptingTarget)

@@ -37,18 +37,18 @@ def connect(server):
 
 
 def test_connections_that_come_later_inherit_the_option_from_the_server(server):
-    disable_nagle("127.0.0.1", server.getsockname()[1])
+    disable_nagle(server.getsockname()[1])
     client, accepted = connect(server)
     with client, accepted:
         assert has_nodelay(accepted)
         assert not has_nodelay(client)
-        disable_nagle("127.0.0.1", server.getsockname()[1])
+        disable_nagle(server.getsockname()[1])
         assert has_nodelay(client)
 
 
 def test_a_connection_that_is_made_meanwhile_and_one_that_comes_later_have_it_too(server):
     threads = threading.active_count()
-    with without_nagle("127.0.0.1", server.getsockname()[1]):
+    with without_nagle(server.getsockname()[1]):
         client, accepted = connect(server)
     later, later_accepted = connect(server)
     with client, accepted, later, later_accepted:
@@ -62,16 +62,16 @@ def test_sockets_of_others_are_not_touched(server):
     with socket.create_server(("127.0.0.1", 0)) as other:
         client, accepted = connect(other)
         with client, accepted:
-            disable_nagle("127.0.0.1", server.getsockname()[1])
+            disable_nagle(server.getsockname()[1])
             assert not has_nodelay(client)
             assert not has_nodelay(accepted)
 
 
 def test_looking_for_sockets_leaves_no_descriptor_open(server):
     port = server.getsockname()[1]
-    first = {connection.fileno() for connection in sockets_of("127.0.0.1", port)}
+    first = {connection.fileno() for connection in sockets_of(port)}
     for _ in range(50):
-        assert {connection.fileno() for connection in sockets_of("127.0.0.1", port)} == first
+        assert {connection.fileno() for connection in sockets_of(port)} == first
 
 
 def test_a_reserved_port_is_given_to_nobody_else():
@@ -88,7 +88,7 @@ def test_a_blocked_call_ends_at_the_deadline_or_when_it_is_interrupted(server, i
     client, accepted = connect(server)
     seconds = 60 if interrupted else 0.05
     port = server.getsockname()[1]
-    with client, accepted, StoreDeadline("127.0.0.1", port, seconds, lambda: interrupted) as deadline:
+    with client, accepted, StoreDeadline(port, seconds, lambda: interrupted) as deadline:
         assert client.recv(1) == b""
     assert ("interrupted" in deadline.cut) is interrupted
 
@@ -97,7 +97,7 @@ def test_a_call_that_returns_in_time_cuts_nothing(server):
     threads = threading.active_count()
     client, accepted = connect(server)
     with client, accepted:
-        with StoreDeadline("127.0.0.1", server.getsockname()[1], 60, bool) as deadline:
+        with StoreDeadline(server.getsockname()[1], 60, bool) as deadline:
             accepted.send(b"x")
             assert client.recv(1) == b"x"
         assert deadline.cut == ""

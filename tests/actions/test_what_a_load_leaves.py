@@ -7,8 +7,7 @@ import paddle
 import pytest
 
 from tests.raising import raising
-from wsm.actions.backends.device_weights import DeviceWeights
-from wsm.actions.backends.paddle_weights import PaddleWeights
+from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights
 from wsm.actions.measuring import resident_digest
 from wsm.errors import BadInputError
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot

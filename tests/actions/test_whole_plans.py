@@ -47,6 +47,16 @@ def test_clear_takes_things_down_in_the_order_that_fastdeploy_learnt(runner, opt
     ]
 
 
+def test_an_engine_may_say_how_many_graphs_it_has_captured(runner, options, make_context, walk, monkeypatch):
+    """A count, or numpy's truth, faulted the whole group: "could not release its memory"."""
+    graphs = runner.graphs
+    monkeypatch.setattr(graphs, "captured", lambda: len(graphs.bound or ()), raising=False)
+    plans = derive_plans(options())
+    walk(plans.clear, make_context())
+    walk(plans.update, make_context(from_normal=False))
+    assert graphs.captured() > 1
+
+
 def test_update_brings_back_exactly_what_clear_took(runner, options, make_context, walk):
     plans = derive_plans(options(shut_down_groups=True))
     walk(plans.clear, make_context())
@@ -83,7 +93,7 @@ def test_an_update_in_place_frees_the_caches_for_its_load_or_leaves_them_where_t
         held.append((runner.kv_cache.allocated_bytes(), runner.auxiliaries[0].kv_cache.allocated_bytes()))
         return load(context, target)
 
-    context.load = loads
+    context = replace(context, load=loads)
     walk(plans.update_in_place, context)
     caches = [call for call in runner.calls if ".kv." in f".{call}" or "graphs" in call]
     freed = ["mtp.kv.release", "kv.release"] if releases else []
@@ -290,7 +300,7 @@ def test_an_update_that_fails_before_its_first_byte_is_undone_to_what_it_was(
         action.run(context)
     with pytest.raises(ValueError, match="manifest"):
         began[-1].run(context)
-    assert not context.weights_touched
+    assert not context.done.weights_touched
     for _ in range(2):
         for action in reversed(began):
             action.undo(context)

@@ -27,13 +27,13 @@ from campaign.step_audit import StepAudit, published_digest
 from campaign.table import show, show_failure
 from campaign.token_audit import TokenAudit
 from campaign.versioned_cache import VersionedCache
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.request import FinishReason, Generation
+from tests.leftovers import group_name
 from wsm.command import parse_tags
 from wsm.controller.errors import CommandTimeoutError, RankLostError
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.request import FinishReason, Generation
 from wsm.signals.names import segment_path
 from wsm.states.vocabulary import KVPolicy, Tag
-from wsm.status.blame import Late
 from wsm.testing import InMemoryRequests
 
 SHAPE = ModelShape.from_mapping(MODEL)
@@ -150,7 +150,7 @@ def test_a_token_that_its_version_does_not_say_is_named():
 
 
 def test_what_a_group_leaves_in_shared_memory_is_seen_and_removed(tmp_path):
-    path = segment_path(f"campaign-test-{tmp_path.name}")
+    path = segment_path(group_name("campaign"))
     path.touch()
     try:
         name = path.name.removeprefix("wsm.")
@@ -162,7 +162,7 @@ def test_what_a_group_leaves_in_shared_memory_is_seen_and_removed(tmp_path):
 
 
 def test_a_process_that_outlives_its_group_is_seen(tmp_path):
-    name = f"campaign-test-{tmp_path.name}"
+    name = group_name("campaign")
     with subprocess.Popen([sys.executable, "-c", f"input() # {name}"], stdin=subprocess.PIPE) as process:
         [found] = left_by(name, tmp_path, patience_s=0)
         assert found.startswith(f"process {process.pid}: ")
@@ -170,10 +170,8 @@ def test_a_process_that_outlives_its_group_is_seen(tmp_path):
 
 
 def test_errors_name_ranks_by_their_attributes():
-    lost = RankLostError(operation="update", ranks=[1, 3], group="")
-    late = CommandTimeoutError(
-        request_id="", operation="clear", deadline_s=1, gave_up=False, late=Late({2: "is draining"}), group=""
-    )
+    lost = RankLostError("they are gone", ranks=(1, 3))
+    late = CommandTimeoutError("it was late", waiting={2: "is draining"})
     assert named_ranks(lost) == [1, 3]
     assert named_ranks(late) == [2]
     assert named_ranks(None) == []
@@ -306,7 +304,7 @@ def test_a_batch_that_hangs_is_ended_and_the_next_case_is_played(monkeypatch):
 
 def test_a_journal_that_no_rank_can_have_lived_is_named(tmp_path):
     line = (
-        '{"schema":1,"kind":"transition","at_ns":1,"wall_ns":1,"rank":0,"epoch":1,"sequence":1,"facts":'
+        '{"schema":2,"kind":"transition","at_ns":1,"wall_ns":1,"rank":0,"epoch":1,"sequence":1,"facts":'
         '{"machine":"weights","source":"NORMAL","event":"commit","dest":"PREPARED","guard":null,"cause":""}}\n'
     )
     (tmp_path / "rank0.ndjson").write_text(line)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import click
 import click.testing
 import pytest
 
+from examples.commands import EXAMPLES
+from tests.leftovers import group_name
 from wsm import Controller, log
-from wsm.cli.main import run
+from wsm.cli import main
 
 # Processes that tests start import the same modules; they have no pytest to find them.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +34,7 @@ def shared_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         if not groups or not groups[-1].is_whole:
             for spoiled in groups:
                 spoiled.close()
-            groups.append(LivingGroup(f"cli-{os.getpid()}", tmp_path_factory.mktemp("group")))
+            groups.append(LivingGroup(group_name("cli"), tmp_path_factory.mktemp("group")))
             groups[-1].start()
         return groups[-1]
 
@@ -51,17 +55,29 @@ def group(shared_group: Callable[[], LivingGroup]) -> LivingGroup:
 
 
 @pytest.fixture
-def wsm() -> Iterator[Run]:
-    """Run a command line in this process: ``wsm("status", name)``; what it did to the log is undone."""
+def wsm(commands_run: Callable[[click.Group], Run]) -> Run:
+    """Run a command line in this process: ``wsm("status", name)``."""
+    return commands_run(main.wsm)
+
+
+@pytest.fixture
+def example(commands_run: Callable[[click.Group], Run]) -> Run:
+    """Run a command line of the examples in this process: ``example("rollout", "--name", name)``."""
+    return commands_run(EXAMPLES)
+
+
+@pytest.fixture
+def commands_run() -> Iterator[Callable[[click.Group], Run]]:
+    """Run command lines in this process; what they did to the log is undone."""
     root = logging.getLogger(log.ROOT)
     before = (root.handlers[:], root.propagate, root.level)
 
-    def run_here(*arguments: object) -> Ended:
+    def run_here(commands: click.Group, *arguments: object) -> Ended:
         with click.testing.CliRunner(**SEPARATE).isolation() as (out, err, *_):
-            code = run([str(argument) for argument in arguments])
+            code = main.run([str(argument) for argument in arguments], commands)
             return Ended(code, out.getvalue().decode(), err.getvalue().decode())
 
-    yield run_here
+    yield lambda commands: functools.partial(run_here, commands)
     root.handlers[:], root.propagate = before[:2]
     root.setLevel(before[2])
 
@@ -71,13 +87,15 @@ def start_wsm() -> Iterator[Start]:
     """Start a command line as a process, as a shell would."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: object) -> subprocess.Popen[str]:
+    def start(
+        *arguments: object, program: str = "wsm_entry", env: Mapping[str, str] = {}
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "wsm_entry", *map(str, arguments)],
+            [sys.executable, "-m", program, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "COLUMNS": "80"},
+            env={**os.environ, "COLUMNS": "80", **env},
         )
         processes.append(process)
         return process

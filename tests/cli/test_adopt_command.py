@@ -12,6 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
 from small_state import make_state
 from written_checkpoint import write_checkpoint
 
+from tests.leftovers import group_name
+from wsm import WsmConfig
+from wsm.group_segment import own_group
+from wsm.strategies.snapshot.source import SnapshotConfig
+
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
@@ -32,6 +37,7 @@ def test_a_directory_becomes_a_version_that_can_be_verified(
     ended = wsm("adopt", written, "--config", config)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("version 12: linked (2 files, ")
+    assert "is written into version 12" in ended.out
     assert wsm("verify", tmp_path / "models", "--version", 12).code == 0
     again = json.loads(wsm("adopt", written, "--config", config, "--adopt", "copy", "--json").out)
     assert (again["label"], again["already"], again["reused"], again["way"]) == ("12", True, False, "copy")
@@ -67,11 +73,37 @@ def test_names_and_placements_come_from_files_of_the_users(
     assert "no object of names" in wsm("adopt", written, "--config", config, *hook).err
 
 
+@pytest.mark.processes
+def test_a_running_group_has_left_the_configuration_by_which_checkpoints_are_adopted(
+    wsm: Run, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "engine_of_a_group.py").write_text(
+        "from wsm.strategies.snapshot.placement import Replicated\n"
+        "def placed(specs):\n    return dict.fromkeys(specs, Replicated())\n"
+    )
+    name = group_name("left")
+    config = WsmConfig(
+        name, ranks=2, snapshot=SnapshotConfig(directory="models"), placements="engine_of_a_group:placed"
+    )
+    segment = own_group(config)
+    try:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "engine_of_a_group.py").rename(tmp_path / "elsewhere" / "engine_of_a_group.py")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        ended = wsm("adopt", written, "--group", name)
+        assert (ended.code, ended.err) == (0, "")
+        assert wsm("verify", tmp_path / "models", "--version", 12).code == 0
+    finally:
+        segment.unlink()
+        segment.close()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ((), "give --group NAME"),
-        (("--group", "no-such-group"), "no group 'no-such-group' of wsm rollout runs here"),
+        (("--group", "no-such-group"), "no running group 'no-such-group' has left its configuration here"),
         (("--config", "wsm.yaml", "--group", "other"), "configures group 'policy', not 'other'"),
         (("--config", "ipc.yaml"), "loads no files that could be adopted"),
         (("--config", "wsm.yaml", "--root", "elsewhere"), "only what lies below"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +12,12 @@ import pytest
 from command_line import Ended, Run
 
 from tests.another_user import ANOTHER_USER
+from tests.leftovers import group_name
 from wsm.cli._base import UNFORESEEN
+from wsm.journal.entry import KINDS, JournalEntry
 from wsm.signals.layout import LAYOUT_VERSION
 from wsm.signals.names import segment_path
 from wsm.signals.segment import Segment
-from wsm.states.journal import KINDS, JournalEntry
 
 Damage = Callable[[Path], None]
 
@@ -100,8 +100,8 @@ def ends_well(ended: Ended, *codes: int) -> None:
 @pytest.fixture
 def segment() -> Iterator[Path]:
     """The segment of a group that some process has left, at its place."""
-    name = f"test-{os.getpid()}-{secrets.token_hex(4)}"
-    made = Segment.create(name, world_size=2, run_id="r", configuration_digest=0)
+    name = group_name("damaged")
+    made = Segment.create_or_adopt(name, world_size=2, run_id="r", configuration_digest=0)
     made.close()
     path = segment_path(name)
     yield path
@@ -148,7 +148,7 @@ def test_a_damaged_journal_ends_every_command_as_it_promises(wsm: Run, tmp_path:
         path = tmp_path / name
         path.write_bytes(JOURNAL)
         if how == "later":
-            path.write_bytes(JOURNAL.replace(b'"schema":1', b'"schema":2'))
+            path.write_bytes(JOURNAL.replace(b'"schema":2', b'"schema":3'))
         else:
             damaged(path, how)
     for where in (tmp_path, tmp_path / "rank0.ndjson", tmp_path / "controller.ndjson"):
@@ -169,7 +169,7 @@ CONFIG = b"name: test-none\nranks: 2\nsnapshot: {directory: /nowhere}\njournal_d
 
 @pytest.mark.parametrize("how", [*DAMAGES, "later", FOREIGN])
 def test_a_damaged_configuration_ends_every_command_as_it_promises(
-    wsm: Run, tmp_path: Path, how: str
+    wsm: Run, example: Run, tmp_path: Path, how: str
 ) -> None:
     path = tmp_path / "wsm.yaml"
     path.write_bytes(CONFIG)
@@ -185,12 +185,12 @@ def test_a_damaged_configuration_ends_every_command_as_it_promises(
         ("clear", "none", "--config", path),
         ("update", "none", "--config", path),
         ("diagrams", "--config", path, "--runner", "tests.cli.small_model:nothing", "--check"),
-        ("rollout", "--name", "a/b", "--config", path),
     ):
         ended = wsm(*command)
         ends_well(ended, 1, 2)
         if how == "later":
             assert ended.code == 2, (command, ended)
+    ends_well(example("rollout", "--name", "a/b", "--config", path), 2)
 
 
 def test_what_stands_for_a_segment_of_a_later_version_names_both(wsm: Run, segment: Path) -> None:

@@ -16,7 +16,9 @@ import psutil
 import pytest
 from command_line import Start
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
+from tests.leftovers import group_name
+from wsm.private_directory import private_directory
+
 PATIENCE_S = 30.0
 
 #: Gives a program the terminal on its standard input as its own, as a shell does.
@@ -37,7 +39,7 @@ def until(question: Callable[[], object]) -> None:
 
 def named(name: str) -> list[str]:
     """Files in shared memory and processes of the group `name`."""
-    found = [path.name for path in SHARED_MEMORY.iterdir() if name in path.name]
+    found = [path.name for path in private_directory().iterdir() if name in path.name]
     found += [
         f"process {process.pid}"
         for process in psutil.process_iter(["cmdline"])
@@ -56,11 +58,11 @@ def ranks_of(name: str) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def in_a_terminal(*arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run ``wsm`` in a terminal of its own; yield the process and the other end of the terminal."""
+def in_a_terminal(program: str, *arguments: object) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run a program in a terminal of its own; yield the process and the other end of the terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", _WITH_TERMINAL, "-m", "wsm_entry", *map(str, arguments)],
+        [sys.executable, "-c", _WITH_TERMINAL, "-m", program, *map(str, arguments)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -111,8 +113,8 @@ def test_closed_streams_change_no_exit_code_and_no_file_takes_their_numbers(clos
 
 @pytest.mark.paddle
 def test_a_closed_terminal_ends_a_group_and_leaves_nothing() -> None:
-    name = f"closed-{os.getpid()}"
-    with in_a_terminal("rollout", "--name", name) as (rollout, terminal):
+    name = group_name("closed")
+    with in_a_terminal("examples.rollout", "--name", name) as (rollout, terminal):
         read_until(terminal, f"{name} serves version 1")
         os.close(terminal)
         assert rollout.wait(PATIENCE_S) == 129
@@ -123,7 +125,7 @@ def test_a_closed_terminal_ends_a_group_and_leaves_nothing() -> None:
 @pytest.mark.paddle
 def test_signals_end_a_group_that_a_stopped_rank_keeps_from_starting(start_wsm: Start) -> None:
     name = f"starting-{os.getpid()}"
-    rollout = start_wsm("rollout", "--name", name)
+    rollout = start_wsm("--name", name, program="examples.rollout")
     until(lambda: len(ranks_of(name)) == 2)
     stopped = ranks_of(name)[1]
     stopped.suspend()
@@ -140,7 +142,7 @@ def test_signals_end_a_group_that_a_stopped_rank_keeps_from_starting(start_wsm: 
 
 @pytest.mark.paddle
 def test_a_signal_ends_a_demo_while_its_group_starts(start_wsm: Start, tmp_path: Path) -> None:
-    demo = start_wsm("demo", "--out", tmp_path / "out")
+    demo = start_wsm("--out", tmp_path / "out", program="examples.demo")
     until(lambda: ranks_of(f"demo-{demo.pid}"))
     demo.terminate()
     _, err = demo.communicate(timeout=PATIENCE_S)
@@ -153,7 +155,7 @@ def test_a_demo_ends_with_a_terminal_of_which_nobody_tells_it(tmp_path: Path) ->
     """As under ``make``, which leads the session, gets the signal alone and waits for the demo."""
     ours, theirs = pty.openpty()
     demo = subprocess.Popen(
-        [sys.executable, "-m", "wsm_entry", "demo", "--out", str(tmp_path / "out")],
+        [sys.executable, "-m", "examples.demo", "--out", str(tmp_path / "out")],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import Run, Start
 from commanded_group import PATIENCE_S, LivingGroup, wait_until
+from small_model import publish
 
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
@@ -321,6 +322,21 @@ def has_open(pid: int, path: Path) -> bool:
             if descriptor.readlink() == path:
                 return True
     return False
+
+
+def test_an_update_that_fails_says_whether_the_version_before_serves_again(
+    group: LivingGroup, wsm: Run
+) -> None:
+    group.serve(1)
+    publish(group.snapshots, 3)
+    path = max((group.snapshots / "versions" / "3").glob("*tp1.*"), key=lambda file: file.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xee")
+    failed = wsm("update", group.name, "--version", 3, "--on-failure", "restore", "--restore-deadline", 60)
+    assert (failed.code, "version 1 serves again" in " ".join(failed.err.split())) == (1, True)
+    assert json.loads(wsm("status", group.name, "--json").out)["serving"]
+    failed = wsm("update", group.name, "--version", 3, "--on-failure", "clear")
+    assert "serves again" not in failed.err
+    assert not json.loads(wsm("status", group.name, "--json").out)["serving"]
 
 
 def test_what_one_process_prepares_others_commit_or_take_back(group: LivingGroup, wsm: Run) -> None:

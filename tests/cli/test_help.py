@@ -8,6 +8,7 @@ import pytest
 from command_line import Run
 
 COMMANDS = (
+    "try",
     "rollout",
     "status",
     "explain",
@@ -33,12 +34,17 @@ COMMANDS = (
     "metrics",
     "diagrams",
 )
-HEAVY = ("paddle", "matplotlib", "numpy", "rich.live", "rich.progress", "wsm.rollout", "wsm.demo")
+HEAVY = ("paddle", "matplotlib", "numpy", "rich.live", "rich.progress")
 
 
-@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=" ".join)
-def test_help_fits_a_terminal_and_says_how_a_command_can_end(wsm: Run, command: tuple[str, ...]) -> None:
-    ended = wsm(*command, "--help")
+EXAMPLES = (("examples",), ("examples", "rollout"), ("examples", "demo"))
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS), *EXAMPLES], ids=" ".join)
+def test_help_fits_a_terminal_and_says_how_a_command_can_end(
+    wsm: Run, example: Run, command: tuple[str, ...]
+) -> None:
+    ended = example(*command[1:], "--help") if command in EXAMPLES else wsm(*command, "--help")
     assert ended.code == 0
     assert max(map(len, ended.out.splitlines())) <= 80
     assert "Exit codes:" in ended.out
@@ -85,3 +91,10 @@ def test_help_imports_no_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
+
+
+def test_the_package_is_the_command_where_no_script_is_on_the_path() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "wsm", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "Usage: wsm" in ended.stdout

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import pytest
 from command_line import Run
 from commanded_group import LivingGroup
@@ -13,8 +15,10 @@ from commanded_group import LivingGroup
 from wsm.cli.journal import Story
 from wsm.config import config_from_mapping
 from wsm.group_segment import own_group
-from wsm.states import journal as kinds
-from wsm.states.journal import JournalEntry
+from wsm.journal import entry as kinds
+from wsm.journal.entry import JournalEntry
+from wsm.strategies import TensorSpec
+from wsm.testing import InMemoryRunner, LocalGroup
 
 NO_END = "it runs still, was killed, or the file was cut short, as by a full disk"
 SECOND = 1_000_000_000
@@ -49,6 +53,43 @@ HISTORY = [
 def write(path: Path, entries: list[JournalEntry]) -> Path:
     path.write_text("".join(f"{entry.to_line()}\n" for entry in entries))
     return path
+
+
+def test_the_name_of_a_group_reads_the_last_lines_in_its_segment_and_says_what_is_missing(
+    wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WSM_DIRECTORY", str(tmp_path))
+    with LocalGroup(lambda _: InMemoryRunner([TensorSpec("weight", "F32", (4,))]), tmp_path) as group:
+        group.update(1)
+        told = wsm("journal", "tested")
+        assert told.code == 0, told.out + told.err
+        assert "serves version 1" in told.out
+        assert "as the tables allow" not in told.out
+        for whose in ("rank0", "rank1", "controllers"):
+            assert f"gap: tested/{whose}: a segment keeps some of the last lines, here since" in told.out
+        assert "journal_directory keeps all" in told.out
+        refused = wsm("journal", "nosuch")
+        assert (refused.code, "nosuch" in refused.err) == (2, True)
+
+
+def test_a_file_that_is_cut_between_two_commands_goes_on_and_is_judged_by_what_is_there(
+    wsm: Run, tmp_path: Path
+) -> None:
+    journals = tmp_path / "journals"
+    one = TensorSpec("weight", "F32", (4,))
+    with LocalGroup(
+        lambda _: InMemoryRunner([one]),
+        tmp_path,
+        configuration={"journal_directory": str(journals)},
+    ) as group:
+        group.update(1)
+        for file in journals.glob("*.ndjson"):
+            os.truncate(file, 0)
+        group.update(2)
+    for judged in ("--check", "--replay"):
+        ended = wsm("journal", journals, judged)
+        assert (ended.code, ended.err) == (0, "")
+        assert "rank 1 ends in weights NORMAL" in ended.out
 
 
 def test_a_journal_reads_as_a_story_with_its_end(wsm: Run, tmp_path: Path) -> None:
@@ -174,7 +215,7 @@ def test_the_clocks_of_a_host_that_was_restarted_make_no_controller_late(wsm: Ru
         at(1, kinds.STARTED, rank=-1, sequence=0, pid=1),
         at(2, kinds.COMMAND_OVER, rank=-1, outcome=""),
     ]
-    behind = [entry._replace(wall_ns=before.wall_ns + entry.at_ns) for entry in behind]
+    behind = [msgspec.structs.replace(entry, wall_ns=before.wall_ns + entry.at_ns) for entry in behind]
     ended = wsm("journal", write(tmp_path / "controller.ndjson", [before, *behind]))
     assert (ended.code, ended.out.splitlines()[-1]) == (0, "3 entries, all as the tables allow")
 
@@ -195,7 +236,7 @@ def test_a_directory_without_journals_is_wrong_usage(wsm: Run, tmp_path: Path) -
 
 def test_a_trace_of_the_journals_holds_states_and_actions(wsm: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    ended = wsm("journal", write(tmp_path / "rank0.ndjson", HISTORY), "--trace", out)
+    ended = wsm("trace", write(tmp_path / "rank0.ndjson", HISTORY), "--out", out)
     assert (ended.code, ended.err) == (0, "")
     slices = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
     assert [(one["name"], one["ts"], one["dur"]) for one in slices] == [
@@ -275,7 +316,7 @@ def test_what_a_living_group_writes_is_as_the_tables_allow(wsm: Run, group: Livi
     assert "load_weights FAILED: " in " ".join(ended.out.split())
     again = wsm("journal", group.journals, "--replay")
     assert again.code == 0, again.err
-    assert again.out.splitlines()[-1].endswith("inputs: the core answers each of them as it did")
+    assert again.out.splitlines()[-1].endswith("inputs: were asked again")
     assert "rank 1 ends in weights CLEARED, KV cache CLEARED" in ended.out.splitlines()
     out = group.journals.parent / "night.json"
     assert wsm("trace", group.journals, "--out", out).code == 0

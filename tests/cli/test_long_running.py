@@ -1,10 +1,10 @@
-"""The commands that start a whole group: ``wsm rollout`` and ``wsm demo``."""
+"""The examples that start a whole group, and where ``wsm rollout`` and ``wsm demo`` say that they are."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
+import shlex
 import signal
 from pathlib import Path
 
@@ -13,38 +13,66 @@ import pytest
 from command_line import Run, Start
 from commanded_group import PATIENCE_S
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
+from tests.leftovers import group_name
+from wsm.private_directory import private_directory
 
 
-@pytest.mark.parametrize("command", [["rollout", "--name", "policy"], ["demo"]])
-def test_a_command_that_computes_says_at_once_that_paddle_is_missing(
-    wsm: Run, command: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("command", "missing", "extras"),
+    [
+        (["rollout", "--name", "a policy"], "paddle", "cpu"),
+        (["demo"], "paddle", "cpu,dev"),
+        (["demo"], "rich", "cpu,dev"),
+    ],
+)
+def test_a_command_that_computes_says_at_once_what_is_missing(
+    *,
+    wsm: Run,
+    example: Run,
+    command: list[str],
+    missing: str,
+    extras: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    find = importlib.util.find_spec
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    ended = wsm(*command)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
+    ended = example(*command)
     assert ended.code == 1
-    assert "pip install 'wsm[cpu]'" in ended.err
+    assert f"needs {missing}, " in ended.err
+    assert f"pip install -e '.[{extras}]'" in ended.err
     assert ended.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+    told = wsm(*command)
+    assert (told.code, told.out) == (2, "")
+    assert f"run: {shlex.join(['python', '-m', f'examples.{command[0]}', *command[1:]])} (" in told.err
 
 
 @pytest.mark.paddle
 @pytest.mark.processes
-def test_a_rollout_is_driven_from_outside_until_ctrl_c(start_wsm: Start, wsm: Run, tmp_path: Path) -> None:
-    name = f"cli-rollout-{os.getpid()}"
+def test_a_rollout_is_driven_from_outside_until_ctrl_c(
+    start_wsm: Start, wsm: Run, example: Run, tmp_path: Path
+) -> None:
+    name = group_name("rollout")
     file = tmp_path / "rollout.yaml"
-    file.write_text(json.dumps({"model": {"vocabulary": 8, "layers": 1}, "load": {"concurrency": 4}}))
-    rollout = start_wsm("--log-format", "json", "rollout", "--name", name, "--ranks", 2, "--config", file)
-    assert rollout.stdout.readline().startswith(f"{name} serves version 1 on 2 ranks (processes ")
+    journals = tmp_path / "journals"
+    content = {"model": {"vocabulary": 8, "layers": 1}, "load": {"concurrency": 4}}
+    file.write_text(json.dumps({"group": {"journal_directory": str(journals)}, **content}))
+    rollout = start_wsm(
+        "--log-format", "json", "rollout", "--name", name, "--ranks", 2, "--config", file, program="examples"
+    )
+    line = next(line for line in rollout.stdout if "has waited" not in line)  # a slow machine says so first
+    assert line.startswith(f"{name} serves version 1 on 2 ranks (processes ")
 
     assert wsm("update", name, "--force").code == 0
     assert "cleared" in wsm("clear", name, "--in-flight", "keep").out
     assert json.loads(wsm("status", name, "--json").out)["state"] == "CLEARED"
-    assert "serves version 1" in wsm("update", name, "--config", file).out
+    assert "serves version 1" in wsm("update", name, "--config", file).out  # which has neither name nor ranks
+    assert wsm("journal", journals, "--check").code == 0
     ranks = [rank["pid"] for rank in json.loads(wsm("status", name, "--json").out)["ranks"]]
 
-    again = wsm("rollout", "--name", name)
+    again = example("rollout", "--name", name)
     assert again.code == 1
     assert str(rollout.pid) in again.err
 
@@ -53,4 +81,4 @@ def test_a_rollout_is_driven_from_outside_until_ctrl_c(start_wsm: Start, wsm: Ru
     assert rollout.returncode == 130
     assert {"group.started", "group.stopped"} <= {json.loads(line)["event"] for line in err.splitlines()}
     assert not any(psutil.pid_exists(pid) for pid in ranks)
-    assert [path.name for path in SHARED_MEMORY.iterdir() if name in path.name] == []
+    assert [path.name for path in private_directory().iterdir() if name in path.name] == []

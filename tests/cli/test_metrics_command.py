@@ -14,8 +14,8 @@ from commanded_group import LivingGroup
 from prometheus_client.parser import text_string_to_metric_families
 
 from wsm import Controller, WsmError
-from wsm.states import journal as kinds
-from wsm.states.journal import JournalEntry
+from wsm.journal import entry as kinds
+from wsm.journal.entry import JournalEntry
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:

@@ -23,7 +23,7 @@ def serve(group: LivingGroup, start_wsm: Start, tmp_path: Path) -> Iterator[Call
     servers = []
 
     def start(*options: object) -> str:
-        receipts = tmp_path / "http.jsonl"
+        receipts = tmp_path / "http.sqlite"
         servers.append(start_wsm("serve", group.name, "--http", "0", "--receipts", receipts, *options))
         said = servers[-1].stdout.readline()
         assert "is commanded at" in said, servers[-1].communicate(timeout=20)[1]
@@ -39,7 +39,7 @@ def serve(group: LivingGroup, start_wsm: Start, tmp_path: Path) -> Iterator[Call
 def test_a_group_is_commanded_through_its_server_by_the_words_of_this_command_line(
     group: LivingGroup, serve: Callable[..., str], wsm: Run
 ) -> None:
-    url = serve()
+    url = serve("--port", "0")
     assert wsm("--url", url, "update", group.name, "--version", 1).code == 0
     held = wsm("--url", url, "hold", group.name)
     assert held.code == 0, held.err

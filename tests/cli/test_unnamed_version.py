@@ -42,6 +42,7 @@ def test_the_others_wait_until_rank_0_has_looked(group: LivingGroup) -> None:
     with Controller(group.name) as controller:
         group.stop(0)
         pending = controller.begin_update()
+        pending.written()
         seen = controller.status().ranks[1].heartbeat
         group.until(lambda status: status.ranks[1].heartbeat > seen + 3)  # it has looked at the command
         publish(group.snapshots, 3)

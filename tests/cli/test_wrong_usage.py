@@ -27,14 +27,17 @@ WRONG = {
     "an inspection of no rank": ["inspect", "."],
     "a conversion of nothing": ["convert", "/no/such/file", "elsewhere"],
     "a journal that is not there": ["journal", "/no/such/file"],
+}
+WRONG_EXAMPLES = {
     "no ranks": ["rollout", "--name", "policy", "--ranks", "0"],
     "no steps": ["demo", "--steps", "0"],
+    "a rollout without a name": ["rollout"],
 }
 
 
-@pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG.keys())
-def test_wrong_usage_is_one_line_and_code_2(wsm: Run, arguments: list[str]) -> None:
-    ended = wsm(*arguments)
+@pytest.mark.parametrize("name", [*WRONG, *WRONG_EXAMPLES])
+def test_wrong_usage_is_one_line_and_code_2(wsm: Run, example: Run, name: str) -> None:
+    ended = wsm(*WRONG[name]) if name in WRONG else example(*WRONG_EXAMPLES[name])
     assert ended.code == 2
     assert ended.out == ""
     assert ended.err.startswith("error: ")
@@ -73,9 +76,3 @@ def test_a_configuration_that_cannot_be_used_is_wrong_usage(wsm: Run, tmp_path: 
     assert ended.err.startswith("error: ")
     assert ended.err.count("\n") == 1
     assert str(file) in ended.err
-
-
-def test_a_rollout_without_a_name_says_where_to_give_it(wsm: Run) -> None:
-    ended = wsm("rollout")
-    assert ended.code == 2
-    assert "--name" in ended.err

@@ -1,8 +1,11 @@
 """A controller that dies: python controller_process.py GROUP DIRECTORY COMMAND VERSION POINT [DEADLINE].
 
-COMMAND is `clear`, `update` or `hot`; VERSION is a number or `newest`. At POINT the process kills itself
-as the kernel would, with the role held: nothing of it runs any more. POINT `never` lets it live to the end,
-and it says then how the command failed, if it did.
+COMMAND is `clear`, `update`, `hot`, or `restore` for an update that restores the version before if it fails;
+VERSION is a number or `newest`. At POINT the process kills itself as the kernel would, with the role held:
+nothing of it runs any more. At POINT `hang before decision` it lives, is not stopped, and does not go on
+until SIGUSR1 comes; so it does at POINT `hang at end`, where its command has failed and is over, and it has
+the role still. A point that ends with a number is that of the command with that place. POINT `never`
+lets it live to the end, and it says then how the command failed, if it did.
 """
 
 from __future__ import annotations
@@ -11,15 +14,19 @@ import json
 import os
 import signal
 import sys
+import threading
 
 import wsm
 from wsm.committed_record import CommittedRecord
-from wsm.controller import group_view
+from wsm.controller import _drive
+from wsm.controller._transaction import Transaction
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
 from wsm.signals.segment import Segment
 from wsm.signals.slot import PayloadSlot
 from wsm.states.words import CommandWord, CommittedWord
+
+WOKEN = threading.Event()
 
 
 def die() -> None:
@@ -36,12 +43,18 @@ def store_half(slot: PayloadSlot, epoch: int, sequence: int, kind: int, data: by
 def die_at(point: str) -> None:
     """Make the writers of the controller's words and of its record end the process before or after that."""
     write_command, write_committed = GroupView.write_command, GroupView.write_committed
-    write_record = group_view.write_record
+    write_record = _drive.write_record
+    place = 0
 
     def command(group: GroupView, word: CommandWord) -> None:
+        nonlocal place
+        place += not word.operation.is_decision
         what = "decision" if word.operation.is_decision else "command"
+        what += f" {place}" * point[-1].isdecimal()
         if point == f"before {what}":
             die()
+        if point == f"hang before {what}":
+            WOKEN.wait()
         write_command(group, word)
         if point == f"after {what}":
             die()
@@ -63,14 +76,21 @@ def die_at(point: str) -> None:
             die()
         return found
 
+    def told(transaction: Transaction, error: WsmError) -> WsmError:
+        if point == "hang at end":
+            WOKEN.wait()
+        return tell(transaction, error)
+
+    tell, Transaction._told = Transaction._told, told
     GroupView.write_command, GroupView.write_committed = command, committed
-    group_view.write_record = record
+    _drive.write_record = record
 
 
 def main() -> None:
     name, directory, command, version, point, *rest = sys.argv[1:]
     deadline = float(rest[0]) if rest else 60.0
     die_at(point)
+    signal.signal(signal.SIGUSR1, lambda *_: WOKEN.set())
     with wsm.Controller(name, directory=directory) as controller:
         try:
             if command == "clear":
@@ -81,7 +101,8 @@ def main() -> None:
                 controller.release(owner="trainer", deadline_s=deadline)
             else:
                 number = None if version == "newest" else int(version)
-                controller.update(number, hot=command == "hot", deadline_s=deadline)
+                then = "restore" if command == "restore" else None
+                controller.update(number, hot=command == "hot", deadline_s=deadline, on_failure=then)
         except WsmError as error:
             sys.stdout.write(json.dumps({"event": "failed", "error": str(error)}) + "\n")
             sys.exit(1)

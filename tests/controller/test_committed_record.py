@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from living_group import eventually
+from msgspec import structs
 from recovered_group import recovered
 
 from tests.labels import labels
@@ -18,22 +17,25 @@ from wsm.committed_record import (
     CommittedRecordError,
     commit_report,
     committed_record,
+    content_digest,
     named_by,
     place_to_write,
     write_record,
 )
 from wsm.controller.errors import RankFailedError
+from wsm.report import LABEL_MEANT, WITHOUT_WEIGHTS, RankReport
 from wsm.signals.segment import Segment
+from wsm.states.holding import Hold
 from wsm.status import explain, read_facts
 
 named = st.none() | labels()
-holds = st.none() | st.dictionaries(st.text(max_size=8), st.none() | st.integers() | st.text(max_size=8))
+holds = st.none() | st.builds(Hold, st.text(max_size=8), st.text(max_size=8))
 records = st.builds(CommittedRecord, st.integers(1, 2**24 - 1), named, named, st.integers(0, 99), holds)
 
 
 @pytest.fixture
 def segment(tmp_path):
-    with Segment.create(
+    with Segment.create_or_adopt(
         "records", world_size=1, run_id="r", configuration_digest=1, directory=tmp_path
     ) as segment:
         yield segment
@@ -70,7 +72,7 @@ def test_a_death_before_the_word_leaves_what_was_committed(commits):
     slots: list[CommittedRecord | None] = [None, None]
     word = CommittedRecord(0).word
     for revision, commit in enumerate(commits):
-        record = replace(commit, revision=revision)
+        record = structs.replace(commit, revision=revision)
         before = named_by(word, slots)
         kept = None if before is None else slots[before]
         slots[place_to_write(word, slots)] = record
@@ -85,14 +87,14 @@ def test_a_new_segment_has_committed_nothing(segment):
 
 
 def test_a_revision_of_the_same_commit_counts_from_its_writing_on_and_a_torn_one_does_not(segment):
-    first = commit(segment, CommittedRecord(5, "7", load_sequence=5, hold={"id": "h", "renewed": 1}))
+    first = commit(segment, CommittedRecord(5, "7", load_sequence=5, hold=Hold("h", "o", renewed_ns=1)))
     for renewed in (2, 3, 4):
-        write_record(segment, 1, replace(first, hold={"id": "h", "renewed": renewed}))
-        assert committed_record(segment).hold == {"id": "h", "renewed": renewed}
+        write_record(segment, 1, structs.replace(first, hold=Hold("h", "o", renewed_ns=renewed)))
+        assert committed_record(segment).hold == Hold("h", "o", renewed_ns=renewed)
     assert committed_record(segment).revision == first.revision + 3
     place = next(place for place, slot in enumerate(segment.records) if slot.last()[0][2] == 4)
     segment._memory.bytes[segment.layout.records[place] + 24] ^= 1
-    assert committed_record(segment).hold == {"id": "h", "renewed": 3}
+    assert committed_record(segment).hold == Hold("h", "o", renewed_ns=3)
 
 
 def test_a_word_without_its_record_is_an_error_that_names_a_way_on(segment):
@@ -158,3 +160,25 @@ def test_an_epoch_begins_without_the_record_and_the_group_stays_cleared_until_it
         eventually(lambda: controller.status().over)
         assert controller.status().state == "CLEARED"
         assert controller.update(2).version == "2"
+
+
+def loaded(rank: int, digest: str, meant: str | None, manifest: str | None = None) -> RankReport:
+    scope = {} if manifest is None else {"manifest_scope": "group"}
+    facts = {} if meant is None else {LABEL_MEANT: meant}
+    return RankReport(rank, version="a", manifest_digest=manifest, digest=digest, facts={**facts, **scope})
+
+
+def test_the_content_of_a_label_has_a_digest_once_the_label_has_meant_another():
+    new, same = CommittedRecord(1), CommittedRecord(1, "a")
+    reports = [loaded(0, "x", "x"), loaded(1, "y", "z")]
+    assert content_digest([loaded(0, "x", None), loaded(1, "y", None)], "a", new) is None
+    assert content_digest([loaded(0, "x", "x"), loaded(1, "y", "y")], "a", same) is None
+    digest = content_digest(reports, "a", same)
+    assert digest is not None
+    helper = RankReport(2, facts={WITHOUT_WEIGHTS: True})
+    assert content_digest([*reports, helper], "a", same) == digest
+    assert content_digest([loaded(0, "x", None), loaded(1, "w", "z")], "a", same) != digest
+    known = structs.replace(same, content_digest=digest)
+    assert content_digest([loaded(0, "x", None), loaded(1, "y", None)], "a", known) == digest
+    assert content_digest([loaded(0, "x", None), loaded(1, "y", None)], "b", known) is None
+    assert content_digest([loaded(0, "x", "w", "m"), loaded(1, "y", "y", "m")], "a", same) == "m"

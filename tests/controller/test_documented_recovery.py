@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import select
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 import wsm
+from tests.leftovers import group_name
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.names import segment_path
 from wsm.strategies import publish_snapshot
@@ -64,7 +64,7 @@ class Documented:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.name = f"test-{secrets.token_hex(4)}"
+        self.name = group_name("recovered")
         content = yaml.safe_load(
             one(blocks("docs/embedding.md", "yaml"), "journal_directory: /var/log/policy")
         )

@@ -10,7 +10,6 @@ from living_group import LivingGroup, eventually
 from tests.raising import raising
 from wsm import EngineBridge, EngineWordsConfig
 from wsm.clock import ManualClock
-from wsm.controller import errors
 from wsm.controller.errors import RankFailedError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
@@ -59,6 +58,12 @@ class Engine:
 
     def reads(self, kind: EngineWordKind = WEIGHTS) -> list[int]:
         return [word.read() for (other, _), word in sorted(self.words.items(), key=str) if other is kind]
+
+    def asks_for_a_version_without_files(self) -> None:
+        self.group.publish(2)
+        for path in self.group.shard_files(2, 0) + self.group.shard_files(2, 1):
+            path.unlink()
+        self.asks(UPDATING)
 
     def close(self) -> None:
         for bridge in self._bridges:
@@ -287,10 +292,7 @@ def test_commands_of_wsm_show_in_the_words(make_engine):
 def test_an_update_that_fails_is_not_answered_with_a_lie(make_engine):
     engine = make_engine()
     bridge, group = engine.bridge(), engine.group
-    group.publish(2)
-    for path in group.shard_files(2, 0) + group.shard_files(2, 1):
-        path.unlink()
-    engine.asks(UPDATING)  # from NORMAL: version 1 stays, nothing was touched
+    engine.asks_for_a_version_without_files()  # from NORMAL: version 1 stays, nothing was touched
     bridge.turn()
     assert engine.reads() == [UPDATING]
     assert status(engine).version == "1"
@@ -347,7 +349,7 @@ def test_a_command_of_wsm_is_refused_while_the_engine_commands_and_changes_nothi
     controller = engine.group.controller(engine_words=engine.config)
     engine.asks(NORMAL, CLEARING)
     for command in (controller.clear, controller.hold):
-        with raising(errors.engine_word_busy, match=r"model_weights_status\.8001 holds -1"):
+        with raising("engine-word-busy", match=r"model_weights_status\.8001 holds -1"):
             command()
     assert engine.reads() == [NORMAL, CLEARING]
     assert status(engine).sequence == 1
@@ -415,7 +417,7 @@ def test_a_hot_update_is_refused_while_the_engine_commands(make_engine):
     engine = make_engine()
     controller = engine.group.controller(engine_words=engine.config)
     engine.asks(CLEARING)
-    with raising(errors.engine_word_busy, match=r"model_weights_status\.8000 holds -1"):
+    with raising("engine-word-busy", match=r"model_weights_status\.8000 holds -1"):
         controller.update(1, hot=True, force=True)
     assert (status(engine).sequence, status(engine).controller_pid) == (1, None)
 
@@ -463,7 +465,7 @@ def test_while_the_group_is_held_no_word_of_the_weights_says_normal(make_engine)
     bridge.turn()
     assert (engine.reads(), status(engine).serving) == ([CLEARED], False)
     engine.asks(UPDATING)
-    with raising(errors.engine_word_busy):
+    with raising("engine-word-busy"):
         controller.release(owner="trainer")
     bridge.turn()
     assert engine.reads() == [CLEARED]
@@ -476,7 +478,7 @@ def test_a_lease_that_ends_a_hold_shows_normal_in_the_words(make_engine):
     bridge = engine.bridge()
     controller = engine.group.controller(engine_words=engine.config)
     controller.hold(owner="trainer", lease_s=0.2, on_lease="serve")
-    eventually(lambda: status(engine).serving)
+    eventually(lambda: status(engine).over and status(engine).serving)
     bridge.turn()
     assert engine.reads() == [NORMAL]
 
@@ -486,7 +488,7 @@ def test_words_wait_for_the_decision_of_a_process_that_lives_and_of_no_lease(mak
     group = engine.group
     group.publish(2)
     controller = group.controller(engine_words=engine.config)
-    with raising(errors.lease_and_words) as caught:
+    with raising("lease-and-words") as caught:
         controller.lease(2, hot=False)
     assert "8000" in str(caught.value)
     assert (engine.reads(), status(engine).version) == ([NORMAL], "1")
@@ -498,3 +500,37 @@ def test_words_wait_for_the_decision_of_a_process_that_lives_and_of_no_lease(mak
     assert engine.reads() == [NORMAL]
     assert controller.commit("hot").version == "2"
     assert engine.reads() == [NORMAL]
+
+
+def test_a_command_with_words_ends_a_wish_that_failed_and_one_that_fails_gives_it_back(make_engine):
+    engine = make_engine()
+    bridge, group = engine.bridge(), engine.group
+    engine.asks_for_a_version_without_files()
+    bridge.turn()
+    controller = group.controller(engine_words=engine.config)
+    with pytest.raises(RankFailedError):
+        controller.update(404)
+    assert engine.reads() == [UPDATING]
+    engine.clock.advance(60)
+    bridge.turn()
+    controller.update(1, force=True)
+    assert engine.reads() == [NORMAL]
+    sequence = status(engine).sequence
+    engine.clock.advance(60)
+    bridge.turn()
+    assert (engine.reads(), status(engine).sequence) == ([NORMAL], sequence)
+
+
+def test_a_wish_that_failed_is_ended_by_a_command_without_words_and_told_once(make_engine, caplog):
+    engine = make_engine(2)
+    bridge, group = engine.bridge(), engine.group
+    engine.asks_for_a_version_without_files()
+    for _ in range(3):
+        bridge.turn()
+        engine.clock.advance(60)
+    assert engine.reads() == [UPDATING, UPDATING]
+    told = [each.getMessage() for each in caplog.records if "asked=UPDATING error" in each.getMessage()]
+    assert len(told) == 1
+    group.controller().update(1, force=True)
+    bridge.turn()
+    assert engine.reads() == [NORMAL, NORMAL]

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from wsm.controller.group_view import GroupView
-from wsm.controller.recovery import Recovery
+from wsm.controller.recovery import Recovery, RecoveryConfig
 from wsm.errors import WsmError
 from wsm.receipt import Outcome
 from wsm.states.epochs import next_epoch, restored_version
+from wsm.states.group import GroupState, goal_of
 from wsm.states.vocabulary import WeightState
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
@@ -44,6 +45,7 @@ def test_a_clear_is_no_command_without_work_but_the_one_that_counts(lone):
 
 def test_a_command_remembers_what_the_group_is_owed(lone):
     pending = lone.controller.begin_update(2)
+    pending.written(10)
     group = GroupView(lone.segment)
     assert group.arguments(group.view().command).before is WeightState.NORMAL
     lone.run(pending)
@@ -67,7 +69,8 @@ def damage_arguments(lone) -> None:
 @pytest.mark.parametrize("damaged", ["before they are read", "behind the decision"])
 @pytest.mark.parametrize("command", ["hold", "restore"])
 def test_no_debt_is_lost_where_arguments_are_damaged(lone, command, damaged):
-    recovery, committed = Recovery(lone.segment), (command, damaged) == ("hold", "behind the decision")
+    recovery = Recovery(lone.segment, limits=RecoveryConfig())
+    committed = (command, damaged) == ("hold", "behind the decision")
     assert recovery.owed() == "1"
     if command == "hold":
         pending = lone.controller.begin_hold(owner="trainer", deadline_s=60 if committed else 1)
@@ -75,6 +78,7 @@ def test_no_debt_is_lost_where_arguments_are_damaged(lone, command, damaged):
         assert recovery.take_role(1.0)
         lone.worker._loop.reader._work = replace(lone.worker._loop.reader._work, load=fails)
         pending = recovery.restore(deadline_s=1)
+    pending.written(10)
     if damaged == "before they are read":
         damage_arguments(lone)
     lone.run(pending)
@@ -85,7 +89,10 @@ def test_no_debt_is_lost_where_arguments_are_damaged(lone, command, damaged):
     lone.worker._loop.reader._work = replace(lone.worker._loop.reader._work, load=load)
     # What the next epoch restores is the same, and so is what this one does.
     group = GroupView(lone.segment)
-    assert recovery._write_goal(group.view()) == "1"
+    recovery.dead.add(0)
+    known = recovery.known(group.look(), GroupState.of(group.view()), own=True)
+    recovery.dead.clear()
+    assert goal_of(group.view(), known) == "1"
     assert recovery.take_role(1.0)
     lone.run(recovery.restore())
     assert (lone.worker.version, lone.controller.status().hold is not None) == ("1", committed)

@@ -38,16 +38,16 @@ def test_a_held_group_stands_with_its_memory_and_goes_on_after_the_release(group
     held = controller.hold(owner="trainer")
     assert (held.outcome, held.serving, held.missing) == (Outcome.HELD, False, ())
     assert held.hold is not None
-    assert held.hold["owner"] == "trainer"
+    assert held.hold.owner == "trainer"
     before = [len(group.steps_of(rank)) for rank in range(group.ranks)]
     status = controller.status()
     assert not status.serving
     assert "is held by trainer" in status.headline
     group.publish(2)
-    updated = controller.update(2, hold=held.hold["id"])
+    updated = controller.update(2, hold=held.hold.hold_id)
     assert (updated.serving, updated.version) == (False, "2")
     assert [len(group.steps_of(rank)) for rank in range(group.ranks)] == before, "a step between the two"
-    released = controller.release(owner="trainer", hold=held.hold["id"])
+    released = controller.release(owner="trainer", hold=held.hold.hold_id)
     assert (released.outcome, released.serving, released.hold) == (Outcome.RELEASED, True, None)
     group.await_steps()
     group.assert_steps_are_pure([1, 2])
@@ -59,7 +59,7 @@ def test_a_held_group_stands_with_its_memory_and_goes_on_after_the_release(group
 def test_a_hold_is_its_owners_and_a_release_wants_what_can_serve(group, controller) -> None:
     held = controller.hold(owner="trainer", lease_s=60)
     assert controller.hold(owner="trainer", lease_s=90).outcome is Outcome.HOLD_RENEWED
-    assert controller.status().hold["lease_s"] == 90
+    assert controller.status().hold.lease_s == 90
     for refused in (lambda: controller.hold(owner="operator"), lambda: controller.release(owner="operator")):
         with pytest.raises(RefusedError, match="'trainer'") as caught:
             refused()
@@ -68,7 +68,7 @@ def test_a_hold_is_its_owners_and_a_release_wants_what_can_serve(group, controll
     with pytest.raises(RefusedError, match="KV cache") as caught:
         controller.release(owner="trainer")
     assert caught.value.code == "cannot-serve"
-    assert controller.status().hold["id"] == held.request_id
+    assert controller.status().hold.hold_id == held.request_id
     controller.update(tags=[Tag.KV_CACHE])
     assert controller.release(owner="operator", force=True).serving
     with pytest.raises(RefusedError) as caught:
@@ -128,7 +128,7 @@ def test_nine_holds_in_a_row_and_five_at_once_succeed(group, controller) -> None
         return [
             one.outcome
             for one in await asyncio.gather(
-                *(c.release_async(owner="trainer") for c in (controller, *others))
+                *(c.begin_release(owner="trainer") for c in (controller, *others))
             )
         ]
 
@@ -178,11 +178,11 @@ def test_to_cancel_the_await_of_a_hold_leaves_it_and_to_give_it_up_aborts_it(gro
 
     async def cancel() -> None:
         group.order(1, "stop_admitting", "hold")
-        await cancelled(controller.hold_async(request_id="mine"))
+        await cancelled(controller.begin_hold(request_id="mine"))
         group.revoke(1, "stop_admitting")
         await asyncio.to_thread(eventually, lambda: controller.status().hold is not None)
-        assert controller.status().hold["id"] == "mine"
-        await controller.release_async(hold="mine")
+        assert controller.status().hold.hold_id == "mine"
+        await controller.begin_release(hold="mine")
         group.order(1, "stop_admitting", "hold")
         pending = controller.begin_hold()
         await cancelled(pending)

@@ -118,7 +118,7 @@ def test_a_new_epoch_begins_held_and_its_restore_loads_under_the_hold(kept) -> N
     kept.kill(1)
     receipt = kept.recover(1)
     assert (receipt.version, receipt.serving, receipt.epoch) == ("1", False, 2)
-    assert kept.controller.status().hold["id"] == held.request_id
+    assert kept.controller.status().hold.hold_id == held.request_id
     assert_stands(kept)
     end(kept)
 
@@ -166,7 +166,7 @@ def test_a_lease_that_runs_out_lets_serve_what_is_whole_and_nothing_else(make_gr
         group.await_steps()
         controller.hold(owner="trainer", lease_s=0.2)
         eventually(lambda: re.search(r"the lease of trainer ran out \d+ s ago", controller.status().because))
-        assert controller.status().hold["owner"] == "trainer"
+        assert controller.status().hold.owner == "trainer"
         controller.hold(owner="trainer", lease_s=0.2, on_lease="serve")
         controller.clear()
         eventually(lambda: "ran out" in controller.status().because)
@@ -182,7 +182,7 @@ def test_the_keeper_ends_a_lease_where_there_is_one(kept) -> None:
     kept.controller.hold(owner="trainer", lease_s=0.1, on_lease="serve")
 
     def serves() -> bool:
-        kept.recovery.end_abandoned()
+        kept.recovery.look()
         return kept.controller.status().serving
 
     eventually(serves)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from wsm.controller import outcome
 from wsm.report import RankReport
@@ -32,3 +33,7 @@ def test_ranks_that_name_no_publication_do_not_agree_on_one(nothing):
     assert outcome.disagreement([prepared(0, nothing), prepared(1, nothing)])
     assert not outcome.disagreement([prepared(0, "a", "rank"), prepared(1, "b", "rank")])
     assert outcome.disagreement([prepared(0, "m"), prepared(1, "m", "rank")])
+    facts = [{"manifest_scope": "group", "publication": publication} for publication in "pq"]
+    one, other = (RankReport(0, version=7, manifest_digest="m", facts=fact) for fact in facts)
+    assert not outcome.disagreement([one, one])
+    assert outcome.disagreement([one, replace(other, rank=1)]), "the same tensors, published twice"

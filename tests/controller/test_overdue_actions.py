@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from living_group import eventually
 
+from wsm import Outcome
 from wsm.clock import ManualClock
 from wsm.controller.errors import ActionOverdueError, CommandTimeoutError
+from wsm.states.errors import CommandOpenError
 
 pytestmark = pytest.mark.processes
 
@@ -125,8 +130,11 @@ def test_a_command_whose_controller_died_with_a_stopped_rank_does_not_hold_the_n
         with pytest.raises(CommandTimeoutError):
             pending.result(60)
         standing_clock = ManualClock()  # with it, a wait by the clock would never end
-        with pytest.raises(Exception, match="still at command"):
-            group.controller(clock=standing_clock).begin_clear()
+        stopped = f"its process is stopped: 'kill -CONT {group.programs[1].pid}'"
+        with pytest.raises(CommandOpenError, match=f"still at command .* {stopped}"):
+            group.controller(clock=standing_clock).begin_clear().result(50)
+        waits = ThreadPoolExecutor(1).submit(controller.clear, wait_s=50)  # for a stopped one, too
+        eventually(lambda: controller.status().controller_pid == os.getpid())
         group.revoke(1, "write")
         group.programs[1].thaw()
-        eventually(lambda: controller.status().over)
+        assert waits.result(50).outcome in (Outcome.CLEARED, Outcome.ALREADY_CLEARED)

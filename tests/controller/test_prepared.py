@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from functools import partial
 from pathlib import Path
@@ -14,20 +13,15 @@ from living_group import Program, eventually
 from tests.raising import raising
 from wsm import Controller, HotFallback, Outcome
 from wsm.clock import ManualClock
-from wsm.command import CommandArguments
-from wsm.controller import errors
-from wsm.controller.errors import DecisionHeldError, RankFailedError
-from wsm.controller.group_view import GroupView
+from wsm.controller.errors import CommandTimeoutError, DecisionHeldError, RankFailedError
 from wsm.errors import GroupError
+from wsm.journal.entry import read_ndjson
+from wsm.journal.replay import replay
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import ControllerRole
 from wsm.signals.segment import Segment
-from wsm.states.decide import next_command
-from wsm.states.journal import read_ndjson
-from wsm.states.replay import replay
-from wsm.states.rerun import Rerun
-from wsm.states.vocabulary import After, InFlightPolicy, WeightState
-from wsm.states.words import Decider, Operation
+from wsm.states.vocabulary import After, InFlightPolicy
+from wsm.states.words import StatusWord
 
 pytestmark = pytest.mark.processes
 
@@ -74,10 +68,6 @@ def assert_journals_are_possible(group):
     with (group.directory / "journals" / "controller.ndjson").open() as lines:
         entries = read_ndjson(lines)
     assert replay(entries).impossible is None
-    inputs = Rerun("this build")
-    for entry in entries:
-        inputs.take(entry)
-    assert not inputs.differences
 
 
 def assert_serves(group, controller, version):
@@ -101,7 +91,7 @@ def test_the_old_version_serves_until_the_caller_commits(serving):
     receipt = prepared.commit()
     assert (receipt.outcome, receipt.version, receipt.hot) == (Outcome.UPDATED, "2", True)
     assert prepared.commit() == receipt
-    with raising(errors.decided_otherwise):
+    with raising("decided-otherwise"):
         prepared.abort()
     assert_serves(group, controller, 2)
     group.assert_steps_are_pure([1, 2])
@@ -155,7 +145,7 @@ def test_a_teardown_that_fails_as_a_command_is_taken_back_is_an_error_that_names
     group, controller = serving
     prepared = controller.prepare(2, hot=False).wait()
     group.order(1, "release", "raise")
-    with raising(errors.not_given_back) as caught:
+    with raising("not-given-back") as caught:
         prepared.abort()
     assert (caught.value.context["ranks"], caught.value.context["request_id"]) == ((1,), prepared.request_id)
     assert "wsm clear" in str(caught.value)
@@ -168,7 +158,7 @@ def test_a_lease_that_is_over_aborts_and_the_caller_is_told(serving):
     group, controller = serving
     prepared = controller.prepare(2, lease_s=0.05)
     eventually(lambda: prepared.over)
-    with raising(errors.lease_over) as caught:
+    with raising("lease-over") as caught:
         prepared.commit()
     assert "0.05 s" in str(caught.value)
     assert_serves(group, controller, 1)
@@ -180,13 +170,27 @@ def test_a_commit_that_is_said_after_the_lease_is_over_comes_too_late(serving):
     with Controller(group.name, directory=group.directory, clock=clock) as controller:
         prepared = controller.prepare(2, lease_s=5)
         clock.advance(6)  # as for a process that was stopped, and says it before another thread of it looks
-        with raising(errors.lease_over):
+        with raising("lease-over"):
             prepared.commit()
         assert_serves(group, controller, 1)
         prepared = controller.prepare(2, lease_s=5).wait()
-        prepared._held.say(commit=True)  # in time, and the thread that writes it looks later
+        prepared._verdict.decide(commit=True)  # in time, and the thread that writes it looks later
         clock.advance(6)
         assert prepared.commit().version == "2"
+
+
+def test_a_commit_that_was_said_in_time_and_that_no_rank_can_be_asked_for_any_more_is_given_up(serving):
+    """A word that was damaged since all were PREPARED is no answer to the command."""
+    group, controller = serving
+    prepared = controller.prepare(2, lease_s=3600, settle_s=0.2)
+    with Segment.attach(group.name, directory=group.directory) as segment:
+        index = segment.layout.status[0]
+        word = StatusWord.unpack(segment.words[index])
+        segment.words[index] = word._replace(sequence=word.sequence - 1).pack()
+    with pytest.raises(CommandTimeoutError, match=r"waiting for rank 0 \(has not answered\)"):
+        prepared.begin_commit().result(30)
+    eventually(lambda: controller.status().over)
+    assert_serves(group, controller, 1)
 
 
 @pytest.mark.parametrize("hot", [True, False])
@@ -242,9 +246,9 @@ def test_a_hold_or_release_alone_waits_for_the_decision_too(serving, version, ho
 def test_another_owner_prepares_under_a_hold_and_may_not_end_it(serving):
     group, controller = serving
     held = controller.hold(owner="trainer")
-    with raising(errors.held_by_another):
+    with raising("held-by-another"):
         controller.prepare(2, after=After.SERVE, owner="another")
-    with raising(errors.hold_not_in_force):
+    with raising("hold-not-in-force"):
         controller.prepare(2, hold="an older one")
     assert controller.prepare(2, hold=held.request_id).commit().hold is not None
     assert_stands(group)
@@ -279,20 +283,20 @@ def test_a_coroutine_prepares_and_decides(serving):
     group, controller = serving
 
     async def decide():
-        async with await controller.prepare_async(2) as left:
+        async with await controller.begin_prepare(2) as left:
             pass
-        assert (await left.abort_async()).outcome is Outcome.ABORTED
+        assert (await left.begin_abort()).outcome is Outcome.ABORTED
         with pytest.raises(ZeroDivisionError):
             async with controller.begin_prepare(2):
                 raise ZeroDivisionError
-        with raising(errors.lease_over):
+        with raising("lease-over"):
             async with controller.begin_prepare(2, lease_s=0.01) as late:
                 await asyncio.to_thread(eventually, lambda: late.over)
-        await controller.lease_async(2, request_id="two")
-        await controller.abort_async("two", wait_s=5)
+        await controller.begin_lease(2, request_id="two")
+        await controller.begin_abort("two", wait_s=5)
         async with controller.begin_prepare(2) as prepared:
             assert prepared.receipt.outcome is Outcome.PREPARED
-            return await prepared.commit_async()
+            return await prepared.begin_commit()
 
     assert asyncio.run(decide()).version == "2"
     assert_serves(group, controller, 2)
@@ -302,9 +306,9 @@ def test_a_coroutine_prepares_and_decides(serving):
 def test_to_cancel_an_await_leaves_the_command_under_its_request_id(serving):
     group, controller = serving
 
-    async def cancelled(awaited):
+    async def cancelled(begin, *arguments, **options):
         group.order(0, "stage", "hold")
-        task = asyncio.create_task(awaited)
+        task = asyncio.ensure_future(begin(*arguments, **options))
         await asyncio.to_thread(group.await_held, 0, "stage")
         task.cancel()
         with raising(asyncio.CancelledError):
@@ -313,13 +317,13 @@ def test_to_cancel_an_await_leaves_the_command_under_its_request_id(serving):
         eventually(lambda: {rank.code for rank in controller.status().ranks} == {"PREPARED"})
 
     async def cancel():
-        await cancelled(controller.prepare_async(2, request_id="mine"))
-        assert (await controller.abort_async("mine")).outcome is Outcome.ABORTED
-        await cancelled(controller.prepare_async(2, request_id="mine"))
-        assert (await controller.commit_async("mine")).version == "2"
-        assert (await controller.commit_async("mine", wait_s=5)).version == "2"
-        await cancelled(controller.lease_async(1, request_id="leased"))
-        assert (await controller.abort_async("leased", wait_s=5)).outcome is Outcome.ABORTED
+        await cancelled(controller.begin_prepare, 2, request_id="mine")
+        assert (await controller.begin_abort("mine")).outcome is Outcome.ABORTED
+        await cancelled(controller.begin_prepare, 2, request_id="mine")
+        assert (await controller.begin_commit("mine")).version == "2"
+        assert (await controller.begin_commit("mine", wait_s=5)).version == "2"
+        await cancelled(controller.begin_lease, 1, request_id="leased")
+        assert (await controller.begin_abort("leased", wait_s=5)).outcome is Outcome.ABORTED
 
     asyncio.run(cancel())
     assert_serves(group, controller, 2)
@@ -333,7 +337,7 @@ def test_what_is_given_up_before_all_have_prepared_is_aborted_and_cannot_be_comm
     prepared.give_up()
     group.revoke(0, "stage")
     eventually(lambda: prepared.over)
-    with raising(errors.decided_otherwise):
+    with raising("decided-otherwise"):
         prepared.commit()
     assert_serves(group, controller, 1)
 
@@ -416,12 +420,12 @@ def test_a_lease_holds_the_decision_while_no_process_does(serving, holder):
         with pytest.raises(DecisionHeldError) as caught:
             command()
         assert "held" in str(caught.value)
-    with raising(errors.not_prepared):
+    with raising("not-prepared"):
         controller.commit("another")
     assert_serves(group, controller, 1)
     assert controller.commit("held").version == "2"
     assert controller.commit("held").version == "2"
-    with raising(errors.decided_otherwise):
+    with raising("decided-otherwise"):
         controller.abort("held")
     assert_serves(group, controller, 2)
     assert_journals_are_possible(group)
@@ -431,7 +435,7 @@ def test_a_lease_is_ended_by_the_group_and_a_commit_after_it_is_refused(serving)
     group, controller = serving
     controller.begin_lease(2, lease_s=0.2, request_id="late").result()
     eventually(lambda: {rank.code for rank in controller.status().ranks} == {"DONE_KEPT"})
-    with raising(errors.decided_otherwise):
+    with raising("decided-otherwise"):
         controller.commit("late")
     assert_serves(group, controller, 1)
     controller.begin_lease(2, request_id="again").result()
@@ -448,55 +452,3 @@ def test_the_role_is_free_while_a_lease_holds(serving):
     finally:
         segment.close()
     controller.abort()
-
-
-def test_what_is_decided_outside_is_decided_here_by_an_operator_alone(serving):
-    group, controller = serving
-    with contextlib.closing(Segment.attach(group.name, directory=group.directory)) as segment:
-        view = GroupView(segment)
-        with view.role.acquire(5):
-            found = view.view()
-            command = next_command(found, Operation.HOT_UPDATE, Decider.OUTSIDE)
-            arguments = CommandArguments("two groups", "2", before=WeightState.NORMAL, deadline_s=0.1)
-            view.open(found, command, arguments)
-            eventually(lambda: {rank.code for rank in controller.status().ranks} == {"PREPARED"})
-        view.close()
-    for command in (controller.clear, lambda: controller.update(2)):
-        with pytest.raises(DecisionHeldError, match="made outside"):
-            command()
-    assert "made outside" in controller.status().sentence()
-    with raising(errors.not_prepared, match="outside"):
-        controller.commit("two groups")
-    receipt = controller.abort()
-    assert (receipt.outcome, receipt.version) == (Outcome.ABORTED, "1")
-    assert "may have been to commit it" in receipt.warning
-    with raising(errors.decided_otherwise):
-        controller.commit("two groups")
-    journal = (group.directory / "journals" / "controller.ndjson").read_text()
-    assert "an operator" in journal
-    assert_serves(group, controller, 1)
-    assert_journals_are_possible(group)
-
-
-def test_a_stopped_relay_of_an_outside_decision_is_named_and_ended_before_an_operator_decides(
-    serving, holder
-):
-    group, controller = serving
-    relay = holder("outside", "never")
-    relay.says("prepared")
-    relay.freeze()
-    with pytest.raises(RoleBusyError, match=rf"kill -9 {relay.pid}\b"):
-        controller.abort("two groups")
-    status = controller.status()
-    assert f"process {relay.pid}, which is stopped" in status.sentence()
-    assert f"kill -9 {relay.pid}" in " ".join(status.advice)
-    assert_serves(group, controller, 1)
-    assert not controller.status().over
-    relay.kill()
-    eventually(lambda: "stopped" not in controller.status().sentence())
-    assert "made outside" in controller.status().sentence()
-    assert f"wsm abort {group.name}" in " ".join(controller.status().advice)
-    assert controller.abort("two groups").outcome is Outcome.ABORTED
-    assert_serves(group, controller, 1)
-    assert controller.update(2).version == "2"
-    assert_journals_are_possible(group)

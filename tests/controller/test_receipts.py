@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from living_group import eventually
 
 import wsm
 from wsm import Outcome
+from wsm.controller._transaction import Transaction
 
 pytestmark = pytest.mark.processes
 
@@ -29,6 +31,21 @@ def test_the_receipt_of_an_update_proves_what_every_rank_loaded(group):
         assert all(action.seconds >= 0 for action in report.actions)
     assert receipt.pause_s == 0  # nobody had served before
     assert json.loads(json.dumps(receipt.to_mapping()))["ranks"][1]["version"] == "1"
+
+
+def test_an_update_takes_no_less_than_its_ranks_did_where_its_controller_is_slow(group, monkeypatch):
+    written = Transaction.wrote
+
+    def wrote_late(transaction, command, arguments):
+        eventually(lambda: set(group.codes()) == {"PREPARED"}, "every rank has loaded")
+        written(transaction, command, arguments)
+
+    with group.boot() as controller:
+        group.publish(2)
+        monkeypatch.setattr(Transaction, "wrote", wrote_late)
+        receipt = controller.update(2)
+        for report in receipt.ranks:
+            assert sum(action.seconds for action in report.actions) <= receipt.seconds
 
 
 def test_an_update_of_a_serving_group_says_how_long_it_paused(group):
@@ -106,3 +123,19 @@ def test_a_status_is_plain_data(group):
         assert status.controller_pid is None
         assert [rank.pid for rank in status.ranks] == [program.pid for program in group.programs.values()]
         assert json.loads(json.dumps(status.to_mapping()))["serving"] is True
+
+
+def test_a_forced_load_of_other_content_is_told_by_the_digest_of_what_all_ranks_loaded(group):
+    with group.boot() as controller:
+        assert controller.update(1, force=True).content_digest is None
+        published = group.publish(1, seed="other")
+        receipt = controller.update(1, force=True)
+        assert receipt.content_digest == receipt.manifest_digest == published.manifest_digest
+        assert controller.update(1).content_digest == receipt.content_digest
+        assert controller.status().content_digest == receipt.content_digest
+    group.stop()
+    files = (group.directory / "journals").glob("*.ndjson")
+    told = [line for file in files for line in file.read_text().splitlines() if "content_digest" in line]
+    assert {len(told)} == {1 + group.ranks}, "the command's end, and what each rank serves"
+    assert all(str(receipt.content_digest) in line for line in told)
+    group.assert_journals_are_possible()

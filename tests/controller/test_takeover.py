@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,13 @@ from living_group import Program, eventually
 
 from wsm import Outcome
 from wsm.command import CommandArguments, CommandArgumentsError
+from wsm.journal import entry as kinds
+from wsm.journal.entry import read_ndjson
+from wsm.journal.replay import replay
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import ControllerRole
 from wsm.signals.segment import Segment, SegmentImage
-from wsm.states import journal as kinds
 from wsm.states.errors import CommandOpenError
-from wsm.states.journal import read_ndjson
-from wsm.states.replay import replay
-from wsm.states.rerun import Rerun
 from wsm.status import explain, read_facts
 
 pytestmark = pytest.mark.processes
@@ -59,7 +58,7 @@ def explained(group):
 
 
 def test_a_deadline_travels_with_its_command_and_one_that_is_none_is_a_typed_error():
-    for seconds in (None, 0.5, 3, math.inf):
+    for seconds in (None, 0.5, 3):
         written = CommandArguments("r", deadline_s=seconds)
         assert CommandArguments.from_bytes(written.to_bytes()) == written
     for nonsense in ("3", True, []):
@@ -117,10 +116,6 @@ def journal_of_controllers_tells_of_commits_only(group, *, kept_to_itself):
     with (group.directory / "journals" / "controller.ndjson").open() as lines:
         entries = read_ndjson(lines)
     assert replay(entries).impossible is None
-    inputs = Rerun("this build")
-    for entry in entries:
-        inputs.take(entry)
-    assert not inputs.differences
     decided = [(one.sequence, one.facts["operation"]) for one in entries if one.kind == kinds.DECISION]
     assert {operation for _, operation in decided} <= {"COMMIT", "HOT_COMMIT"}
     assert [sequence for sequence, _ in decided] == ([1] if kept_to_itself else [1, 2])
@@ -222,12 +217,12 @@ def test_the_deadline_of_a_command_counts_although_its_controller_is_stopped(gro
     with group.boot() as controller:
         point = "stage" if command == "hot" else "write"
         group.order(1, point, "hold")
-        program = dying(group, command, 2, "never", deadline_s=1)
+        program = dying(group, command, 2, "never", deadline_s=2)
         group.await_held(1, point)
         program.freeze()
         if command == "update":  # the loop itself is held: it finds its deadline gone when it comes back
             eventually(lambda: codes(controller)[0] == "PREPARED")
-            eventually(lambda: controller.status().ranks[0].since_s > 1.5)
+            eventually(lambda: controller.status().ranks[0].since_s > 2.5)
             group.revoke(1, point)
         eventually(lambda: controller.status().operation in ("ABORT", "HOT_ABORT"))
         group.revoke(1, point)
@@ -246,15 +241,17 @@ def test_the_deadline_of_a_command_counts_although_its_controller_is_stopped(gro
 def test_a_rank_that_hangs_beside_a_stopped_controller_is_named_and_the_end_of_both_is_enough(
     make_group, dying
 ):
-    group = make_group(config={"deadlines": {"action_s": {"load_weights": 0.3}}}, load=0.5)
+    group = make_group(config={"deadlines": {"action_s": {"load_weights": 60.0}}}, load=0.5)
     group.publish(2)
     with group.boot() as controller:
         group.order(1, "write", "hold")
-        program = dying(group, "update", 2, "never", deadline_s=0.5)
+        program = dying(group, "update", 2, "never", deadline_s=2)
         group.await_held(1, "write")
         program.freeze()
         eventually(lambda: codes(controller)[0] == "PREPARED")
-        eventually(lambda: "rank 1, which is past the deadline of load_weights" in explained(group))
+        eventually(lambda: controller.status().ranks[0].since_s > 2.5)
+        group.seems_inside_since_the_host_began(1)
+        assert "rank 1, which is past the deadline of load_weights" in explained(group)
         with pytest.raises(RoleBusyError) as caught:
             controller.clear(wait_s=0.1)
         assert (caught.value.pid, caught.value.stopped) == (program.pid, True)
@@ -272,7 +269,7 @@ def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_
     group.publish(2)
     with group.boot() as controller:
         group.order(1, "write", "hold")
-        program = dying(group, "update", 2, "never", deadline_s=1)
+        program = dying(group, "update", 2, "never", deadline_s=2)
         group.await_held(1, "write")
         program.freeze()
         with pytest.raises(RoleBusyError) as caught:
@@ -280,7 +277,7 @@ def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_
         assert caught.value.pid == program.pid
         group.revoke(1, "write")
         eventually(lambda: codes(controller) == ["PREPARED"] * 2)
-        eventually(lambda: controller.status().ranks[0].since_s > 1.5)  # its deadline passes, too
+        eventually(lambda: controller.status().ranks[0].since_s > 2.5)  # its deadline passes, too
         assert controller.status().operation == "UPDATE"  # it may be about to write COMMIT
         assert f"kill -9 {program.pid}" in " ".join(controller.status().advice)
         assert f"kill -9 {program.pid}" in explained(group)
@@ -288,6 +285,46 @@ def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_
         eventually(lambda: controller.status().over)
         assert controller.status().version == "2"
         assert controller.status().serving
+
+
+def test_a_hung_controller_is_named_and_no_process_decides_in_its_place_until_it_wakes_up_or_ends(
+    make_group, dying
+):
+    """It lives, and is about to write COMMIT: an ABORT of another process would split the decision."""
+    group = make_group(load=0.3)
+    group.publish(2)
+    with group.boot() as controller:
+        program = dying(group, "update", 2, "hang before decision", deadline_s=2)
+        eventually(lambda: codes(controller) == ["PREPARED"] * 2)
+        eventually(lambda: controller.status().controller_hung)
+        eventually(lambda: controller.status().controller_unanswered_s > 6.5)  # the group counts no longer
+        status = controller.status()
+        assert (status.controller_pid, status.controller_stopped) == (program.pid, False)
+        assert status.operation == "UPDATE"
+        told = f"its controller, process {program.pid}, which does not go on"
+        assert told in status.headline
+        assert told in explained(group)
+        for said in (" ".join(status.advice), explained(group)):
+            assert f"kill -9 {program.pid}" in said
+            assert "CONT" not in said
+        assert "has not answered for" in rank_says(group)
+        with pytest.raises(RoleBusyError, match=f"has not answered for .*kill -9 {program.pid}") as caught:
+            controller.clear()
+        assert caught.value.context["unanswered_s"] > 6.5
+        program.signal(signal.SIGUSR1)
+        eventually(lambda: controller.status().over)
+        assert (controller.status().version, controller.status().serving) == ("2", True)
+        group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+    journal_of_controllers_tells_of_commits_only(group, kept_to_itself=False)
+
+
+def rank_says(group):
+    with contextlib.closing(Segment.attach(group.name, directory=group.directory)) as segment:
+        facts = read_facts(group.name, SegmentImage.of(segment), lock_file=segment.lock_file)
+    return " ".join(explain(facts).sentences)
 
 
 def test_no_command_is_written_while_another_may_still_decide_the_last_one_in_its_place(group):

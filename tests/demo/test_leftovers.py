@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from wsm.demo.leftovers import remove_leftovers
+from examples.demo.loop import remove_leftovers
 
 pytestmark = pytest.mark.processes
 
@@ -18,8 +18,8 @@ DEMO = """
 import os, socket, sys, time
 from pathlib import Path
 from wsm.signals.segment import Segment
-from wsm.rollout.request_socket import request_socket_path
-from wsm.rollout.run_directory import make_run_directory, run_directory_path
+from examples.rollout.request_socket import request_socket_path
+from examples.rollout.run_directory import make_run_directory, run_directory_path
 name, where = f"demo-{os.getpid()}", sys.argv[1]
 segment = Segment.create_or_adopt(name, world_size=2, run_id="", configuration_digest=7, directory=where)
 make_run_directory(run_directory_path(name, where), {})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from wsm.demo.picture import draw
-from wsm.demo.report import Report, StepRecord
-from wsm.states.spans import TimelineSpan
+from examples.demo.picture import draw
+from examples.demo.report import Report, StepRecord
+from wsm.journal.spans import TimelineSpan
 
 MS = 1_000_000
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from wsm.demo.progress import RunProgress, sparkline
-from wsm.demo.report import Report, StepRecord
+from examples.demo.progress import RunProgress, sparkline
+from examples.demo.report import Report, StepRecord
 
 
 def record(step: int) -> StepRecord:

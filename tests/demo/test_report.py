@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from wsm.demo.report import Report, StepRecord
+from examples.demo.report import Report, StepRecord
 
 
 def record(step: int, *, reward: float = 0.5, **fields: object) -> StepRecord:

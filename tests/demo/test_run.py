@@ -15,21 +15,20 @@ import psutil
 import pytest
 from rich.console import Console
 
+from examples.demo import loop
+from examples.demo.loop import require_published, run_loop
+from examples.demo.progress import RunProgress
+from examples.demo.report import Report, StepRecord
+from examples.demo.run import read_journals, run_demo, write_results
+from examples.demo.settings import JOURNAL_DIRECTORY, DemoSettings
+from examples.demo.trainer_process import Reply
+from examples.rollout import errors as rollout_errors
 from tests.raising import raising
-from wsm.demo import errors as demo_errors
-from wsm.demo import loop
-from wsm.demo.loop import require_published, run_loop
-from wsm.demo.progress import RunProgress
-from wsm.demo.report import Report, StepRecord
-from wsm.demo.run import read_journals, run_demo, write_results
-from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
-from wsm.demo.trainer_process import Reply
 from wsm.ending import Ending
+from wsm.journal.entry import JournalEntry
+from wsm.journal.replay import replay
 from wsm.receipt import Outcome, Receipt
 from wsm.report import RankReport
-from wsm.rollout import errors as rollout_errors
-from wsm.states.journal import JournalEntry
-from wsm.states.replay import replay
 
 PATIENCE_S = 60.0
 
@@ -186,7 +185,7 @@ def test_a_rank_that_is_killed_costs_time_and_no_version(tmp_path: Path) -> None
             ranks = [
                 child
                 for child in psutil.Process().children()
-                if child.cmdline()[2:3] == ["wsm.rollout.worker_process"] and child.cmdline()[4] == "1"
+                if child.cmdline()[2:3] == ["examples.rollout.worker_process"] and child.cmdline()[4] == "1"
             ]
             os.kill(ranks[0].pid, signal.SIGKILL)
 
@@ -198,9 +197,9 @@ def test_a_rank_that_is_killed_costs_time_and_no_version(tmp_path: Path) -> None
 
 
 def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    with raising(demo_errors.bad_demo_settings, match="steps is 0; give at least 1"):
+    with raising("bad-demo-settings", match="steps is 0; give at least 1"):
         DemoSettings(tmp_path, steps=0)
-    with raising(demo_errors.bad_demo_settings, match="hot is True; leave out --no-update"):
+    with raising("bad-demo-settings", match="hot is True; leave out --no-update"):
         DemoSettings(tmp_path, hot=True, update=False)
     with raising(rollout_errors.bad_model_shape, match="ranks"):
         DemoSettings(tmp_path, ranks=3)
@@ -216,9 +215,9 @@ def receipt_of(digests: dict[int, str], manifest: str) -> Receipt:
 def test_a_rank_with_other_bytes_than_were_published_is_named() -> None:
     published = {"digests": {"0": "aa", "1": "bb"}, "manifest_digest": "mm"}
     require_published(receipt_of({0: "aa", 1: "bb"}, "mm"), published)
-    with raising(demo_errors.weights_differ, match="version 7: rank 1 has another digest"):
+    with raising("weights-differ", match="version 7: rank 1 has another digest"):
         require_published(receipt_of({0: "aa", 1: "xx"}, "mm"), published)
-    with raising(demo_errors.weights_differ, match="the group's manifest"):
+    with raising("weights-differ", match="the group's manifest"):
         require_published(receipt_of({0: "aa", 1: "bb"}, "nn"), published)
 
 
@@ -243,6 +242,6 @@ def test_a_journal_that_the_tables_do_not_know_fails_the_run_after_its_report_is
         "".join(line.to_line() + "\n" for line in lines)
     )
     report = Report({}, [StepRecord(1, None, 1, 0.5, {1: 4}, False)], 1.0)
-    with raising(demo_errors.impossible_journal, match="rank 0"):
+    with raising("impossible-journal", match="rank 0"):
         write_results(tmp_path, report, [], chance=0.125)
     assert json.loads((tmp_path / "report.json").read_text())["totals"]["steps"] == 1

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wsm.demo.task import CopyTask
+from examples.demo.settings import CopyTask
 
 
 def test_the_same_seed_draws_the_same_prompts_and_another_seed_others() -> None:

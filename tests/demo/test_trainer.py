@@ -7,12 +7,12 @@ import numpy.typing as npt
 import paddle
 import pytest
 
-from wsm.demo.task import CopyTask
-from wsm.demo.trainer import Trainer
-from wsm.rollout.model.sampling import choose
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.model.sharding import full_specs, initial_state
-from wsm.rollout.model.transformer import full_logits
+from examples.demo.settings import CopyTask
+from examples.demo.trainer import Trainer
+from examples.rollout.model.sampling import choose
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.model.sharding import full_specs, initial_state
+from examples.rollout.model.transformer import full_logits
 
 pytestmark = pytest.mark.paddle
 

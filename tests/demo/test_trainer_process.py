@@ -9,11 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from examples.demo.settings import CopyTask
+from examples.demo.trainer_process import TrainerProcess
+from examples.rollout.model.shape import ModelShape
 from tests.raising import raising
-from wsm.demo import errors
-from wsm.demo.task import CopyTask
-from wsm.demo.trainer_process import TrainerProcess
-from wsm.rollout.model.shape import ModelShape
 from wsm.strategies.files.version_file import read_version
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
@@ -29,7 +28,7 @@ def test_it_learns_publishes_every_rank_and_leaves_with_its_asker(tmp_path: Path
         first = trainer.publish(1)
         learned = trainer.improve(prompts, answers, TASK.rewards(prompts, answers))
         second = trainer.publish(2)
-        with raising(errors.trainer_failed, match=r"publish.*bad-version"):
+        with raising("trainer-failed", match=r"publish.*bad-version"):
             trainer.publish(-1)
         again = trainer.publish(3)
     assert not process.is_running()
@@ -44,7 +43,7 @@ def test_a_trainer_that_was_killed_is_named_and_not_waited_for(tmp_path: Path) -
     with TrainerProcess(SHAPE, ranks=1, directory=tmp_path) as trainer:
         trainer.publish(1)
         os.kill(trainer.pid, signal.SIGKILL)
-        with raising(errors.trainer_failed, match="while it was to publish"):
+        with raising("trainer-failed", match="while it was to publish"):
             trainer.publish(2)
 
 
@@ -53,7 +52,7 @@ def test_a_trainer_that_hangs_is_reported_after_the_deadline_and_killed(tmp_path
         trainer.publish(1)
         process = psutil.Process(trainer.pid)
         process.suspend()
-        with raising(errors.trainer_failed, match=r"gave no answer for 0\.2 s"):
+        with raising("trainer-failed", match=r"gave no answer for 0\.2 s"):
             trainer.publish(2, timeout_s=0.2)
         process.resume()
     assert not process.is_running()

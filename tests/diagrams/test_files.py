@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -30,17 +29,6 @@ def test_the_command_writes_what_its_check_finds_equal_and_names_what_differs(
     told = {line.split(":")[0] for line in capsys.readouterr().out.splitlines()}
     assert told == {str(tmp_path / "weights.mmd"), str(tmp_path / "transitions.md")}
     assert not (tmp_path / "transitions.md").exists()
-
-
-@pytest.mark.needs("graphviz")
-def test_graphviz_draws_every_dot_file_without_a_complaint(rendered: dict[str, str]) -> None:
-    for name, text in rendered.items():
-        if name.endswith(".dot"):
-            done = subprocess.run(
-                ["dot", "-Tsvg"], input=text, capture_output=True, text=True, timeout=60, check=True
-            )
-            assert "</svg>" in done.stdout
-            assert not done.stderr
 
 
 def test_what_was_written_does_not_differ(tmp_path: Path) -> None:
@@ -85,9 +73,9 @@ def test_a_missing_file_and_a_missing_directory_differ(tmp_path: Path) -> None:
 
 def test_a_file_that_nothing_draws_any_more_is_named_and_left_alone(tmp_path: Path) -> None:
     write(tmp_path, RENDERED)
-    (tmp_path / "old.dot").write_text("digraph {}\n")
+    (tmp_path / "old.mmd").write_text("graph TD\n")
     (tmp_path / "weights.svg").write_text("a picture is not compared\n")
     (tmp_path / ".gitattributes").write_text("not ours\n")
-    assert compare(tmp_path, RENDERED) == [Difference("old.dot", "nothing draws it any more")]
+    assert compare(tmp_path, RENDERED) == [Difference("old.mmd", "nothing draws it any more")]
     write(tmp_path, RENDERED)
-    assert (tmp_path / "old.dot").exists()
+    assert (tmp_path / "old.mmd").exists()

@@ -15,8 +15,9 @@ from drawing.dialogues import RANKS, Dialogue, Message, Participant, chosen
 from wsm.actions.base import Plans
 from wsm.states import epochs
 from wsm.states import rank as protocol
-from wsm.states.decide import decision, is_over
+from wsm.states.decide import is_over
 from wsm.states.errors import IllegalTransitionError
+from wsm.states.group import GroupState, Known, May, advance
 from wsm.states.phases import Event, Happened
 from wsm.states.rank import Move, RankState, Todo
 from wsm.states.view import View
@@ -57,12 +58,12 @@ class Group:
         for _ in range(100):
             for rank in (0, 1):
                 self.turn(rank)
-            decided = decision(self.view(), agree=True, give_up=False)
-            if decided is not None:
-                self.command = self.command._replace(operation=decided)
-                self.decisions.append(decided.name)
-                if decided.is_commit:
-                    self.committed = CommittedWord(1, 7)
+            mine = GroupState(self.command, follows=True, mine=True)
+            move = advance(mine, self.view(), Known(May.DRIVE, agree=True, version="7"))
+            if move.command is not None:
+                self.command = move.command
+                self.decisions.append(move.command.operation.name)
+            self.committed = move.committed or self.committed
             if is_over(self.view()):
                 return
         pytest.fail(f"the command never ended: {self.written}")

@@ -13,20 +13,31 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from explorer import admission, controller_moves, held_moves, rank_moves, rank_work
-from explorer.rank_work import check_refusals
+from msgspec import structs
+
+from explorer import admission, controller_moves, rank_moves
+from explorer.answers import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
-from explorer.world import BOTH, ParticipantState
 from wsm import committed_record
-from wsm.states import command_events, decide, epochs, holding, joint, rank, view
-from wsm.states.decide import Duty, Role
+from wsm.states import command_events, decide, epochs, group, holding, joint, rank, view
+from wsm.states.group import (
+    CommandStage,
+    GroupMove,
+    GroupRow,
+    GroupState,
+    GroupTodo,
+    GroupWhen,
+    Known,
+    May,
+    Writes,
+)
 from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow, Phase, RankState, Todo, When
 from wsm.states.plan_key import Request
 from wsm.states.table import Row
 from wsm.states.view import View
-from wsm.states.vocabulary import After, KVEvent, KVState, OnLease, WeightState
-from wsm.states.words import CommandWord, Decider, Operation, StatusCode, StepKind, StepWord
+from wsm.states.vocabulary import ALL_TAGS, After, KVEvent, KVState, OnFailure, OnLease, WeightState
+from wsm.states.words import CommandWord, Operation, StatusCode, StepKind, StepWord
 
 #: A seed puts other functions in the place of real ones: (module, name) -> what stands there instead.
 Seed = Callable[[], dict[tuple[ModuleType, str], Any]]
@@ -104,6 +115,32 @@ def waiting_instead(phase: Phase, todo: Todo) -> dict[tuple[ModuleType, str], An
     return {(rank, "ROWS"): {**rank.ROWS, phase: rows}}
 
 
+def with_group_row(row: GroupRow) -> dict[tuple[ModuleType, str], Any]:
+    """Ask a row of the group's side before all others of its stage."""
+    return {(group, "BY_STAGE"): {**group.BY_STAGE, row.stage: (row, *group.BY_STAGE[row.stage])}}
+
+
+def without_group_rows(stage: CommandStage, condition: GroupWhen) -> dict[tuple[ModuleType, str], Any]:
+    """Leave the rows of a stage out that have a condition."""
+    kept = tuple(row for row in group.BY_STAGE[stage] if condition not in row.when)
+    return {(group, "BY_STAGE"): {**group.BY_STAGE, stage: kept}}
+
+
+def deciding(word: Writes, *when: GroupWhen) -> GroupRow:
+    return GroupRow(CommandStage.UNDECIDED, when, GroupTodo.LOOK, word)
+
+
+def standing_in(*when: GroupWhen) -> GroupRow:
+    """Return a row that aborts in the place of a controller which does not go on."""
+    lacks = (GroupWhen.LACKS_A_WORD, GroupWhen.STALLED)
+    return GroupRow(CommandStage.AWAY, (*lacks, *when), GroupTodo.LOOK, Writes.ABORT)
+
+
+def where(conditions: dict[GroupWhen, Callable[..., bool]]) -> dict[tuple[ModuleType, str], Any]:
+    """Let conditions of the group's side mean something else."""
+    return {(group, "CONDITIONS"): {**group.CONDITIONS, **conditions}}
+
+
 # -- the sixteen faults of the Promela model ------------------------------------------------------
 
 
@@ -142,19 +179,16 @@ def deadline_prepared():
 @fault("operations=update steps=0 controller_crashes=1 starts=cleared", of_model=True)
 def takeover_literal():
     """A successor commits if all are PREPARED, else aborts, whatever the command word says already."""
-    real_inherited, real_decision = decide.inherited, decide.decision
+    real = group.advance
 
-    def inherited(view: View) -> decide.Inheritance:
-        found = real_inherited(view)
-        return found if found is decide.Inheritance.NOTHING else decide.Inheritance.DECIDE
-
-    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
-        if view.command.operation.is_decision and give_up:
+    def advance(state: GroupState, view: View, known: Known) -> GroupMove:
+        decided = view.command.operation.is_decision and not decide.is_over(view)
+        if decided and state.follows and not state.mine:
             command = view.command._replace(operation=Operation.UPDATE)
-            return real_decision(replace(view, command=command), agree=agree, give_up=True)
-        return real_decision(view, agree=agree, give_up=give_up)
+            view, state = replace(view, command=command), replace(state, command=command)
+        return real(state, view, known)
 
-    return {(decide, "inherited"): inherited, (decide, "decision"): decision}
+    return {(controller_moves, "advance"): advance}
 
 
 @fault("operations=clear commands=2 steps=0 starts=serving", of_model=True)
@@ -202,7 +236,8 @@ def step_no_epoch():
 @fault("operations=update steps=0 rank_crashes=1 starts=serving", of_model=True)
 def bump_loses_commit():
     """The epoch is raised before what was committed is stored."""
-    return {(epochs, "completed_commit"): lambda _view, _version, **_held: None}
+    lost = (GroupWhen.KEEPS, GroupWhen.LOST)
+    return with_group_row(GroupRow(CommandStage.UNSTORED, lost, GroupTodo.START, Writes.EPOCH))
 
 
 @fault("operations=clear steps=1 give_ups=1 starts=serving", of_model=True)
@@ -233,13 +268,14 @@ def no_dummy():
 @fault("operations=clear steps=0 failures=1 starts=serving", of_model=True)
 def clear_undecided():
     """A clear that failed somewhere is never decided."""
-    real = decide.decision
 
-    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
-        clearing = view.command.operation is Operation.CLEAR
-        return None if clearing else real(view, agree=agree, give_up=give_up)
+    def of_others(condition: GroupWhen) -> Callable[..., bool]:
+        real = group.CONDITIONS[condition]
+        return lambda state, view, known: (
+            view.command.operation is not Operation.CLEAR and real(state, view, known)
+        )
 
-    return {(decide, "decision"): decision}
+    return where({each: of_others(each) for each in (GroupWhen.GIVEN_UP, GroupWhen.ANY_FAILED)})
 
 
 @fault("operations=update steps=0 controller_crashes=1 give_ups=1 starts=cleared fine=True", of_model=True)
@@ -263,25 +299,9 @@ def running_no_seq():
 # -- decisions that are held, as the model has them ------------------------------------------------
 
 
-def with_decision(instead: Callable[..., Operation | None]) -> dict[tuple[ModuleType, str], Any]:
-    """Decide commands that their controller does not decide in another way."""
-    real = decide.decision
-
-    def decision(view: View, *, agree: bool, give_up: bool, verdict: bool | None = None) -> Operation | None:
-        if view.command.decider is Decider.CONTROLLER:
-            return real(view, agree=agree, give_up=give_up)
-        return instead(real, view, agree=agree, give_up=give_up, verdict=verdict)
-
-    return {(decide, "decision"): decision}
-
-
-def as_controllers(view: View) -> View:
-    return replace(view, command=view.command._replace(decider=Decider.CONTROLLER))
-
-
 def with_held(instead: Callable[..., bool]) -> dict[tuple[ModuleType, str], Any]:
     """Ask something else whether a decision is held."""
-    return {(decide, "is_held"): instead, (epochs, "is_held"): instead}
+    return {(decide, "is_held"): instead}
 
 
 HELD = "operations=hot_update steps=0 starts=serving"
@@ -290,84 +310,38 @@ HELD = "operations=hot_update steps=0 starts=serving"
 @fault(f"{HELD} deciders=2", of_model=True)
 def caller_is_not_asked():
     """COMMIT is written once all are PREPARED, whoever decides."""
-
-    def decision(real: Any, view: View, *, verdict: bool | None, **known: bool) -> Operation | None:
-        return real(as_controllers(view) if decide.all_prepared(view) else view, **known)
-
-    return with_decision(decision)
+    return with_group_row(deciding(Writes.COMMIT, GroupWhen.PREPARED))
 
 
 @fault(f"{HELD} deciders=2 controller_losses=1", of_model=True)
 def successor_commits_for_caller():
     """Who ends a command in its caller's place commits it if all are PREPARED."""
-
-    def decision(real: Any, view: View, *, verdict: bool | None, **known: bool) -> Operation | None:
-        asked = as_controllers(view) if known["give_up"] and verdict is None else view
-        return real(asked, **known) if asked is not view else real(view, verdict=verdict, **known)
-
-    return with_decision(decision)
+    return with_group_row(deciding(Writes.COMMIT, GroupWhen.INHERITS, GroupWhen.PREPARED))
 
 
-@fault(f"{HELD} deciders=4 controller_losses=1", of_model=True)
-def successor_decides_outside():
-    """Who finds a decision that is made outside makes it."""
-
-    def decision(real: Any, view: View, *, verdict: bool | None, **known: bool) -> Operation | None:
-        mine = known["give_up"] and verdict is None and decide.all_prepared(view)
-        return Operation.HOT_ABORT if mine else real(view, verdict=verdict, **known)
-
-    return with_decision(decision) | with_held(lambda _view, *, leased=False: leased)
-
-
-@fault(f"{HELD} deciders=4 rank_crashes=1", of_model=True)
-def death_decides_outside():
-    """A rank that is gone is reason enough to abort what is decided outside."""
-
-    def decision(real: Any, view: View, *, verdict: bool | None, **known: bool) -> Operation | None:
-        dies = known["give_up"] and view.command.operation is Operation.HOT_UPDATE
-        return Operation.HOT_ABORT if dies else real(view, verdict=verdict, **known)
-
-    return with_decision(decision)
-
-
-@fault(f"{HELD} deciders=4 rank_crashes=1", of_model=True)
-def epoch_leaves_outside():
-    """An epoch begins while a decision that is made outside is open."""
-    return {(epochs, "may_end"): lambda _view: True}
-
-
-@fault(f"{HELD} deciders=8", of_model=True)
+@fault(f"{HELD} deciders=4", of_model=True)
 def lease_counts_from_the_start():
     """A lease counts from the command's beginning."""
-    return {(held_moves, "leases_count_from_the_start"): True}
+    return {(admission, "leases_count_from_the_start"): True}
 
 
-@fault(f"{HELD} deciders=8", of_model=True)
+@fault(f"{HELD} deciders=4", of_model=True)
 def lease_has_no_end():
     """What a lease holds is held for ever."""
     real = decide.is_held
     return with_held(lambda view, *, leased=False: real(view, leased=True))
 
 
-@fault(f"{HELD} deciders=8 controller_crashes=1", of_model=True)
+@fault(f"{HELD} deciders=4 controller_crashes=1", of_model=True)
 def next_controller_ends_a_lease():
     """A controller that finds a command held by a lease takes it over."""
-    real = decide.inherited
-    return {(decide, "inherited"): lambda view, **_leased: real(view)} | with_held(
-        lambda view, *, leased=False: view.command.decider is Decider.OUTSIDE and decide.all_prepared(view)
-    )
+    return with_held(lambda _view, *, leased=False: False)
 
 
 @fault(f"{HELD} deciders=2 controller_stops=2 fine=True", of_model=True)
 def stopped_holder_is_overruled():
     """A caller's decision is made in its place although its process is only stopped."""
-    real = decide.duty
-
-    def duty(view: View, role: Role, *, expired: bool, leased: bool = False) -> Duty:
-        found = real(view, role, expired=expired, leased=leased)
-        return Duty.ABORT if found is Duty.NAME else found
-
-    return {(decide, "duty"): duty}
+    return with_group_row(standing_in(GroupWhen.PREPARED))
 
 
 # -- our own -------------------------------------------------------------------------------------------
@@ -429,13 +403,7 @@ def failed_counts_as_stopped():
 @fault("operations=update steps=0 failures=1 starts=cleared")
 def manifests_are_not_compared():
     """All PREPARED is enough, whatever they prepared."""
-    real = decide.decision
-
-    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
-        del agree
-        return real(view, agree=True, give_up=give_up)
-
-    return {(decide, "decision"): decision}
+    return without_group_rows(CommandStage.UNDECIDED, GroupWhen.DIFFER)
 
 
 @fault("operations=update steps=0 halves=True failures=1 starts=cleared")
@@ -452,13 +420,7 @@ def prepared_by_one_is_enough():
 @fault("operations=update steps=0 failures=1 starts=cleared")
 def failures_decide_nothing():
     """The controller waits for PREPARED, come what may."""
-    real = decide.decision
-
-    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
-        found = real(view, agree=agree, give_up=give_up)
-        return found if give_up or found in (Operation.COMMIT, Operation.HOT_COMMIT) else None
-
-    return {(decide, "decision"): decision}
+    return without_group_rows(CommandStage.UNDECIDED, GroupWhen.ANY_FAILED)
 
 
 @fault("operations=update steps=0 starts=cleared commands=2")
@@ -698,23 +660,14 @@ def helpers_are_not_asked():
 @fault("operations=update steps=0 controller_crashes=1 starts=cleared")
 def a_successor_waits_for_ever():
     """A successor does not decide what was left undecided."""
-    return {(decide, "inherited"): lambda _view: decide.Inheritance.NOTHING}
-
-
-def with_duty(instead: Callable[[View, Role, Duty], Duty]) -> dict[tuple[ModuleType, str], Any]:
-    """Let another answer than the real one stand for what a group owes a command without a controller."""
-    real = decide.duty
-
-    def duty(view: View, role: Role, *, expired: bool) -> Duty:
-        return instead(view, role, real(view, role, expired=expired))
-
-    return {(decide, "duty"): duty}
+    return with_group_row(GroupRow(CommandStage.UNDECIDED, (GroupWhen.INHERITS,), GroupTodo.WAIT))
 
 
 @fault("operations=update steps=0 controller_losses=1 starts=serving")
 def a_group_waits_for_the_next_controller():
     """A command whose controller was killed is left to whoever commands next."""
-    return with_duty(lambda _view, role, due: Duty.NOTHING if role is Role.FREE else due)
+    free = (GroupWhen.STANDS_IN, GroupWhen.FREE)
+    return with_group_row(GroupRow(CommandStage.AWAY, free, GroupTodo.WAIT))
 
 
 @fault("operations=update steps=0 controller_losses=1 starts=serving")
@@ -727,13 +680,13 @@ def a_commit_is_left_without_its_version():
 @fault("operations=clear steps=0 failures=1 controller_stops=1 starts=serving")
 def a_failure_waits_for_who_is_stopped():
     """ABORT is not written although it is the only decision left."""
-    return with_duty(lambda _view, _role, due: Duty.NOTHING if due is Duty.ABORT else due)
+    return without_group_rows(CommandStage.AWAY, GroupWhen.ANY_FAILED)
 
 
 @fault("operations=update steps=0 hangs=1 controller_stops=1 starts=cleared")
 def a_deadline_waits_for_who_is_stopped():
     """A command's deadline does not count while its controller is stopped, though a rank hangs."""
-    return with_duty(lambda _view, _role, due: Duty.NOTHING if due is Duty.FAIL else due)
+    return without_group_rows(CommandStage.AWAY, GroupWhen.EXPIRED)
 
 
 @fault("operations=update steps=0 hangs=1 starts=serving")
@@ -754,27 +707,29 @@ def who_hangs_as_it_settles_is_taken_for_one_that_waits():
     return {(epochs, "late"): late}
 
 
+@fault("operations=update steps=0 failures=1 give_ups=1 rank_crashes=1 starts=serving")
+def a_repair_begins_before_a_process_has_ended():
+    """A FAULTED rank is repaired although another process is leaving its place in the group."""
+    return {(group, "_is_due"): lambda known: known.due}
+
+
 @fault("operations=update steps=0 rank_crashes=1 starts=serving")
 def a_rank_joins_with_what_it_held():
     """A rank joins the new epoch before it has given back what it held in the old one."""
-    return {(command_events, "leave"): lambda at: command_events.WayOut(command_events.Course(at))}
+    return {(command_events, "leave"): lambda _machines: command_events.WayOut()}
 
 
 @fault("operations=hot_update steps=0 controller_stops=2 starts=serving fine=True")
 def a_stopped_controller_is_overruled():
     """ABORT is written in the place of a stopped controller although all are PREPARED."""
-    return with_duty(lambda _view, _role, due: Duty.ABORT if due is Duty.NAME else due)
+    return with_group_row(standing_in(GroupWhen.PREPARED))
 
 
 @fault("operations=update steps=0 starts=serving fine=True")
 def a_group_decides_without_the_role():
     """ABORT is written beside a controller that goes on, before anything failed."""
-    real = decide.lacks_a_word
-
-    def instead(view: View, role: Role, due: Duty) -> Duty:
-        return Duty.ABORT if role is Role.KEPT and real(view) else due
-
-    return with_duty(instead)
+    lacks = (GroupWhen.STANDS_IN, GroupWhen.LACKS_A_WORD)
+    return with_group_row(GroupRow(CommandStage.AWAY, lacks, GroupTodo.LOOK, Writes.ABORT))
 
 
 @fault("operations=clear commands=2 steps=0 failures=1 controller_stops=2 starts=serving")
@@ -811,7 +766,12 @@ def a_new_epoch_restores_what_was_cleared():
 @fault("operations=clear steps=0 rank_crashes=2 starts=serving")
 def the_goal_does_not_outlive_the_epoch():
     """What is to be restored is not stored, and the next death finds an older version."""
-    return {(epochs, "goal_word"): lambda _view, _goal: None}
+    real = epochs.goal_word
+    return {
+        (epochs, "goal_word"): lambda view, goal, **known: (
+            real(view, goal, **known) if view.unstored else None
+        )
+    }
 
 
 @fault("operations=update steps=0 rank_crashes=1 starts=serving give_ups=1")
@@ -837,27 +797,27 @@ def nobody_is_owed_anything_before_the_restore():
 @fault("operations=update commands=0 steps=0 rank_crashes=1 failures=1 starts=serving")
 def a_restore_is_tried_but_once():
     """A restore that failed for a reason that may pass leaves the group without weights."""
-
-    def next_attempt(_view: View, *, failed: int, **_asked: Any) -> epochs.Attempt:
-        return epochs.Attempt.OVERTAKEN if failed else epochs.Attempt.MAKE
-
-    return {(epochs, "next_attempt"): next_attempt}
+    real = group.CONDITIONS[GroupWhen.OWED]
+    return where({GroupWhen.OWED: lambda state, *found: not state.failed and real(state, *found)})
 
 
 @fault("operations=update commands=0 steps=0 rank_crashes=1 failures=2 starts=serving")
 def a_restore_is_tried_for_ever():
     """Nobody counts how often a restore has failed."""
-    return {(epochs, "next_attempt"): lambda _view, **_asked: epochs.Attempt.MAKE}
+    real = group.CONDITIONS[GroupWhen.OWED]
+    return where({GroupWhen.OWED: lambda state, *found: real(replace(state, failed=0), *found)})
 
 
 @fault("operations=update commands=0 steps=0 rank_crashes=2 failures=1 starts=serving")
 def a_death_between_two_attempts_ends_the_debt():
     """What an aborted restore was to bring back is not looked at when the next epoch begins."""
+    real = epochs.restored_version
 
-    def goal(view: View, *, asked: str | None, committed: str | None, **_said: Any) -> str | None:
-        return epochs.restored_version(view, asked=asked, committed=committed, served=False)
+    def restored_version(view: View, **known: Any) -> str | None:
+        forgotten = view.command._replace(owes=False)
+        return real(replace(view, command=forgotten), **{**known, "served": False, "of_admission": False})
 
-    return {(epochs, "goal"): goal}
+    return {(epochs, "restored_version"): restored_version}
 
 
 @fault("operations=clear,update commands=1 steps=0 rank_crashes=1 failures=2 starts=serving")
@@ -875,21 +835,19 @@ def a_command_between_two_attempts_is_undone():
 @fault("operations=clear commands=1 steps=0 failures=2 starts=serving")
 def a_faulted_rank_is_left_alone():
     """A rank whose teardown failed waits until a controller commands the group."""
-    return {(epochs, "next_repair"): lambda _view, **_asked: epochs.Attempt.NONE}
+    return where({GroupWhen.FAULTED: lambda *_found: False})
 
 
 @fault("operations=clear commands=1 steps=0 failures=6 starts=serving")
 def a_faulted_rank_is_cleared_for_ever():
     """How often a repair has failed is not counted."""
-    real = epochs.next_repair
-    return {(epochs, "next_repair"): lambda view, *, failed, limit: real(view, failed=0, limit=limit)}
+    return where({GroupWhen.MAY_REPAIR: lambda *_found: True})
 
 
 @fault("operations=clear commands=1 steps=0 failures=2 starts=serving")
 def a_faulted_rank_is_replaced_at_once():
     """A process is ended although its teardown was not tried again."""
-    real = epochs.next_repair
-    return {(epochs, "next_repair"): lambda view, *, failed, limit: real(view, failed=limit, limit=limit)}
+    return where({GroupWhen.MAY_REPAIR: lambda *_found: False})
 
 
 @fault("operations=update commands=0 steps=0 rank_crashes=1 failures=2 starts=serving")
@@ -931,18 +889,19 @@ def half_a_group_is_restored_whole():
 @fault("operations=clear steps=0 halves=True failures=1 starts=serving")
 def a_failed_clear_of_a_half_takes_both():
     """Who failed gives back both halves, beside ranks that are done and keep the other one."""
-    return {(rank_work, "given_back"): lambda *_asked, **_said: BOTH}
+    everything = property(lambda _asked: ALL_TAGS)
+    return {(command_events.Asked, "gives_back"): everything}
 
 
 @fault("operations=clear steps=0 halves=True failures=1 helpers=1 starts=serving")
 def who_saw_only_the_abort_takes_both():
     """A helper that had not begun does not ask the arguments what the others give back."""
-    real = rank_work.given_back
+    real = command_events.called_off
 
-    def given_back(me: ParticipantState, tags: int, *, clears_half: bool) -> int:
-        return real(me, tags, clears_half=clears_half and me.began)
+    def called_off(tags: Any, *, of_admission: bool, **_said: Any) -> Any:
+        return real(tags, clears=False, of_admission=of_admission)
 
-    return {(rank_work, "given_back"): given_back}
+    return {(command_events, "called_off"): called_off}
 
 
 @fault("operations=update steps=0 halves=True starts=cleared")
@@ -950,10 +909,11 @@ def a_kv_cache_alone_arrives_before_the_decision():
     """PREPARED of a KV cache alone is a phase: its machine says NORMAL behind the decision, not before it."""
     real = command_events.finish
 
-    def finish(asked: command_events.Asked, joint: joint.JointState) -> command_events.Course:
-        course = real(asked, joint)
-        alone = joint.weights is not WeightState.UPDATING and joint.kv is KVState.UPDATING
-        return course.then(KVEvent.REBUILT) if alone else course
+    def finish(asked: command_events.Asked, machines: command_events.Machines) -> None:
+        at = machines.joint
+        real(asked, machines)
+        if at.weights is not WeightState.UPDATING and at.kv is KVState.UPDATING:
+            machines.fire(KVEvent.REBUILT)
 
     return {(command_events, "finish"): finish}
 
@@ -1000,12 +960,16 @@ def a_new_epoch_begins_open():
 @fault("operations=hold commands=1 steps=0 rank_crashes=1 starts=serving")
 def an_epoch_loses_a_hold():
     """The epoch is raised before the committed word says that the group is held."""
-    real = epochs.completed_commit
+    real, stage_of = epochs.goal_word, group.stage_of
 
-    def completed_commit(view: View, version: str | None, *, held: bool) -> Any:
-        return None if held else real(view, version)
+    def goal_word(view: View, goal: str | None, *, held: bool) -> Any:
+        return None if held and view.unstored else real(view, goal, held=held)
 
-    return {(epochs, "completed_commit"): completed_commit}
+    def stage(view: View, known: Known) -> CommandStage:
+        found, unheard = stage_of(view, known), known.after is After.HELD and known.may is May.KEEP
+        return CommandStage.DECIDED if found is CommandStage.UNSTORED and unheard else found
+
+    return {(epochs, "goal_word"): goal_word, (group, "stage_of"): stage}
 
 
 @fault("operations=hold,clear commands=2 steps=0 rank_crashes=1 starts=serving")
@@ -1013,9 +977,9 @@ def the_goal_of_a_held_group_is_open():
     """The committed word that says that nothing is to be restored says no more that the group is held."""
     real = epochs.goal_word
 
-    def goal_word(view: View, goal: int | None) -> Any:
-        word = real(view, goal)
-        return word and word._replace(held=False)
+    def goal_word(view: View, goal: str | None, *, held: bool) -> Any:
+        word = real(view, goal, held=held)
+        return word if word is None or view.unstored else word._replace(held=False)
 
     return {(epochs, "goal_word"): goal_word}
 
@@ -1041,13 +1005,7 @@ def an_update_that_holds_is_written_as_open():
 @fault("operations=hold commands=1 steps=0 controller_crashes=1 starts=serving")
 def a_successor_holds_the_group():
     """A hold that all have prepared is committed, although its caller is gone."""
-    real = decide.decision
-
-    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
-        ready = view.command.operation.is_of_admission and decide.all_prepared(view)
-        return real(view, agree=agree, give_up=give_up and not ready)
-
-    return {(decide, "decision"): decision}
+    return without_group_rows(CommandStage.UNDECIDED, GroupWhen.OF_ADMISSION)
 
 
 @fault("operations=hold commands=1 steps=0 rank_crashes=1 controller_crashes=1 starts=serving")
@@ -1062,10 +1020,48 @@ def a_decision_leaves_the_debt_to_the_arguments():
     """What is owed stands in the command's arguments alone, which say nothing where they are damaged."""
     real = decide.decided
 
-    def decided(view: View, operation: Operation) -> CommandWord:
-        return real(view, operation)._replace(owes=False)
+    def decided(view: View, *, commit: bool) -> CommandWord:
+        return real(view, commit=commit)._replace(owes=False)
 
     return {(decide, "decided"): decided}
+
+
+@fault("operations=update commands=1 steps=0 failures=1 restores=True starts=serving")
+def an_update_that_failed_owes_nothing():
+    """The word of an update in place never says that it owes the group the version before."""
+    return {(epochs, "owes_version_before"): lambda _operation, **_known: False}
+
+
+@fault("operations=update commands=1 steps=0 failures=1 restores=True starts=serving")
+def an_abort_forgets_what_the_update_owes():
+    """The decision that leaves the group without weights takes away what the update owes it."""
+    real = decide.decided
+
+    def decided(view: View, *, commit: bool) -> CommandWord:
+        word = real(view, commit=commit)
+        return word._replace(owes=word.owes and commit)
+
+    return {(decide, "decided"): decided}
+
+
+@fault("operations=clear,update commands=2 steps=0 failures=1 restores=True starts=serving")
+def a_cleared_group_is_owed_what_it_served_once():
+    """An update that fails owes the group a version, whatever it held before."""
+
+    def owes(operation: Operation, *, on_failure: OnFailure, **_known: Any) -> bool:
+        return operation is Operation.UPDATE and on_failure is OnFailure.RESTORE
+
+    return {(epochs, "owes_version_before"): owes}
+
+
+@fault("operations=update commands=1 steps=0 give_ups=1 restores=True starts=serving")
+def what_was_not_touched_is_restored():
+    """An update that was aborted before its first byte owes the group what it has."""
+
+    def unrestored(view: View) -> bool:
+        return view.command.owes and view.committed.version_id is not None
+
+    return {(epochs, "unrestored"): unrestored}
 
 
 @fault("operations=hold,release,clear commands=3 steps=0 starts=serving")
@@ -1079,7 +1075,7 @@ def what_cannot_serve_is_released():
 
     return {
         (holding, "asked_to_release"): asked_to_release,
-        (command_events, "objection"): lambda _asked: None,
+        (command_events, "objection"): lambda _asked, _machines: None,
     }
 
 
@@ -1096,7 +1092,7 @@ def a_lease_serves_whatever_is_there():
             hold, now_ns, whole=True, **known
         ),
         (holding, "asked_to_release"): asked_to_release,
-        (command_events, "objection"): lambda _asked: None,
+        (command_events, "objection"): lambda _asked, _machines: None,
     }
 
 
@@ -1111,10 +1107,10 @@ def a_hold_gives_memory_back():
     """A hold that fails drops what the group has, as an update that has touched it does."""
     real = command_events.keep
 
-    def keep(asked: command_events.Asked, at: joint.JointState) -> command_events.WayOut:
+    def keep(asked: command_events.Asked, machines: command_events.Machines) -> command_events.WayOut:
         if asked.request is not Request.HOLD:
-            return real(asked, at)
-        return command_events.drop(asked, at)._replace(plan=None)
+            return real(asked, machines)
+        return command_events.drop(asked, machines)._replace(plan=None)
 
     return {(command_events, "keep"): keep}
 
@@ -1149,9 +1145,9 @@ def a_hold_needs_what_serves():
     """A rank that lacks something refuses to be held."""
     real = command_events.objection
 
-    def objection(asked: command_events.Asked) -> str | None:
+    def objection(asked: command_events.Asked, machines: command_events.Machines) -> str | None:
         lacks = asked.request is Request.HOLD and asked.before.weights is not WeightState.NORMAL
-        return "it lacks something" if lacks else real(asked)
+        return "it lacks something" if lacks else real(asked, machines)
 
     return {(command_events, "objection"): objection}
 
@@ -1219,7 +1215,7 @@ def a_hold_that_ended_is_in_force():
 @fault("operations=hold commands=1 steps=0 rank_crashes=1 owners=True starts=serving")
 def a_new_epoch_forgets_whose_hold_it_is():
     """The record of a hold says that there is one, and no more."""
-    return {(admission, "begun_by"): lambda _now, *, held: 0 & held}
+    return {(admission, "begun_by"): lambda _now, *, held: None}
 
 
 @fault("operations=hold commands=2 steps=0 leases=1 owners=True starts=serving")
@@ -1234,7 +1230,7 @@ def a_lease_that_is_to_stay_serves():
     real = holding.lease_end
 
     def lease_end(hold: Any, now_ns: int, **known: bool) -> holding.LeaseEnd:
-        return real(hold and replace(hold, on_lease=OnLease.SERVE), now_ns, **known)
+        return real(hold and structs.replace(hold, on_lease=OnLease.SERVE), now_ns, **known)
 
     return {(holding, "lease_end"): lease_end}
 

@@ -11,10 +11,10 @@ from explorer import control_requests, engine_loop
 from explorer.engine_loop import CLEARED, CLEARING, LOOPS, NORMAL, UPDATING, Loop
 from wsm.fastdeploy import _control_contract as control
 from wsm.fastdeploy import _entries
-from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy._entries import Deciding
-from wsm.fastdeploy._loop_contract import Given
+from wsm.states import weights_word as contract
 from wsm.states.vocabulary import Tag
+from wsm.states.weights_word import Given
 
 POLLS, SLEEPS, STAYS = Loop(block=False, polls=True), Loop(block=False, polls=False), Loop(True, polls=True)
 
@@ -47,7 +47,7 @@ def the_loop_is_never_taken_to_sleep(patch: pytest.MonkeyPatch) -> None:
 
 def a_woken_loop_loads_once_more(patch: pytest.MonkeyPatch) -> None:
     true = contract.given
-    patch.setattr(contract, "given", lambda word, held, **_woken: true(word, held, woken=False))
+    patch.setattr(contract, "given", lambda word, held, **_own: true(word, held, own=False))
 
 
 def ranks_leave_on_any_change_of_the_word(patch: pytest.MonkeyPatch) -> None:
@@ -81,10 +81,10 @@ def a_sleeping_loop_is_not_woken(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_answer_overwrites_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
-    def changed(word: Any, before: int, after: int) -> bool:
-        return bool(word._world.change(word._world.now.word, after))
-
-    patch.setattr(engine_loop._Word, "change", changed)
+    change = engine_loop._World.change
+    patch.setattr(
+        engine_loop._World, "change", lambda world, _before, after: change(world, world.now.word, after)
+    )
 
 
 def a_clear_is_answered_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
@@ -92,10 +92,18 @@ def a_clear_is_answered_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         contract,
         "given",
-        lambda word, held, **woken: Given.NOTHING if word == CLEARING else true(word, held, **woken),
+        lambda word, held, **own: Given.NOTHING if word == CLEARING else true(word, held, **own),
     )
-    patch.setitem(contract.ANSWERS, (CLEARING, NORMAL), CLEARED)
-    patch.setattr(contract, "answer", lambda _entry, word, held, **_: contract.ANSWERS[word, held])
+    patch.setattr(
+        contract,
+        "answer",
+        lambda _entry, word, held, **_: CLEARED if word == CLEARING and held == NORMAL else held,
+    )
+
+
+def an_update_that_failed_over_weights_that_serve_is_answered(patch: pytest.MonkeyPatch) -> None:
+    true = contract.answer
+    patch.setattr(contract, "answer", lambda *known, **more: true(*known, **{**more, "failed": False}))
 
 
 @pytest.mark.parametrize(
@@ -112,6 +120,7 @@ def a_clear_is_answered_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
         (a_sleeping_loop_is_not_woken, POLLS),
         (an_answer_overwrites_whatever_is_there, STAYS),
         (a_clear_is_answered_before_it_is_done, SLEEPS),
+        (an_update_that_failed_over_weights_that_serve_is_answered, STAYS),
     ],
     ids=lambda one: one.__name__ if callable(one) else str(one),
 )

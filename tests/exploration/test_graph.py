@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from explorer.errors import GraphTooLargeError
 from explorer.scope import Scope
 from explorer.search import endless, whole_graph
+from wsm.errors import RefusedError
 from wsm.states import rank
 from wsm.states.phases import Phase, Todo
 
@@ -30,7 +30,7 @@ from wsm.states.phases import Phase, Todo
 def test_every_world_comes_to_rest_by_itself_and_no_way_is_endless(bounds: str) -> None:
     graph = whole_graph(Scope.from_text(bounds))
     assert endless(graph) is None
-    assert any(not onward for onward in graph.onward)
+    assert any(not onward for onward in graph.onward.values())
 
 
 def test_a_group_that_goes_round_in_circles_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,5 +44,6 @@ def test_a_group_that_goes_round_in_circles_is_caught(monkeypatch: pytest.Monkey
 
 
 def test_bounds_that_are_too_large_for_a_graph_are_refused() -> None:
-    with pytest.raises(GraphTooLargeError):
+    with pytest.raises(RefusedError) as refused:
         whole_graph(Scope(rank_crashes=1), limit=100)
+    assert refused.value.code == "graph-too-large"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from seeded_faults import FAULTS, hunt, seeded
 
@@ -38,11 +36,10 @@ at the end:
 """
 
 
-def test_a_violation_is_saved_as_a_dialogue(tmp_path: Path) -> None:
+def test_a_violation_is_told_as_a_dialogue() -> None:
     found = hunt(NO_DUMMY)
     assert found.violation is not None
-    dialogue.save(found.violation, found.scope, tmp_path / "no_dummy.txt")
-    assert (tmp_path / "no_dummy.txt").read_text() == DIALOGUE
+    assert dialogue.as_text(found.violation, found.scope) == DIALOGUE
 
 
 def test_what_the_words_say_need_not_be_written() -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from msgspec.structs import replace
 from seeded_faults import FAULTS, seeded
 
-from explorer import partitioned
 from explorer import world as worlds
-from explorer.errors import SearcherEndedError
 from explorer.moves import Moves
-from explorer.partitioned import explore_on
 from explorer.scope import Scope
 from explorer.search import explore
 from explorer.world import Symmetry, fingerprint, first_worlds
@@ -25,9 +20,9 @@ def test_ranks_without_names_are_at_most_halved_and_break_the_same_rules() -> No
     assert nameless.depth == named.depth
 
 
-def test_worlds_with_hidden_words_are_renamed_without_a_word_going_to_another_owner() -> None:
+def test_worlds_with_hidden_words_stay_apart_and_the_others_do_not() -> None:
     scope = Scope(stale_reads=1, rank_crashes=1, steps=0, operations=Scope().operations[:1])
-    named, nameless = explore(Scope(**{**vars(scope), "symmetric": False})), explore(scope)
+    named, nameless = explore(replace(scope, symmetric=False)), explore(scope)
     assert nameless.states < named.states
     assert named.violation is None is nameless.violation
     assert nameless.depth == named.depth
@@ -37,7 +32,7 @@ def test_worlds_with_hidden_words_are_renamed_without_a_word_going_to_another_ow
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_several_processes_find_what_one_finds(processes: int) -> None:
     scope = Scope(rank_crashes=1, operations=Scope().operations[:2])
-    alone, together = explore(scope), explore_on(processes, scope)
+    alone, together = explore(scope), explore(scope, processes=processes)
     assert (together.states, together.moves, together.depth) == (alone.states, alone.moves, alone.depth)
     assert together.resting == alone.resting
     assert together.complete
@@ -45,7 +40,7 @@ def test_several_processes_find_what_one_finds(processes: int) -> None:
 
 @pytest.mark.processes
 def test_several_processes_stop_at_a_limit() -> None:
-    found = explore_on(2, Scope(rank_crashes=1, give_ups=1), limit=500)
+    found = explore(Scope(rank_crashes=1, give_ups=1), processes=2, limit=500)
     assert not found.complete
     assert found.states >= 500
 
@@ -84,18 +79,3 @@ def test_a_world_taken_apart_and_put_together_is_the_same() -> None:
             assert each.state.rank == index
         newest += [move.world for move in moves.of(world) if move.world is not None]
     assert len(seen) == 3000
-
-
-@pytest.mark.processes
-def test_a_process_that_ends_early_is_named_and_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitioned.sys, "executable", "/bin/false")
-    with pytest.raises(SearcherEndedError) as ended:
-        explore_on(2, Scope())
-    assert ended.value.exit_code == 1
-
-
-@pytest.mark.processes
-def test_a_process_of_a_search_ends_with_its_orders() -> None:
-    program = [sys.executable, "-m", "explorer.partitioned"]
-    done = subprocess.run(program, input="", text=True, capture_output=True, timeout=30, check=True)
-    assert done.stdout == ""

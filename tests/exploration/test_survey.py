@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.dialogue import render
-from explorer.partitioned import explore_on
+from explorer.dialogue import as_text
 from explorer.scope import Survey
+from explorer.search import explore
 
 MILLION = 1_000_000
 
@@ -17,8 +17,8 @@ MILLION = 1_000_000
 def test_a_million_worlds_of_many_kinds_break_no_rule() -> None:
     states = 0
     for scope in Survey.DAILY.scopes:
-        found = explore_on(2, scope)
-        assert found.violation is None, f"{scope.as_text()}\n{render(found.violation, scope.ranks)}"
+        found = explore(scope, processes=2)
+        assert found.violation is None, as_text(found.violation, scope)
         assert found.complete
         states += found.states
     assert states >= MILLION

@@ -12,6 +12,23 @@ import numpy as np
 from wsm.actions.surfaces import GroupKind
 
 
+def worker_config(model, port, *, strategy="ipc_snapshot", rsync=None, **parallel):
+    """FastDeploy's configuration of a worker of one rank; `parallel` replaces fields of parallel_config."""
+    of_one_rank = {
+        "tensor_parallel_rank": 0,
+        "tensor_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "tp_group": None,
+        "engine_worker_queue_port": port,
+        "shutdown_comm_group_if_worker_idle": False,
+    }
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**{**of_one_rank, **parallel}),
+        load_config=SimpleNamespace(load_strategy=strategy, rsync_config=rsync),
+        model_config=SimpleNamespace(model=str(model)),
+    )
+
+
 class Flags:
     """Stop flags; the flag of a slot with a request is down."""
 

@@ -9,9 +9,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
+from model_runners import worker_config
 
 
 def main(settings, rank: int) -> None:
@@ -45,20 +45,15 @@ def main(settings, rank: int) -> None:
     group, port = parts[part], settings["ports"][part]
     with paddle.LazyGuard():
         model = paddle.nn.Linear(16, 8)
-    config = SimpleNamespace(
-        parallel_config=SimpleNamespace(
-            tensor_parallel_rank=place,
-            tensor_parallel_size=2,
-            enable_expert_parallel=False,
-            tp_group=group,
-            data_parallel_size=2,
-            data_parallel_rank=part,
-            local_data_parallel_id=part,
-            engine_worker_queue_port=settings["ports"],
-            shutdown_comm_group_if_worker_idle=False,
-        ),
-        load_config=SimpleNamespace(load_strategy="ipc_snapshot", rsync_config=None),
-        model_config=SimpleNamespace(model=settings["model"]),
+    config = worker_config(
+        settings["model"],
+        settings["ports"],
+        tensor_parallel_rank=place,
+        tensor_parallel_size=2,
+        tp_group=group,
+        data_parallel_size=2,
+        data_parallel_rank=part,
+        local_data_parallel_id=part,
     )
     manager = DynamicWeightManager(config, model, place, directory=Path(settings["directory"]))
 

@@ -111,6 +111,31 @@ def test_an_update_that_fails_before_there_is_a_cache_to_map_is_answered_and_the
     beside.job.end()
 
 
+def test_an_update_that_is_tried_again_over_weights_that_serve_asks_the_cache_process_once(make_beside):
+    """FastDeploy's loop asks it itself as it comes in."""
+    beside = make_beside("2026", block=True, cache_process="maps")
+    job, said = beside.job, []
+    (source := job.model / "versions").rename(away := job.directory / "away")
+    with EngineWord.create(
+        EngineWordKind.PREFIX_TREE, job.ports[0], CLEARED, directory=job.directory
+    ) as tree:
+        beside.asks(UPDATING)
+        first = job.controller().status().sequence
+        eventually(lambda: beside.word.read() == NORMAL and job.controller().status().sequence > first)
+
+        def tried_again() -> bool:
+            said.append(beside.word.read())
+            return job.controller().status().sequence >= first + 3
+
+        eventually(tried_again)
+        assert (set(said), tree.read(), job.reads()) == ({NORMAL}, CLEARED, [UPDATING])
+        away.rename(source)
+        job.answers(NORMAL)
+        assert (beside.holds(), tree.read()) == ([NORMAL, 2, 2], CLEARED)
+        tree.unlink()
+    job.end()
+
+
 def test_a_trainers_command_asks_the_cache_process_too(make_beside):
     beside = make_beside("2026", polls=True, cache_process="maps")
     beside.job.each_says("stepped")

@@ -9,9 +9,9 @@ import pytest
 from wsm.fastdeploy import _control_contract as control
 from wsm.fastdeploy._control_calls import DEADLINES_S, REST_S, TAGS
 from wsm.fastdeploy._control_contract import Passed
-from wsm.fastdeploy._loop_contract import Given
 from wsm.states.decide import Resident
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+from wsm.states.weights_word import Given
 
 SUBSETS = [frozenset(), frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE}), ALL_TAGS]
 METHODS = list(DEADLINES_S)
@@ -40,8 +40,6 @@ def test_a_request_changes_what_it_names_alone_and_leaves_only_what_every_rank_h
         changed = {"sleep": tags - away, "wakeup": tags - there, "update_weights": tags}[method]
         done = Given.CLEAR if method == "sleep" else Given.UPDATE
         assert (given.given, given.tags) == (done if changed else Given.NOTHING, changed)
-        forced = method == "update_weights" and bool(tags) and tags <= there
-        assert given.force == forced
 
 
 def test_no_runner_steps_without_all_that_a_step_needs():

@@ -10,7 +10,6 @@ from living_group import eventually
 from tests.raising import raising
 from wsm.actions import names
 from wsm.actions.base import Action
-from wsm.controller import errors as controller_errors
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._control_calls import ControlCalls, ControlRequest
 from wsm.signals.errors import RoleBusyError
@@ -47,8 +46,9 @@ def test_sleep_wakeup_and_update_are_one_command_each_with_what_fastdeploy_answe
     assert sleeping(job.controls("sleep", tags=BOTH)) == {(True, True)}
     job.publish(2)
     woken = job.controls("wakeup", tags=BOTH)
-    assert (sleeping(woken), {said["version"] for said in woken}) == ({(False, False)}, {"2"})
+    assert (sleeping(woken), {said["version"] for said in woken}) == ({(False, False)}, {"1"})
     for said in woken:
+        assert said["result"] == {"version": "1"}
         assert said["calls"] == ["reset_share_inputs", "initialize_kv_cache", "capture_model"]
     job.publish(3)
     updated = job.controls("update_weights", version="3")
@@ -210,7 +210,7 @@ def test_a_command_of_another_process_is_refused_while_a_request_is_open(make_jo
     job.publish(2)
     assert trainer.update(2).version == "2"
     assert job.controls("sleep", tags=BOTH)[0]["version"] is None
-    with raising(controller_errors.loop_does_not_poll, match="wakeup"):
+    with raising("loop-does-not-poll", match="wakeup"):
         trainer.update(2)
     assert {said["version"] for said in job.controls("wakeup", tags=BOTH)} == {"2"}
     job.end()
@@ -228,7 +228,7 @@ def test_a_command_that_comes_just_behind_a_request_that_left_no_weights_is_refu
         job.order(1, "update ends")
         job.control("update_weights", version="1")
     eventually(lambda: trainer.status().over and trainer.status().state == "CLEARED")
-    with raising(controller_errors.loop_does_not_poll, match=method):
+    with raising("loop-does-not-poll", match=method):
         trainer.update(1, deadline_s=5.0)
     settles.unlink()
     assert sleeping(job.each_says("controlled")) == {(True, True)}

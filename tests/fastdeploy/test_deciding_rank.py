@@ -13,12 +13,13 @@ from wsm.controller.errors import UnsettledError
 from wsm.errors import GroupError
 from wsm.fastdeploy import _entries
 from wsm.fastdeploy._entries import Deciding, Entries
-from wsm.fastdeploy._loop_contract import Entry
 from wsm.fastdeploy._part_words import PartWord
 from wsm.group_segment import own_group
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states import weights_word as contract
 from wsm.states.epochs import Backoff
 from wsm.states.vocabulary import WeightState
+from wsm.states.weights_word import Entry
 from wsm.worker import HOLD, SERVE
 
 pytestmark = pytest.mark.needs("libatomic")
@@ -75,6 +76,11 @@ def make_deciding(engine, tmp_path):
         segment.unlink()
 
 
+def begun(result):
+    """A command that stands in the group's words and is over."""
+    return SimpleNamespace(over=True, result=result, written=lambda: 1)
+
+
 @pytest.mark.parametrize(("asked", "during"), [(NORMAL, CLEARING), (CLEARING, CLEARING)])
 def test_what_an_engine_asks_meanwhile_is_never_answered_by_the_end_of_a_hold(
     engine, make_deciding, asked, during
@@ -109,15 +115,14 @@ def test_a_call_whose_command_is_committed_and_done_late_is_a_success_on_every_r
 ):
     """Rank 0 looks again before it answers: others may be done by then. An ABORT is a failure."""
     deciding, looks = make_deciding(Turns(engine)), []
-    late = SimpleNamespace(sentence=lambda: "rank 1", doing={1: "loads"})
-    unsettled = UnsettledError(request_id="1", decision=decision, late=late, waited_s=3.0)
+    unsettled = UnsettledError("it waits for rank 1", request_id="1", decision=decision, waited_s=3.0)
     deciding._until_at_rest = looks.append
     deciding._controller.status().over = over
 
     def result():
         raise unsettled
 
-    begin = lambda _: SimpleNamespace(over=True, result=result)  # noqa: E731 - a command, begun
+    begin = lambda _: begun(result)  # noqa: E731 - a command
     if decision == "COMMIT" and over:
         deciding.together(begin, bound_s=3.0)
     else:
@@ -132,7 +137,7 @@ def test_what_is_said_of_a_group_of_many_ranks_has_room(engine, make_deciding):
     for ranks in (200, 200, 5000):
         report = SimpleNamespace(facts={"sync_s": 10 / 3, "apply_s": 1e-7}, tensors=1234)
         receipt = SimpleNamespace(ranks=[report] * ranks)
-        deciding.together(lambda _, receipt=receipt: SimpleNamespace(over=True, result=lambda: receipt))
+        deciding.together(lambda _, receipt=receipt: begun(lambda: receipt))
         said = deciding._said()
         assert said.over
         assert len(said.came.brought) == (200 if ranks == 200 else 0)
@@ -142,10 +147,10 @@ def test_what_is_said_of_a_group_of_many_ranks_has_room(engine, make_deciding):
 def test_a_clear_that_failed_waits_before_it_is_given_again_and_another_wish_does_not_wait(
     engine, make_deciding, monkeypatch
 ):
-    monkeypatch.setattr(_entries, "AGAIN", Backoff(3600.0, 3600.0))
+    monkeypatch.setattr(contract, "AGAIN", Backoff(3600.0, 3600.0))
     engine.store(CLEARING)
     deciding = make_deciding(Turns(engine))
-    deciding._controller.status().ranks = (SimpleNamespace(held=SimpleNamespace(weights=None, kv=None)),)
+    deciding._controller.status().ranks = (SimpleNamespace(resident=SimpleNamespace(weights=None, kv=None)),)
     given = []
 
     def begin_clear(**_options):

@@ -9,7 +9,6 @@ import pytest
 from loop_rank import SPECS, feeds
 
 from tests.raising import raising
-from wsm.actions.backends import errors as backend_errors
 from wsm.actions.base import ActionContext
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
@@ -63,8 +62,9 @@ def walked(tmp_path):
 
     def walk(plan: str, *, from_normal: bool = True) -> list[str]:
         runner.calls.clear()
-        context = ActionContext(surfaces, 0, 2, epoch=1, sequence=1, version="2", from_normal=from_normal)
-        context.load = feeds
+        context = ActionContext(
+            surfaces, 0, 2, epoch=1, sequence=1, version="2", from_normal=from_normal, load=feeds
+        )
         for action in plans.named(plan).actions:
             action.precondition(context)
             action.run(context)
@@ -107,14 +107,14 @@ def test_the_generation_is_read_off_the_objects(runner, name):
     ],
 )
 def test_what_a_configuration_needs_and_the_build_lacks_is_named(runner, missing, more):
-    with raising(backend_errors.call_missing, match=missing):
+    with raising("call-missing", match=missing):
         examine(runner, facts(**more))
 
 
 def test_a_runner_that_does_not_say_where_its_requests_are_is_refused_before_the_first_command(tmp_path):
     runner = runners.Runner2025()
     del runner.share_inputs["stop_flags"]
-    with raising(backend_errors.call_missing, match="stop_flags"):
+    with raising("call-missing", match="stop_flags"):
         bound(runner, tmp_path)
 
 

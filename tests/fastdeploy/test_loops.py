@@ -10,12 +10,11 @@ from living_group import eventually
 
 from tests.raising import raising
 from wsm import RefusedError, Tag
-from wsm.controller import errors as controller_errors
-from wsm.fastdeploy import _loop_contract as contract
-from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states import weights_word as contract
 from wsm.states.errors import CommandOpenError
+from wsm.states.weights_word import Entry, Given
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
 
@@ -33,10 +32,11 @@ def test_what_is_decided_is_decided_for_every_entry_word_and_outcome():
             if contract.leaves(entry, word):
                 assert entry.sleeps  # an update is for the entry that the loop wakes for
                 continue
-            for woken in (False, True):
-                gave = contract.given(word, before, woken=woken)
-                said = contract.answer(entry, word, after, gave=gave)
-                if after is None or (gave is Given.CLEAR and word == UPDATING):
+            for own, failed in itertools.product((False, True), (False, True)):
+                gave = contract.given(word, before, own=own)
+                said = contract.answer(entry, word, after, gave=gave, failed=failed)
+                untouched = word == UPDATING and failed and after == NORMAL
+                if after is None or untouched or (gave is Given.CLEAR and word == UPDATING):
                     assert said is None  # asked again
                     continue
                 leaves = contract.leaves(entry, said)
@@ -44,9 +44,20 @@ def test_what_is_decided_is_decided_for_every_entry_word_and_outcome():
                     assert leaves
                     assert said in (CLEARED, UPDATING)
                 else:
-                    assert leaves is (said == NORMAL)
+                    assert leaves is (said == NORMAL or (said == asked == CLEARED and not block))
                     assert said in (NORMAL, CLEARED)
-    assert contract.given(UPDATING, NORMAL, woken=True) is Given.NOTHING
+    assert contract.given(UPDATING, NORMAL, own=True) is Given.NOTHING
+
+
+def test_a_bridge_and_a_loop_answer_one_wish_alike_where_the_group_is_not_held():
+    entry = Entry(UPDATING, block=True)
+    for asked, held, gave, failed in itertools.product(
+        contract.ASKS, (NORMAL, CLEARED, None), Given, (False, True)
+    ):
+        said = [contract.answer(who, asked, held, gave=gave, failed=failed) for who in (None, entry)]
+        assert said[0] == said[1]
+        if failed and asked == UPDATING:
+            assert said[0] != NORMAL
 
 
 @pytest.mark.parametrize(("generation", "block"), LOOPS)
@@ -156,6 +167,28 @@ def test_parts_that_are_asked_one_after_the_other_are_one_command(make_job):
     job.end()
 
 
+def test_the_words_of_all_parts_say_the_same_of_an_update_that_fails(make_job):
+    """Over weights that serve it is tried until the source is back; one that dropped them is answered."""
+    job = make_job("2026", parts=2, part=1, block=True)
+    (source := job.model / "versions").rename(away := job.directory / "away")
+    job.asks(UPDATING, part=0)
+    first = job.controller().status().sequence
+    eventually(lambda: job.controller().status().sequence >= first + 2, "it is tried twice")
+    assert job.reads() == [UPDATING, UPDATING]
+    away.rename(source)
+    job.answers(NORMAL, NORMAL)
+    job.asks(CLEARING, part=0)
+    job.answers(CLEARED, CLEARED)
+    job.order(1, "write")
+    job.asks(UPDATING, part=0)
+    eventually(lambda: not (job.directory / "1.write").exists())
+    job.answers(CLEARED, CLEARED)
+    job.asks(UPDATING, part=1)
+    job.asks(UPDATING, part=0)
+    job.answers(NORMAL, NORMAL)
+    job.end()
+
+
 @pytest.mark.parametrize(
     ("generation", "block", "prefix_first"), [("2025", True, False), ("2026", False, True)]
 )
@@ -185,7 +218,7 @@ def test_the_prefix_tree_is_asked_before_or_behind_the_weights_and_its_own_proce
 
 def test_commands_of_other_processes_are_refused_where_the_loop_does_not_poll(make_job):
     job = make_job("2026")
-    with raising(controller_errors.loop_does_not_poll) as refused:
+    with raising("loop-does-not-poll") as refused:
         job.controller().update(1, force=True)
     place, _, line = refused.value.context["place"].rpartition(":")
     assert Path(place).read_text().splitlines()[int(line) - 1].strip() == "while True:"

@@ -6,24 +6,33 @@ files, a real word and real parameters. ``DeepEPBufferManager`` and CUDA's handl
 
 from __future__ import annotations
 
+import asyncio
+import json
+import pickle
 import secrets
 import sys
 import threading
 import time
 from types import ModuleType, SimpleNamespace
 
+import httpx
 import numpy as np
 import paddle
 import pytest
+from model_runners import worker_config
 
 from tests.raising import raising
 from wsm import log
-from wsm.actions.backends import errors as backend_errors
 from wsm.config import ConfigurationError
 from wsm.controller import Controller
+from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.fastdeploy import DynamicWeightManager, _configuration, errors
+from wsm.fastdeploy._entries import Came
 from wsm.fastdeploy._membership import Membership
+from wsm.http import Commands, create_app
+from wsm.http.surfaces import SURFACES, SurfaceOptions
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.strategies import errors as strategy_errors
 
 pytestmark = [pytest.mark.paddle, pytest.mark.needs("libatomic")]
 
@@ -81,9 +90,8 @@ class Job:
         state = {each: paddle.full(shapes[each], value, dtype="float32") for each in parameters}
         paddle.save(state, str(self.model_directory / name), safetensors=True)
 
-    def manager(
+    def config(
         self,
-        models=None,
         *,
         experts: bool = False,
         strategy: str = "ipc_snapshot",
@@ -92,23 +100,22 @@ class Job:
         shuts_down: bool = False,
     ):
         nccl = SimpleNamespace(ranks=[0], process_group=SimpleNamespace(shutdown=None))
-        parallel = SimpleNamespace(
+        return worker_config(
+            self.model_directory,
+            self.port,
+            strategy=strategy,
             tensor_parallel_rank=tp_rank,
             tensor_parallel_size=1 if group is None else 2,
             enable_expert_parallel=experts,
             expert_parallel_size=1,
             tp_group=group,
             ep_group=nccl,
-            engine_worker_queue_port=self.port,
             shutdown_comm_group_if_worker_idle=shuts_down,
         )
-        config = SimpleNamespace(
-            parallel_config=parallel,
-            load_config=SimpleNamespace(load_strategy=strategy, rsync_config=None),
-            model_config=SimpleNamespace(model=str(self.model_directory)),
-        )
+
+    def manager(self, models=None, **said):
         made = DynamicWeightManager(
-            config,
+            self.config(**said),
             models or self.model(),
             directory=self.directory,
             member=Membership(0, [0], lambda told: told),
@@ -169,6 +176,14 @@ def test_a_start_without_files_says_where_it_looked(job):
     assert not list(job.directory.glob("wsm.*"))
 
 
+@pytest.mark.parametrize("text", ["other: 1\n", "- 1\n", "", "step: [\n", "step: a/b\n"])
+def test_a_version_file_that_cannot_be_read_stops_no_start(job, text):
+    """FastDeploy does not read it in this mode."""
+    (job.model_directory / "version.yaml").write_text(text)
+    job.saves("model_state.tp0.5.pdparams", 1.0)
+    assert job.manager().version.startswith("unnamed-")
+
+
 def test_a_strategy_that_brings_no_weights_is_refused_before_a_group_is_made(job):
     with pytest.raises(ConfigurationError, match="'meta', which brings no weights"):
         job.manager(strategy="meta")
@@ -195,7 +210,8 @@ def test_several_models_are_one_state_and_one_model_is_a_list(job):
 
 
 @pytest.mark.parametrize(
-    ("visible", "selected", "number"), [("4,5,6", "2", 6), ("7", None, 7), (None, None, 0)]
+    ("visible", "selected", "number"),
+    [("4,5,6", "2", 6), ("7", None, 7), (None, None, 0), (None, "1", 1), ("4, 5", " 1", 5)],
 )
 def test_the_devices_number_is_read_off_the_environment(manager, monkeypatch, visible, selected, number):
     for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("FLAGS_selected_gpus", selected)):
@@ -204,6 +220,81 @@ def test_the_devices_number_is_read_off_the_environment(manager, monkeypatch, vi
         else:
             monkeypatch.setenv(name, value)
     assert manager._get_gpu_id() == number
+
+
+@pytest.mark.parametrize(
+    ("visible", "selected"), [("4,5", "2"), ("GPU-8a1e", "0"), ("4,5", "0,1"), ("", "0")]
+)
+def test_a_device_without_a_number_is_refused_by_name_where_files_carry_it(
+    job, monkeypatch, visible, selected
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("FLAGS_selected_gpus", selected)
+    with raising(strategy_errors.bad_device_id):
+        job.manager()
+    assert not list(job.directory.glob("wsm.*"))
+
+
+def test_a_way_that_needs_no_device_starts_where_the_device_has_no_number(job, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a1e")
+    monkeypatch.setenv("FLAGS_selected_gpus", "0")
+    with raising(errors.no_boot, match=r"version\.yaml"):  # so it has come as far as the load
+        job.manager(strategy="rsync")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fastdeploys", "own"),
+    [
+        ("gone", FileNotFoundError, CommandRefusedError),
+        ("float64", TypeError, RankFailedError),
+        ("shape", ValueError, RankFailedError),
+        ("parameter", ValueError, RankFailedError),
+    ],
+)
+def test_what_fails_is_of_fastdeploys_type_too_at_start_and_in_a_call(job, wrong, fastdeploys, own):
+    path = job.model_directory / "model_state.tp0.5.pdparams"
+    job.saves(path.name, 1.0)
+    manager = job.manager()
+    state = {"weight": paddle.zeros([4, 2]), "bias": paddle.zeros([2])}
+    path.unlink()
+    if wrong == "float64":
+        state["bias"] = state["bias"].astype(wrong)
+    elif wrong == "shape":
+        state["bias"] = paddle.zeros([3])
+    elif wrong == "parameter":
+        del state["bias"]
+    if wrong != "gone":
+        paddle.save(state, str(path), safetensors=True)
+    with pytest.raises(fastdeploys) as caught:
+        manager.update_parameters()
+    assert isinstance(caught.value, own)
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own
+    assert isinstance(again, fastdeploys)
+    assert (str(again), again.code, again.context) == (
+        str(caught.value),
+        caught.value.code,
+        caught.value.context,
+    )
+    manager.close()
+    with pytest.raises(fastdeploys) as caught:
+        job.manager()
+    assert caught.value.code == "no-boot"
+
+
+def test_a_rank_that_is_told_what_became_of_a_command_raises_the_same_type():
+    mismatch = strategy_errors.dtype_mismatch(mismatches=[("w", "F32", "F64", "a file")])
+    told = Came(*json.loads(json.dumps(Came.to(mismatch))))
+    with pytest.raises(TypeError, match="F64"):
+        raise errors.as_fastdeploys(errors.call_failed(rank=1, why=told.failure), told.cause)
+
+
+def test_an_unknown_way_is_a_value_error_and_all_else_a_runtime_error(job, manager, monkeypatch):
+    with pytest.raises(RuntimeError) as caught:
+        manager.update_weights_by_rdma("2", transfer_mode="gdr")
+    assert caught.value.code == "rank-failed"
+    manager.close()
+    with pytest.raises(ValueError, match="'meta', which brings no weights"):
+        job.manager(strategy="meta")
 
 
 def test_tensors_that_match_pass_and_others_are_named(manager):
@@ -244,6 +335,24 @@ def test_parameters_are_verified_after_an_update_and_after_a_clear(manager):
         manager._verify_parameters("update")
 
 
+def test_a_state_that_is_set_is_what_the_methods_called_one_by_one_look_at():
+    """FastDeploy's own tests make half a manager, and give it a state."""
+    half = DynamicWeightManager.__new__(DynamicWeightManager)
+    half.state_dict = {"w": paddle.zeros([2])}
+    half._verify_parameters("update")
+    half._update_model_from_state({"w": paddle.full([2], 4.0)}, "snapshot")
+    assert values(half) == {"w": 4.0}
+    with pytest.raises(RuntimeError, match="clearance verification failed"):
+        half._verify_parameters("clearance")
+
+
+@pytest.mark.parametrize("name", ["_update_ipc_snapshot", "_update_ipc", "reload_model_weights"])
+def test_the_names_of_fastdeploys_ways_load_by_the_configured_one(job, manager, name):
+    job.saves("model_state.tp0.5.pdparams", 6.0)
+    getattr(manager, name)()
+    assert values(manager) == {"weight": 6.0, "bias": 6.0}
+
+
 def test_one_line_tells_what_the_allocator_holds_and_held_at_most(manager, caplog):
     manager._log_memory("after clear")
     (line,) = [each for each in caplog.records if log.DEVICE_MEMORY in each.getMessage()]
@@ -259,6 +368,26 @@ def test_the_status_of_a_worker_that_has_just_started_asks_for_nothing(manager, 
         job.word.store(UPDATING)
         manager.check_model_weights_status(Signal(job.word), ModelRunner(), job.port)
         assert "serves version" in controller.status().sentence()
+
+
+def test_its_server_calls_a_worker_healthy_that_has_just_started(manager, job):
+    """Its engine answers 200 by then, and a balancer would take it out."""
+    commands = Commands(manager.group_name, directory=job.directory)
+    app = create_app(commands, surfaces=[SURFACES["fastdeploy"](SurfaceOptions())])
+
+    async def health() -> int:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return (await client.get("/health")).status_code
+
+    assert asyncio.run(health()) == 200
+    job.word.store(CLEARING)
+    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
+    assert asyncio.run(health()) == 304
+    job.word.store(UPDATING)
+    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
+    assert asyncio.run(health()) == 200
+    commands.close()
 
 
 def test_the_word_is_written_by_the_first_rank_of_a_part_alone(job):
@@ -292,7 +421,8 @@ def test_direct_calls_answer_the_word_as_fastdeploys_do(job, manager):
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("step: 12345\n", "12345"), ("step: global_step_7\n", "global_step_7"), (None, None)]
+    [("step: 12345\n", "12345"), ("step: global_step_7\n", "global_step_7"), ("step: 0100\n", "64")]
+    + [("step: '0100'\n", "0100"), ("step: null\n", None), (None, None)]
     + [(text, None) for text in ("other: 1\n", "- 1\n", "step: [\n")],
 )
 def test_the_version_file_is_read_and_what_it_lacks_is_no_version(job, manager, text, version, caplog):
@@ -300,7 +430,7 @@ def test_the_version_file_is_read_and_what_it_lacks_is_no_version(job, manager, 
     if text is not None:
         path.write_text(text)
     assert manager.read_model_version_from_file() == version
-    assert (version is None) == ("version.yaml" in caplog.text)
+    assert (version is None) == (log.COMMAND_FAILED in caplog.text)
 
 
 def test_handles_of_cuda_are_opened_as_bytes_on_this_process_own_device(manager, monkeypatch):
@@ -395,7 +525,7 @@ def test_a_group_that_cannot_be_shut_down_is_named_at_the_start_where_it_is_to_g
     """FastDeploy finds out in the middle of a clear."""
     job.saves("model_state.tp0.5.pdparams", 1.0)
     gloo = SimpleNamespace(ranks=[0], process_group=SimpleNamespace())
-    with raising(backend_errors.call_missing, match="the tp group"):
+    with raising("call-missing", match="the tp group"):
         job.manager(group=gloo, shuts_down=True)
     assert not list(job.directory.glob("wsm.*"))
     assert values(job.manager(group=gloo)) == {"weight": 1.0, "bias": 1.0}
@@ -454,9 +584,83 @@ def test_the_check_of_the_loop_leaves_where_fastdeploys_does(job, manager, asked
     assert runner.calls[: len(calls)] == calls
 
 
-@pytest.mark.parametrize(("status", "block"), [(99, True), (CLEARED, True), (CLEARED, False), (99, False)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda runner: ((None, runner), {"pid": 0, "block": True}),
+        lambda runner: ((), {"kv_cache_status": None, "model_runner": runner, "pid": 0, "block": True}),
+        lambda runner: ((runner,), {"pid": 0}),
+        lambda runner: ((), {"pid": 0, "model_runner": runner}),
+    ],
+)
+def test_the_check_of_the_loop_takes_fastdeploys_arguments_by_name(job, manager, how):
+    job.word.store(UPDATING)
+    placed, named = how(runner := ModelRunner())
+    manager.check_model_weights_status(Signal(job.word), *placed, **named)
+    assert (job.word.read(), runner.calls) == (NORMAL, ["clear_requests"])
+
+
+@pytest.mark.parametrize(
+    ("placed", "named"),
+    [((), {}), ((1, 2, 3, 4, 5), {}), ((1, 2), {"pid": 0, "model_runner": 3}), ((1, 2), {"blok": True})],
+)
+def test_the_check_of_the_loop_refuses_arguments_of_no_generation(manager, placed, named):
+    with raising(errors.unknown_call, match="kv_cache_status, model_runner, pid, block"):
+        manager.check_model_weights_status(None, *placed, **named)
+
+
+def test_fastdeploys_sentences_stand_in_the_log_in_its_order(job, caplog):
+    """Runbooks look for them; those of a load that came to nothing are not said."""
+    caplog.set_level("INFO", "wsm")
+
+    def said() -> list[str]:
+        fields = [record.wsm_fields for record in caplog.records if hasattr(record, "wsm_fields")]
+        caplog.clear()
+        return [each["line"] for each in fields if each["event"] == log.FASTDEPLOY_SAYS]
+
+    path = job.model_directory / "model_state.tp0.5.pdparams"
+    job.saves(path.name, 1.0, parameters=("weight", "bias", "more"))
+    manager = job.manager()
+    loaded = [
+        "infer engine stopped! start to load new checkpoint...",
+        f"Updated 2/3 parameters from {path} source",
+        "Model Parameter update verified successfully",
+    ]
+    assert [sentence.split(",")[0] for sentence in said()] == [
+        "Model param: weight",
+        "Model param: bias",
+        *loaded,
+        "DynamicLoad model built successfully by ipc_snapshot",
+    ]
+    job.word.store(CLEARING)
+    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
+    assert said() == [
+        "dynamic weight manager is check model weights status! -1",
+        "infer engine stopped! start to clear checkpoint...",
+        "Model Parameter clearance verified successfully",
+        "finished clearing checkpoint",
+    ]
+    job.word.store(UPDATING)
+    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
+    assert said() == [
+        "dynamic weight manager is check model weights status! 1",
+        *loaded,
+        "finished loading new checkpoint",
+    ]
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        manager.update_parameters()
+    assert said() == []
+    manager._update_model_from_state({"bias": paddle.zeros([2]), "unknown": paddle.zeros([1])}, "raw")
+    manager._verify_parameters("update")
+    assert said() == [
+        "Updated 1/2 parameters from raw source",
+        "Model Parameter update verified successfully",
+    ]
+
+
+@pytest.mark.parametrize(("status", "block"), [(99, True), (CLEARED, True), (99, False)])
 def test_a_status_that_asks_nothing_is_waited_out(job, manager, status, block):
-    """FastDeploy's own leaves at CLEARED without `block`, which its loop never comes in with."""
     runner = ModelRunner()
     job.word.store(status)
 
@@ -470,3 +674,29 @@ def test_a_status_that_asks_nothing_is_waited_out(job, manager, status, block):
     other.join()
     assert runner.calls == []
     assert values(manager)["weight"] == 1.0
+
+
+def test_the_second_line_finds_the_runner_that_made_the_manager_where_its_caller_has_none(job):
+    """A loop that is a function has no `self`."""
+    job.saves("model_state.tp0.5.pdparams", 1.0)
+
+    class Loading(ModelRunner):
+        def load_model(self) -> None:
+            self.dynamic_weight_manager = DynamicWeightManager(
+                job.config(),
+                job.model(),
+                directory=job.directory,
+                member=Membership(0, [0], lambda told: told),
+            )
+            job.managers.append(self.dynamic_weight_manager)
+
+    def looking(manager) -> None:
+        manager.poll()
+
+    with raising(errors.no_runner, match=r"poll\(model_runner\)"):
+        looking(job.manager())
+    job.managers.pop().close()
+    runner = Loading()
+    runner.load_model()
+    looking(runner.dynamic_weight_manager)
+    assert runner.dynamic_weight_manager.version

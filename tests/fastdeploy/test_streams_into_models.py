@@ -17,7 +17,9 @@ import numpy as np
 import paddle
 import pytest
 from checkpoint_transfer.sender import FakeSender
+from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
+from model_runners import worker_config
 
 from tests.raising import raising
 from wsm.actions.backends.paddle_memory import HostMemory
@@ -131,20 +133,13 @@ def job(tmp_path, monkeypatch):
     def start(models, *, strategy="rsync", part=(0, 1), local_rank=None, **transfer):
         said = json.loads(re.fullmatch(r"--rsync_config '(.*)'", COMMAND_LINE, re.DOTALL)[1])
         where = {"redis_host": "127.0.0.1", "redis_port": sender.port}
-        parallel = SimpleNamespace(
-            tensor_parallel_rank=0,
-            tensor_parallel_size=1,
+        config = worker_config(
+            tmp_path,
+            sender.port,
+            strategy=strategy,
+            rsync={**said, **where, **transfer},
             data_parallel_rank=part[0],
             data_parallel_size=part[1],
-            enable_expert_parallel=False,
-            tp_group=None,
-            engine_worker_queue_port=sender.port,
-            shutdown_comm_group_if_worker_idle=False,
-        )
-        config = SimpleNamespace(
-            parallel_config=parallel,
-            load_config=SimpleNamespace(load_strategy=strategy, rsync_config={**said, **where, **transfer}),
-            model_config=SimpleNamespace(model=str(tmp_path)),
         )
         manager = DynamicWeightManager(
             config,
@@ -247,6 +242,46 @@ def test_a_stream_that_breaks_or_has_nothing_for_the_mtp_model_fails_and_the_nex
         assert float(manager.state_dict["norm"].mean()) == 3.0
 
 
+class Replacing(Plain):
+    """A main model whose loader puts another parameter in the place of its own."""
+
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            if name == "model.norm":
+                self.norm = self.create_parameter([4])
+                self.norm.set_value(tensor)
+
+
+def test_a_stream_that_fails_behind_a_replaced_parameter_leaves_no_memory(job):
+    write_version(job.directory, "1")
+    job.send("1", 1.0)
+    manager = job.start([main := Replacing(), Draft()])
+    job.send("2", 2.0, without=("mtp_norm", "layers.7.norm"))
+    with pytest.raises(WsmError, match="mtp"):
+        manager.update_weights_by_gdr("2")
+    assert not main.norm._is_initialized()
+    manager._verify_parameters("clearance")
+    job.send("3", 3.0)
+    assert manager.update_weights_by_gdr("3")["version"] == "3"
+    main.norm = main.create_parameter([4])  # by a build that wsm does not see
+    manager.clear_parameters()
+    assert not main.norm._is_initialized()
+
+
+@pytest.mark.parametrize("lacks", ["model.weight", "model.norm"])
+def test_a_stream_that_leaves_a_parameter_of_a_serving_model_unwritten_is_refused(job, utilities, lacks):
+    write_version(job.directory, "1")
+    job.send("1", 1.0)
+    model, draft = Model(utilities, fd_config()), Draft()
+    utilities.process_final_after_loading(model, model.fd_config)
+    draft.fd_config = SimpleNamespace(speculative_config=SimpleNamespace(model_type="mtp"))
+    manager = job.start([model, draft])
+    job.send("2", 2.0, without=(lacks,))
+    with pytest.raises(WsmError, match=f"not written whole: .* lacks '{lacks}';"):
+        manager.update_weights_by_gdr("2")
+    assert manager.version is None
+
+
 @pytest.mark.parametrize(
     ("more", "rank", "size"),
     [({}, 5, 8), ({"index": 1}, 13, 8), ({"index": 1, "group_size": 16, "device_name": "mlx5_0"}, 13, 16)],
@@ -281,20 +316,23 @@ def test_over_rdma_a_ranks_own_tensors_come_by_name_and_all_of_them_must(job):
     manager = job.start(model, transfer_mode="rdma", gpu_direct=False, local_rank=3)
     assert (manager.version, set(manager.state_dict), len(FakeUnifiedTransfer.made)) == ("step_1", own, 0)
     held = model.model.norm.data_ptr()
-    for version in ("step_2", None):  # the same again, since version.yaml names it
+    for version, checks in (("step_2", True), (None, False)):  # the same again, as version.yaml names it
         write_version(job.directory, "step_2")
         sent = job.send("step_2", 2.0)  # with names that the model does not have
-        said = manager.update_weights_by_rdma(version, verify_checksum=False)
+        said = manager.update_weights_by_rdma(version, verify_checksum=checks)
+        assert FakeCheckpointTransfer.made[-1].checks[-1] is checks  # the package does
         assert set(said) == {"sync_cost", "update_cost", "total_cost", "version", "rank"}
         assert (said["version"], said["rank"]) == ("step_2", 3)
         assert {name: manager.state_dict[name].numpy().tolist() for name in own} == {
             name: sent[name].tolist() for name in own
         }
     assert model.model.norm.data_ptr() == held  # in place
-    job.send("step_3", 3.0, without=("model.norm",))
-    with pytest.raises(WsmError, match=r"model\.norm"):
-        manager.update_weights_by_rdma("step_3")
-    assert manager.version is None
+    for wrong in ({"without": ("model.norm",)}, {"more": {"model.norm": np.ones(3, np.float32)}}):
+        job.send("step_3", 3.0, **wrong)  # which costs nothing: all of it is looked at before the first byte
+        with pytest.raises(WsmError, match=r"model\.norm"):
+            manager.update_weights_by_rdma("step_3")
+        assert manager.version == "step_2"
+        assert model.model.weight.numpy().tolist() == sent["model.weight"].tolist()
     (job.directory / "version.yaml").unlink()
     with raising(errors.no_version, match="rsync model version not set"):
         manager.update_weights_by_rdma()

@@ -1,10 +1,11 @@
 """``python -m tests.fastdeploy.upstream PATH``: FastDeploy's own engine client, words and cache processes.
 
-PATH is a checkout of FastDeploy's source, of December 2025 or of 2026; nothing in it is changed. Its
-`EngineClient` and its `IPCSignal` run as they are, in /dev/shm, and ask two rank processes whose loops
-(December 2025; 2026 without and with `block`) have wsm's weight manager: first without prefix caching, then
-with it, with a swap space, and with FastDeploy's own `CacheTransferManager` beside each rank and the loop of
-its `PrefixCacheManager`; those processes end in between, and are started anew. Each verb's answer, its
+PATH is a checkout of FastDeploy's source, of December 2025, of 2026, or of April 2026; nothing in it is
+changed. Its `EngineClient` and its `IPCSignal` run as they are, in /dev/shm, and ask two rank processes whose
+loops (December 2025; 2026 without and with `block`) have wsm's weight manager: first without prefix caching,
+then with it, a swap space, and FastDeploy's own `CacheTransferManager` beside each rank and the loop of
+its `PrefixCacheManager`; those processes end in between, and are started anew. Last, two clients ask the two
+data-parallel parts of one group at once. Each verb's answer, its
 seconds and what each word said are printed; the command exits with 1 if anything differs from what is
 expected. The last lines name FastDeploy's modules that stand-ins take the place of, since they want paddle,
 CUDA, tokenizers or sockets.
@@ -22,7 +23,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,10 +48,12 @@ GIVES_UP_S = 4  # the client's count of seconds where it is to give up
 LOOPS = {
     "2025": (("2025", True), ("2026", False), ("2026", True)),
     "2026": (("2026", False), ("2026", True)),
+    "2026-04": (("2026", False), ("2026", True)),
 }
 CACHES = {
     "2025": (("2025", True, "maps"),),
     "2026": (("2026", False, "maps"),),
+    "2026-04": (("2026", False, "maps"),),
 }
 
 _PART = {"dp_rank": 0, "local_dp_rank": 0}
@@ -72,6 +76,7 @@ ANSWERS = {
         "no clear": (404, {**_PART, "msg": "clear model weight timeout"}),
     },
 }
+ANSWERS["2026-04"] = ANSWERS["2026"]
 
 ALIVE = (True, "")
 CLEARS = "NORMAL CLEARING CLEARED"
@@ -100,21 +105,53 @@ EXPECTED = (
 )
 
 #: As `EXPECTED`, beside cache processes, with what the prefix tree's and the KV word said, too. The client of
-#: 2026 asks the prefix tree and waits, before it asks for the weights; that of 2025 asks all three at once.
+#: 2026 asks the prefix tree and waits, before it asks for the weights; that of April asks for it last, once
+#: the weights have answered; that of 2025 asks all three at once. What one generation alone says bears its
+#: name.
 #: An update that failed is answered once the cache processes have let go of what they took for it.
 EXPECTED_BESIDE = (
     ("clear", "cleared", (CLEARS, CLEARS, CLEARS), None),
-    ("update that fails", "no update", (FAILS, UPDATES, f"{UPDATES} CLEARING CLEARED"), None),
-    ("update", "updated", (UPDATES, {"2025": "NORMAL UPDATING NORMAL"}, UPDATES), "2"),
+    (
+        "update that fails",
+        "no update",
+        (FAILS, {"": UPDATES, "2026-04": "CLEARED"}, f"{UPDATES} CLEARING CLEARED"),
+        None,
+    ),
+    (
+        "update",
+        "updated",
+        (UPDATES, {"": "NORMAL", "2025": "NORMAL UPDATING NORMAL", "2026-04": UPDATES}, UPDATES),
+        "2",
+    ),
     ("clear", "cleared", (CLEARS, CLEARS, CLEARS), None),
     ("update", "updated", (UPDATES, UPDATES, UPDATES), "2"),
     ("they end", None, ("NORMAL", "NORMAL", "NORMAL"), "2"),
-    ("clear without", "no clear", ("NORMAL CLEARING", CLEARS, "NORMAL CLEARING"), None),
-    ("they return", None, ("CLEARING CLEARED", "CLEARED", "CLEARING CLEARED"), None),
-    ("clear", "is cleared", ("CLEARED", "CLEARED", "CLEARED"), None),
+    (
+        "clear without",
+        "no clear",
+        ("NORMAL CLEARING", {"": CLEARS, "2026-04": "NORMAL"}, "NORMAL CLEARING"),
+        None,
+    ),
+    (
+        "they return",
+        None,
+        ("CLEARING CLEARED", {"": "CLEARED", "2026-04": "NORMAL"}, "CLEARING CLEARED"),
+        None,
+    ),
+    ("clear", "is cleared", ("CLEARED", {"": "CLEARED", "2026-04": CLEARS}, "CLEARED"), None),
     ("they end", None, ("CLEARED", "CLEARED", "CLEARED"), None),
     ("they start", None, ("CLEARED", "CLEARED", "CLEARED"), None),
     ("update", "updated", (UPDATES, UPDATES, UPDATES), "2"),
+)
+
+#: What both parts are asked at once, and what both answer. The source is back behind what failed twice.
+OF_BOTH_PARTS = (
+    ("clear", "cleared", CLEARS, None),
+    ("update that fails", "no update", FAILS, None),
+    ("update that fails", "no update", FAILS, None),
+    ("update", "updated", UPDATES, "2"),
+    ("clear", "cleared", CLEARS, None),
+    ("update", "updated", UPDATES, "2"),
 )
 
 
@@ -134,7 +171,7 @@ def fastdeploy(root: Path) -> SimpleNamespace:
     return SimpleNamespace(
         root=root,
         client=client,
-        generation="2026" if "fd_config" in inspect.signature(client).parameters else "2025",
+        generation=generation_of(client),
         signal=inter.IPCSignal,
         clears_prefixes=prefixes.PrefixCacheManager.clear_prefix_cache,
         stood_in=checkout.stood_in,
@@ -142,13 +179,21 @@ def fastdeploy(root: Path) -> SimpleNamespace:
     )
 
 
+def generation_of(client: Any) -> str:
+    """Which client it is, by its parameters and by what it asks first in an update."""
+    if "fd_config" not in inspect.signature(client).parameters:
+        return "2025"
+    update = inspect.getsource(client.update_model_weight)
+    weights, prefix = (update.index(f"{word}_signal.value[0] ==") for word in (WEIGHTS, PREFIX))
+    return "2026-04" if weights < prefix else "2026"
+
+
 @contextmanager
 def made_words(signal: Any, port: int, ranks: int) -> Iterator[dict[str, Any]]:
     """FastDeploy's words of one engine, made as its engine makes them."""
-    places = {WEIGHTS: 1, PREFIX: 1, KV: 1, "cache_task_broadcast_signal": 1}
-    places |= dict.fromkeys(
-        ("worker_healthy_live_signal", "cache_ready_signal", "swap_space_ready_signal"), ranks
-    )
+    places = dict.fromkeys((WEIGHTS, PREFIX, KV, "cache_task_broadcast_signal", "cache_task_is_paused"), 1)
+    of_ranks = ("worker_healthy_live_signal", "cache_ready_signal", "swap_space_ready_signal")
+    places |= dict.fromkeys((*of_ranks, "cache_task_inflight", "cache_transfer_inited_signal"), ranks)
     made = {}
     try:
         for name, count in places.items():
@@ -201,7 +246,7 @@ def prefix_tree(clears: Callable[[Any], None], word: Any) -> Iterator[None]:
                 raise SystemExit
             return word
 
-        def reset(self) -> None:
+        def reset(self, **_: object) -> None:
             """Nothing was cached."""
 
     tree = Tree()
@@ -215,15 +260,15 @@ def prefix_tree(clears: Callable[[Any], None], word: Any) -> Iterator[None]:
 
 
 class Play:
-    """A group of one loop, and who asks it."""
+    """A data-parallel part of a group of one loop, and the client that asks it."""
 
-    def __init__(self, upstream: SimpleNamespace, job: LoopJob, holds: str | None) -> None:
-        self.job, self._upstream = job, upstream
+    def __init__(self, upstream: SimpleNamespace, job: LoopJob, holds: str | None, part: int = 0) -> None:
+        self.job, self.part, self._upstream = job, part, upstream
         self._beside: list[Program] = []
         self._settings = json.dumps(
             {
                 "source": str(upstream.root),
-                "port": job.ports[0],
+                "port": job.ports[part],
                 "ranks": job.ranks,
                 "makes": holds == "makes",
             }
@@ -247,7 +292,7 @@ class Play:
 
     def connect(self, *, beside: bool) -> None:
         """Make FastDeploy's client, as its API server of one part does."""
-        port, ranks = self.job.ports[0], self.job.ranks
+        port, ranks = self.job.ports[self.part], self.job.ranks // len(self.job.ports)
         model = SimpleNamespace(enable_mm=False, enable_logprob=False, max_model_len=64)
         config = SimpleNamespace(model_config=model, eplb_config=SimpleNamespace(enable_eplb=False))
         if self._upstream.generation == "2025":
@@ -275,12 +320,11 @@ class Play:
         config.scheduler_config = SimpleNamespace(splitwise_role="mixed")
         config.structured_outputs_config = SimpleNamespace(reasoning_parser=None)
         config.limit_mm_per_prompt = config.mm_processor_kwargs = config.tool_parser = None
-        config.node_rank = 0
+        config.node_rank, config.enable_mm_runtime = 0, False
         self.client = self._upstream.client(os.getpid(), port, config)
 
     def ask(self, verb: str) -> Any:
         if verb == "update that fails":
-            self.job.order(1, "write")
             return self.client.update_model_weight(timeout=GIVES_UP_S)
         verbs: dict[str, Callable[[], Any]] = {
             "update": lambda: self.client.update_model_weight(timeout=30),
@@ -344,8 +388,6 @@ def plays(upstream: SimpleNamespace, generation: str, *, block: bool, holds: str
         more = {} if holds is None else {"cache_process": holds, "cache_answers_s": 1.0}
         job = LoopJob(Path(directory), generation, block=block, shared=str(SHARED), **more)
         port, play = job.ports[0], Play(upstream, job, holds)
-        mine = f"pid{os.getpid()}_port{port}"
-        lock = Path(f"/tmp/fd_weight_clear_update_lock__{mine}.lock")  # noqa: S108 - made by FastDeploy
         try:
             with made_words(upstream.signal, port, job.ranks) as words:
                 if holds is None:
@@ -359,8 +401,13 @@ def plays(upstream: SimpleNamespace, generation: str, *, block: bool, holds: str
             job.close()
             for left in SHARED.glob(f"wsm.fastdeploy-{port}*"):
                 left.unlink()
-            lock.unlink(missing_ok=True)
+            lock_of(port).unlink(missing_ok=True)
     return differ
+
+
+def lock_of(port: int) -> Path:
+    """Return the file by which FastDeploy's client locks its verbs."""
+    return Path(f"/tmp/fd_weight_clear_update_lock__pid{os.getpid()}_port{port}.lock")  # noqa: S108 - FastDeploy's
 
 
 def asks_all(play: Play, upstream: SimpleNamespace, words: dict[str, Any], expected: Any) -> int:
@@ -373,8 +420,10 @@ def asks_all(play: Play, upstream: SimpleNamespace, words: dict[str, Any], expec
     controller = job.controller()
     for verb, answer, says, version in expected:
         awaited = ANSWERS[generation].get(answer, answer) if isinstance(answer, str) else answer
-        wanted = [each.get(generation, "NORMAL") if isinstance(each, dict) else each for each in says]
+        wanted = [each.get(generation, each[""]) if isinstance(each, dict) else each for each in says]
         began = time.monotonic()
+        if verb == "update that fails":
+            job.order(1, "write")
         with watched(words) as seen:
             got = play.ask(verb)
         took = time.monotonic() - began
@@ -392,6 +441,43 @@ def asks_all(play: Play, upstream: SimpleNamespace, words: dict[str, Any], expec
     return differ
 
 
+def plays_two_parts(upstream: SimpleNamespace, generation: str, *, block: bool) -> int:
+    """Ask both parts of a group at once; returns how many answers differ."""
+    differ = 0
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as ending:
+        job = LoopJob(Path(directory), generation, parts=2, block=block, shared=str(SHARED))
+        ending.callback(lambda: [left.unlink() for left in SHARED.glob(f"wsm.fastdeploy-{job.ports[0]}*")])
+        ending.callback(job.close)
+        plays = [Play(upstream, job, None, part) for part in range(2)]
+        made = [ending.enter_context(made_words(upstream.signal, port, job.ranks)) for port in job.ports]
+        words = {f"{WEIGHTS} of part {part}": of_part[WEIGHTS] for part, of_part in enumerate(made)}
+        threads = ending.enter_context(ThreadPoolExecutor())
+        job.start()
+        for play in plays:
+            play.connect(beside=False)
+        job.publish(2)
+        controller = job.controller()
+        for verb, answer, says, version in OF_BOTH_PARTS:
+            if verb == "update that fails":
+                job.order(1, "write")
+            with watched(words) as seen:
+                got = list(threads.map(lambda play, verb=verb: play.ask(verb), plays))
+            status = controller.status()
+            held = status.version if status.serving else None
+            shown = [said_by(word, seen) for word in words]
+            awaited = [ANSWERS[upstream.generation][answer]] * 2
+            same = (got, shown, held) == (awaited, [says, says], version)
+            differ += not same
+            say(f"  {verb:<19}{got!s:<40}  {'; '.join(shown)}  version {held}")
+            if not same:
+                say(f"  DIFFERS: expected {awaited}, {says} of both, version {version}")
+        job.end()
+        for play in plays:
+            lock_of(job.ports[play.part]).unlink(missing_ok=True)
+            del play.client
+    return differ
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fastdeploy.upstream")
     parser.add_argument("path", type=Path, help="a checkout of FastDeploy's source")
@@ -402,6 +488,9 @@ def main() -> int:
         beside = "" if holds is None else f", beside cache processes (each {holds} the KV cache)"
         say(f"client of {upstream.generation}, loop of {generation}, block {block}{beside}")
         differ += plays(upstream, generation, block=block, holds=holds)
+    for generation, block in LOOPS[upstream.generation]:
+        say(f"client of {upstream.generation}, loop of {generation}, block {block}, two parts at once")
+        differ += plays_two_parts(upstream, generation, block=block)
     say(f"stand-ins: {', '.join(sorted(upstream.stood_in))}")
     say(f"stand-ins of the cache processes: {', '.join(sorted(upstream.stood_in_beside))}")
     say("all as expected" if not differ else f"{differ} differ")

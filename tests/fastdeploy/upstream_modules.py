@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
 import os
@@ -132,26 +133,41 @@ def transfers(settings: dict[str, Any], rank: int) -> None:
         "unset_data_ipc": lambda _tensor, name, *_: says("unmapped", name=name),
         "memory_allocated": lambda: 0,
     }
+    # Its barrier waits for the other ranks, and by then this one is made: a pause before that is lost.
+    made = threading.Event()
+    queue = MagicMock(name="EngineCacheQueue")
+    queue.return_value.pause_barrier.wait = queue.return_value.resume_barrier.wait = made.wait
     speculative = SimpleNamespace(num_extra_cache_layer=0, num_gpu_block_expand_ratio=1)
     more = {
         "paddle": paddle,
         "fastdeploy.cache_manager.ops": operators,
-        "fastdeploy.config": {"SpeculativeConfig": lambda _: speculative},
+        "fastdeploy.config": {
+            "SpeculativeConfig": lambda _: speculative,
+            "CacheConfig": SimpleNamespace(get_cache_bytes=lambda _: 2),
+        },
     }
     resource_tracker.register = lambda *_: None  # its tracker would remove the words at its death
     checkout = installed(Path(settings["source"]), **more)
+    vars(importlib.import_module("fastdeploy.inter_communicator"))["EngineCacheQueue"] = queue
     module = importlib.import_module("fastdeploy.cache_manager.cache_transfer_manager")
     module.logger = logging.getLogger("fastdeploy")
     shape = "4,1,2,2"
     sys.argv = ["cache_transfer_manager", "--rank", str(rank), "--device_id", str(rank)]
     sys.argv += ["--mp_num", str(settings["ranks"]), "--key_cache_shape", shape]
-    sys.argv += ["--value_cache_shape", shape, "--engine_pid", port, "--engine_worker_queue_port", port]
+    sys.argv += ["--value_cache_shape", shape, "--engine_worker_queue_port", port]
+    known = inspect.getsource(module.parse_args)
+    for option, value in {"--engine_pid": port, "--model_path": "model"}.items():  # of 2025, of 2026
+        sys.argv += [option, value] if option in known else []
     sys.argv += ["--create_cache_tensor"] * settings["makes"]
-    module.CacheTransferManager(module.parse_args())
+    manager = module.CacheTransferManager(module.parse_args())
+    made.set()
     says("transfers", stood_in=checkout.stood_in)
+    in_flight = getattr(manager, "cache_task_inflight_signal", None)  # of 2026, by its transfers
     parent = os.getppid()
     while os.getppid() == parent:
-        time.sleep(0.1)
+        if in_flight is not None:
+            in_flight.value[rank] = not manager.is_paused
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tests.gpu.conftest import Start
 from tests.gpu.contents import empty_layer, published
 from tests.gpu.devices import Device
 from tests.raising import raising
-from wsm.actions.backends.device_weights import DeviceWeights
+from wsm.actions.backends.paddle_weights import DeviceWeights
 from wsm.actions.measuring import resident_digest
 from wsm.strategies import IpcAsyncSource, IpcSource, LoadReport, errors, load
 from wsm.strategies.ipc import errors as ipc_errors

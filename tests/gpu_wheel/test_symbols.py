@@ -17,7 +17,7 @@ import pytest
 
 from tests.gpu_wheel.of_objects import CLASSES, EVERYDAY, OF_OBJECTS
 from tests.gpu_wheel.replacements import CPU, GPU_2_6, LACKING_IN_2_6, REPLACEMENTS
-from tests.gpu_wheel.used_symbols import SOURCE, Use, uses
+from tests.gpu_wheel.used_symbols import EXAMPLES, SOURCE, Use, uses
 from tests.strategies.shared.installed_paddle import has_float8
 
 pytestmark = pytest.mark.paddle
@@ -62,7 +62,13 @@ def test_whose_name_it_is_is_known_of_all_that_is_used_on_objects_of_paddle(foun
 
 def test_every_module_that_comes_by_paddle_is_seen_to_use_it(found) -> None:
     comes_by_it = re.compile(r"^ *(import|from) paddle\b|modules\[.paddle.\]", re.MULTILINE)
-    modules = {str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.py") if comes_by_it.search(p.read_text())}
+    folders = ((SOURCE, SOURCE), (EXAMPLES.parent, EXAMPLES))
+    modules = {
+        str(path.relative_to(root))
+        for root, folder in folders
+        for path in folder.rglob("*.py")
+        if comes_by_it.search(path.read_text())
+    }
     assert modules <= {use.file for use in found if not use.of_object}
     assert len(modules) > 15
 

@@ -1,7 +1,7 @@
 """Which paddle symbols the library uses, read off its source: the table cannot fall behind the code.
 
-Read is every module under ``src/wsm`` that speaks of paddle, and every test that only a GPU can run. Found
-are
+Read is every module under ``src/wsm`` and ``examples`` that speaks of paddle, and every test that only a GPU
+can run. Found are
 
 * chains of attributes that begin at paddle: at a name that an import bound to it, ``sys.modules["paddle"]``,
   or a variable, an attribute of ``self`` or a function of the module that stands for a part of it;
@@ -24,7 +24,8 @@ import wsm
 from tests.gpu_wheel.of_objects import EVERYDAY, OF_OBJECTS
 
 SOURCE = Path(wsm.__path__[0])
-GPU_TESTS = Path(__file__).parent.parent / "gpu"
+TESTS = Path(__file__).parent.parent
+EXAMPLES = TESTS.parent / "examples"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Use:
     symbol : str
         From paddle on: ``paddle.Tensor.copy_``.
     file : str
-        Relative to the library or to the tests.
+        Relative to the library, to the repository if it is an example's, or to the tests.
     line : int
         The line.
     call : tuple or None
@@ -58,15 +59,15 @@ class Use:
 
 
 def uses(attributes: frozenset[str]) -> list[Use]:
-    """Return every use in the library and in the GPU tests.
+    """Return every use in the library, in the examples and in the GPU tests.
 
     Parameters
     ----------
     attributes : frozenset of str
         What objects of the installed paddle can do.
     """
-    paths = [(SOURCE, path) for path in sorted(SOURCE.rglob("*.py"))]
-    paths += [(GPU_TESTS.parent, path) for path in sorted(GPU_TESTS.glob("*.py"))]
+    folders = ((SOURCE, SOURCE), (EXAMPLES.parent, EXAMPLES), (TESTS, TESTS / "gpu"))
+    paths = [(root, path) for root, folder in folders for path in sorted(folder.rglob("*.py"))]
     trees = {
         str(path.relative_to(root)): (text, ast.parse(text))
         for root, path in paths

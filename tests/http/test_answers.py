@@ -10,11 +10,12 @@ from pathlib import Path
 
 import wsm
 from tests.sources import syntax_of
-from wsm import errors
-from wsm.errors import PUBLIC, BadInputError, GroupError, InternalError, RefusedError, WsmError
-from wsm.http.answers import error_mapping, error_of, failed, status_of
+from wsm.controller.errors import DecisionHeldError
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
+from wsm.http.answers import error_mapping, error_of, failed, status_of, untold
 from wsm.http.native.routes import FIELDS
 from wsm.report import FailureReport
+from wsm.strategies.adopt.errors import incomplete_checkpoint
 
 SOURCE = Path(wsm.__path__[0])
 DOCUMENTED = (SOURCE.parents[1] / "docs" / "errors.md").read_text()
@@ -25,6 +26,7 @@ STATUSES = {
     "FlipFailedError": 500,
     "RestartLimitError": 500,
     "CommandOpenError": 503,
+    "DecisionHeldError": 503,
     "RoleBusyError": 503,
     "PublisherBusyError": 503,
     "RankLostError": 503,
@@ -67,13 +69,13 @@ def made(kind: type[WsmError], **context) -> WsmError:
 
 
 def test_every_exported_type_has_a_status_and_comes_back_as_itself() -> None:
-    assert set(STATUSES) == set(PUBLIC)
-    assert set(PUBLIC) == set(re.findall(r"^\| `(\w+)` \| `\w+` \| `[\w-]+` \|", DOCUMENTED, re.MULTILINE))
+    assert set(STATUSES) == set(re.findall(r"^\| `(\w+)` \| `\w+` \| `[\w-]+` \|", DOCUMENTED, re.MULTILINE))
     for name, status in STATUSES.items():
-        error = made(getattr(errors, name), rank=1, ranks=(0, 1))
+        error = made(getattr(wsm, name), rank=1, ranks=(0, 1))
         answer = failed(error, request_id="r")
         assert answer.status == status, name
         assert ("Retry-After" in answer.headers) == (status == 503)
+        assert answer.body["error"]["retryable"] is (status in (500, 502, 503, 504)), "as docs/http.md says"
         back = error_of(answer.body, status=status)
         assert (type(back), back.code, str(back), back.rank) == (type(error), error.code, "it happened", 1)
 
@@ -83,13 +85,27 @@ def test_a_family_without_a_code_of_its_own_is_answered_by_its_family() -> None:
     for kind, status in by_family.items():
         assert status_of(kind("x", code="some-other")) == status
     assert status_of(ValueError("ours")) == 500
-    assert error_mapping(ValueError("ours"))["message"].startswith("the server met an error of its own")
+    ours = error_mapping(ValueError("ours"))
+    assert (ours["message"][:34], ours["retryable"]) == ("the server met an error of its own", True)
+
+
+def test_who_meets_a_prepared_command_may_ask_again_once_its_lease_is_over() -> None:
+    held = DecisionHeldError("wait", sequence=7, left_s=41.2)
+    assert failed(held).headers["Retry-After"] == "42"
+    assert failed(DecisionHeldError("wait", sequence=7, left_s=None)).headers["Retry-After"] == "1"
+
+
+def test_tracebacks_of_ranks_stay_on_their_host_however_deep_they_stand() -> None:
+    error = made(wsm.RankFailedError, remote_traceback="File x", deaths=("1",), rank=1)
+    assert error_mapping(error)["context"] == {"remote_traceback": "", "deaths": [], "rank": 1}
+    said = {"earlier": [{"report": {"traceback": "File x", "message": "m"}}], "ranks": ()}
+    assert untold(said) == {"earlier": [{"report": {"traceback": "", "message": "m"}}], "ranks": []}
 
 
 def test_unfit_weights_are_422_also_when_a_rank_found_them_and_come_back_as_such() -> None:
-    for found in (errors.DigestMismatchError, errors.SnapshotNotFoundError, errors.DeltaBaseError):
+    for found in (wsm.DigestMismatchError, wsm.SnapshotNotFoundError, wsm.DeltaBaseError):
         report = FailureReport.from_bytes(1, FailureReport.of(1, "load", made(found)).to_bytes())
-        for kind in (errors.RankFailedError, errors.CommandRefusedError):
+        for kind in (wsm.RankFailedError, wsm.CommandRefusedError):
             error = made(kind, error=report.error)
             error.unfit = report.unfit
             assert status_of(error) == 422
@@ -97,6 +113,11 @@ def test_unfit_weights_are_422_also_when_a_rank_found_them_and_come_back_as_such
             assert (type(again), status_of(again)) == (kind, 422)
     broken = FailureReport.of(1, "load", RuntimeError("no memory"))
     assert not FailureReport.from_bytes(1, broken.to_bytes()).unfit
+
+
+def test_a_checkpoint_that_its_trainer_is_still_writing_may_be_asked_for_again() -> None:
+    answer = failed(incomplete_checkpoint(path="/exchange/step_7", problem="its last file is cut short"))
+    assert (answer.status, answer.body["error"]["retryable"]) == (422, True)
 
 
 def bad_inputs(package: str) -> Iterator[tuple[str, bool]]:
@@ -108,15 +129,26 @@ def bad_inputs(package: str) -> Iterator[tuple[str, bool]]:
             }:
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", node.name.removesuffix("Error")).lower()
                 yield name, any(ast.unparse(each) == "unfit = True" for each in node.body)
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "BadInputError":
-                said = {each.arg: ast.unparse(each.value) for each in node.keywords}
-                yield ast.literal_eval(said["code"]), said.get("unfit") == "True"
+            code = coded_by(node)
+            for call in ast.walk(node) if code or isinstance(node, ast.Call) else ():
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "BadInputError":
+                    said = {each.arg: ast.unparse(each.value) for each in call.keywords}
+                    if code or "code" in said:  # one without is found in its function once more
+                        yield code or ast.literal_eval(said["code"]), said.get("unfit") == "True"
+
+
+def coded_by(node: ast.AST) -> str | None:
+    """The code that a decorator gives to the errors of a function."""
+    for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "coded":
+            return str(ast.literal_eval(decorator.args[0]))
+    return None
 
 
 def test_every_bad_input_of_a_strategy_says_that_it_is_of_the_weights_unless_it_is_of_configuration() -> None:
     of_configuration = {
-        *("bad-address", "bad-engine-settings", "bad-transport-option", "not-astrategy"),
-        *("transport-unknown", "unknown-strategy", "bad-names", "files-without-directory"),
+        *("bad-address", "bad-engine-settings", "bad-transport-option", "not-a-strategy"),
+        *("transport-unknown", "unknown-strategy", "bad-names", "files-without-directory", "outside-roots"),
     }
     told = dict(bad_inputs("strategies"))
     assert {code for code, unfit in told.items() if not unfit} == of_configuration
@@ -125,4 +157,6 @@ def test_every_bad_input_of_a_strategy_says_that_it_is_of_the_weights_unless_it_
 def test_the_native_api_takes_every_keyword_of_the_library_that_json_can_say() -> None:
     for operation, method in {"update": "update", "clear": "clear", "prepare": "lease"}.items():
         parameters = set(wsm.Controller.__dict__[method].__signature__.parameters)
-        assert parameters - {"self", "request_id", "still_wanted", "owner"} == set(FIELDS[operation])
+        assert parameters - {"self", "request_id", "still_wanted", "owner"} == set(FIELDS[operation]) - {
+            "group"
+        }

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from living_group import LivingGroup, eventually
 
+from tests.raising import raising
+from wsm.controller import errors as controller_errors
 from wsm.controller.errors import RankLostError
+from wsm.controller.group_view import GroupAccess
 from wsm.errors import BadInputError, RefusedError
-from wsm.http import Origin
+from wsm.http import Origin, closed_holds
 from wsm.http.app import admit
 from wsm.http.surface import InHold
 from wsm.http.surfaces import SURFACES, AdoptedDirectory, SurfaceOptions
+from wsm.strategies import write_version
 
 pytestmark = pytest.mark.processes
 
@@ -33,8 +37,9 @@ def surfaced(make_front: Callable[..., Any]) -> Callable[..., Any]:
             raise BadInputError(f"there is no {directory}", code="checkpoint-missing", unfit=True)
         return AdoptedDirectory(label or number, f"{directory}@{number}")
 
-    def make(*names: str) -> Any:
-        return make_front(surfaces=[SURFACES[name](SurfaceOptions(adopt=by_name)) for name in names])
+    def make(*names: str, **options: Any) -> Any:
+        given = SurfaceOptions(adopt=by_name, **options)
+        return make_front(surfaces=[SURFACES[name](given) for name in names])
 
     return make
 
@@ -56,7 +61,7 @@ def test_no_half_and_no_weights_that_were_there_open_a_closed_hold(surfaced: Cal
     half = {"tags": ["kv_cache"], "after": "serve"}
     assert code_of(front.post("/wsm/v1/update", **half)) == "hold-closed"
     assert code_of(front.post("/wsm/v1/update", version=1, after="serve")) == "hold-closed"
-    assert code_of(front.post("/wsm/v1/prepare", version=2, after="serve")) == "hold-closed"
+    assert code_of(front.post("/wsm/v1/prepare", version=1, after="serve")) == "hold-closed"
     assert front.post("/wsm/v1/clear", tags=["kv_cache"]).status_code == 200
     assert code_of(front.post("/wsm/v1/update", **half)) == "hold-closed"
     assert front.post("/wsm/v1/update", tags=["kv_cache"]).status_code == 200, "it comes back, and stays held"
@@ -103,7 +108,6 @@ STEPS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     ),
     "prime-rl": ("/pause", "/update_weights", {"weight_dir": "/w/step_{}"}, "/resume"),
     "vllm": ("/pause", "/update_weights", {"update_info": {"path": "/w/step_{}"}}, "/resume"),
-    "fastdeploy": ("/v1/pause", "/v1/update_weights", {"version": "{}"}, "/v1/resume"),
 }
 
 
@@ -136,6 +140,42 @@ def test_a_blind_resume_behind_a_failed_update_is_refused_until_an_update_succee
     assert front.post(resume).status_code == 200, "of an open group"
 
 
+def test_fastdeploys_old_weights_serve_behind_an_update_that_touched_nothing(
+    surfaced: Callable[..., Any], living: LivingGroup
+) -> None:
+    """As FastDeploy's do: its trainers read the answer, and resume all the same."""
+    front = surfaced("fastdeploy")
+    for failing in ({"version": "9"}, {"version": 3.5}, {"version": "2", "transfer_mode": "bogus"}):
+        assert front.post("/v1/pause").status_code == 200
+        assert front.post("/v1/update_weights", **failing).status_code >= 400
+        assert not closed(front)
+        assert front.post("/v1/resume").status_code == 200
+        assert front.ask("GET", "/wsm/v1/status").json()["version"] == "1"
+    living.assert_steps_are_pure()
+
+
+@pytest.mark.parametrize("back", [["/v1/wakeup"], ["/v1/sleep", "/v1/wakeup"], ["/update_model_weight"]])
+def test_fastdeploys_wakeup_opens_what_a_failed_update_closed(
+    surfaced: Callable[..., Any], living: LivingGroup, back: list[str]
+) -> None:
+    front = surfaced("fastdeploy", fastdeploy_generation="2.6")
+    part = next(file for file in living.shard_files(3, 0) if file.suffix == ".pdparams")
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert front.post("/v1/sleep?tags=weight").status_code == 200
+    assert front.post("/v1/update_weights", version="3").status_code == 500
+    part.write_bytes(whole)
+    assert closed(front)
+    assert front.post("/v1/resume").json()["error"]["code"] == "hold-closed"
+    write_version(living.snapshots, 1)
+    for verb in back:
+        answer = front.ask("GET" if "model" in verb else "POST", verb)
+        assert answer.status_code == 200, answer.text
+    write_version(living.snapshots, 3)
+    status = front.ask("GET", "/wsm/v1/status").json()
+    assert (status["closed"], status["hold"], status["version"]) == (None, None, "1")
+
+
 def test_text_waits_for_an_update_that_is_to_be_asked_for_again_and_another_surface_closes_nothing(
     surfaced: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +183,7 @@ def test_text_waits_for_an_update_that_is_to_be_asked_for_again_and_another_surf
     real = front.commands.update
 
     async def lost(*_: Any, **__: Any) -> Any:
-        raise RankLostError(operation="update", ranks=[1], group="g")
+        raise RankLostError("rank 1 is gone", ranks=(1,))
 
     assert front.post("/pause").status_code == 200
     monkeypatch.setattr(front.commands, "update", lost)
@@ -179,6 +219,52 @@ def test_old_weights_that_come_back_behind_a_failed_update_stay_closed(surfaced:
     assert code_of(front.post("/resume")) == "hold-closed", "a failure makes no refusal open more easily"
 
 
+def test_a_hold_that_one_server_closed_is_closed_at_the_other_and_to_every_controller(
+    surfaced: Callable[..., Any], living: LivingGroup
+) -> None:
+    first, second = surfaced("sglang"), surfaced("sglang")
+    assert first.post("/pause_generation").status_code == 200
+    assert first.post("/update_weights_from_tensor").json()["held"]
+    assert code_of(second.post("/continue_generation")) == "hold-closed"
+    assert closed(second)
+    assert second.post("/generate").status_code in (404, 503)
+    assert second.post("/update_weights_from_disk", model_path="/w/step_2").status_code == 200
+    assert not closed(first)
+    assert first.post("/update_weights_from_disk", model_path="/w/step_9").status_code == 422
+    with raising(controller_errors.hold_closed):
+        living.controller().release(owner="http:sglang")
+    assert second.post("/update_weights_from_disk", model_path="/w/step_2").status_code == 200
+    assert first.post("/continue_generation").status_code == 200
+
+
+def test_a_hold_is_closed_also_where_the_file_of_requests_takes_nothing(surfaced: Callable[..., Any]) -> None:
+    front = surfaced("sglang")
+    file = front.commands.receipts_path
+    assert front.post("/pause_generation").status_code == 200
+    file.unlink()
+    file.symlink_to("/dev/full")
+    assert front.post("/update_weights_from_tensor").json()["held"]
+    assert code_of(surfaced("sglang").post("/continue_generation")) == "hold-closed", "it was started again"
+    file.unlink()
+
+
+def test_a_refusal_that_cannot_be_written_yet_is_503_keeps_text_away_and_is_written_later(
+    surfaced: Callable[..., Any], living: LivingGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closed_holds, "ROLE_S", 0.0)
+    front = surfaced("sglang")
+    assert front.post("/pause_generation").status_code == 200
+    access = GroupAccess(living.name, directory=living.directory)
+    with access.group.role.acquire(10):
+        answer = front.post("/update_weights_from_tensor")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+        assert front.post("/generate").status_code == 503
+        assert code_of(front.post("/continue_generation")) == "hold-closed"
+        assert access.group.known_hold(access.group.view()).closed is None
+    eventually(lambda: access.group.known_hold(access.group.view()).closed is not None)
+    access.close()
+
+
 def test_a_refusal_between_a_release_and_its_end_is_answered_by_what_came_of_it(
     surfaced: Callable[..., Any], living: LivingGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,18 +272,16 @@ def test_a_refusal_between_a_release_and_its_end_is_answered_by_what_came_of_it(
     front = surfaced("vllm")
     commands = front.commands
     looked, goes_on = threading.Event(), threading.Event()
-    real = commands.closed_holds.now
+    real = commands.closed_holds.require_none
 
-    def looks() -> Any:
-        found = real()
-        if threading.current_thread().name == "wsm-http":
-            looked.set()
-            assert goes_on.wait(10)
-        return found
+    def looks() -> None:
+        real()
+        looked.set()
+        assert goes_on.wait(10)
 
     async def scene() -> tuple[bool, Any]:
         await commands.hold(TRAINER)
-        monkeypatch.setattr(commands.closed_holds, "now", looks)
+        monkeypatch.setattr(commands.closed_holds, "require_none", looks)
         releasing = asyncio.ensure_future(commands.release(TRAINER))
         await asyncio.to_thread(looked.wait, 10)
         closing = asyncio.ensure_future(commands.fail_closed(TRAINER, verb="/push", reason="push"))

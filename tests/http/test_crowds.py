@@ -123,13 +123,13 @@ def test_a_file_that_cannot_be_written_now_keeps_no_request_for_text_and_no_stat
 ) -> None:
     front = make_front()
     goes_on = threading.Event()
-    real = front.commands.kept.keep
+    real = front.commands.kept.claim
 
-    def stalls(request: dict[str, Any]) -> None:
+    def stalls(*request: Any) -> Any:
         goes_on.wait(20)
-        real(request)
+        return real(*request)
 
-    monkeypatch.setattr(front.commands.kept, "keep", stalls)
+    monkeypatch.setattr(front.commands.kept, "claim", stalls)
 
     async def looks() -> tuple[bool, bool]:
         return await front.commands.is_held(), (await front.commands.status()).serving

@@ -1,74 +1,186 @@
-"""What outlives a server stands in one file, which is replaced whole when it has grown too long."""
+"""What outlives a server stands in one file of all servers, which go on without it where it is unusable."""
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
+from living_group import eventually
 
 from wsm.http import kept
 from wsm.http.kept import KeptRequests
 
-CLOSED = {"hold": "h", "surface": "vllm", "verb": "/init_communicator", "reason": "pushed tensors"}
+
+def request(name: str, state: str = "running", **more: object) -> dict[str, object]:
+    """A request as commands keep it."""
+    said = {"request_id": name, "operation": "hold", "surface": "vllm", "run_id": "r", "asked": {}}
+    return {**said, "state": state, **more}
 
 
-def test_a_file_that_is_written_anew_keeps_every_request_and_why_the_hold_is_closed(
-    tmp_path: Path, monkeypatch
-):
-    path = tmp_path / "http.jsonl"
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "http.sqlite"
+
+
+def test_what_is_kept_and_remembered_outlives_a_server_and_is_bounded(path: Path, monkeypatch) -> None:
     first = KeptRequests(path)
-    first.close(CLOSED)
-    first.keep({"request_id": "a", "state": "succeeded"})
-    monkeypatch.setattr(kept, "_FILE_BYTES", 1)
-    first.keep({"request_id": "b", "state": "running"})
-    again = KeptRequests(path)
-    assert again.closed == CLOSED
-    assert again.request("a") == {"request_id": "a", "state": "succeeded"}
-    assert again.request("b") == {"request_id": "b", "state": "running"}
-    assert [each.name for each in tmp_path.iterdir()] == ["http.jsonl"]
-
-
-@pytest.mark.parametrize("moment", ["fsync", "replace"])
-def test_a_rewrite_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch, moment):
-    path = tmp_path / "http.jsonl"
-    first = KeptRequests(path)
-    first.close(CLOSED)
-    monkeypatch.setattr(kept, "_FILE_BYTES", 1)
-
-    def breaks(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(*((kept.os, "fsync") if moment == "fsync" else (Path, "replace")), breaks)
-    first.keep({"request_id": "a", "state": "running"})
-    monkeypatch.undo()
-    assert KeptRequests(path).closed == CLOSED
-
-
-def test_a_torn_last_line_costs_that_line_alone(tmp_path: Path):
-    path = tmp_path / "http.jsonl"
-    first = KeptRequests(path)
-    first.keep({"request_id": "a", "state": "running"})
-    with path.open("ab") as file:
-        file.write(b'{"request": {"request_id": "b"')
-    again = KeptRequests(path)
-    again.keep({"request_id": "c", "state": "running"})
-    found = KeptRequests(path)
-    assert [name for name in "abc" if found.request(name)] == ["a", "c"]
-
-
-def test_what_is_remembered_outlives_a_server_and_is_bounded(tmp_path: Path, monkeypatch):
-    path = tmp_path / "http.jsonl"
-    first = KeptRequests(path)
+    first.keep(request("a"))
+    first.keep(request("a", "failed"))
     first.remember("pulled", "/local", ["7", "7.reused-0123", "/w@d", True])
     first.remember("unfit", "/w@d", {"code": "digest-mismatch"})
     first.remember("unfit", "/w@d", None)
     again = KeptRequests(path)
+    assert again.request("a") == request("a", "failed")
     assert again.note("pulled", "/local") == ["7", "7.reused-0123", "/w@d", True]
     assert again.note("unfit", "/w@d") is None
     monkeypatch.setattr(kept, "KEPT_NOTES", 2)
-    for number in range(3):
+    monkeypatch.setattr(kept, "KEPT_BYTES", 4000)
+    for number in range(4):
         again.remember("pulled", f"/{number}", [number])
-    monkeypatch.setattr(kept, "_FILE_BYTES", 1)
-    again.remember("pulled", "/3", [3])
-    written = KeptRequests(path)
-    assert [written.note("pulled", f"/{number}") for number in range(4)] == [None, None, [2], [3]]
+    for name in "abcdefghijkl":
+        again.keep(request(name, error="x" * 1000))
+    for one in (again, KeptRequests(path)):
+        assert [one.note("pulled", f"/{number}") for number in range(4)] == [None, None, [2], [3]]
+        assert [name for name in "abcdefghijkl" if one.request(name)] == ["j", "k", "l"]
+
+
+def test_two_servers_of_one_group_have_each_others_requests_and_notes(path: Path) -> None:
+    first, second = KeptRequests(path), KeptRequests(path)
+    first.remember("begun", "sglang", {"until": 1})
+    first.keep(request("a"))
+    second.remember("begun", "sglang", {"until": 2})
+    assert second.request("a") == request("a")
+    second.keep(request("b"))
+    first.keep(request("c"))
+    first.remember("begun", "vllm", {"until": 3})
+    second.catch_up()
+    for one in (first, second, KeptRequests(path)):
+        assert [name for name in "abc" if one.request(name)] == ["a", "b", "c"]
+        assert (one.note("begun", "sglang"), one.note("begun", "vllm")) == ({"until": 2}, {"until": 3})
+
+
+def test_of_servers_that_claim_one_name_at_once_one_does(path: Path) -> None:
+    servers = [KeptRequests(path) for _ in range(4)]
+    together = threading.Barrier(len(servers))
+    for number in range(20):
+        found: dict[int, object] = {}
+
+        def claims(place: int, found: dict[int, object] = found, name: str = f"r{number}") -> None:
+            together.wait(10)
+            said = servers[place].claim(request(name, server=place), lambda _: False)
+            found[place] = None if said is None else said["server"]
+
+        asking = [threading.Thread(target=claims, args=(place,)) for place in range(len(servers))]
+        for each in asking:
+            each.start()
+        for each in asking:
+            each.join(20)
+        (winner,) = [place for place, standing in found.items() if standing is None]
+        assert set(found.values()) == {None, winner}
+    assert servers[0].claim(request("r1", "failed"), lambda _: True) is None, "free again"
+    assert KeptRequests(path).request("r1") == request("r1", "failed")
+
+
+def damage_all(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def another(path: Path) -> None:
+    path.unlink()
+
+
+def later(path: Path) -> None:
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 9")
+    file.close()
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/full")
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("harm", [damage_all, empty, another, later, link, directory])
+def test_a_server_goes_on_without_a_file_that_is_unusable_and_says_so_once(path: Path, harm, caplog) -> None:
+    first = KeptRequests(path)
+    first.keep(request("a"))
+    harm(path)
+    caplog.clear()
+    for state in ("running", "failed", "succeeded-not", "running"):
+        first.keep(request("b", state))
+        assert first.request("b") == request("b", state)
+    assert first.request("a") is not None
+    assert len(caplog.records) <= 1
+    if harm in (later, link, directory):
+        assert len(caplog.records) == 1
+        assert KeptRequests(path).request("b") is None
+        path.rmdir() if path.is_dir() else path.unlink()
+        first.keep(request("c"))
+    after = KeptRequests(path)
+    assert [name for name in "abc" if after.request(name)] == ["a", "b", *("c" if first.request("c") else "")]
+
+
+def test_a_file_system_that_hangs_is_waited_for_once_and_written_when_it_answers(
+    path: Path, monkeypatch, caplog
+) -> None:
+    first = KeptRequests(path)
+    first.keep(request("a"))
+    monkeypatch.setattr(kept, "WAIT_S", 0.05)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")  # no transaction comes to its end while this goes on
+    for name in ("b", "c", "d"):
+        first.keep(request(name))
+        assert first.request(name) is not None
+    assert [record.message for record in caplog.records if "no answer" in record.message]
+    assert len(caplog.records) == 1
+    other.rollback()
+    other.close()
+    monkeypatch.undo()
+    first.keep(request("e"))
+    eventually(lambda: all(KeptRequests(path).request(name) for name in "abcde"))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["{", "7", '{"request_id": "a"}', *('{"state": null}', '{"state": "succeeded", "receipt": {}}')],
+)
+def test_a_request_that_lacks_what_its_readers_need_is_left_out(path: Path, damaged: str) -> None:
+    first = KeptRequests(path)
+    first.keep(request("a"))
+    first.keep(request("b"))
+    first.remember("called", "word", "7")
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE kept SET value = ? WHERE name = 'a'", (damaged,))
+        file.execute("UPDATE kept SET value = '{' WHERE name = 'word'")
+    file.close()
+    again = KeptRequests(path)
+    assert (again.request("a"), again.request("b"), again.note("called", "word")) == (
+        None,
+        request("b"),
+        None,
+    )
+
+
+def test_a_server_that_was_forked_off_keeps_its_own(path: Path) -> None:
+    first = KeptRequests(path)
+    first.keep(request("a"))
+    child = os.fork()
+    if child == 0:
+        own = KeptRequests(path)
+        own.keep(request("b"))
+        os._exit(0 if own.request("a") else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    first.catch_up()
+    assert first.request("b") == request("b")

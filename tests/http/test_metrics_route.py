@@ -15,6 +15,8 @@ def test_the_app_answers_a_scrape_and_leaves_an_engine_its_own(living: LivingGro
     scraped = front.ask("GET", "/metrics")
     assert scraped.status_code == 200
     assert f'wsm_serving{{group="{living.name}"}} 1.0' in scraped.text
+    odd = {"Accept": f"application/openmetrics-text; version={'9' * 5000}"}
+    assert front.ask("GET", "/metrics", headers=odd).status_code == 200
     mounted = make_front(rest=Starlette())
     assert mounted.ask("GET", "/metrics").status_code == 404, "that is the engine's"
     assert "wsm_serving" in mounted.ask("GET", "/wsm/v1/metrics").text

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 import wsm
-from wsm.http import AsyncClient, InHold, Origin, Surface, SurfaceRoute
-from wsm.http.answers import HttpAnswer, error_of
+from tests.raising import raising
+from wsm.http import AsyncClient, InHold, Origin, Surface, SurfaceRoute, kept
+from wsm.http import errors as http_errors
+from wsm.http.answers import HttpAnswer, error_of, failed
+from wsm.http.native import _events
 from wsm.http.native._events import _lines
 from wsm.http.native.routes import FIELDS, ROUTES
+from wsm.http.surfaces import SURFACES, SurfaceOptions
 from wsm.receipt import Outcome, Receipt
 
 pytestmark = pytest.mark.processes
@@ -26,7 +34,7 @@ def receipt_of(answer) -> Receipt:
 def test_every_verb_answers_the_receipt_of_the_command(front, living) -> None:
     first = receipt_of(front.post("/wsm/v1/update", version=2))
     assert (first.outcome, first.version, len(first.ranks)) == (Outcome.UPDATED, "2", 2)
-    assert receipt_of(front.post("/wsm/v1/hold")).hold["owner"] == "http:native"
+    assert receipt_of(front.post("/wsm/v1/hold")).hold.owner == "http:native"
     assert receipt_of(front.post("/wsm/v1/clear", tags=["weights"])).missing == ("weights",)
     assert front.ask("GET", "/health").status_code == 200, "a held and cleared group can be commanded"
     assert front.ask("GET", "/wsm/v1/ready").status_code == 503
@@ -46,10 +54,25 @@ def test_what_is_prepared_is_decided_by_another_request(front) -> None:
     )
     assert prepared.outcome is Outcome.PREPARED
     refused = front.post("/wsm/v1/update", version=3)
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.status_code == 503
+    assert 1 < int(refused.headers["retry-after"]) <= 300, "its lease lasts so long"
     assert receipt_of(front.post("/wsm/v1/commit", request_id="two")).version == "2"
     late = front.post("/wsm/v1/abort", request_id="two")
     assert (late.status_code, late.json()["error"]["code"]) == (409, "decided-otherwise")
+
+
+def test_an_update_that_fails_is_answered_once_the_version_before_serves_again(front, living) -> None:
+    file, whole = living.damage(3)
+    try:
+        answer = front.post("/wsm/v1/update", version=3, on_failure="restore", restore_s=60)
+    finally:
+        file.write_bytes(whole)  # other tests load it
+    told = answer.json()["error"]
+    assert (told["code"], told["context"]["restored"]) == ("rank-failed", "1")
+    assert told["message"].endswith("; version 1 serves again")
+    assert front.ask("GET", "/wsm/v1/ready").status_code == 200
+    refused = front.post("/wsm/v1/update", version=3, on_failure="panic")
+    assert (refused.status_code, "on_failure" in refused.text) == (400, True)
 
 
 def test_an_idempotency_key_answers_the_receipt_again_also_after_a_restart(make_front) -> None:
@@ -125,7 +148,7 @@ def test_a_hold_belongs_to_its_surface_and_a_refused_verb_keeps_it_closed(make_f
     successor = make_front(surfaces=[made])
     assert successor.post("/resume").json()["error"]["code"] == "hold-closed"
     assert successor.post("/text").status_code == 503
-    assert receipt_of(successor.post("/wsm/v1/update", version=3)).hold["owner"] == "http:made"
+    assert receipt_of(successor.post("/wsm/v1/update", version=3)).hold.owner == "http:made"
     assert successor.post("/resume").status_code == 200
     assert successor.post("/text").status_code == 200
     assert successor.post("/push").json() == {"closed": False}
@@ -194,3 +217,119 @@ def test_the_native_api_describes_itself_and_every_field_that_it_takes(front) ->
     body = said["paths"]["/wsm/v1/update"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(body["properties"]) == set(FIELDS["update"])
     assert set(said["paths"]) == {route.path.replace(":path", "") for route in ROUTES}
+
+
+def test_a_refused_body_of_a_megabyte_is_kept_by_its_digest(front) -> None:
+    asked = {"version": 77, "rsync_config": {"name": "x" * 900_000}}
+    headers = {"Idempotency-Key": "long"}
+    refused = front.ask("POST", "/wsm/v1/update", json=asked, headers=headers)
+    assert refused.status_code >= 400
+    assert list(front.ask("GET", "/wsm/v1/commands/long").json()["asked"]) == ["sha256"]
+    other = {**asked, "rsync_config": {"name": "y" * 900_000}}
+    again = front.ask("POST", "/wsm/v1/update", json=other, headers=headers)
+    assert again.json()["error"]["code"] == "request-id-used"
+    assert front.commands.receipts_path.stat().st_size < 100_000
+
+
+def test_a_file_system_that_hangs_under_the_receipts_keeps_no_verb_from_its_answer(
+    front, monkeypatch
+) -> None:
+    monkeypatch.setattr(kept, "WAIT_S", 0.1)
+    front.post("/wsm/v1/hold")
+    with closing(sqlite3.connect(front.commands.receipts_path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert front.post("/wsm/v1/release").json()["receipt"]["serving"]
+        verbs = [("POST", f"/wsm/v1/{verb}", {"json": {}}) for verb in ("hold", "release") for _ in range(8)]
+        assert {each.status_code for each in front.ask_all(*verbs)} == {200}
+
+
+def test_a_second_server_answers_for_the_requests_of_the_first(make_front) -> None:
+    first, second = make_front(), make_front()
+    held = first.ask("POST", "/wsm/v1/hold", json={}, headers={"Idempotency-Key": "of the first"})
+    assert second.ask("GET", "/wsm/v1/commands/of the first").json()["state"] == "succeeded"
+    again = second.ask("POST", "/wsm/v1/hold", json={}, headers={"Idempotency-Key": "of the first"})
+    assert again.json() == held.json(), "its receipt, and nothing was done"
+
+
+@pytest.mark.parametrize("path", ["/wsm/v1/hold", "/pause", "/wsm/v1/status", "/engine/own", "/text"])
+def test_a_request_that_names_another_group_is_421_and_changes_nothing(make_front, living, path) -> None:
+    async def text(_request, _commands):
+        return HttpAnswer(200)
+
+    surface = Surface("made", (SurfaceRoute("POST", "/text", text, data=True),))
+    front = make_front(surfaces=[surface, SURFACES["vllm"](SurfaceOptions())])
+    method = "GET" if path.endswith("status") else "POST"
+    other = front.ask(method, path, headers={"X-Wsm-Group": "another"}, content=b"{}")
+    assert (other.status_code, other.json()["error"]["code"]) == (421, "wrong-group")
+    own = front.ask(method, path, headers={"X-Wsm-Group": living.name}, content=b"{}")
+    assert own.status_code == (404 if path == "/engine/own" else 200)
+    if path in ("/wsm/v1/hold", "/pause"):
+        assert front.post(path, group="another").status_code == 421
+        assert front.post(path, group=living.name).status_code == 200
+        assert front.post("/wsm/v1/release", force=True, group=living.name).status_code == 200
+    assert front.ask("GET", "/wsm/v1/status").json()["hold"] is None
+
+
+def test_a_client_says_which_group_it_means(front, living) -> None:
+    async def scene():
+        for group in (living.name, "another"):
+            transport = httpx.ASGITransport(front.app)
+            async with AsyncClient("http://127.0.0.1", transport=transport, group=group) as client:
+                yield await client.status()
+
+    async def both():
+        told = scene()
+        assert (await anext(told))["name"] == living.name
+        with raising(http_errors.wrong_group):
+            await anext(told)
+
+    asyncio.run(both())
+
+
+def test_the_asynchronous_client_raises_what_its_stream_of_events_was_refused_with() -> None:
+    def refuses(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.raw_path)
+        return httpx.Response(401, json=failed(http_errors.unauthorized()).body)
+
+    async def scene() -> None:
+        async with AsyncClient("http://127.0.0.1", transport=httpx.MockTransport(refuses)) as client:
+            with raising(http_errors.unauthorized):
+                await anext(client.events())
+            for name in ("a#b", "a/../status"):
+                with raising(http_errors.unauthorized):
+                    await client.request(name)
+
+    paths: list[bytes] = []
+    asyncio.run(scene())
+    assert paths[1:] == [b"/wsm/v1/commands/a%23b", b"/wsm/v1/commands/a%2F..%2Fstatus"]
+
+
+def test_no_more_streams_of_events_are_open_than_there_are_places(front, monkeypatch) -> None:
+    monkeypatch.setattr(_events, "MOST_STREAMS", 2)
+
+    async def scene():
+        request = Request({"type": "http", "query_string": b"", "headers": []})
+        made = [await _events.events(request, front.commands) for _ in range(2)]
+        with raising(http_errors.server_busy):
+            await _events.events(request, front.commands)
+
+        async def leaves():
+            return {"type": "http.disconnect"}
+
+        async def drops(_message):
+            pass
+
+        for stream in made:
+            await stream({"type": "http", "asgi": {}}, leaves, drops)
+        return await _events.events(request, front.commands)
+
+    asyncio.run(scene())
+    _events._open_streams.clear()
+
+
+def test_a_group_with_a_stopped_rank_is_not_healthy(front, monkeypatch) -> None:
+    status = asyncio.run(front.commands.status())
+    assert front.ask("GET", "/health").status_code == 200
+    stopped = replace(status, ranks=(replace(status.ranks[0], life="stopped"), *status.ranks[1:]))
+    monkeypatch.setattr(front.commands, "_status", lambda: stopped)
+    assert front.ask("GET", "/health").status_code == 503

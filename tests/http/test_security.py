@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -50,7 +51,16 @@ def test_without_tokens_this_host_alone_is_let_in_and_no_header_says_otherwise()
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8300", "127.0.0.1.evil.example", "", "localhost.evil"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8300",
+        "127.0.0.1.evil.example",
+        "",
+        "localhost.evil",
+        "[::ffff:0.0.0.0]",
+        "[::1",
+    ],
 )
 def test_a_name_that_was_bound_anew_to_loopback_is_refused(host: str) -> None:
     assert status(Security(), host=host) == "misdirected"
@@ -70,6 +80,8 @@ def test_addresses_and_localhost_are_names_of_ours(host: str) -> None:
         {"origin": "null"},
         {"origin": "http://127.0.0.1:9999"},
         {"referer": "http://evil.example/page"},
+        {"origin": "http://["},
+        {"referer": "http://a[b]c"},
         {"sec_fetch_site": "cross-site"},
         {"sec_fetch_site": "same-site"},
     ],
@@ -152,6 +164,12 @@ def test_a_request_of_too_many_headers_is_431_whatever_else_it_brings() -> None:
     assert ask(guarded, headers={"Authorization": f"Bearer {ADMIN}", **many}).status_code == 431
     few = {f"X-{number}": "" for number in range(200)}
     assert ask(guarded, headers={"Authorization": f"Bearer {ADMIN}", **few}).status_code == 200
+
+
+def test_a_head_of_more_than_64_kib_is_431_also_in_one_piece() -> None:
+    guarded = SecurityGuard(taken, Security())
+    assert ask(guarded, headers={"X-Long": "a" * (64 << 10)}).status_code == 431
+    assert ask(guarded, headers={"X-Long": "a" * 1000}).status_code == 200
 
 
 def test_a_body_that_never_ends_is_408() -> None:
@@ -260,6 +278,23 @@ def test_what_is_forwarded_keeps_path_query_and_body_and_no_header_of_one_connec
 )
 def test_a_path_that_an_upstream_could_read_as_another_is_not_forwarded(path: str) -> None:
     assert forwarded(f"http://front{path}").status_code == 400
+
+
+def test_a_path_that_is_no_part_of_a_url_is_400_and_not_forwarded() -> None:
+    told: list[Any] = []
+
+    async def scene() -> None:
+        async def receive() -> Any:
+            return {"type": "http.disconnect"} if told else {"type": "http.request", "body": b""}
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/generate", "raw_path": b"/generate#x"}
+        await Upstream("http://127.0.0.1:1")({**scope, "headers": []}, receive, send)
+
+    asyncio.run(scene())
+    assert told[0]["status"] == 400
 
 
 def test_nothing_is_said_upstream_that_the_client_did_not_say() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from examples.rollout.request import FinishReason, Generation
+from examples.rollout.text_bodies import completions_request, sglang_answer, sglang_request
+from examples.rollout.text_requests import TextAsk
 from wsm.errors import BadInputError
-from wsm.http.texts._text_bodies import completions_request, sglang_answer, sglang_request
-from wsm.http.texts.engine_requests import TextAsk
-from wsm.rollout.request import FinishReason, Generation
 
 #: As slime and AReaL send them; sampling that changes nothing is among it.
 SLIME = {
@@ -119,7 +119,8 @@ def test_what_is_no_request_for_a_completion_is_bad_input(body: dict[str, Any]) 
 
 def test_an_answer_without_a_token_says_so_and_its_log_probabilities_are_a_list_all_the_same() -> None:
     nothing = Generation("0", (), (), (), FinishReason.ABORTED)
-    said = sglang_answer(nothing, name="a", prompt_tokens=2, version="7", seconds=0.1)["meta_info"]
+    facts = {"name": "a", "prompt_tokens": 2, "version": "7", "seconds": 0.1, "word": lambda label: label}
+    said = sglang_answer(nothing, **facts)["meta_info"]
     assert said["output_token_logprobs"] == said["token_versions"] == []
     assert (said["finish_reason"]["type"], said["weight_version"]) == ("abort", "7")
     assert said["finish_reason"]["message"].startswith("Abort before prefill")

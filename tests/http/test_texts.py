@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,13 +24,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
 
 from written_checkpoint import write_checkpoint
 
+from examples.rollout import command as rollout
+from examples.rollout.config import rollout_config_from_mapping
+from examples.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
+from examples.rollout.supervisor import RolloutSupervisor
+from examples.rollout.text_requests import EngineRequests
+from examples.rollout.text_routes import with_text
+from tests.leftovers import group_name
 from wsm.http import Commands, InHold, Origin, create_app
+from wsm.http._serving import Listening
 from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting
-from wsm.http.texts.data_routes import with_text
-from wsm.http.texts.engine_requests import EngineRequests
-from wsm.rollout.config import rollout_config_from_mapping
-from wsm.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
-from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy
 from wsm.strategies import AdoptSettings
 
@@ -37,7 +43,7 @@ MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 204
 
 
 class Texts:
-    """A group of ``wsm rollout`` and the app before it."""
+    """A group of the reference engine and the app before it."""
 
     def __init__(self, supervisor: RolloutSupervisor, config: Any, receipts: Path) -> None:
         self.supervisor = supervisor
@@ -76,10 +82,10 @@ class Texts:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Texts]:
-    group = {"name": f"test-texts-{os.getpid()}", "ranks": 2}
+    group = {"name": group_name("texts"), "ranks": 2}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})
     with RolloutSupervisor(config) as supervisor:
-        made = Texts(supervisor, config, tmp_path_factory.mktemp("kept") / "http.jsonl")
+        made = Texts(supervisor, config, tmp_path_factory.mktemp("kept") / "http.sqlite")
         yield made
         made.commands.close()
 
@@ -195,7 +201,7 @@ def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut
         for step, label in (("1", "1.reused-"), ("2", "2")):
             running = asyncio.create_task(client.post("/generate", json=asked(1900)))
             await texts.counted(lambda running, _: running == 1)
-            before = (await texts.commands.status()).version
+            before = {"1": None, "2": "1"}[step], (await texts.commands.status()).version
             written = write_checkpoint(tmp_path / f"weight_v{step:>06}", state)
             load = {"model_path": str(written), "weight_version": step, "abort_all_requests": True}
             loaded = await client.post("/update_weights_from_disk", json=load)
@@ -203,12 +209,19 @@ def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut
             assert loaded.json()["success"]
             assert loaded.json()["wsm"]["version"].startswith(label)
             cut = (await running).json()["meta_info"]
-            assert (cut["finish_reason"]["type"], set(cut["token_versions"])) == ("abort", {before})
-            assert (await client.get("/get_weight_version")).json()["weight_version"] == step
+            assert (cut["finish_reason"]["type"], set(cut["token_versions"])) == ("abort", {before[0]})
+            assert (cut["weight_version"], cut["wsm_version"]) == before, "which 1 it is, its trainer sees"
+            own = {"weight_version": step, "wsm_version": loaded.json()["wsm"]["version"]}
+            for path in ("/get_weight_version", "/model_info", "/server_info"):
+                told = (await client.get(path)).json()
+                assert {name: told[name] for name in own} == own, path
             named = await client.post("/update_weight_version", json={"new_version": step})
             assert named.status_code == 200
             after = (await client.post("/generate", json=asked(8))).json()["meta_info"]
-            assert after["token_versions"] == [loaded.json()["wsm"]["version"]] * 8
+            assert {name: after[name] for name in own} == own
+            assert after["token_versions"] == [step] * 8
+            choice = (await client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2})).json()
+            assert {name: choice["choices"][0][name] for name in own} == own
 
         # What was pulled is loaded though its trainer deleted it; two that count from 1 come one by one.
         others = {}
@@ -240,7 +253,7 @@ def test_rounds_of_fastdeploys_clear_and_update_end_with_text_each(texts: Texts)
         for _ in range(3):
             assert (await client.get("/clear_load_weight")).status_code == 200
             ranks = (await texts.commands.status()).ranks
-            assert {frozenset(rank.held.missing) for rank in ranks} == {ALL_TAGS}
+            assert {frozenset(rank.resident.missing) for rank in ranks} == {ALL_TAGS}
             assert (await client.get("/health")).status_code == 304
             assert (await client.post("/v1/completions", json=completion)).status_code == 503
             assert (await client.get("/update_model_weight")).status_code == 200
@@ -265,3 +278,28 @@ def test_requests_outlive_the_rank_that_had_taken_them(texts: Texts) -> None:
         assert [len(answer.json()["output_ids"]) for answer in answers] == [1900, *[4] * 20]
 
     texts.play(scene)
+
+
+def test_no_more_requests_wait_in_a_hold_than_the_group_takes_behind_it(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = {"name": texts.config.group.name, "ranks": 2}
+    config = rollout_config_from_mapping({"group": group, "model": MODEL, "engine": {"max_waiting": 2}})
+    requests = EngineRequests(config.group.name)
+    surfaces = with_text([SURFACES["sglang"](SurfaceOptions(requests=requests))], requests)
+    told: list[str] = []
+    monkeypatch.setattr(rollout, "tell", told.append)
+    texts.controller.hold(owner="o")
+    try:
+        with (
+            rollout._served(SimpleNamespace(config=config), Listening(), surfaces),
+            ThreadPoolExecutor(6) as pool,
+        ):
+            url = f"{told[0].rpartition(' ')[2]}/generate"
+            asking = [pool.submit(httpx.post, url, json=asked(2), timeout=60) for _ in range(6)]
+            refused = list(itertools.islice(as_completed(asking), 4))
+            assert {each.result().status_code for each in refused} == {503}, "at once, and not behind it"
+            texts.controller.release(owner="o")
+            assert [each.result().status_code for each in asking if each not in refused] == [200, 200]
+    finally:
+        texts.controller.release(force=True)

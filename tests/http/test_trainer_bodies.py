@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from wsm.committed_record import CommittedRecord
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, failed
@@ -15,6 +16,7 @@ from wsm.http.surfaces._pausing import Flush, Pause, flush_of, pause_of, query_f
 from wsm.http.surfaces._refusals import Reason
 from wsm.http.surfaces._vllm_verbs import WeightSource, needs_no_setup, source_of
 from wsm.signals.errors import RoleBusyError
+from wsm.states.holding import Hold
 from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVPolicy, Tag
 from wsm.status import GroupStatus
 
@@ -148,13 +150,13 @@ def test_a_pause_of_an_unknown_mode_is_refused() -> None:
         (None, 0, Flush.TO_DO),
         (None, None, Flush.TO_DO),
         (None, 2, Flush.REQUESTS_OPEN),
-        ({"kv_policy": "drop", "in_flight": "abort"}, 0, Flush.FLUSHED),
-        ({"kv_policy": "drop", "in_flight": "keep"}, 2, Flush.FLUSHED),
-        ({"kv_policy": "keep", "in_flight": "keep"}, None, Flush.REQUESTS_OPEN),
+        (Hold("h", "o", InFlightPolicy.ABORT, KVPolicy.DROP), 0, Flush.FLUSHED),
+        (Hold("h", "o", InFlightPolicy.KEEP, KVPolicy.DROP), 2, Flush.FLUSHED),
+        (Hold("h", "o", InFlightPolicy.KEEP, KVPolicy.KEEP), None, Flush.REQUESTS_OPEN),
     ],
 )
 def test_a_flush_is_done_once_no_block_of_older_weights_is_left(
-    hold: dict[str, Any] | None, requests_open: int | None, answer: Flush
+    hold: Hold | None, requests_open: int | None, answer: Flush
 ) -> None:
     assert flush_of(hold, requests_open=requests_open) is answer
 
@@ -291,10 +293,8 @@ def test_errors_of_the_other_surfaces_are_where_their_clients_look() -> None:
 
 
 def test_what_a_server_says_of_itself_can_be_added_to_by_option() -> None:
-    status = GroupStatus(
-        "policy", "", 1, 1, "update", over=True, version="7", controller_pid=None, owner_pid=None, ranks=()
-    )
+    status = GroupStatus("policy", committed=CommittedRecord(1, "7"))
     more = {"tp_size": 4, "dtype": "float16"}
-    said = sglang.server_info(status, model="policy", path="/m", version="0", more=more)
+    said = sglang.server_info(status, word="7", model="policy", path="/m", version="0", more=more)
     assert (said["tp_size"], said["dtype"], said["weight_version"]) == (4, "float16", "7")
     assert said["enable_memory_saver"] is False

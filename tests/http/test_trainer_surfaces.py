@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -75,9 +76,20 @@ def test_fastdeploys_update_needs_a_pause_and_its_wakeup_ends_one(
     assert "pause" in refused["error_message"].lower()
     assert said(front.post("/v1/update_weights", version=[2]), 400)["status"] == "error"
     said(front.post("/v1/pause"))
-    assert (
-        said(front.post("/v1/update_weights", version="2", verify_checksum=None))["result"]["version"] == "2"
-    )
+    unknown = said(front.post("/v1/update_weights", version="2", transfer_mode="bogus"), 400)
+    assert "one of host, ipc, gpu_direct, rdma, gdr" in unknown["error_message"]
+    unheard = said(front.post("/v1/update_weights", version="2", transfer_mode="gdr"), 500)
+    assert "ipc_snapshot has no transfer modes" in unheard["error_message"], "the mode goes to the ranks"
+    updated = said(front.post("/v1/update_weights", version="2", verify_checksum=None))
+    keys = {"sync_cost", "update_cost", "total_cost", "version", "rank"}
+    assert [(set(each), each["version"], each["rank"]) for each in updated["result"]] == [
+        (keys, "2", 0),
+        (keys, "2", 1),
+    ]
+    assert all(each["total_cost"] >= each["update_cost"] > 0 for each in updated["result"])
+    assert updated["wsm"]["version"] == "2"
+    again = said(front.post("/v1/update_weights", version="2"))
+    assert [each["rank"] for each in again["result"]] == [0, 1], "of the version that is there"
     assert said(front.ask("GET", "/v1/is_paused"))["result"]["is_paused"], "an update resumes nothing"
     said(front.post("/v1/sleep"))
     health = front.ask("GET", "/health")
@@ -93,6 +105,29 @@ def test_fastdeploys_update_needs_a_pause_and_its_wakeup_ends_one(
     listed = said(front.ask("GET", "/load"))["routes"]
     assert {"path": "/v1/pause", "methods": ["POST"], "tags": []} in listed
     living.assert_steps_are_pure()
+
+
+def test_fastdeploys_wakeup_brings_what_was_served_last_or_else_what_is_announced(
+    make_front: Callable[..., Any], tmp_path: Path
+) -> None:
+    group = LivingGroup(tmp_path, load=0.5)
+    with contextlib.closing(group):
+        group.boot(1)
+        group.publish(2)
+        front = type(make_front())(group, surfaces=[SURFACES["fastdeploy"](SurfaceOptions())])
+        with contextlib.closing(front):
+            said(front.post("/v1/pause"))
+            said(front.post("/v1/update_weights", version="2"))
+            for seed in ("other", "third"):
+                said(front.post("/v1/sleep"))
+                published = group.publish(2, seed=seed)
+                group.publish(9, seed="announced")
+                woken = said(front.post("/v1/wakeup"))["result"]
+                assert (woken["version"], woken["serving"]) == ("2", True)
+                assert woken["manifest_digest"] == published.manifest_digest, "what lies there now"
+            said(front.post("/v1/sleep"))
+            shutil.rmtree(group.snapshots / "versions" / "2")
+            assert said(front.post("/v1/wakeup"))["result"]["version"] == "9"
 
 
 @pytest.mark.parametrize("generation", ["2.4", "2.5", "2.6"])
@@ -177,6 +212,15 @@ def test_slimes_changes_are_refused_before_the_pause_with_the_reason_and_a_way_o
         == "checkpoint-missing"
     )
     assert living.controller().status().sequence == before
+
+
+def test_what_adopting_warns_of_stands_in_the_answer(surfaced: Callable[..., Any]) -> None:
+    def linked(directory: str, label: str | None) -> AdoptedDirectory:
+        return by_number(directory, label)._replace(warning=f"linked: the files of {directory}")
+
+    front = surfaced("sglang", adopt=linked)
+    answer = said(front.post("/update_weights_from_disk", model_path="/w/step_2"))
+    assert answer["wsm"]["warning"] == "linked: the files of /w/step_2"
 
 
 def test_sglangs_memory_goes_and_comes_by_halves_in_the_version_that_was_held(

@@ -104,6 +104,18 @@ def test_a_server_that_is_started_again_knows_what_was_begun_and_what_was_prepar
         assert said(surfaced(surface).post(end), 409)["error"]["code"] == "no-update-begun"
 
 
+def test_the_parts_of_an_update_may_come_to_any_server_of_the_group(surfaced: Callable[..., Any]) -> None:
+    first, second = surfaced("sglang"), surfaced("sglang")
+    said(first.post("/pause_generation"))
+    said(second.post("/begin_weight_update"))
+    assert loaded(first, 2) == "prepared"
+    assert said(second.post("/end_weight_update"))["wsm"]["version"] == "2"
+    assert said(first.post("/end_weight_update"), 409)["error"]["code"] == "no-update-begun"
+    assert said(second.post("/continue_generation"), 409)["error"]["code"] == "hold-closed"
+    assert loaded(second, 2) == "already served"
+    assert said(first.post("/continue_generation"))["wsm"]["version"] == "2"
+
+
 def test_a_trainer_that_goes_on_where_its_beginning_is_lost_is_refused_and_nothing_is_served(
     surfaced: Callable[..., Any], make_front: Callable[..., Any]
 ) -> None:
@@ -137,7 +149,7 @@ def test_a_finish_that_could_not_be_done_is_done_when_it_is_asked_again(
     real = front.commands.commit
 
     async def lost(*_: Any, **__: Any) -> Any:
-        raise RankLostError(operation="commit", ranks=[1], group="g")
+        raise RankLostError("rank 1 is gone", ranks=(1,))
 
     monkeypatch.setattr(front.commands, "commit", lost)
     again = front.post("/finish_weight_update")

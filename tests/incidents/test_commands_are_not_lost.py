@@ -6,6 +6,7 @@ import pytest
 from living_group import eventually
 
 from wsm import Outcome
+from wsm.clock import ManualClock
 from wsm.config import EngineWordsConfig
 from wsm.controller.errors import CommandTimeoutError, UnsettledError
 from wsm.signals.errors import RoleBusyError
@@ -65,8 +66,8 @@ def test_fastdeploy_5710_a_faster_rank_does_not_clear_twice_while_a_slower_one_i
     served.group.order(0, "release", "hold")
     pending = served.controller.begin_clear()
     served.group.await_held(0, "release")
-    slow = served.rank(0).action
-    eventually(lambda: served.rank(1).action > slow, "rank 1 waits with the shutdown for rank 0")
+    slow = served.rank(0).status.action
+    eventually(lambda: served.rank(1).status.action > slow, "rank 1 waits with the shutdown for rank 0")
     beats = served.rank(1).heartbeat
     eventually(lambda: served.rank(1).heartbeat > beats + 20, "rank 1 looks at the command again and again")
     served.group.revoke(0, "release")
@@ -176,8 +177,14 @@ def test_fastdeploy_7430_an_answer_that_comes_before_anybody_waits_is_not_lost(s
 
 def test_fastdeploy_c2_2_after_a_timeout_the_group_is_neither_stuck_nor_unnamed(served):
     served.group.order(1, "release", "hold")
+    clock = ManualClock()
+    pending = served.group.controller(clock=clock).begin_clear(deadline_s=10, settle_s=10)
+    served.group.await_held(1, "release")
+    clock.advance(20)
+    eventually(lambda: served.controller.status().operation == "ABORT", "the deadline has passed")
+    clock.advance(20)
     with pytest.raises((CommandTimeoutError, UnsettledError), match="rank 1"):
-        served.controller.clear(deadline_s=0.2, settle_s=0.2)
+        pending.result()
     served.group.revoke(1, "release")
     eventually(lambda: served.controller.status().over, "the group settles on its own")
     assert len({rank.weights for rank in served.controller.status().ranks}) == 1

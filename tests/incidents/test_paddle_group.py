@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import paddle
 import pytest
 from living_group import eventually
 
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.model.sharding import initial_state, shard
-from wsm.rollout.supervisor import RolloutSupervisor
+from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
+from examples.rollout.model.sharding import initial_state, shard
+from examples.rollout.supervisor import RolloutSupervisor
+from tests.leftovers import group_name
+from wsm.private_directory import private_directory
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import InFlightPolicy, WeightState
 from wsm.strategies import publish_snapshot
@@ -36,8 +37,8 @@ def publish(config: RolloutConfig, version: int) -> None:
 
 def greedy(config: RolloutConfig, version: int, prompt: list[int], count: int) -> tuple[int, ...]:
     """What the weights of `version` say after `prompt`."""
-    from wsm.rollout.model.moe import local_mixture  # noqa: PLC0415
-    from wsm.rollout.model.transformer import full_logits  # noqa: PLC0415 - it needs paddle, which may be absent
+    from examples.rollout.model.moe import local_mixture  # noqa: PLC0415
+    from examples.rollout.model.transformer import full_logits  # noqa: PLC0415 - it needs paddle, which may be absent
 
     shape = config.engine.shape
     weights = {name: paddle.to_tensor(array) for name, array in initial_state(shape, version).items()}
@@ -73,7 +74,7 @@ def rollout() -> Iterator[RolloutGroup]:
     config = rollout_config_from_mapping(
         {
             "group": {
-                "name": f"test-incidents-{os.getpid()}",
+                "name": group_name("incidents"),
                 "shut_down_groups": True,
                 "engine_words": {"suffixes": [50_000 + os.getpid() % 10_000]},
             },
@@ -155,4 +156,4 @@ def test_peers_4_5_a_clear_gives_the_memory_of_the_cache_back_and_an_update_take
         with rollout.running.client() as client:
             held.append(client.stats()["kv_bytes"])
     assert len(set(held)) == 1
-    assert not list(Path("/dev/shm").glob(f"*{rollout.config.group.name}*.new"))  # noqa: S108 - looked at only
+    assert not list(private_directory().glob(f"*{rollout.config.group.name}*.new"))

@@ -19,8 +19,7 @@ import wsm
 from wsm.actions.base import Plans
 from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.actions.options import PlanOptions
-from wsm.actions.order import check_order
-from wsm.actions.plan import derive_plans
+from wsm.actions.plan import check_order, derive_plans
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
 from wsm.errors import InternalError
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
@@ -34,13 +33,14 @@ BIG = TensorSpec("weight", "U8", (96 * 2**20,))
 
 def plans_with_order(engine: StrictEngine, plan: str, first: str, second: str) -> None:
     """Check plans in which two actions have changed places."""
-    plans = derive_plans(PlanOptions.from_runner(engine, shut_down_groups=True))
+    options = PlanOptions.from_runner(engine, shut_down_groups=True)
+    plans = derive_plans(options)
     actions = list(getattr(plans, plan).actions)
     names = [action.name for action in actions]
     here, there = names.index(first), names.index(second)
     actions[here], actions[there] = actions[there], actions[here]
     wrong = dataclasses.replace(getattr(plans, plan), actions=tuple(actions))
-    check_order(Plans({**plans.by_name, plan: wrong}))
+    check_order(Plans({**plans.by_name, plan: wrong}), options)
 
 
 def test_fastdeploy_7522_graphs_go_before_the_weights_main_model_first(strict, engine):
@@ -144,10 +144,12 @@ def test_fastdeploy_5710_and_c2_5_a_clear_that_is_repeated_shuts_no_group_a_seco
 
 
 def test_fastdeploy_c2_6_a_plan_that_restarts_other_groups_than_it_shut_down_cannot_be_built(engine):
-    plans = derive_plans(PlanOptions.from_runner(engine, shut_down_groups=True))
+    options = PlanOptions.from_runner(engine, shut_down_groups=True)
+    plans = derive_plans(options)
     fewer = tuple(action for action in plans.update.actions if action.name != "restart_world_group")
+    wrong = dataclasses.replace(plans.update, actions=fewer)
     with pytest.raises(InternalError):
-        check_order(Plans({**plans.by_name, "update": dataclasses.replace(plans.update, actions=fewer)}))
+        check_order(Plans({**plans.by_name, "update": wrong}), options)
 
 
 def test_deepep_571_and_fastdeploy_3927_the_buffer_goes_before_its_group_and_comes_back_after_it(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import subprocess
 import sys
@@ -13,10 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 import wsm
+from tests.leftovers import group_name
 from tests.raising import raising
 from wsm.config import WsmConfig, config_from_mapping
 from wsm.group_segment import own_group
-from wsm.signals import errors
 from wsm.signals.errors import SegmentOwnedError, SlotTakenError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.strategies.tensor import TensorSpec
@@ -49,7 +48,7 @@ def run(code: str, *arguments: str) -> None:
 @pytest.fixture
 def name() -> str:
     """A suffix in /dev/shm that nobody else uses."""
-    return f"test-wsm-{os.getpid()}-{secrets.token_hex(4)}"
+    return group_name("words")
 
 
 @pytest.fixture
@@ -76,9 +75,9 @@ def test_fastdeploy_c2_16_the_control_pythons_own_way_of_attaching_does_unlink(w
 
 
 def test_peers_4_8_8_a_second_engine_of_the_same_name_does_not_take_the_words_of_the_first(word, name):
-    with raising(errors.engine_word_exists):
+    with raising("engine-word-exists"):
         EngineWord.create(WEIGHTS, name)
-    assert not word.recreated()
+    assert not word.is_replaced()
 
 
 def test_peers_4_8_8_a_second_group_of_the_same_name_does_not_take_the_segment_of_the_first(served):

@@ -13,13 +13,15 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from msgspec import structs
 
 from tests.sources import syntax_of
 from tests.status.situations import SITUATIONS
+from wsm.journal import entry as kinds
+from wsm.journal.entry import CONTROLLER, JournalEntry
 from wsm.metrics.families import families
 from wsm.metrics.history import JournalCounts
-from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry
+from wsm.states.holding import Hold
 
 FILES = Path(__file__).parents[2] / "dashboards"
 
@@ -93,9 +95,8 @@ def samples() -> list[Any]:
     history.take(JournalEntry(kinds.RANK_LOST, 1, 1, CONTROLLER, 1, 1, {"lost": 0}))
     for kind in (kinds.ACTION_FINISHED, kinds.ACTION_FAILED, kinds.STEP_BROKEN, kinds.WAIT_EXPIRED):
         history.take(JournalEntry(kind, 1, 1, 0, 1, 1, {"name": "load", "seconds": 1.0, "version": "1"}))
-    history.take(JournalEntry(kinds.SHORTAGE_MET, 1, 1, 0, 1, 1, {"error": "x"}))
     open_group = SITUATIONS["a hot update that failed"]
-    held = replace(open_group.committed, hold={"owner": "trainer"})
+    held = structs.replace(open_group.committed, hold=Hold("h", "trainer"))
     every = (*SITUATIONS.values(), replace(open_group, committed=held, lease_left_s=1.0))
     return [
         one
@@ -181,10 +182,12 @@ def test_every_finding_and_every_alert_has_its_entry_in_the_runbook() -> None:
     entries = set(re.findall(r"^### ([a-z-]+)$", page, re.MULTILINE))
     sources = (FILES.parent / "src" / "wsm" / "status").glob("*.py")
     found = {
-        one.args[0].value
+        code.value
         for path in sources
         for one in ast.walk(syntax_of(path))
         if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == "Finding"
+        for code in ast.walk(one.args[0])
+        if isinstance(code, ast.Constant)
     }
     named = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules()}
     assert dict(re.findall(r"^\| `(Wsm\w+)` \| \[[a-z-]+\]\((#[a-z-]+)\) \|$", page, re.MULTILINE)) == {

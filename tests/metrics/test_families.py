@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from contextlib import closing
 
@@ -11,16 +10,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus
 
+from tests.leftovers import group_name
 from tests.status.situations import SITUATIONS
 from wsm.config import config_from_mapping
 from wsm.errors import BadInputError
 from wsm.group_segment import own_group
+from wsm.journal import entry as kinds
+from wsm.journal.entry import CONTROLLER, JournalEntry
 from wsm.metrics import Exporter
 from wsm.metrics.families import families
 from wsm.metrics.history import JournalCounts
-from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry
-from wsm.status import GroupFacts
+from wsm.status import GroupStatus
 from wsm.status.rules import find
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -37,7 +37,7 @@ def samples(found) -> dict[tuple[str, ...], float]:
     }
 
 
-def of(facts: GroupFacts) -> dict[tuple[str, ...], float]:
+def of(facts: GroupStatus) -> dict[tuple[str, ...], float]:
     return samples(families([(facts, JournalCounts())], now_ns=0, started_s=0.0, aliases=["vllm"]))
 
 
@@ -51,7 +51,7 @@ def test_every_situation_is_told_by_the_rule_that_explain_finds() -> None:
 
 
 def test_a_group_that_cannot_be_read_is_down_and_nothing_else() -> None:
-    told = of(GroupFacts("policy", problem="there is no such group"))
+    told = of(GroupStatus("policy", problem="there is no such group"))
     assert told["wsm_up",] == 0
     assert told["wsm_finding_info", "finding=unreadable"] == 1
     assert ("wsm_held",) not in told
@@ -59,7 +59,7 @@ def test_a_group_that_cannot_be_read_is_down_and_nothing_else() -> None:
 
 @pytest.fixture
 def segment():
-    found = own_group(config_from_mapping({"name": f"metrics-of-{os.getpid()}", "ranks": 2}))
+    found = own_group(config_from_mapping({"name": group_name("metrics"), "ranks": 2}))
     with closing(found):
         yield found
         found.unlink()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from tests.leftovers import group_name
 from wsm.config import config_from_mapping
 from wsm.controller.group_view import ControllerJournal
 from wsm.group_segment import own_group
+from wsm.journal import entry as kinds
+from wsm.journal.entry import CONTROLLER, JournalEntry
 from wsm.metrics.follow import Followed
 from wsm.metrics.history import UNTOLD, JournalCounts
 from wsm.signals.segment import SegmentImage
-from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry
 from wsm.states.words import CommandWord, Operation
 
 
@@ -105,7 +105,7 @@ def test_of_files_each_line_is_counted_once_when_it_is_whole(tmp_path: Path) -> 
 
 @pytest.fixture
 def segment():
-    found = own_group(config_from_mapping({"name": f"metrics-{os.getpid()}", "ranks": 1}))
+    found = own_group(config_from_mapping({"name": group_name("metrics"), "ranks": 1}))
     yield found
     found.unlink()
     found.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ import wsm
 from wsm import HOLD, JOIN, InFlightPolicy, Outcome
 from wsm.actions.measuring import resident_digest
 from wsm.clock import ManualClock
-from wsm.controller import _transaction
+from wsm.controller import Pending
 from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.controller.group_view import GroupView
 from wsm.errors import InternalError, WsmError
-from wsm.states.replay import replay
+from wsm.journal.replay import replay
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner
@@ -113,6 +114,10 @@ class Rank:
             self.in_step = None
 
 
+def in_this_thread(pending: Pending, work: Callable[[], wsm.Receipt], *, here: bool = False) -> Pending:
+    return pending.run(work)
+
+
 class Campaign:
     """A seed, three ranks, two controllers, and what is known about every step."""
 
@@ -128,8 +133,8 @@ class Campaign:
         ]
         patch.setattr(GroupWords, "wait", lambda *_: False)
         patch.setattr(GroupView, "wait", lambda *_: self.moves())
-        # Commands are driven in the caller's thread instead of one of their own.
-        patch.setattr(_transaction, "_in_thread", lambda run, _name: run())
+        # Commands are driven in the caller's thread, as where the kernel grants none of their own.
+        patch.setattr(Pending, "carry_out", in_this_thread)
         patch.setattr(AbandonedCommands, "look", lambda _: None)  # a thread: no seed would say when it looks
         for name in ("write_command", "write_committed"):
             self.let_die(patch, name)

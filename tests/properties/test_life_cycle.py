@@ -11,11 +11,12 @@ import itertools
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from wsm.journal.entry import Journal, JournalEntry, read_ndjson, transition_entry
+from wsm.journal.replay import replay
 from wsm.states import command_events
+from wsm.states.command_events import Course
 from wsm.states.errors import IllegalTransitionError
-from wsm.states.journal import Journal, TransitionRecord, read_ndjson, transition_entry
-from wsm.states.machine import LifeCycle
-from wsm.states.replay import replay
+from wsm.states.machine import LifeCycle, TransitionRecord
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 EVENTS = (*WeightEvent, *KVEvent)
@@ -27,9 +28,9 @@ ENDS = (None, (WeightEvent.COMMIT, False), (WeightEvent.ABORT, True), (WeightEve
 class AnyOrderOfEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.journal = Journal(capacity=10_000)
+        self.journal = Journal()
         self.records: list[TransitionRecord] = []
-        self.life = LifeCycle(observers=[self.records.append, self.write])
+        self.life = LifeCycle()
         self.now = itertools.count(1)
         self.versions = itertools.count(1)
         self.epoch = self.sequence = 1
@@ -37,12 +38,9 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         self.loads: int | None = None  # version that the update under way brings
         self.blocks: set[int] = set()  # versions that the KV blocks are valid for
 
-    def write(self, record: TransitionRecord) -> None:
-        self.journal.append(transition_entry(record, rank=0, wall_ns=record.at_ns))
-
     @rule(event=st.sampled_from(EVENTS), kept=st.booleans(), kv_kept=st.booleans())
     def anything(self, event: WeightEvent | KVEvent, kept: bool, kv_kept: bool) -> None:
-        before, told = self.life.joint, len(self.records)
+        before, told = self.life.joint, self.life.view().records
         could = self.life.can(event, kept=kept)
         try:
             record = self.life.fire(
@@ -56,10 +54,12 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         except IllegalTransitionError:
             assert not could
             assert self.life.joint == before
-            assert len(self.records) == told
+            assert self.life.view().records == told
             return
         assert could
-        assert self.records[told:] == [record]
+        assert self.life.view().records[-1] == record
+        self.records.append(record)
+        self.journal.append(transition_entry(record, rank=0, wall_ns=record.at_ns))
         self.take_into_the_model(record)
 
     @rule()
@@ -69,10 +69,9 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.epoch < 50)
     @rule()
     def a_new_epoch_begins(self) -> None:
-        course = command_events.leave(self.life.joint).course
-        for fired in (*course.fired, *command_events.freed(course.joint).fired):
-            self.anything(fired.event, kept=fired.kept, kv_kept=fired.kv_kept)
-        self.life.lose(at_ns=next(self.now), epoch=self.epoch, sequence=0)
+        moments = command_events.leave, command_events.freed, command_events.lose
+        for event, _ in Course.led(self.life.joint, *moments).fired:
+            self.anything(event, kept=False, kv_kept=True)
         self.epoch += 1
         self.serves = self.loads = None
         self.blocks = set()
@@ -133,7 +132,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         entries = read_ndjson([f"{entry.to_line()}\n" for entry in self.journal])
         assert entries == list(self.journal)
         assert [entry.facts["dest"] for entry in entries] == [record.dest for record in self.records]
-        result = replay(entries)
+        result = replay([JournalEntry("started", 0, 0, 0, 0, 0), *entries])
         assert result.impossible is None, str(result.impossible)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from words import says, view
+from words import decision, says, view
 
 from wsm.labels import version_id
-from wsm.states.decide import committed, decided, decision, is_over, next_command, waiting_on
+from wsm.states.decide import committed, decided, is_over, next_command, waiting_on
 from wsm.states.errors import CommandOpenError
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
 
@@ -63,7 +63,7 @@ def test_a_decision_is_final(operation):
 
 def test_a_decision_is_written_over_the_operation_and_nothing_else():
     before = view(UPDATE, says(PREPARED), sequence=9, epoch=4)
-    assert decided(before, COMMIT) == CommandWord(4, 9, COMMIT)
+    assert decided(before, commit=True) == CommandWord(4, 9, COMMIT)
     assert committed(before, "12") == CommittedWord(9, version_id("12"))
 
 

@@ -136,9 +136,7 @@ def test_a_successor_of_who_stored_the_goal_finds_the_same_goal(operation, serve
     for ranks in ([(OPEN, 1), (CLEARED, -2)], [(KEPT, 0), (KEPT, 0)], [(CLEARED, -2), (CLEARED, -2)]):
         view = left(operation, *ranks, committed=SEVEN)
         goal = epochs.restored_version(view, asked="8", committed=version_of(view), served=served)
-        word = (epochs.completed_commit(view, goal) if goal is not None else None) or epochs.goal_word(
-            view, goal
-        )
+        word = epochs.goal_word(view, goal)
         stored = view if word is None else left(operation, *ranks, committed=word)
         assert epochs.restored_version(stored, asked="8", committed=version_of(stored), served=served) == goal
         begun = View(epochs.next_epoch(stored), stored.steps, stored.statuses, stored.committed)

@@ -10,6 +10,7 @@ from words import broken, parked, running, says, view
 from wsm.states import rank as protocol
 from wsm.states.errors import ProtocolViolationError
 from wsm.states.phases import Event, Happened, Phase, RankState, Todo
+from wsm.states.view import View
 from wsm.states.words import Operation, StatusCode, StepKind
 
 UPDATE, ABORT, COMMIT = Operation.UPDATE, Operation.ABORT, Operation.COMMIT
@@ -17,6 +18,8 @@ SERVING = RankState(rank=0, epoch=1, step=3, done=4, holds=True, parked=False)
 WORKING = replace(
     SERVING, phase=Phase.WORKING, sequence=5, operation=UPDATE, accepted=True, collective=(False, True)
 )
+#: In the middle of the first command, which it steps beside.
+LATE = replace(SERVING, done=0, sequence=1)
 
 
 def look(state, operation, *, sequence=5, epoch=1, steps=None, status=StatusCode.RUNNING, ready=0):
@@ -117,22 +120,33 @@ def test_what_is_remembered_of_a_command_ends_with_it():
 
 
 def test_a_rank_steps_beside_a_drain_and_a_staging_and_nothing_else():
-    reading = view(UPDATE, *[says(StatusCode.DRAINING)] * 2, steps=[running(3, done=4)] * 2)
-    states = [replace(SERVING, phase=phase) for phase in Phase]
-    may = {state.phase for state in states if protocol.meanwhile(state, reading) is Todo.SERVE}
+    reading = view(UPDATE, *[says(StatusCode.DRAINING)] * 2, steps=[running(3)] * 2)
+    states = [replace(LATE, phase=phase, operation=UPDATE, collective=(False,)) for phase in Phase]
+    may = {state.phase for state in states if protocol.step(state, reading).meanwhile is Todo.SERVE}
     assert may == {Phase.DRAINING, Phase.STAGING}
-    assert protocol.meanwhile(replace(SERVING, phase=Phase.STAGING, broken=True), reading) is Todo.WAIT
+    raised = replace(LATE, phase=Phase.STAGING, operation=UPDATE, broken=True)
+    assert protocol.step(raised, reading).meanwhile is Todo.WAIT
 
 
 def test_a_rank_that_is_late_looks_after_a_hot_update_before_it_joins_a_step():
-    hot = replace(SERVING, phase=Phase.BEGINNING, operation=Operation.HOT_UPDATE)
-    heard = view(Operation.HOT_UPDATE, *[says(StatusCode.DRAINING)] * 2, steps=[running(3, done=4)] * 2)
-    assert protocol.before_joining(hot, heard, idle=False) is Todo.BEGIN
-    assert protocol.before_joining(hot, heard, idle=True) is Todo.JOIN  # it has tried since its last step
-    assert protocol.before_joining(replace(hot, operation=UPDATE), heard, idle=False) is Todo.JOIN
-    assert protocol.before_joining(replace(hot, phase=Phase.STAGING), heard, idle=True) is Todo.STAGE
-    silent = view(Operation.HOT_UPDATE, says(StatusCode.DRAINING), says(StatusCode.ATTACHED, sequence=0))
-    assert protocol.before_joining(replace(hot, phase=Phase.STAGING), silent, idle=True) is Todo.JOIN
+    hot = replace(LATE, phase=Phase.BEGINNING, operation=Operation.HOT_UPDATE)
+    ahead = [running(3), running(4)]
+    heard = view(Operation.HOT_UPDATE, *[says(StatusCode.DRAINING)] * 2, steps=ahead)
+
+    def first(state: RankState, reading: View = heard, *, idle: bool) -> Todo:
+        do = protocol.step(state, reading, idle=idle)
+        assert do.meanwhile is Todo.JOIN
+        return do.todo
+
+    assert first(hot, idle=False) is Todo.BEGIN
+    assert first(hot, idle=True) is Todo.JOIN  # it has tried since its last step
+    assert first(replace(hot, operation=UPDATE), idle=False) is Todo.JOIN
+    staging = replace(hot, phase=Phase.STAGING)
+    assert first(staging, idle=True) is Todo.STAGE
+    silent = view(
+        Operation.HOT_UPDATE, says(StatusCode.DRAINING), says(StatusCode.ATTACHED, sequence=0), steps=ahead
+    )
+    assert first(staging, silent, idle=True) is Todo.JOIN
 
 
 def test_no_rank_stages_before_every_rank_has_answered_the_hot_update():

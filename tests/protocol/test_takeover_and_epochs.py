@@ -6,9 +6,10 @@ import pytest
 from words import says, view
 
 from wsm.labels import version_id
-from wsm.states.decide import Inheritance, inherited
-from wsm.states.epochs import completed_commit, first_epoch, next_epoch
+from wsm.states.epochs import first_epoch, goal_word, next_epoch
 from wsm.states.errors import EpochUsedError
+from wsm.states.group import GroupState, GroupTodo, Known, May
+from wsm.states.group import advance as follow
 from wsm.states.phases import RankState, Todo
 from wsm.states.rank import advance, join
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -19,36 +20,35 @@ CLEARED, KEPT = StatusCode.DONE_CLEARED, StatusCode.DONE_KEPT
 NEVER_USED = StepWord.unpack(0), StatusWord.unpack(0)
 
 
-@pytest.mark.parametrize(
-    ("operation", "codes"), [(CLEAR, (CLEARED, CLEARED)), (ABORT, (KEPT, KEPT)), (ABORT, (CLEARED, CLEARED))]
-)
-def test_a_command_that_is_over_leaves_nothing_to_do(operation, codes):
-    assert inherited(view(operation, *map(says, codes))) is Inheritance.NOTHING
+SUCCESSOR = Known(May.DRIVE, agree=True, version="7")
+
+
+def test_a_command_that_is_over_leaves_nothing_to_do():
+    for operation, code in ((CLEAR, CLEARED), (ABORT, KEPT), (ABORT, CLEARED)):
+        found = view(operation, says(code), says(code))
+        assert follow(GroupState.of(found), found, SUCCESSOR).todo is GroupTodo.GIVE_ROLE_BACK
 
 
 @pytest.mark.parametrize("operation", [op for op in Operation if op.is_decision])
 def test_a_decision_that_stands_is_completed_and_never_made_again(operation):
-    assert inherited(view(operation, says(RUNNING), says(PREPARED))) is Inheritance.COMPLETE
-    assert inherited(view(operation, says(PREPARED), says(PREPARED))) is Inheritance.COMPLETE
+    for code in (RUNNING, PREPARED):
+        found = view(operation, says(code), says(PREPARED))
+        move = follow(GroupState.of(found), found, SUCCESSOR)
+        assert move.command is None
+        assert (move.committed is not None) is operation.is_commit
 
 
 def test_a_commit_whose_version_is_not_stored_is_completed_although_all_are_done():
-    assert inherited(view(COMMIT, says(DONE), says(DONE))) is Inheritance.COMPLETE
-    stored = CommittedWord(1, 7)
-    assert inherited(view(COMMIT, says(DONE), says(DONE), committed=stored)) is Inheritance.NOTHING
-
-
-@pytest.mark.parametrize("operation", [CLEAR, UPDATE])
-def test_what_nobody_decided_is_decided_by_the_successor(operation):
-    assert inherited(view(operation, says(RUNNING), says(PREPARED))) is Inheritance.DECIDE
+    found = view(COMMIT, says(DONE), says(DONE))
+    assert follow(GroupState.of(found), found, SUCCESSOR).committed == CommittedWord(1, version_id("7"))
 
 
 def test_a_commit_is_stored_before_its_epoch_ends():
     """Else recovery would load the version before it."""
-    assert completed_commit(view(COMMIT, says(DONE), sequence=5), "8") == CommittedWord(5, version_id("8"))
+    assert goal_word(view(COMMIT, says(DONE), sequence=5), "8") == CommittedWord(5, version_id("8"))
     stored = view(COMMIT, says(DONE), sequence=5, committed=CommittedWord(5, version_id("8")))
-    assert completed_commit(stored, 8) is None
-    assert completed_commit(view(ABORT, says(KEPT), sequence=5), 8) is None
+    assert goal_word(stored, "8") is None
+    assert goal_word(view(ABORT, says(KEPT), sequence=5), "8") is None
 
 
 def test_a_new_epoch_begins_without_a_command_and_sequences_go_on():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wsm.states.group import GroupState, Known, May, advance
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
@@ -38,3 +39,10 @@ def view(
         statuses,
         committed or CommittedWord(0, None),
     )
+
+
+def decision(found: View, *, agree: bool, give_up: bool, verdict: bool | None = None) -> Operation | None:
+    """Return what the controller of an open command decides now; None: nothing."""
+    mine = GroupState(found.command, follows=True, mine=True)
+    command = advance(mine, found, Known(May.DRIVE, agree=agree, gave_up=give_up, verdict=verdict)).command
+    return None if command is None else command.operation

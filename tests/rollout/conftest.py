@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from wsm.rollout.engine import EngineOptions, Limits
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.model.sharding import initial_state
-from wsm.rollout.runner import RolloutRunner
+from examples.rollout.config import EngineOptions, Limits
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.model.sharding import initial_state
+from examples.rollout.runner import RolloutRunner
 
 # Processes that tests start import the same helpers; they have no pytest to find them.
 sys.path.insert(0, str(Path(__file__).parent))

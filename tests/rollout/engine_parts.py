@@ -19,7 +19,7 @@ class Steps:
 
     def _open(self) -> OpenedStep:
         self._step += 1
-        return OpenedStep(self._step, self._step, self.version, simple=False)
+        return OpenedStep(self._step, self._step, self.version, None, simple=False)
 
     def _broken(self, error: BaseException) -> None:
         """Let the error through."""

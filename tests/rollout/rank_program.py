@@ -12,15 +12,15 @@ import numpy as np
 import paddle
 from engine_parts import Steps, load, ready
 
+from examples.rollout.config import EngineOptions, Limits
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.model.sharding import initial_state, shard
+from examples.rollout.model.transformer import causal_attention, logits
+from examples.rollout.request import GenerationRequest
+from examples.rollout.runner import RolloutRunner
 from wsm.actions.backends.paddle_groups import PaddleGlooGroups
 from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.surfaces import GroupKind
-from wsm.rollout.engine import EngineOptions, Limits
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.model.sharding import initial_state, shard
-from wsm.rollout.model.transformer import causal_attention, logits
-from wsm.rollout.request import GenerationRequest
-from wsm.rollout.runner import RolloutRunner
 
 RANKS = 2
 PROMPTS = [(1, 2, 3), (4, 5, 6, 7, 8), (9,), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)]

@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+from examples.rollout import worker_process
+from examples.rollout.runner import RolloutRunner
 from wsm.actions.backends.paddle_weights import PaddleWeights
-from wsm.rollout import worker_process
-from wsm.rollout.runner import RolloutRunner
 
 
 class StruckError(Exception):

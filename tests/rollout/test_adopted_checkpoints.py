@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
 
 from written_checkpoint import overwrite_in_place, write_checkpoint
 
+from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
+from examples.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
+from examples.rollout.supervisor import RolloutSupervisor
+from tests.leftovers import group_name
 from wsm.cli.adopting import settings_of_group
 from wsm.controller.errors import RankFailedError
 from wsm.errors import BadInputError
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.model.sharding import full_specs, initial_state
-from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.strategies import AdoptWay, Relabel, adopt
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
@@ -55,9 +56,14 @@ def said(supervisor: RolloutSupervisor) -> list[Any]:
 
 @pytest.mark.slow
 def test_an_adopted_directory_serves_outlives_its_trainer_and_restores_a_lost_rank(tmp_path: Path) -> None:
-    group = {"name": f"test-adopted-{os.getpid()}", "snapshot": {"directory": str(tmp_path / "models")}}
+    group = {"name": group_name("adopted"), "snapshot": {"directory": str(tmp_path / "models")}}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})
-    settings = settings_of_group(config, roots=[tmp_path], relabel=Relabel.MARK)
+    settings = settings_of_group(
+        config.group,
+        roots=[tmp_path],
+        relabel=Relabel.MARK,
+        placements=checkpoint_placements(config.engine.shape),
+    )
     with RolloutSupervisor(config) as supervisor:
         first = written(config, tmp_path / "weight_v000007", 7)
         adoption = adopt(first, settings)
@@ -91,9 +97,9 @@ def test_an_adopted_directory_serves_outlives_its_trainer_and_restores_a_lost_ra
 def test_models_loaders_are_fed_an_adopted_directory_whole(tmp_path: Path) -> None:
     models = tmp_path / "models"
     rsync = {"transport": "files", "directory": str(models)}
-    group = {"name": f"test-fed-{os.getpid()}", "strategy": "gdr", "rsync": rsync}
+    group = {"name": group_name("fed"), "strategy": "gdr", "rsync": rsync}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})
-    settings = settings_of_group(config, roots=[tmp_path])
+    settings = settings_of_group(config.group, roots=[tmp_path])
     assert settings.ranks is None
     first = written(config, tmp_path / "step_1", 1)
     adopt(first, settings)

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from wsm.rollout.config import rollout_config_from_mapping
-from wsm.rollout.run_directory import run_directory_path
-from wsm.rollout.supervisor import RolloutSupervisor
+from examples.rollout.config import rollout_config_from_mapping
+from examples.rollout.run_directory import run_directory_path
+from examples.rollout.supervisor import RolloutSupervisor
+from tests.leftovers import group_name
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import KVState
 
@@ -42,7 +43,7 @@ def told():
 @pytest.fixture(scope="module")
 def group(told):
     section = {
-        "name": f"test-cache-{os.getpid()}",
+        "name": group_name("cache"),
         "kv_cache_process": True,
         "engine_words": {"suffixes": [30_000 + os.getpid() % 10_000], "answers": ["weights", "kv_cache"]},
     }

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from checkpoint_transfer.sender import FakeSender
 
+from examples.rollout.config import rollout_config_from_mapping
+from examples.rollout.model.parameters import loaders_for
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.model.sharding import initial_state, shard, shard_specs
+from examples.rollout.supervisor import RolloutSupervisor
+from tests.leftovers import group_name
 from wsm import Outcome, Tag
 from wsm.errors import WsmError
-from wsm.rollout.config import rollout_config_from_mapping
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.model.sharding import initial_state, shard, shard_specs
-from wsm.rollout.model.weight_loader import loaders_for
-from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.strategies import MemoryTarget, with_manifest, write_version
 from wsm.strategies.applier.feeding import feed_loaders
 from wsm.strategies.digest import digest_of, shard_digest
@@ -56,7 +57,7 @@ def test_a_group_serves_what_its_loaders_made_of_a_checkpoint(tmp_path, monkeypa
     sender = FakeSender(bucket_bytes=1 << 12)
     transfer = {"redis_host": "127.0.0.1", "redis_port": sender.port, "gdr_mtp_chunk_size": 2}
     rsync = {"directory": str(tmp_path), "rsync_config": {**transfer, "gdr_release_cache": True}}
-    group = {"name": f"test-checkpoint-{os.getpid()}", "strategy": "gdr", "rsync": rsync}
+    group = {"name": group_name("checkpoint"), "strategy": "gdr", "rsync": rsync}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})
     shape = config.engine.shape
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from examples.rollout import errors
+from examples.rollout.config import load_rollout_config, rollout_config_from_mapping
 from tests.raising import raising
 from wsm.actions.surfaces import GroupKind
 from wsm.config import ConfigurationError
 from wsm.errors import BadInputError
-from wsm.rollout import errors
-from wsm.rollout.config import load_rollout_config, rollout_config_from_mapping
+from wsm.private_directory import private_directory
 from wsm.strategies.errors import UnknownStrategyError
 
 FULL = """
@@ -39,7 +40,7 @@ def test_a_file_with_every_section_is_read(tmp_path):
 def test_a_name_is_all_that_is_needed():
     config = load_rollout_config(None, name="bare", ranks=4)
     assert (config.group.name, config.group.ranks, config.load) == ("bare", 4, None)
-    assert config.group.snapshot.directory == "/dev/shm/wsm.bare.run/snapshots"  # noqa: S108 - not opened
+    assert config.group.snapshot.directory == str(private_directory() / "wsm.bare.run" / "snapshots")
     assert config.kinds == (GroupKind.TP,)
 
 

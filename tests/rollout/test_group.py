@@ -15,17 +15,19 @@ import paddle
 import psutil
 import pytest
 
+from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
+from examples.rollout.errors import GenerationRefusedError
+from examples.rollout.model.moe import local_mixture
+from examples.rollout.model.sharding import initial_state, shard
+from examples.rollout.model.transformer import full_logits
+from examples.rollout.request import FinishReason
+from examples.rollout.run_directory import run_directory_path
+from examples.rollout.supervisor import RolloutSupervisor
 from tests.forkserver import WITHOUT_PADDLE
+from tests.leftovers import group_name
 from wsm import Outcome
 from wsm.controller.errors import CommandRefusedError
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.errors import GenerationRefusedError
-from wsm.rollout.model.moe import local_mixture
-from wsm.rollout.model.sharding import initial_state, shard
-from wsm.rollout.model.transformer import full_logits
-from wsm.rollout.request import FinishReason
-from wsm.rollout.run_directory import run_directory_path
-from wsm.rollout.supervisor import RolloutSupervisor
+from wsm.private_directory import private_directory
 from wsm.signals.errors import SegmentOwnedError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, WeightState
@@ -34,13 +36,12 @@ from wsm.strategies import publish_snapshot
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 
 CONTROLLER = Path(__file__).parent.parent / "controller" / "controller_process.py"
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the place that is checked
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 512}
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
 
 
 def configuration(name: str, **sections) -> RolloutConfig:
-    group = {"name": f"test-{name}-{os.getpid()}", **sections.pop("group", {})}
+    group = {"name": group_name(name), **sections.pop("group", {})}
     return rollout_config_from_mapping({"group": group, "model": MODEL, **sections})
 
 
@@ -265,13 +266,14 @@ def test_a_command_whose_process_is_killed_is_ended_by_the_group_and_nobody_has_
 ):
     publish_once(group.config, 3)
     serves(2)
-    arguments = (group.config.group.name, str(SHARED_MEMORY), command, "3", "after command")
+    arguments = (group.config.group.name, str(private_directory()), command, "3", "after command")
     killed = WITHOUT_PADDLE.start(CONTROLLER, *arguments)
     try:
         assert killed.wait(60) == -signal.SIGKILL
-        until(lambda: group.controller.status().over)
+        # The supervisor restores what an update in place has overwritten.
+        until(lambda: (now := group.controller.status()).over and (now.serving or command == "clear"))
         now = group.controller.status()
-        assert now.serving or (command != "hot" and now.state == "CLEARED")
+        assert now.serving or now.state == "CLEARED"
         if now.serving:
             [answer] = client.generate([PROMPTS[0]], 3, temperature=0)
             assert answer.versions == (now.version,) * 3
@@ -339,8 +341,8 @@ def test_a_boot_that_fails_leaves_nothing(tmp_path):
 def test_the_ranks_end_with_their_supervisor_however_it_ends(how):
     config = configuration("ending")
     program = (
-        "import sys, json; from wsm.rollout.config import rollout_config_from_mapping as build;"
-        "from wsm.rollout.supervisor import run_group;"
+        "import sys, json; from examples.rollout.config import rollout_config_from_mapping as build;"
+        "from examples.rollout.supervisor import run_group;"
         "run_group(build(json.loads(sys.argv[1])), lambda group: print(*group.pids(), flush=True))"
     )
     with subprocess.Popen(
@@ -360,4 +362,4 @@ def test_the_ranks_end_with_their_supervisor_however_it_ends(how):
 
 
 def leftovers(config: RolloutConfig) -> list[str]:
-    return [path.name for path in SHARED_MEMORY.iterdir() if config.group.name in path.name]
+    return [path.name for path in private_directory().iterdir() if config.group.name in path.name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_group import MODEL, PROMPTS, configuration, greedy, publish, until
 
-from wsm.rollout.supervisor import RolloutSupervisor
+from examples.rollout.supervisor import RolloutSupervisor
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.slow]
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import paddle
 import pytest
 
+from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
+from examples.rollout.model.moe import local_mixture
+from examples.rollout.model.sharding import initial_state, shard
+from examples.rollout.model.transformer import full_logits
+from examples.rollout.request import Generation
+from examples.rollout.supervisor import RolloutSupervisor
+from tests.leftovers import group_name
 from wsm.receipt import Outcome
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.model.moe import local_mixture
-from wsm.rollout.model.sharding import initial_state, shard
-from wsm.rollout.model.transformer import full_logits
-from wsm.rollout.request import Generation
-from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies import Retention, publish_snapshot
 
@@ -55,7 +54,7 @@ class Asking(threading.Thread):
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutSupervisor]:
     directory = str(tmp_path_factory.mktemp("snapshots"))
     config = rollout_config_from_mapping(
-        {"group": {"name": f"test-kv-{os.getpid()}", "snapshot": {"directory": directory}}, "model": MODEL}
+        {"group": {"name": group_name("kv"), "snapshot": {"directory": directory}}, "model": MODEL}
     )
     shape, ranks = config.engine.shape, config.group.ranks
     for version in VERSIONS:
@@ -64,7 +63,6 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutSuperviso
         publish_snapshot(directory, version, shards, retain=Retention(len(VERSIONS)), durable=False)
     with RolloutSupervisor(config) as running:
         yield running
-    assert not list(Path("/dev/shm").glob(f"*test-kv-{os.getpid()}*"))  # noqa: S108 - what is looked at
 
 
 def said_by(config: RolloutConfig, version: str, sequence: list[int]) -> list[int]:
@@ -78,6 +76,7 @@ def said_by(config: RolloutConfig, version: str, sequence: list[int]) -> list[in
 
 def asked_through_updates(group, policy: KVPolicy) -> list[tuple[list[int], Generation]]:
     """Update the group six times while a client asks it, with answers in between; return what it got."""
+    group.controller.update(1, force=True, kv_policy=KVPolicy.DROP)  # blocks of the test before it
     asking = Asking(group)
     asking.start()
     try:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from wsm.rollout import rank_processes
-from wsm.rollout.rank_processes import RankProcesses
-from wsm.rollout.run_directory import LOG_BYTES, log_path, log_tail
+from examples.rollout import rank_processes
+from examples.rollout.rank_processes import RankProcesses
+from examples.rollout.run_directory import LOG_BYTES, log_path, log_tail
 
 pytestmark = pytest.mark.processes
 

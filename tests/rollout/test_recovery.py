@@ -14,22 +14,25 @@ import paddle
 import psutil
 import pytest
 
+from examples.rollout import supervisor as supervision
+from examples.rollout.client import RolloutClient
+from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
+from examples.rollout.errors import GroupNotReadyError, RankExitedError
+from examples.rollout.model.moe import local_mixture
+from examples.rollout.model.sharding import initial_state, shard
+from examples.rollout.model.transformer import full_logits
+from examples.rollout.request import FinishReason
+from examples.rollout.run_directory import run_directory_path
+from examples.rollout.supervisor import RolloutSupervisor
+from tests.leftovers import group_name
 from wsm import Outcome
 from wsm.controller import Controller
 from wsm.controller.errors import RankFailedError, RestartLimitError
 from wsm.errors import WsmError
-from wsm.rollout.client import RolloutClient
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.errors import GroupNotReadyError, RankExitedError
-from wsm.rollout.model.moe import local_mixture
-from wsm.rollout.model.sharding import initial_state, shard
-from wsm.rollout.model.transformer import full_logits
-from wsm.rollout.request import FinishReason
-from wsm.rollout.run_directory import run_directory_path
-from wsm.rollout.supervisor import RolloutSupervisor
+from wsm.journal.entry import read_ndjson
+from wsm.journal.replay import replay
+from wsm.private_directory import private_directory
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.journal import read_ndjson
-from wsm.states.replay import replay
 from wsm.states.vocabulary import WeightState
 from wsm.strategies import publish_snapshot
 
@@ -40,7 +43,6 @@ pytestmark = [
     pytest.mark.needs("libatomic"),
 ]
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the place that is checked
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 512}
 PROMPTS = ((1, 2, 3), (4, 5, 6, 7, 8, 9, 10), (3,))
 TOKENS = 24
@@ -50,7 +52,7 @@ PATIENCE_S = 90.0
 def configuration(name: str, directory: Path, **sections) -> RolloutConfig:
     """A group that finds its snapshots in `directory`, where version 1 is."""
     group = {
-        "name": f"test-{name}-{os.getpid()}",
+        "name": group_name(name),
         "snapshot": {"directory": str(directory / "snapshots")},
         **sections.pop("group", {}),
     }
@@ -90,7 +92,7 @@ def until(condition, group: RolloutSupervisor | None = None) -> None:
 
 
 def leftovers(config: RolloutConfig) -> list[str]:
-    return [path.name for path in SHARED_MEMORY.iterdir() if config.group.name in path.name]
+    return [path.name for path in private_directory().iterdir() if config.group.name in path.name]
 
 
 class Asking(threading.Thread):
@@ -416,6 +418,15 @@ def test_processes_that_do_not_attach_in_time_are_named_with_the_option_that_giv
     with pytest.raises(GroupNotReadyError, match=r"ranks \[0, 1\] did not attach.*start_s"):
         RolloutSupervisor(config).__enter__()
     assert leftovers(config) == []
+
+
+def test_a_group_that_starts_says_whom_it_waits_for_and_where_their_logs_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervision, "_TELL_S", 0.001)
+    config, told = configuration("slow", tmp_path, recovery={"start_s": 0.1}), []
+    with pytest.raises(GroupNotReadyError):
+        RolloutSupervisor(config, tell=told.append).__enter__()
+    assert "starts, and has waited 0.001 s for rank 0 and rank 1; the first of them wrote last: " in told[0]
+    assert f"wsm.{config.group.name}.run/rank0.log" in told[0]
 
 
 def test_a_rank_that_dies_while_the_group_boots_delays_the_boot_and_no_more(told, tmp_path):

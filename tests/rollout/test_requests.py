@@ -12,27 +12,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wsm.rollout.block_pool import BlockPool
-from wsm.rollout.client import RolloutClient
-from wsm.rollout.engine import Limits
-from wsm.rollout.errors import (
+from examples.rollout.block_pool import BlockPool
+from examples.rollout.client import RolloutClient
+from examples.rollout.config import Limits
+from examples.rollout.errors import (
     ClientTimeoutError,
     FrameError,
     GenerationRefusedError,
     RolloutUnreachableError,
 )
-from wsm.rollout.model.sampling import Choices
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.request import FinishReason
-from wsm.rollout.request_service import RequestService
-from wsm.rollout.request_socket import (
+from examples.rollout.model.sampling import Choices
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.request import FinishReason
+from examples.rollout.request_service import RequestService
+from examples.rollout.request_socket import (
     MAX_FRAME_BYTES,
     FrameReader,
     RequestSocket,
     encode,
     request_socket_path,
 )
-from wsm.rollout.scheduler import Scheduler
+from examples.rollout.scheduler import Scheduler
 
 
 class Leader(threading.Thread):
@@ -239,7 +239,7 @@ def test_streamed_tokens_come_with_their_log_probabilities_and_versions(client):
 
 
 def test_a_group_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(RolloutUnreachableError, match="wsm rollout --name nobody"):
+    with pytest.raises(RolloutUnreachableError, match=r"examples\.rollout --name nobody"):
         RolloutClient("nobody", directory=tmp_path)
 
 

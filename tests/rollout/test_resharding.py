@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.model.sharding import initial_state, placements, shard
-from wsm.rollout.supervisor import RolloutSupervisor
+from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
+from examples.rollout.model.sharding import initial_state, placements, shard
+from examples.rollout.supervisor import RolloutSupervisor
+from tests.leftovers import group_name
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
@@ -27,7 +26,7 @@ def publish(config: RolloutConfig, version: int, ranks: int, seed: int):
 
 
 def test_versions_for_one_two_and_four_ranks_give_bit_equal_probabilities(tmp_path):
-    group = {"name": f"test-resharding-{os.getpid()}", "snapshot": {"directory": str(tmp_path)}}
+    group = {"name": group_name("resharding"), "snapshot": {"directory": str(tmp_path)}}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})
     assert config.group.ranks == 2
     publish(config, 1, ranks=2, seed=3)

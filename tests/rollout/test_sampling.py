@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wsm.rollout.model.sampling import choose
+from examples.rollout.model.sampling import choose
 
 
 def draw(logits, *, temperature=1.0, seeds=None, indices=None):

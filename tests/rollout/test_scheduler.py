@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from examples.rollout import errors
+from examples.rollout.block_pool import BlockPool
+from examples.rollout.config import Limits
+from examples.rollout.model.sampling import Choices
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.request import FinishReason, GenerationRequest
+from examples.rollout.scheduler import Scheduler
 from tests.raising import raising
-from wsm.rollout import errors
-from wsm.rollout.block_pool import BlockPool
-from wsm.rollout.engine import Limits
-from wsm.rollout.model.sampling import Choices
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.request import FinishReason, GenerationRequest
-from wsm.rollout.scheduler import Scheduler
 
 SHAPE = ModelShape(vocabulary=50, context=40)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 
-from wsm.rollout.step_bell import BellListener, StepBell, bell_path
+from examples.rollout.process_life import BellListener, StepBell, bell_path
 
 
 def test_ringing_ends_a_followers_wait(tmp_path):

@@ -11,12 +11,12 @@ import paddle
 import pytest
 import rank_program
 
+from examples.rollout.config import Limits
+from examples.rollout.model.moe import local_mixture
+from examples.rollout.model.shape import ModelShape
+from examples.rollout.model.sharding import initial_state
+from examples.rollout.model.transformer import full_logits
 from tests.forkserver import WITH_PADDLE
-from wsm.rollout.engine import Limits
-from wsm.rollout.model.moe import local_mixture
-from wsm.rollout.model.shape import ModelShape
-from wsm.rollout.model.sharding import initial_state
-from wsm.rollout.model.transformer import full_logits
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 

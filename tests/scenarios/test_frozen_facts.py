@@ -168,6 +168,11 @@ SCENARIOS: dict[str, tuple[Step, ...]] = {
         update(None, tags=KV),
     ),
     "update, emptying the KV cache raises": (BOOT, breaks(1, "kv_cache", "forget"), update()),
+    "update, emptying the KV cache raises, restored": (
+        BOOT,
+        breaks(1, "kv_cache", "forget"),
+        update(on_failure="restore"),
+    ),
 }
 
 
@@ -200,7 +205,8 @@ class Group:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        config = wsm.WsmConfig(name="frozen", ranks=2, journal_directory=str(directory))
+        journals = str(directory)  # what fails is not restored, unless a scenario says so
+        config = wsm.WsmConfig(name="frozen", ranks=2, journal_directory=journals, on_failure="clear")
         self.runners = [InMemoryRunner(SPECS) for _ in range(2)]
         self.loads = [Load(), Load()]
         self.workers: list[wsm.Worker] = []
@@ -229,6 +235,7 @@ class Group:
         begin = self.controller.begin_update if what == "update" else self.controller.begin_clear
         try:
             pending = begin(**options)
+            pending.written(10)
             deadline = time.monotonic() + 30
             while not pending.over:
                 assert time.monotonic() < deadline, "the command does not end"

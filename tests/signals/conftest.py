@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import signal
 import subprocess
@@ -16,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.forkserver import WITHOUT_PADDLE, Forked
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from tests.leftovers import group_name
+from wsm.private_directory import SHARED_MEMORY, private_directory
+from wsm.signals import waiting
 from wsm.signals.segment import Segment
 
 PATIENCE_S = 30.0
@@ -27,7 +28,8 @@ from wsm.signals.errors import *
 from wsm.signals.liveness import ControllerRole
 from wsm.signals.liveness import Life, Liveness, register
 from wsm.signals.segment import Segment
-from wsm.signals.waiting import Watch, WaitMode, wait, wake
+from wsm.signals import waiting
+from wsm.signals.waiting import Watch, wait, wake
 
 def say(*what):
     print(*what, flush=True)
@@ -123,21 +125,24 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., C
 @pytest.fixture
 def name() -> Iterator[str]:
     """A name of a segment that no other test uses; its files are gone afterwards."""
-    name = f"test-{os.getpid()}-{secrets.token_hex(4)}"
+    name = group_name("segment")
     yield name
-    for path in SHARED_MEMORY_DIRECTORY.glob(f"*{name}*"):
-        path.unlink()
+    for place in (private_directory(), SHARED_MEMORY):
+        for path in place.glob(f"*{name}*"):
+            path.unlink()
 
 
 @pytest.fixture
 def path(name: str) -> Path:
-    return SHARED_MEMORY_DIRECTORY / f"wsm.{name}"
+    return private_directory() / f"wsm.{name}"
 
 
 @pytest.fixture
 def segment(name: str) -> Iterator[Segment]:
     """A segment for two ranks and a helper, owned by this process."""
-    with Segment.create(name, world_size=2, helpers=1, run_id="run", configuration_digest=7) as segment:
+    with Segment.create_or_adopt(
+        name, world_size=2, helpers=1, run_id="run", configuration_digest=7
+    ) as segment:
         yield segment
 
 
@@ -153,3 +158,10 @@ def eventually() -> Callable[[Callable[[], object]], None]:
             time.sleep(0.001)
 
     return ask
+
+
+@pytest.fixture(params=[pytest.param(True, marks=pytest.mark.needs("futex_waitv")), False])
+def by_kernel(request, monkeypatch):
+    """Whether the kernel watches the words; else they are looked at again."""
+    monkeypatch.setattr(waiting, "has_wait_any", lambda: request.param)
+    return request.param

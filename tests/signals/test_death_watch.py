@@ -8,13 +8,11 @@ import select
 import signal
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from wsm.signals import waiting
 from wsm.signals.liveness import DeathWatch, Life, Liveness, register
-from wsm.signals.waiting import Alarm, AlarmClock, WaitMode, Watch, best_mode, wait
+from wsm.signals.waiting import Alarm, AlarmClock, Watch, wait
 
 LONG_S = 60.0
 
@@ -38,8 +36,8 @@ def watch_all(segment) -> list[Watch]:
     return [Watch(index, high=False, seen=words[index]) for index in segment.layout.status]
 
 
-@pytest.mark.parametrize("mode", sorted({best_mode(), WaitMode.FIRST, WaitMode.SLEEP}, key=str))
-def test_a_death_ends_a_wait_for_words(segment, name, launch, liveness, mode):
+@pytest.mark.usefixtures("by_kernel")
+def test_a_death_ends_a_wait_for_words(segment, name, launch, liveness):
     alarm = Alarm()
     children = [launch(STAND, name, str(participant)) for participant in (0, 1)]
     for child in children:
@@ -49,7 +47,7 @@ def test_a_death_ends_a_wait_for_words(segment, name, launch, liveness, mode):
     for rings, child in enumerate(children):
         killer = threading.Thread(target=child.kill)
         killer.start()
-        assert wait(segment, watch_all(segment), LONG_S, mode=mode, alarm=alarm, heard=rings)
+        assert wait(segment, watch_all(segment), LONG_S, alarm=alarm, heard=rings)
         killer.join()
         assert liveness.look(rings) is Life.DEAD
     watch.close()
@@ -108,13 +106,10 @@ def test_a_turn_has_its_time_and_a_death_waits_for_none(segment, name, launch, l
     watch.close()
 
 
-@pytest.mark.parametrize("has_timer", [True, False])
-def test_an_alarm_clock_is_quiet_until_its_time_and_once_it_was_cleared(monkeypatch, has_timer):
-    if not has_timer:
-        monkeypatch.setattr(waiting, "_libc", SimpleNamespace(timerfd_create=lambda _clock, _flags: -1))
+def test_an_alarm_clock_is_quiet_until_its_time_and_once_it_was_cleared():
     with contextlib.closing(AlarmClock()) as clock:
         clock.set(LONG_S)
-        assert bool(select.select([clock], [], [], 0)[0]) is not has_timer  # without a timer it rings at once
+        assert not select.select([clock], [], [], 0)[0]
         clock.set(0.0)
         assert select.select([clock], [], [], LONG_S)[0]
         clock.clear()

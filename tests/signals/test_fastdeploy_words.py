@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from tests.raising import raising
-from wsm.signals import errors, fastdeploy
+from wsm.signals import fastdeploy
 from wsm.signals.errors import EngineWordMissingError, SegmentAccessError, SegmentNameError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind, engine_word_path
 
@@ -70,19 +70,17 @@ def test_an_engine_and_wsm_understand_each_other(name, launch):
     assert not word.compare_exchange(-1, -2), "an answer to an older request must not be written"
     assert word.read() == 1
 
-    assert not word.recreated()
+    assert not word.is_replaced()
     engine.tell("anew")
     engine.says()
-    assert word.recreated()
-    assert not word.removed()
+    assert word.is_replaced()
     word.close()
     word = EngineWord(EngineWordKind.WEIGHTS, name)
-    assert not word.recreated()
+    assert not word.is_replaced()
     assert word.read() == 0
     engine.tell("")
     assert engine.says() == "removed"
-    assert word.removed()
-    assert not word.recreated()
+    assert word.is_replaced()
     word.close()
     assert engine.ends() == 0
     assert engine.errors() == ""
@@ -102,7 +100,7 @@ def test_a_process_that_read_the_word_and_exits_does_not_take_it_with_it(word, n
     assert child.says() == "True"
     assert child.says() == "0"
     assert child.ends() == 0
-    assert not word.removed()
+    assert not word.is_replaced()
 
 
 @pytest.mark.processes
@@ -161,10 +159,10 @@ def test_a_word_is_created_with_a_value_and_removed_by_its_creator(tmp_path):
 
 def test_an_existing_word_is_not_replaced_as_fastdeploy_would(word, name):
     word.store(1)
-    with raising(errors.engine_word_exists, match="use another suffix"):
+    with raising("engine-word-exists", match="use another suffix"):
         EngineWord.create(EngineWordKind.WEIGHTS, name)
     assert word.read() == 1
-    assert not word.recreated()
+    assert not word.is_replaced()
 
 
 def test_a_word_of_a_successor_is_not_removed(tmp_path):
@@ -172,7 +170,7 @@ def test_a_word_of_a_successor_is_not_removed(tmp_path):
         old.unlink()
         with EngineWord.create(EngineWordKind.WEIGHTS, 1, directory=tmp_path) as new:
             old.unlink()
-            assert not new.removed()
+            assert not new.is_replaced()
 
 
 def test_a_missing_word_says_which_suffix_is_meant(tmp_path):
@@ -184,7 +182,7 @@ def test_a_missing_word_says_which_suffix_is_meant(tmp_path):
 @pytest.mark.parametrize("size", [0, 3])
 def test_a_file_too_small_for_an_int32_is_refused(tmp_path, size):
     engine_word_path(EngineWordKind.WEIGHTS, 1, tmp_path).write_bytes(bytes(size))
-    with raising(errors.engine_word_size) as caught:
+    with raising("engine-word-size") as caught:
         EngineWord(EngineWordKind.WEIGHTS, 1, directory=tmp_path)
     assert caught.value.size == size
 
@@ -213,7 +211,7 @@ def test_a_value_that_is_no_int32_is_refused_and_never_wraps(word, value):
         lambda: word.compare_exchange(0, value),
         lambda: word.compare_exchange(value, 0),
     ):
-        with raising(errors.engine_word_value):
+        with raising("engine-word-value"):
             use()
     assert word.read() == 0
 
@@ -223,7 +221,7 @@ def test_without_libatomic_a_word_can_be_read_and_the_missing_package_is_named(w
     monkeypatch.setattr(fastdeploy, "_LIBRARY", "libatomic-that-is-not-there.so.1")
     fastdeploy._compare_exchange.cache_clear()
     assert word.read() == 0
-    with raising(errors.atomics_unavailable, match="libatomic1"):
+    with raising("atomics-unavailable", match="libatomic1"):
         word.compare_exchange(0, 1)
     assert word.read() == 0
     monkeypatch.undo()
@@ -234,7 +232,7 @@ def test_without_libatomic_a_word_can_be_read_and_the_missing_package_is_named(w
 def test_a_library_without_the_function_is_no_libatomic(monkeypatch):
     monkeypatch.setattr(fastdeploy, "_LIBRARY", ctypes.util.find_library("c"))
     fastdeploy._compare_exchange.cache_clear()
-    with raising(errors.atomics_unavailable):
+    with raising("atomics-unavailable"):
         fastdeploy.compare_exchange_32(0, 0, 0)
     monkeypatch.undo()
     fastdeploy._compare_exchange.cache_clear()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from wsm.config import WsmConfig
-from wsm.group_segment import journal_directory_of, own_group, owner_adds
-from wsm.signals.segment import owner_said
+from wsm.group_segment import own_group
+from wsm.signals.owner_settings import OwnerSettings, owner_adds, owner_says, settings_in
 
 
 @pytest.fixture
@@ -23,8 +23,14 @@ def segment(tmp_path):
 def test_what_was_said_under_other_names_stays(segment, tmp_path):
     owner_adds(segment, entry={"number": 1})
     owner_adds(segment, entry={"number": 2})
-    assert owner_said(segment)["entry"] == {"number": 2}
-    assert journal_directory_of(segment) == Path(tmp_path / "journals")
+    assert settings_in(segment.settings).entry == {"number": 2}
+    assert settings_in(segment.settings).journals == Path(tmp_path / "journals")
+
+
+def test_what_an_owner_said_that_died_does_not_stay(segment, tmp_path):
+    owner_adds(segment, entry={"number": 1}, logs="/logs")
+    owner_says(segment, OwnerSettings("/journals"))
+    assert settings_in(segment.settings) == OwnerSettings("/journals")
 
 
 def test_a_controller_that_reads_while_the_owner_writes_finds_the_journals_all_the_same(segment, tmp_path):
@@ -38,6 +44,6 @@ def test_a_controller_that_reads_while_the_owner_writes_finds_the_journals_all_t
     writer = threading.Timer(0.001, written)
     writer.start()
     try:
-        assert journal_directory_of(segment) == Path(tmp_path / "journals")
+        assert settings_in(segment.settings).journals == Path(tmp_path / "journals")
     finally:
         writer.join()

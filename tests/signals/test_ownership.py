@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.raising import raising
-from wsm.signals import errors, ownership
+from wsm.signals import ownership
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
 from wsm.signals.liveness import ControllerRole, Life, Liveness, register
 from wsm.signals.lock_file import create_lock_file
@@ -45,7 +45,7 @@ def test_a_second_owner_is_refused_while_the_first_lives(name, launch):
     assert owner.says() == "False"
     for start in (
         start_over,
-        lambda name: Segment.create(name, world_size=2, run_id="", configuration_digest=7),
+        lambda name: Segment.create_or_adopt(name, world_size=2, run_id="", configuration_digest=7),
     ):
         with pytest.raises(SegmentOwnedError) as caught:
             start(name)
@@ -144,14 +144,14 @@ def test_a_live_group_of_another_shape_or_configuration_is_left_alone(name, path
     participant = launch(PARTICIPANT, name, "0")
     participant.says()
     owner.kill()
-    with raising(errors.world_size_mismatch):
+    with raising("world-size-mismatch"):
         start_over(name, world_size=3)
-    with raising(errors.configuration_mismatch, match="stop that group"):
+    with raising("configuration-mismatch", match="stop that group"):
         start_over(name, configuration_digest=8)
     with path.open("r+b") as file:
         file.seek(20)
         file.write(b"\xff")
-    with raising(errors.header_damaged):
+    with raising("header-damaged"):
         start_over(name)
     assert path.exists()
 
@@ -178,7 +178,7 @@ def test_of_many_starters_at_once_exactly_one_owns_the_segment(name, launch):
 
 def test_only_the_owner_may_remove_the_segment(segment, name, path):
     with Segment.attach(name) as other:
-        with raising(errors.not_owner):
+        with raising("not-owner"):
             other.unlink()
         assert path.exists()
         segment.unlink()
@@ -214,7 +214,10 @@ def test_a_lock_file_that_a_hand_removed_does_not_hide_a_live_group(name, path, 
     owner.says()
     participant = launch(PARTICIPANT, name, "1")
     participant.says()
-    path.with_name(path.name + ".lock").unlink()
+    with Segment.attach(name) as before:
+        path.with_name(path.name + ".lock").unlink()
+        with pytest.raises(SegmentReplacedError):  # or two processes would command at the same time
+            ControllerRole(before).acquire(0)
     with pytest.raises(SegmentOwnedError):
         start_over(name)
     owner.kill()
@@ -250,7 +253,7 @@ def test_what_a_starter_left_half_made_when_it_was_killed_is_cleaned_up_by_the_n
 def test_ownership_stays_with_the_parent_when_a_process_forks(name, launch):
     child = launch(
         """
-        segment = Segment.create(sys.argv[1], world_size=2, run_id="", configuration_digest=7)
+        segment = Segment.create_or_adopt(sys.argv[1], world_size=2, run_id="", configuration_digest=7)
         registration = register(segment, 0)
         role = ControllerRole(segment).acquire(0)
         pid = os.fork()

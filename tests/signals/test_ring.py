@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from wsm.journal.lines import MAX_LINE_BYTES, RING_BYTES, RING_CAPACITY, LineRing
 from wsm.signals.segment import Segment
-from wsm.signals.slot import MAX_LINE_BYTES, RING_CAPACITY, LineRing
 
 
 @pytest.fixture
 def ring(segment) -> LineRing:
-    return segment.journal(1)
+    return segment.journals[1]
 
 
 def test_lines_come_back_in_order_and_stay_in_their_ring(segment, ring):
@@ -20,7 +20,7 @@ def test_lines_come_back_in_order_and_stay_in_their_ring(segment, ring):
     for number in range(3):
         assert ring.append(f"line {number} 失败")
     assert ring.lines() == [f"line {number} 失败" for number in range(3)]
-    assert segment.journal(0).lines() == []
+    assert segment.journals[0].lines() == []
     assert segment.controller_journal.lines() == []
 
 
@@ -57,7 +57,7 @@ def test_what_a_killed_writer_wrote_is_there_for_others(segment, name, launch):
     child = launch(
         """
         segment = Segment.attach(sys.argv[1])
-        segment.journal(0).append("it was me")
+        segment.journals[0].append("it was me")
         say("written")
         time.sleep(60)
         """,
@@ -66,9 +66,9 @@ def test_what_a_killed_writer_wrote_is_there_for_others(segment, name, launch):
     child.says()
     child.kill()
     with Segment.attach(name) as other:
-        assert other.journal(0).lines() == ["it was me"]
-        other.journal(0).append("and then I")
-    assert segment.journal(0).lines() == ["it was me", "and then I"]
+        assert other.journals[0].lines() == ["it was me"]
+        other.journals[0].append("and then I")
+    assert segment.journals[0].lines() == ["it was me", "and then I"]
 
 
 def test_whatever_bytes_stand_there_come_back_as_lines(segment, ring):
@@ -79,3 +79,33 @@ def test_whatever_bytes_stand_there_come_back_as_lines(segment, ring):
     for written in (1, RING_CAPACITY, RING_CAPACITY + 1, 2**63, 2**64 - 1):
         segment._memory.bytes[begin : begin + 8] = written.to_bytes(8, "little")
         assert all(isinstance(line, str) for line in ring.lines())
+
+
+class OvertakenMemory:
+    """A ring's bytes, to which a writer appends while a reader copies them."""
+
+    def __init__(self) -> None:
+        self._content = memoryview(bytearray(RING_BYTES))
+        self.looks_until_then = -1
+        self.append = lambda: None
+
+    @property
+    def bytes(self) -> memoryview:
+        self.looks_until_then -= 1
+        if self.looks_until_then == 0:
+            self.append()
+        return self._content
+
+
+def test_a_reader_drops_the_lines_that_were_overwritten_while_it_copied_them():
+    memory = OvertakenMemory()
+    ring, count = LineRing(memory, 0), 2 * RING_CAPACITY // 1000
+    for number in range(count):
+        ring.append(f"{number:06d} {'x' * 990}")
+    memory.append = lambda: ring.append("y" * 5000)
+    memory.looks_until_then = 2  # it has read how many bytes were written, and takes the content
+    lines = ring.lines()
+    assert not any("y" in line for line in lines)
+    numbers = [int(line[:6]) for line in lines if len(line) == 997]
+    assert numbers == list(range(numbers[0], count))
+    assert len(lines) - len(numbers) <= 1, "only the oldest line may be broken"

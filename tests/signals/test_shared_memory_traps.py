@@ -10,7 +10,7 @@ import pytest
 
 import wsm.signals
 from tests.sources import syntax_of
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from wsm.private_directory import SHARED_MEMORY
 from wsm.signals.segment import Segment
 
 pytestmark = pytest.mark.processes
@@ -63,7 +63,7 @@ def test_two_words_are_no_unit(segment, name, launch):
 
 
 def test_pythons_own_shared_memory_would_remove_the_file_when_an_attached_process_exits(name, launch):
-    path = SHARED_MEMORY_DIRECTORY / name
+    path = SHARED_MEMORY / name
     path.write_bytes(bytes(64))
     child = launch(
         """
@@ -107,7 +107,7 @@ def test_attaching_starts_no_resource_tracker(segment, name, launch):
     assert child.says() == "None"
 
 
-def test_signals_need_nothing_but_the_standard_library():
+def test_signals_need_nothing_but_msgspec_and_the_standard_library():
     """So that whatever must look at a group at night can, without numpy and without paddle."""
     foreign = set()
     for source in Path(wsm.signals.__file__).parent.glob("*.py"):
@@ -116,4 +116,4 @@ def test_signals_need_nothing_but_the_standard_library():
                 foreign.update(alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
                 foreign.add(node.module.partition(".")[0])
-    assert foreign - sys.stdlib_module_names == {"wsm"}
+    assert foreign - sys.stdlib_module_names == {"wsm", "msgspec"}

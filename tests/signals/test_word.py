@@ -26,7 +26,9 @@ epochs = st.integers(0, MAX_EPOCH)
 sequences = st.integers(0, MAX_SEQUENCE)
 words_64 = st.integers(0, 2**64 - 1)
 
-commands = st.builds(CommandWord, epochs, sequences, st.sampled_from(Operation), st.sampled_from(Decider))
+commands = st.builds(
+    CommandWord, epochs, sequences, st.sampled_from(Operation), st.sampled_from(Decider), st.booleans()
+)
 committed = st.builds(CommittedWord, sequences, st.none() | st.integers(0, MAX_VERSION_ID), st.booleans())
 statuses = st.builds(
     StatusWord,

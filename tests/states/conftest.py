@@ -8,8 +8,7 @@ import pytest
 
 from wsm.states.check import explore
 from wsm.states.joint import START, JointState
-from wsm.states.journal import TransitionRecord
-from wsm.states.machine import LifeCycle
+from wsm.states.machine import LifeCycle, TransitionRecord
 from wsm.states.table import Event, Guard
 
 Move = tuple[Event, bool, bool]  # event, kept, kv_kept

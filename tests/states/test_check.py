@@ -130,9 +130,9 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         redirected(WEIGHT_CHART, W.CLEARED, E.LOST, W.FAULTED),
         "new epoch: weights CLEARED lost",
     ),
-    "an abort that says that a faulted rank holds nothing": (
-        redirected(WEIGHT_CHART, W.FAULTED, E.ABORT, W.CLEARED),
-        "unknown memory: weights FAULTED abort: only a teardown leads out of FAULTED",
+    "a clear that says at once that a faulted rank holds nothing": (
+        redirected(WEIGHT_CHART, W.FAULTED, E.CLEAR, W.CLEARED),
+        "unknown memory: weights FAULTED clear: only a teardown leads out of FAULTED",
     ),
     "work without a plan": (
         replace(WEIGHT_CHART, rows=tuple(replace(row, plans=()) for row in WEIGHT_CHART.rows)),
@@ -183,6 +183,7 @@ def test_every_check_has_a_seeded_fault() -> None:
         "joint dead end",
         "stands beside nothing",
         "stands nowhere",
+        "idle word",  # of the group's side
     }
     assert checks == seeded | seeded_below
 
@@ -269,7 +270,7 @@ def test_a_state_stands_beside_a_phase_or_never_does(
 def test_no_way_out_of_any_moment_is_refused_and_all_of_them_lead_to_rest() -> None:
     ends = {moment.joint for moment in moments() if moment.phase is Phase.IDLE}
     assert {joint.weights for joint in ends} == {W.NORMAL, W.CLEARED, W.FAULTED}
-    assert not any(joint.kv_stale or joint.held for joint in ends)
+    assert not any(joint.kv_stale or joint.had_version for joint in ends)
 
 
 def test_faults_of_a_table_stop_the_exploration_of_both() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
 
 from wsm.states import command_events
-from wsm.states.command_events import Asked, CacheChange, WayOut
+from wsm.states.command_events import Asked, CacheChange, Course, WayOut
 from wsm.states.joint import JointState, serving
 from wsm.states.plan_key import DISCARD, GIVEN_BACK, OF_ADMISSION, PLANS, Half, Request, plan_for
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
@@ -21,12 +22,12 @@ COMMANDS = [
     Asked(request, tags, before, keeps_kv=keeps)
     for request, tags, before, keeps in product(Request, TAGS, AT_REST, (False, True))
 ]
-LEGAL = [asked for asked in COMMANDS if command_events.objection(asked) is None]
+LEGAL = [asked for asked in COMMANDS if command_events.objection(asked, Course(asked.before)) is None]
 
 
 def moments(asked: Asked) -> Iterator[JointState]:
     """Every state that a rank can be in within the command, before the decision."""
-    begun = command_events.begin(asked, asked.before).joint
+    begun = Course.led(asked.before, partial(command_events.begin, asked)).joint
     yield begun
     seen = {begun}
     waiting = [begun]
@@ -34,7 +35,8 @@ def moments(asked: Asked) -> Iterator[JointState]:
     change = CacheChange.RELEASED if clears else CacheChange.READY
     while waiting:
         joint = waiting.pop()
-        for course in (command_events.followed(joint, change), command_events.fail(joint)):
+        for moment in (partial(command_events.followed, change), command_events.fail):
+            course = Course.led(joint, moment)
             if course.joint not in seen:
                 seen.add(course.joint)
                 waiting.append(course.joint)
@@ -42,16 +44,16 @@ def moments(asked: Asked) -> Iterator[JointState]:
 
 
 def finished(asked: Asked) -> JointState:
-    joint = command_events.begin(asked, asked.before).joint
-    return command_events.finish(asked, joint).joint
+    moments = partial(command_events.begin, asked), partial(command_events.finish, asked)
+    return Course.led(asked.before, *moments).joint
 
 
-def ends(ending: WayOut) -> list[JointState]:
+def ends(way_out: Callable[[Course], WayOut], joint: JointState) -> list[JointState]:
     """Where a way out leads, whether or not its teardown succeeds."""
-    joint = ending.course.joint
-    if ending.plan is None:
-        return [joint]
-    return [command_events.freed(joint).joint, command_events.not_freed(joint).joint]
+    course = Course(joint)
+    if way_out(course).plan is None:
+        return [course.joint]
+    return [Course.led(course.joint, end).joint for end in (command_events.freed, command_events.not_freed)]
 
 
 def name(asked: Asked) -> str:
@@ -67,7 +69,7 @@ def test_a_command_that_is_legal_is_led_to_its_end_by_the_tables(asked: Asked) -
         assert (Tag.WEIGHTS in asked.tags) <= (end.weights is W.CLEARED)
         assert (Tag.KV_CACHE in asked.tags) <= (end.kv is K.CLEARED)
         return
-    end = command_events.commit(end).joint
+    end = Course.led(end, command_events.commit).joint
     if asked.request in OF_ADMISSION:
         assert end == asked.before
         return
@@ -84,40 +86,43 @@ def test_every_way_out_of_every_moment_ends_at_rest(asked: Asked) -> None:
     if asked.request is not Request.CLEAR:
         within.add(finished(asked))
     for joint in within:
-        for dropped in ends(command_events.drop(begun, joint)):
+        for dropped in ends(partial(command_events.drop, begun), joint):
             assert dropped.weights in (W.CLEARED, W.NORMAL, W.FAULTED)
             gone = asked.tags if asked.request is Request.CLEAR else ALL_TAGS
             if dropped.weights is not W.FAULTED:
                 assert (Tag.WEIGHTS in gone) <= (dropped.weights is W.CLEARED)
                 assert (Tag.KV_CACHE in gone) <= (dropped.kv is K.CLEARED)
         if not command_events.is_torn(joint):
-            kept, *_ = ends(command_events.keep(begun, joint))
+            kept, *_ = ends(partial(command_events.keep, begun), joint)
             assert (kept.weights, kept.kv) == asked.before[:2]
 
 
 @pytest.mark.parametrize("asked", LEGAL, ids=name)
 def test_a_failure_moves_weights_that_are_being_given_back_and_nothing_else(asked: Asked) -> None:
     for joint in moments(asked):
-        after = command_events.fail(joint).joint
+        after = Course.led(joint, command_events.fail).joint
         assert after == (joint._replace(weights=W.FAULTED) if joint.weights is W.CLEARING else joint)
 
 
 @pytest.mark.parametrize("asked", COMMANDS, ids=name)
 def test_a_command_that_has_not_begun_keeps_what_was_held(asked: Asked) -> None:
     if asked.before.weights is not W.FAULTED:
-        assert command_events.keep(asked, asked.before) == WayOut(command_events.Course(asked.before))
-    dropped = command_events.drop(asked, asked.before)
-    assert all(joint.weights in (W.CLEARED, W.NORMAL, W.FAULTED) for joint in ends(dropped))
+        course = Course(asked.before)
+        assert command_events.keep(asked, course) == WayOut()
+        assert not course.fired
+    dropped = ends(partial(command_events.drop, asked), asked.before)
+    assert all(joint.weights in (W.CLEARED, W.NORMAL, W.FAULTED) for joint in dropped)
 
 
 @pytest.mark.parametrize("before", AT_REST, ids=lambda joint: f"{joint.weights.name}+{joint.kv.name}")
 def test_a_rank_that_cannot_read_what_was_asked_serves_nothing(before: JointState) -> None:
     unreadable = Asked(Request.CLEAR, frozenset(), before)
-    ending = command_events.drop(unreadable, before)
+    course = Course(before)
+    ending = command_events.drop(unreadable, course)
     assert ending.plan is None
     empty = before == command_events.START
     assert ending.faulted is not empty
-    assert not serving(ending.course.joint.weights, ending.course.joint.kv)
+    assert not serving(course.joint.weights, course.joint.kv)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def test_a_rank_that_cannot_read_what_was_asked_serves_nothing(before: JointStat
     ids=lambda value: name(value) if isinstance(value, Asked) else "",
 )
 def test_a_command_that_is_illegal_says_why(asked: Asked, why: str) -> None:
-    assert why in (command_events.objection(asked) or "")
+    assert why in (command_events.objection(asked, Course(asked.before)) or "")
 
 
 def test_a_faulted_rank_is_repaired_without_a_collective_action() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from wsm.errors import BadInputError
 from wsm.states import command_events
+from wsm.states.command_events import Course
 from wsm.states.errors import IllegalTransitionError, JointRuleError
 from wsm.states.joint import START, JointState, serving
 from wsm.states.machine import LifeCycle
@@ -253,13 +254,15 @@ def test_a_new_epoch_is_refused_while_anything_is_held_and_follows_a_teardown(
     for joint in ways:
         life = brought_to(joint)
         if joint != START:
-            with pytest.raises(IllegalTransitionError):
-                life.lose(at_ns=9, epoch=2, sequence=0)
+            for event in (KVEvent.LOST, WeightEvent.LOST):
+                with pytest.raises(IllegalTransitionError):
+                    life.fire(event, at_ns=9, epoch=2, sequence=0)
             assert life.joint == joint
-            way_out = command_events.leave(joint)
-            for fired in (*way_out.course.fired, *command_events.freed(way_out.course.joint).fired):
-                life.fire(fired.event, at_ns=9, epoch=2, sequence=0, kept=fired.kept)
-        kv, weights = life.lose(at_ns=9, epoch=2, sequence=0)
+            for event, _ in Course.led(joint, command_events.leave, command_events.freed).fired:
+                life.fire(event, at_ns=9, epoch=2, sequence=0)
+        kv, weights = (
+            life.fire(event, at_ns=9, epoch=2, sequence=0) for event in (KVEvent.LOST, WeightEvent.LOST)
+        )
         assert life.joint == START
         assert (kv.machine, kv.source, kv.dest) == ("kv", "CLEARED", "CLEARED")
         assert (weights.machine, weights.source, weights.dest) == ("weights", "CLEARED", "CLEARED")

@@ -1,4 +1,4 @@
-"""The door to the machines: records, observers, threads, and the traps of `transitions` behind it."""
+"""The door to the machines: records, threads, and the traps of `transitions` behind it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from wsm.states.errors import (
     IllegalTransitionError,
 )
 from wsm.states.joint import START, JointState, step
-from wsm.states.journal import TransitionRecord
-from wsm.states.machine import Facts, LifeCycle
+from wsm.states.machine import Facts, LifeCycle, TransitionRecord
 from wsm.states.table import CHARTS, Event, Guard
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
@@ -98,14 +97,23 @@ def test_the_state_cannot_be_assigned(life: LifeCycle) -> None:
             setattr(life, name, WeightState.NORMAL)
 
 
-def test_asking_what_can_happen_tells_no_observer_and_changes_nothing() -> None:
-    seen: list[TransitionRecord] = []
-    life = LifeCycle(observers=[seen.append])
+def test_asking_what_can_happen_changes_nothing(life: LifeCycle) -> None:
     for event in (*WeightEvent, *KVEvent):
         life.can(event)
         life.can(event, kept=True)
-    assert not seen
+    assert not life.view().records
     assert life.joint == START
+
+
+def test_the_machine_is_asked_what_can_happen_as_it_is_when_it_happens() -> None:
+    for facts, event in product(everything(Facts), (*WeightEvent, *KVEvent)):
+        put(ANY, facts.joint)
+        can = ANY.can(event, kept=facts.kept)
+        assert ANY.joint == facts.joint
+        assert can is (taken_by_the_machine(facts.joint, event, kept=facts.kept, kv_kept=True) is not None), (
+            facts,
+            event,
+        )
 
 
 def test_only_the_events_of_the_tables_exist_on_the_machines(life: LifeCycle) -> None:
@@ -142,20 +150,29 @@ def test_a_guard_is_asked_with_a_real_bool_only() -> None:
 ANY = LifeCycle()
 
 
+def put(life: LifeCycle, there: JointState) -> None:
+    """Put the live machines somewhere, reachable or not."""
+    life._machines[WeightEvent].model.state = there.weights
+    life._machines[KVEvent].model.state = there.kv
+    life._at = life._at._replace(joint=there)
+
+
+def states_of(life: LifeCycle) -> tuple[object, object]:
+    """Where the models of `transitions` are."""
+    return life._machines[WeightEvent].model.state, life._machines[KVEvent].model.state
+
+
 def taken_by_the_machine(before: JointState, event: Event, *, kept: bool, kv_kept: bool) -> JointState | None:
     """Where the live machines go from a state, reachable or not; None if they refuse and stay."""
-    life = ANY
-    machines = life._weights.model, life._kv.model
-    machines[0].state, machines[1].state = before.weights, before.kv
-    life._at = life._at._replace(joint=before)
+    put(ANY, before)
     try:
-        fire_into(life, event, kept=kept, kv_kept=kv_kept)
+        fire_into(ANY, event, kept=kept, kv_kept=kv_kept)
     except IllegalTransitionError:
-        assert life.joint == before
-        assert (machines[0].state, machines[1].state) == before[:2]
+        assert ANY.joint == before
+        assert states_of(ANY) == before[:2]
         return None
-    assert (machines[0].state, machines[1].state) == life.joint[:2]
-    return life.joint
+    assert states_of(ANY) == ANY.joint[:2]
+    return ANY.joint
 
 
 def taken_by_the_tables(before: JointState, event: Event, *, kept: bool, kv_kept: bool) -> JointState | None:
@@ -191,7 +208,7 @@ def test_a_condition_sees_a_closed_record_of_flags_and_states() -> None:
 
 
 def test_without_the_joint_rules_the_machines_would_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = JointState(WeightState.UPDATING, KVState.NORMAL, kv_stale=True, held=True)
+    stale = JointState(WeightState.UPDATING, KVState.NORMAL, kv_stale=True, had_version=True)
     assert taken_by_the_machine(stale, WeightEvent.PREPARED, kept=False, kv_kept=True) is None
     monkeypatch.setattr(machine_module.joint, "objection", lambda _joint, _row: None)
     after = taken_by_the_machine(stale, WeightEvent.PREPARED, kept=False, kv_kept=True)
@@ -222,42 +239,6 @@ def test_a_machine_that_refuses_what_its_table_allows_is_noticed(
     with pytest.raises(InternalError, match="a refusal"):
         fire(WeightEvent.UPDATE)
     assert life.joint == START
-
-
-def test_an_observer_sees_the_machine_at_rest_and_may_fire() -> None:
-    seen_by_a_log: list[str] = []
-
-    def goes_on(record: TransitionRecord) -> None:
-        if record.event == "update" and record.machine == "weights":
-            fire_into(life, KVEvent.UPDATE)
-        if record.event == "update" and record.machine == "kv":
-            fire_into(life, KVEvent.REBUILT)
-
-    life = LifeCycle(
-        observers=[goes_on, lambda record: seen_by_a_log.append(f"{record.machine} {record.dest}")]
-    )
-    fire_into(life, WeightEvent.UPDATE)
-    assert seen_by_a_log == ["weights UPDATING", "kv UPDATING", "kv NORMAL"], "not in the order of happening"
-    assert life.kv is KVState.NORMAL
-
-
-@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()])
-def test_what_an_observer_raises_reaches_the_caller_and_hides_nothing_from_the_others(
-    error: BaseException,
-) -> None:
-    seen: list[TransitionRecord] = []
-
-    def raises(_: TransitionRecord) -> None:
-        raise error
-
-    life = LifeCycle(observers=[raises, seen.append])
-    with pytest.raises(type(error)):
-        fire_into(life, WeightEvent.UPDATE)
-    assert life.weights is WeightState.UPDATING, "the transition stands"
-    assert [record.dest for record in seen] == ["UPDATING"]
-    with pytest.raises(type(error)):
-        fire_into(life, WeightEvent.ABORT)
-    assert len(seen) == 2, "an observer that raised must not end the delivery for good"
 
 
 def test_a_second_thread_is_refused_while_the_first_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:

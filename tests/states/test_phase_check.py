@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from explorer.scope import Scope
-from explorer.search import explore
-from wsm.states import rank
 from wsm.states.check import PhaseTables, check_phases
 from wsm.states.phases import LOOKS, OUTCOMES, Event, LookRow, OutcomeRow, Phase, Todo, When
 from wsm.states.words import StatusCode
@@ -98,54 +94,3 @@ FAULTS: dict[str, tuple[PhaseTables, str]] = {
 def test_each_fault_of_a_table_is_found(tables: PhaseTables, message: str) -> None:
     findings = [str(finding) for finding in check_phases(tables)]
     assert any(message in finding for finding in findings), findings
-
-
-#: Together they take every row.
-SCOPES = (
-    "operations=hold,release commands=2 steps=1 starts=serving",
-    "operations=update,clear steps=1 failures=1 give_ups=1 starts=serving",
-    "operations=update steps=1 broken_steps=1 give_ups=1 starts=serving",
-    "operations=hot_update steps=1 failures=1 broken_steps=1 starts=serving",
-    "operations=hot_update,update steps=1 failures=1 starts=serving helpers=1",
-    "operations=update steps=0 failures=1 starts=cleared",
-    "operations=clear steps=0 failures=1 starts=serving long_plans=True",
-    "operations=update,hot_update steps=0 give_ups=1 starts=serving fine=True",
-    "operations=update steps=0 controller_stops=1 starts=cleared",
-)
-
-
-#: Rows of a second look in a phase whose work takes a worker several looks; the explorer does it in one move.
-SECOND_LOOKS = {
-    (Phase.BEGINNING, When.HOT_ABORTED),
-    (Phase.BEGINNING, When.ABORTED),
-    (Phase.BEGINNING, When.BEHIND),
-    (Phase.BEGINNING, None),
-    (Phase.COMMITTING, None),
-    (Phase.STOPPING, None),
-    (Phase.SETTLING, When.TOUCHED),
-    (Phase.SETTLING, None),
-}
-
-
-def test_the_explorer_takes_every_row_but_second_looks_and_those_of_broken_rules(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    taken: set[LookRow | OutcomeRow] = set()
-    find_look, find_outcome = rank.find_look, rank.find_outcome
-
-    def look(*args: Any) -> LookRow:
-        taken.add(row := find_look(*args))
-        return row
-
-    def outcome(*args: Any) -> OutcomeRow | None:
-        row = find_outcome(*args)
-        taken.update((row,) if row is not None else ())
-        return row
-
-    monkeypatch.setattr(rank, "find_look", look)
-    monkeypatch.setattr(rank, "find_outcome", outcome)
-    for scope in SCOPES:
-        assert not explore(Scope.from_text(scope)).violation
-    idle = [row for row in (*LOOKS, *OUTCOMES) if row not in taken and not getattr(row, "broken", "")]
-    expected = SECOND_LOOKS | {(Phase.BEGINNING, Event.EXPIRED)}
-    assert {(row.phase, row.when[0] if row.when else getattr(row, "event", None)) for row in idle} == expected

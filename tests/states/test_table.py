@@ -34,7 +34,7 @@ WEIGHTS = """
 | CLEARED  | CLEARED  | -       | UPDATING | -        | -      | FAULTED | CLEARED           | CLEARED |
 | UPDATING | -        | -       | -        | PREPARED | -      | -       | NORMAL / CLEARING | -       |
 | PREPARED | -        | -       | -        | -        | NORMAL | -       | NORMAL / CLEARING | -       |
-| FAULTED  | CLEARING | -       | -        | -        | -      | -       | FAULTED           | -       |
+| FAULTED  | CLEARING | -       | -        | -        | -      | -       | -                 | -       |
 """
 
 KV_CACHE = """

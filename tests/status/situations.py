@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord
+from wsm.journal.entry import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
 from wsm.report import FailureReport
-from wsm.states.journal import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
-from wsm.states.vocabulary import Tag
+from wsm.states.vocabulary import After, Tag
 from wsm.states.words import (
     CommandWord,
     Decider,
@@ -17,8 +19,16 @@ from wsm.states.words import (
     StatusWord,
     StepKind,
     StepWord,
+    code_name,
 )
-from wsm.status.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
+from wsm.status.facts import (
+    NO_STATUS,
+    ActionFacts,
+    FailureFacts,
+    ForeignPid,
+    GroupStatus,
+    RankStatus,
+)
 
 ASKED = CommandArguments("nightly", "4")
 CLEAR = CommandArguments("nightly", clears=True)
@@ -26,13 +36,13 @@ LOAD = ActionFacts("load_weights", 600.0)
 RESTART = ActionFacts("restart_tp_group", 60.0)
 
 
-def rank(number: int, code: StatusCode, sequence: int = 7, **facts) -> RankFacts:
+def rank(number: int, code: StatusCode, sequence: int = 7, **facts) -> RankStatus:
     status = StatusWord(facts.pop("epoch", 2), sequence, code, facts.pop("index", 0), facts.pop("ready", 0))
     step = facts.pop("step", StepWord(2, 6, StepKind.RUNNING, 40))
-    return RankFacts(number, pid=100 + number, status=status, step=step, told_s=3.0, **facts)
+    return RankStatus(number, pid=100 + number, status=status, step_word=step, since_s=3.0, **facts)
 
 
-def serving_rank(number: int, *, code: StatusCode = StatusCode.DONE_COMMITTED, **facts) -> RankFacts:
+def serving_rank(number: int, *, code: StatusCode = StatusCode.DONE_COMMITTED, **facts) -> RankStatus:
     return rank(number, code, weights="NORMAL", kv="NORMAL", **facts)
 
 
@@ -40,31 +50,46 @@ def record(sequence: int, version: str | None) -> CommittedRecord:
     return CommittedRecord(sequence, version, load_sequence=sequence)
 
 
-def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -> GroupFacts:
+def group(*ranks: RankStatus, operation: Operation = Operation.UPDATE, **facts) -> GroupStatus:
     asked = facts.pop("arguments", ASKED)
+    if facts.pop("of_another_container", False):
+        ranks = tuple(replace(one, pid=foreign(4 + one.rank)) for one in ranks)
+        facts.setdefault("supervisor_pid", foreign(1))
     owes = asked is not None and asked.restores
-    return GroupFacts(
+    is_over = all(
+        one.status is not None and one.status.sequence == 7 and one.status.code.is_terminal for one in ranks
+    )
+    ranks = tuple(
+        replace(one, code=code_name(operation, one.status.code)) if one.status else one for one in ranks
+    )
+    supervisor, life = facts.pop("supervisor_pid", 800), facts.pop("supervisor_life", "alive")
+    return GroupStatus(
         "policy",
         run_id="r",
         command=CommandWord(2, facts.pop("sequence", 7), operation, owes=owes),
         committed=record(facts.pop("committed", 6), facts.pop("version", "3")),
         arguments=asked,
         asked_version=facts.pop("asked_version", "4"),
-        controller_pid=facts.pop("controller_pid", 900),
+        controller_pid=facts.pop("controller_pid", None if is_over else 900),
         owner_pid=800,
         owner_lives=facts.pop("owner_lives", True),
-        supervisor_pid=facts.pop("supervisor_pid", 800),
-        supervisor_life=facts.pop("supervisor_life", "alive"),
-        ranks=ranks,
+        supervisor_pid=supervisor if life in ("alive", "stopped") else None,
+        supervisor_life=life,
+        ranks=tuple(ranks),
         **facts,
     )
 
 
-def decided_by(decider: Decider, **facts) -> GroupFacts:
+def cleared(**facts) -> GroupStatus:
+    ranks = [rank(number, StatusCode.DONE_CLEARED) for number in range(2)]
+    return group(*ranks, operation=Operation.CLEAR, arguments=CLEAR, **facts)
+
+
+def decided_by(decider: Decider, **facts) -> GroupStatus:
     """A hot update that all have prepared, rank 1 last."""
-    facts.setdefault("arguments", replace(ASKED, lease_s=60.0))
+    facts.setdefault("arguments", structs.replace(ASKED, lease_s=60.0))
     ranks = [serving_rank(number, code=StatusCode.PREPARED, staged_bytes=3 << 19) for number in range(2)]
-    found = group(ranks[0], replace(ranks[1], told_s=2.0), operation=Operation.HOT_UPDATE, **facts)
+    found = group(ranks[0], replace(ranks[1], since_s=2.0), operation=Operation.HOT_UPDATE, **facts)
     return replace(found, command=CommandWord(2, 7, Operation.HOT_UPDATE, decider))
 
 
@@ -93,7 +118,72 @@ LOST_PART = FailureFacts(
 )
 HELD = FailureFacts(2, 7, True, FailureReport(0, "begin", "version-held", "rank 0 holds version 3"))
 
+
+def foreign(pid: int) -> ForeignPid:
+    """A pid of another container."""
+    found = ForeignPid(pid)
+    found.namespace = 4026532211
+    return found
+
+
+RELEASE = CommandArguments("r", tags=frozenset(), of_admission=True, after=After.SERVE)
+
 SITUATIONS = {
+    "a hung controller of a command that all have prepared": group(
+        rank(0, StatusCode.PREPARED),
+        rank(1, StatusCode.PREPARED),
+        controller_hung=True,
+        controller_unanswered_s=37.0,
+    ),
+    "a hung controller beside a rank that hangs in an action": group(
+        rank(0, StatusCode.PREPARED),
+        rank(1, StatusCode.RUNNING, action=replace(LOAD, seconds=612.0)),
+        controller_hung=True,
+        controller_unanswered_s=37.0,
+    ),
+    "an update in place that failed, whose controller is stopped": group(
+        rank(0, StatusCode.DONE_CLEARED),
+        rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
+        operation=Operation.ABORT,
+        controller_pid=900,
+        controller_stopped=True,
+    ),
+    "cleared, and its controller has not given the role back": cleared(controller_pid=900),
+    "serving behind a release": group(
+        serving_rank(0),
+        serving_rank(1),
+        operation=Operation.COMMIT,
+        committed=7,
+        arguments=RELEASE,
+        asked_version=None,
+    ),
+    "a hold that is taken back": group(
+        serving_rank(0, code=StatusCode.STOPPED_UNTOUCHED),
+        serving_rank(1, code=StatusCode.FAILED, failure=failure(1)),
+        operation=Operation.ABORT,
+        arguments=structs.replace(RELEASE, after=After.HELD),
+        asked_version=None,
+    ),
+    "a dead rank of a group in another container that no process keeps": group(
+        serving_rank(0),
+        serving_rank(1, life="dead"),
+        operation=Operation.COMMIT,
+        supervisor_life="never",
+        of_another_container=True,
+    ),
+    "a hung controller in another container": group(
+        rank(0, StatusCode.PREPARED),
+        rank(1, StatusCode.PREPARED),
+        controller_pid=ForeignPid(0),
+        controller_hung=True,
+        controller_unanswered_s=37.0,
+        of_another_container=True,
+    ),
+    "a rank that hangs in an action in another container": group(
+        rank(0, StatusCode.PREPARED),
+        rank(1, StatusCode.RUNNING, action=replace(LOAD, seconds=612.0)),
+        of_another_container=True,
+    ),
     "a hot update that failed": group(
         serving_rank(0, code=StatusCode.DONE_KEPT),
         serving_rank(1, code=StatusCode.DONE_KEPT, failure=failure(1)),
@@ -103,6 +193,16 @@ SITUATIONS = {
         rank(0, StatusCode.DONE_CLEARED),
         rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
         operation=Operation.ABORT,
+    ),
+    "an update in place that failed, whose group has neither caller nor keeper": replace(
+        group(
+            rank(0, StatusCode.DONE_CLEARED),
+            rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
+            operation=Operation.ABORT,
+            controller_pid=None,
+            supervisor_life="never",
+        ),
+        command=CommandWord(2, 7, Operation.ABORT, owes=True),
     ),
     "a first update that failed": group(
         rank(0, StatusCode.DONE_CLEARED),
@@ -115,14 +215,14 @@ SITUATIONS = {
         rank(0, StatusCode.DONE_CLEARED),
         rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
         operation=Operation.ABORT,
-        arguments=replace(ASKED, version="3", restores=True),
+        arguments=structs.replace(ASKED, version="3", restores=True),
         asked_version="3",
     ),
     "a restore that was refused, since what served is a part": group(
         rank(0, StatusCode.DONE_CLEARED, failure=LOST_PART),
         rank(1, StatusCode.DONE_CLEARED),
         operation=Operation.ABORT,
-        arguments=replace(ASKED, version="3", restores=True),
+        arguments=structs.replace(ASKED, version="3", restores=True),
         asked_version="3",
         served_bases=("1", "2"),
     ),
@@ -130,7 +230,7 @@ SITUATIONS = {
         rank(0, StatusCode.DONE_CLEARED),
         rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
         operation=Operation.ABORT,
-        arguments=replace(ASKED, version="3"),
+        arguments=structs.replace(ASKED, version="3"),
         asked_version="3",
     ),
     "a dead rank of a group that served a part": group(
@@ -170,6 +270,14 @@ SITUATIONS = {
     "two that have not answered, one stopped": group(
         rank(0, StatusCode.DONE_COMMITTED, 6), rank(1, StatusCode.DONE_COMMITTED, 6, life="stopped")
     ),
+    "two that have not answered, one of them not in the step of the other": group(
+        rank(0, StatusCode.DONE_COMMITTED, 6, step=StepWord(2, 6, StepKind.RUNNING, 41)),
+        rank(1, StatusCode.DONE_COMMITTED, 6),
+    ),
+    "a rank that never entered a collective action": group(
+        rank(0, StatusCode.RUNNING, ready=1, action=replace(RESTART, collective=True, seconds=90.0)),
+        rank(1, StatusCode.RUNNING, ready=1, action=replace(RESTART, collective=True)),
+    ),
     "a rank that has failed and is undecided": group(
         rank(0, StatusCode.PREPARED), rank(1, StatusCode.FAILED, failure=failure(1))
     ),
@@ -179,30 +287,19 @@ SITUATIONS = {
         rank(2, StatusCode.PARKING, step=parked(41)),
     ),
     "serving": group(serving_rank(0), serving_rank(1), operation=Operation.COMMIT, committed=7),
-    "cleared": group(
-        rank(0, StatusCode.DONE_CLEARED),
-        rank(1, StatusCode.DONE_CLEARED),
-        operation=Operation.CLEAR,
-        arguments=CLEAR,
-    ),
-    "cleared by an engine whose loop does not poll": group(
-        rank(0, StatusCode.DONE_CLEARED),
-        rank(1, StatusCode.DONE_CLEARED),
-        operation=Operation.CLEAR,
-        arguments=CLEAR,
-        obeys_engine_alone=True,
-    ),
+    "cleared": cleared(),
+    "cleared by an engine whose loop does not poll": cleared(obeys_engine_alone=True),
     "without its KV cache": group(
         rank(0, StatusCode.DONE_CLEARED, weights="NORMAL"),
         rank(1, StatusCode.DONE_CLEARED, weights="NORMAL"),
         operation=Operation.CLEAR,
-        arguments=replace(CLEAR, tags=frozenset({Tag.KV_CACHE})),
+        arguments=structs.replace(CLEAR, tags=frozenset({Tag.KV_CACHE})),
     ),
     "without its weights": group(
         rank(0, StatusCode.DONE_CLEARED, kv="NORMAL"),
         rank(1, StatusCode.DONE_CLEARED, kv="NORMAL"),
         operation=Operation.CLEAR,
-        arguments=replace(CLEAR, tags=frozenset({Tag.WEIGHTS})),
+        arguments=structs.replace(CLEAR, tags=frozenset({Tag.WEIGHTS})),
         journal=(
             entry(
                 COMMAND_ISSUED,
@@ -291,9 +388,8 @@ SITUATIONS = {
         Decider.CALLER, controller_stopped=True
     ),
     "prepared under a lease": decided_by(
-        Decider.CALLER, arguments=replace(ASKED, lease_s=60.0, leased=True), controller_pid=None
+        Decider.CALLER, arguments=structs.replace(ASKED, lease_s=60.0, leased=True), controller_pid=None
     ),
-    "prepared for a decision that is made outside": decided_by(Decider.OUTSIDE, controller_pid=None),
     "a commit whose version nobody wrote": group(
         serving_rank(0), serving_rank(1), operation=Operation.COMMIT, controller_pid=None
     ),
@@ -316,16 +412,21 @@ SITUATIONS = {
         operation=Operation.COMMIT,
         committed=7,
     ),
-    "nobody came": group(RankFacts(0, life="never"), RankFacts(1, life="never"), operation=Operation.NONE),
+    "nobody came": group(
+        RankStatus(0, life="never"),
+        RankStatus(1, life="never"),
+        operation=Operation.NONE,
+        logs="/dev/shm/wsm.policy.run",  # noqa: S108 - a path that is told, and not used
+    ),
     "a rank that never came": group(
-        rank(0, StatusCode.ATTACHED, 0), RankFacts(1, life="never"), operation=Operation.NONE
+        rank(0, StatusCode.ATTACHED, 0), RankStatus(1, life="never"), operation=Operation.NONE
     ),
     "ranks that differ": group(serving_rank(0), rank(1, StatusCode.DONE_CLEARED), operation=Operation.ABORT),
-    "no segment": GroupFacts("policy", problem="there is no segment at /dev/shm/wsm.policy"),
-    "another layout": GroupFacts("policy", problem="layout version 9 of /dev/shm/wsm.policy is not 2"),
+    "no segment": GroupStatus("policy", problem="there is no segment at /dev/shm/wsm.policy"),
+    "another layout": GroupStatus("policy", problem="layout version 9 of /dev/shm/wsm.policy is not 2"),
     "corrupted words": group(
         rank(0, StatusCode.DONE_COMMITTED),
-        replace(rank(1, StatusCode.NONE), status=None),
+        replace(rank(1, StatusCode.NONE), status=NO_STATUS),
         damaged=("the status word of rank 1 is 0xffffffffffffffff, which it cannot be",),
     ),
 }

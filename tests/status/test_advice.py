@@ -5,25 +5,46 @@ Each sentence names the version that served before; each command is run as it is
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import threading
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
-from living_group import LivingGroup, eventually
+from living_group import LivingGroup, Program, eventually
 
 import wsm
+import wsm.metrics
 from tests.cli.command_line import SEPARATE
 from wsm.cli.main import run
+from wsm.clock import SystemClock
+from wsm.command import CommandArguments
 from wsm.config import config_from_mapping
+from wsm.controller._drive import Drive
+from wsm.controller._transaction import Transaction
+from wsm.controller.abandoned_commands import AbandonedCommands
+from wsm.controller.group_view import GroupView
 from wsm.group_segment import own_group
-from wsm.signals import names
+from wsm.signals import presence
 from wsm.signals.errors import RoleBusyError
+from wsm.signals.owner_settings import owner_awaits
+from wsm.signals.segment import Segment
+from wsm.states.decide import all_prepared, waiting_on
+from wsm.states.group import Opens
+from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import Operation, StatusWord
+from wsm.status import reading
+from wsm.status.facts import ForeignPid
+from wsm.status.rules import find
+from wsm.testing import InMemoryRunner, LocalGroup
 
 pytestmark = pytest.mark.processes
 
@@ -59,6 +80,9 @@ def has_ended(program) -> bool:
 
 class Told:
     """A group, what the command line says of it, and the commands that it prints."""
+
+    segment: Segment
+    closing: contextlib.ExitStack
 
     def __init__(self, group: LivingGroup) -> None:
         self.group = group
@@ -104,10 +128,10 @@ class Told:
 
 
 @pytest.fixture
-def alone(make_group, monkeypatch):
+def alone(make_group, monkeypatch, request):
     """A group of two ranks that serves version 1, and that no process keeps."""
-    group = make_group(load=0.5)
-    monkeypatch.setattr(names, "SHARED_MEMORY_DIRECTORY", group.directory)
+    group = make_group(load=0.5, config=getattr(request, "param", None))
+    monkeypatch.setenv("WSM_DIRECTORY", str(group.directory))
     group.boot()
     group.publish(2)
     return Told(group)
@@ -117,7 +141,7 @@ def alone(make_group, monkeypatch):
 def kept(make_group, monkeypatch):
     """The same, and this process is its supervisor."""
     group = make_group(load=0.5)
-    monkeypatch.setattr(names, "SHARED_MEMORY_DIRECTORY", group.directory)
+    monkeypatch.setenv("WSM_DIRECTORY", str(group.directory))
     config = config_from_mapping(group.config)
     with contextlib.ExitStack() as undo:
         segment = own_group(config, directory=group.directory)
@@ -127,7 +151,9 @@ def kept(make_group, monkeypatch):
         group.publish(2)
         limits = wsm.RecoveryConfig(hung_s=2.0, delay_s=0.01)
         undo.enter_context(wsm.Keeper(config, segment, Ranks(group), limits=limits))
-        yield Told(group)
+        told = Told(group)
+        told.segment = segment
+        yield told
 
 
 def serves(told: Told, version: int = 1) -> None:
@@ -150,6 +176,48 @@ def test_a_killed_rank_is_replaced_by_the_supervisor_that_is_named(kept):
     os.kill(kept.group.programs[1].pid, signal.SIGKILL)
     serves(kept)
     assert kept.group.controller().status().epoch == 2
+
+
+def test_of_another_pid_namespace_no_pid_stands_in_a_command_and_lives_are_known_by_locks(kept, monkeypatch):
+    for module in (presence, reading):
+        monkeypatch.setattr(module, "own_pid_namespace", lambda: 1)
+    kept.group.order(1, "write", "hold")
+    pending = kept.group.controller().begin_update(2)
+    kept.group.await_held(1, "write")
+    kept.group.programs[1].freeze()
+    found = kept.explained()
+    facts = GroupView(kept.segment).facts()
+    assert [rank.life for rank in facts.ranks] == ["alive", "alive"]  # whether one is stopped is not known
+    assert facts.supervisor_life == "alive"
+    assert isinstance(facts.supervisor_pid, ForeignPid)
+    assert "another container: whether a process is stopped there is not known here" in kept.text
+    assert {rank["pid_namespace"] for rank in found["ranks"]} == {Path("/proc/self/ns/pid").stat().st_ino}
+    assert not [command for command in found["commands"] if command.startswith("kill")]
+    assert "kill " not in " ".join(found["advice"])
+    kept.group.revoke(1, "write")
+    kept.group.programs[1].thaw()
+    assert pending.result(60).version == "2"
+
+
+def test_what_was_repaired_is_said_afterwards(kept):
+    pid = kept.group.programs[1].pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: kept.group.controller().status().epoch == 2)
+    serves(kept)
+    (told,) = kept.explained()["repairs"]
+    assert f"rank 1 (process {pid}) was killed by SIGKILL, and was replaced; the group served again" in told
+    assert f"rank 1 (process {pid}) was killed by SIGKILL" in kept.text
+
+
+def test_why_a_command_was_aborted_is_said_where_no_rank_failed(alone):
+    with contextlib.ExitStack() as alone.closing:
+        alone.group.order(1, "write", "hold")
+        program = controller(alone, "never")
+        alone.group.await_held(1, "write")
+        program.kill()
+        eventually(lambda: alone.group.controller().status().operation == "ABORT")
+        alone.group.revoke(1, "write")
+        alone.until("the update to version 2 was aborted, since its controller was gone")
 
 
 def test_a_killed_rank_of_a_group_without_a_supervisor_costs_the_group_and_the_commands_start_it_again(alone):
@@ -238,6 +306,9 @@ def test_an_update_that_finds_nothing_to_do_is_no_failure_and_no_refusal(alone):
     assert (alone.code, "already serves version 2" in said) == (0, True)
     assert alone.until("serves version 2: the last update named no version") == []
     journals = alone.wsm("journal", str(alone.group.directory / "journals"))
+    exporter = wsm.metrics.Exporter(alone.group.name, directory=alone.group.directory)
+    (errors,) = [one for one in exporter.collect() if one.name == "wsm_command_errors"]
+    assert errors.samples == []  # an alert counts them
     for told in (alone.text, journals):
         assert "refused" not in told
         assert "! " not in told
@@ -280,7 +351,7 @@ def test_a_clear_says_what_released_the_weights_and_how_the_version_comes_back(a
 
 def test_a_group_that_starts_says_so_and_who_has_the_role_and_how_to_wait(make_group, monkeypatch):
     group = make_group(load=0.5)
-    monkeypatch.setattr(names, "SHARED_MEMORY_DIRECTORY", group.directory)
+    monkeypatch.setenv("WSM_DIRECTORY", str(group.directory))
     told, config = Told(group), config_from_mapping(group.config)
     group.publish(1)
     with own_group(config, directory=group.directory) as segment:
@@ -302,3 +373,262 @@ def test_a_group_that_starts_says_so_and_who_has_the_role_and_how_to_wait(make_g
         assert pending.result(60).version == "1"
         serves(told)
         segment.unlink()
+
+
+# -- every finding: its first advice is carried out, until the group serves ----------------------
+
+
+def freed(told: Told, rank: int, point: str):
+    """What lets a rank go on that was ordered to stay at a point."""
+    return lambda: told.group.revoke(rank, point)
+
+
+def flip(told: Told, index: str, change) -> None:
+    """Write a word of rank 1 as no process of the group does."""
+    with Segment.attach(told.group.name, directory=told.group.directory) as segment:
+        place = getattr(segment.layout, index)[1]
+        segment.words[place] = change(segment.words[place])
+
+
+def damaged(told: Told) -> None:
+    flip(told, "status", lambda _: 2**64 - 1)
+
+
+def mixed(told: Told) -> None:
+    states = {"weights": WeightState.CLEARED.value, "kv": KVState.CLEARED.value}
+    flip(told, "status", lambda word: StatusWord.unpack(word)._replace(**states).pack())
+
+
+def record_lost(told: Told) -> None:
+    with Segment.attach(told.group.name, directory=told.group.directory) as segment:
+        for offset in segment.layout.records:
+            segment._memory.bytes[offset + 24] ^= 1
+
+
+def dead(told: Told) -> None:
+    for program in told.group.programs.values():
+        program.kill()
+
+
+def rank_lost(told: Told) -> None:
+    told.group.programs[1].kill()
+
+
+def rank_stopped(told: Told) -> None:
+    told.group.programs[1].freeze()
+
+
+def step_broken(told: Told) -> None:
+    told.group.order(1, "step", "raise once")
+
+
+def joining(told: Told):
+    told.group.order(0, "release", "hold")
+    told.group.programs[1].kill()
+    return freed(told, 0, "release")
+
+
+def under_way(told: Told):
+    told.group.order(1, "write", "hold")
+    told.begun = told.group.controller().begin_update(2)
+    told.group.await_held(1, "write")
+    return freed(told, 1, "write")
+
+
+def action_overdue(told: Told):
+    then = under_way(told)
+    told.group.seems_inside_since_the_host_began(1)
+    return then
+
+
+def controller(told: Told, point: str) -> Program:
+    program = Program(CONTROLLER, told.group.name, str(told.group.directory), "update", "2", point)
+    told.closing.callback(program.close)
+    return program
+
+
+def controller_stopped(told: Told) -> None:
+    program = controller(told, "hang before decision")
+    eventually(lambda: told.group.codes() == ["PREPARED"] * 2)
+    program.freeze()
+    program.signal(signal.SIGUSR1)  # it goes on once it is continued
+
+
+def controller_stopped_at_the_end(told: Told) -> None:
+    """Its update failed and is over: any command is refused while it has the role."""
+    damage(told)
+    program = controller(told, "hang at end")
+    eventually(lambda: told.group.controller().status().over and told.group.codes() == ["DONE_CLEARED"] * 2)
+    program.freeze()
+    program.signal(signal.SIGUSR1)
+
+
+def controller_hung(told: Told) -> None:
+    told.closing.enter_context(patch.object(reading, "CONTROLLER_GRACE_S", 0.2))
+    controller(told, "hang before decision")
+
+
+def faulted(told: Told) -> None:
+    told.group.order(1, "release", "raise")
+    with pytest.raises(wsm.RankFailedError):
+        told.group.controller().clear()
+    told.group.revoke(1, "release")
+
+
+def rank_missing(told: Told):
+    owner_awaits(told.segment, [1], where="its step")
+    return lambda: owner_awaits(told.segment, [], where="")
+
+
+def wish_open(told: Told):
+    """As FastDeploy's word asks for an update whose source is gone, and then is back."""
+    controller, engine = told.group.controller(), {"request_id": "engine-update", "force": True}
+    with pytest.raises(wsm.WsmError, match="404"):
+        controller.update(404, **engine)
+    return lambda: controller.update(2, **engine)
+
+
+STATES = {
+    "damaged": damaged,
+    "wish-open": wish_open,
+    "dead": dead,
+    "rank-lost": rank_lost,
+    "rank-stopped": rank_stopped,
+    "step-broken": step_broken,
+    "under-way": under_way,
+    "action-overdue": action_overdue,
+    "controller-stopped": controller_stopped,
+    "controller-stopped at the end": controller_stopped_at_the_end,
+    "controller-hung": controller_hung,
+    "record-lost": record_lost,
+    "decision-held": lambda told: told.group.controller().lease(2) and None,
+    "held": lambda told: told.group.controller().hold(owner="the trainer's") and None,
+    "faulted": faulted,
+    "without-kv-cache": lambda told: told.group.controller().clear(tags={wsm.Tag.KV_CACHE}) and None,
+    "without-weights": lambda told: told.group.controller().clear(tags={wsm.Tag.WEIGHTS}) and None,
+    "cleared": lambda told: told.group.controller().clear() and None,
+    "mixed": mixed,
+}
+KEPT = {
+    "joining": joining,
+    "rank-missing": rank_missing,
+    "rank-lost": rank_lost,
+    "rank-stopped": rank_stopped,
+}
+LIMITED = {"deadlines": {"action_s": {"load_weights": 60.0}}}  # less than the host has been up
+CONTROLLER = Path(__file__).parent.parent / "controller" / "controller_process.py"
+
+
+def carry_out(told: Told, found: dict) -> None:
+    """Do what the first advice says, of alternatives the first one; where it says to wait nothing is done."""
+    for part in found["advice"][0].split("After that"):
+        commands = [command for command in found["commands"] if f"'{command}'" in part]
+        if commands:
+            told.does(commands[0])
+        elif "VERSION --force" in part:
+            told.does(f"wsm update {told.group.name} --version 1 --force")
+        if re.search("[Ss]tart (the (whole )?group|it) again", part):
+            told.start_again()
+
+
+def until(told: Told, wanted) -> dict:
+    found: dict = {}
+
+    def is_so() -> bool:
+        found.update(told.explained())
+        return wanted(found)
+
+    eventually(is_so)
+    return found
+
+
+def first(found: dict) -> tuple[str, str]:
+    return found["finding"], found["advice"][0] if found["advice"] else ""
+
+
+def follow(told: Told, code: str, bring_about) -> None:
+    """Bring the state about, and carry out one first advice after the other until the group serves."""
+    with contextlib.ExitStack() as told.closing:
+        then = bring_about(told)
+        found = until(told, lambda one: one["finding"] == code)
+        for _ in range(6):
+            before = first(found)
+            carry_out(told, found)
+            if then is not None:
+                then()
+                then = None
+            found = until(told, lambda one, before=before: first(one) != before)
+            if found["finding"] == "serving":
+                return
+    pytest.fail(f"the chain does not end: {found['headline']}")
+
+
+@pytest.mark.parametrize(
+    ("alone", "state"),
+    [(LIMITED if state == "action-overdue" else None, state) for state in STATES],
+    indirect=["alone"],
+    ids=STATES,
+)
+def test_the_first_advice_of_each_finding_ends_it_or_is_the_next_of_a_chain_that_ends(alone, state):
+    follow(alone, state.split()[0], STATES[state])
+
+
+@pytest.mark.parametrize("state", KEPT)
+def test_so_it_does_where_a_supervisor_keeps_the_group(kept, state):
+    follow(kept, state, KEPT[state])
+
+
+def test_so_it_does_of_a_group_that_starts(make_group, monkeypatch):
+    group = make_group(load=0.5)
+    monkeypatch.setenv("WSM_DIRECTORY", str(group.directory))
+    group.publish(1)
+    with own_group(config_from_mapping(group.config), directory=group.directory) as segment:
+        follow(Told(group), "starting", lambda _: group.start)
+        segment.unlink()
+
+
+@pytest.mark.parametrize("code", ["controller-gone", "uncommitted"])
+def test_so_it_does_of_a_command_whose_controller_is_gone(tmp_path, monkeypatch, code):
+    """A rank, or the supervisor, ends it within a second: for that long it is seen."""
+    look = AbandonedCommands.look
+    monkeypatch.setattr(AbandonedCommands, "look", lambda _: None)
+    with LocalGroup(lambda _: InMemoryRunner([]), tmp_path) as group:
+        group.update("1")
+        segment = group._segment
+        view = GroupView(segment)
+        drive = Drive(view)
+        drive.take_role(0)
+        update = Transaction(
+            view,
+            CommandArguments("r", "2", deadline_s=60),
+            SystemClock(),
+            60,
+            opens=Opens(Operation.UPDATE, before=WeightState.NORMAL),
+        )
+        drive.turn(update)
+        group._poll_until(lambda: all_prepared(view.view()))
+        if code == "uncommitted":
+            drive.turn(update)
+            group._poll_until(lambda: not waiting_on(view.view()))
+        drive.release()
+        assert find(view.facts()).code == code
+        monkeypatch.setattr(AbandonedCommands, "look", look)
+        AbandonedCommands(segment, who="the supervisor").look()
+        group._poll_until(lambda: find(view.facts()).code == "serving")
+        assert group.controller.status().version == "2"
+        view.close()
+
+
+def test_no_finding_is_left_out():
+    """What has no advice needs no test of it."""
+    told = {state.split()[0] for state in (*STATES, *KEPT)} | {"starting", "controller-gone", "uncommitted"}
+    rules = Path(wsm.__file__).parent / "status"
+    codes = {
+        code.value
+        for path in rules.glob("*.py")
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == "Finding"
+        for code in ast.walk(one.args[0])
+        if isinstance(code, ast.Constant)
+    }
+    assert codes - told == {"unreadable", "unknown", "serving", "engine-has-kv-cache"}

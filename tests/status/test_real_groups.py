@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import re
 import shutil
 
 import pytest
 from living_group import eventually, shard_of
 
 import wsm
+from wsm.journal.lines import LineRing
+from wsm.metrics.families import families
+from wsm.metrics.history import JournalCounts
 from wsm.signals.layout import LAYOUT_VERSION
 from wsm.signals.names import segment_path
-from wsm.signals.segment import Segment
-from wsm.status import explain, facts_of_file
+from wsm.signals.segment import Segment, SegmentImage
+from wsm.status import explain, facts_of_file, read_facts, status_of
 from wsm.strategies import publish_snapshot
 
 pytestmark = pytest.mark.processes
@@ -67,20 +72,20 @@ def test_a_group_is_explained_while_it_serves_hangs_and_lies_dead_and_so_is_a_co
 
 def test_a_status_that_is_asked_often_looks_for_what_served_once_for_each_command(make_group, monkeypatch):
     group = make_group(1)
-    looks, journals = [], Segment.journals
+    looks, entries = [], LineRing.entries
 
-    def counted(segment):
-        looks.append(segment)
-        return journals(segment)
+    def counted(ring):
+        looks.append(ring)
+        return entries(ring)
 
     group.start()  # no version was committed yet: only the rings could say what served
     with group.controller() as controller:
-        monkeypatch.setattr(Segment, "journals", counted)
+        monkeypatch.setattr(LineRing, "entries", counted)
         for command in (lambda: None, controller.clear):
             command()
             looks.clear()
             assert {controller.status().state for _ in range(50)} == {"CLEARED"}
-            assert len(looks) <= 1
+            assert len(looks) <= 2  # of the one rank, and of the controllers
         group.publish(1)
         controller.update(1)
         controller.clear()
@@ -149,3 +154,59 @@ def test_whatever_is_flipped_in_a_segment_is_explained_without_an_error(make_gro
         json.dumps(explanation.to_mapping(), default=str)
         damaged += bool(explanation.facts.damaged)
     assert damaged > 10
+
+
+#: Where rank 1 is when it goes on no longer, how, and of which update that is.
+HANGS = [
+    ("write", "hangs", {}),
+    ("write", "stopped", {}),
+    ("write", "dead", {}),
+    ("stop_admitting", "hangs", {}),
+    ("before_step", "hangs", {}),
+    ("before_step", "stopped", {}),
+    ("step", "hangs", {}),
+    ("step", "dead", {}),
+    ("stage", "hangs", {"hot": True}),
+    ("stage", "stopped", {"hot": True}),
+    ("flip", "hangs", {"hot": True}),
+    ("before_step", "hangs", {"hot": True}),
+]
+
+
+@pytest.mark.parametrize(("point", "how", "options"), HANGS)
+def test_error_explanation_and_metrics_name_the_rank_that_hangs(make_group, point, how, options):
+    actions = ("load_weights", "rebuild_kv_cache", "stop_admitting", "stage_weights")
+    deadlines = {"action_s": dict.fromkeys(actions, 1.0)}
+    group = make_group(3, load=0.5, config={"deadlines": deadlines})
+    group.publish(2)
+    with group.boot() as controller:
+        group.await_steps(3)
+        group.order(1, point, "hold")
+        if point in ("before_step", "step"):
+            group.await_held(1, point)
+        pending = controller.begin_update(2, deadline_s=2.5, settle_s=0.5, **options)
+        pending.written()  # one that dies before that is found dead, and nothing waits for it
+        group.await_held(1, point)
+        {"hangs": lambda: None, "stopped": group.programs[1].freeze, "dead": group.programs[1].kill}[how]()
+        with pytest.raises(wsm.WsmError) as caught:
+            pending.result(60)
+        assert whom(caught.value) == [1], f"{caught.value}"
+        with contextlib.closing(Segment.attach(group.name, directory=group.directory)) as segment:
+            facts = read_facts(group.name, SegmentImage.of(segment), lock_file=segment.lock_file)
+        if status_of(facts).over:  # a staging beside the loop was called off
+            assert (point, how) == ("stage", "hangs")
+            return
+        told = families([(facts, JournalCounts())], now_ns=0, started_s=0.0)
+        (named,) = (one for one in told if one.name == "wsm_finding_rank")
+        assert [sample.labels["rank"] for sample in named.samples] == ["1"]
+        assert "rank 1" in explain(facts).headline
+        assert "rank 0" not in explain(facts).headline
+
+
+def whom(error: wsm.WsmError) -> list[int]:
+    """Whom an error names as the one that all wait for."""
+    if "rank" in error.context:
+        return [error.context["rank"]]
+    return list(error.context.get("ranks", ())) or list(
+        map(int, re.findall(r"waiting for rank (\d) \(", f"{error}"))
+    )

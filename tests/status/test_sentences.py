@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from situations import SITUATIONS
+from situations import SITUATIONS, foreign
 
-from wsm.controller.errors import controller_stopped
-from wsm.signals.errors import RoleBusyError
+from wsm.signals.errors import RoleBusyError, go_on_or_end
 from wsm.states.words import Operation
 from wsm.status import explain, status_line, status_of, status_text
+from wsm.status.facts import ForeignPid
 from wsm.status.rules import find
 
 SERVING = (
@@ -27,11 +27,12 @@ SERVING = (
     "a hot update that failed",
     "nothing to do",
     "serving, and a step broke in the epoch before",
+    "serving behind a release",
+    "a hold that is taken back",
     "staging",
     "prepared by a process that decides",
     "prepared by a process that decides, and that is stopped",
     "prepared under a lease",
-    "prepared for a decision that is made outside",
 )
 TEXTS = Path(__file__).with_name("texts")
 
@@ -75,6 +76,7 @@ def test_who_does_not_serve_is_told_what_to_do():
     assert set(speechless) == {
         "serving",
         "serving, and a step broke in the epoch before",
+        "serving behind a release",
         "a hot update that failed",
         "nothing to do",
         "no segment",
@@ -90,9 +92,8 @@ def advised(situation: str) -> tuple[str, list[str]]:
 
 def test_the_rest_of_a_lease_counts_from_the_last_rank_that_has_prepared():
     status = status_of(SITUATIONS["prepared under a lease"])
-    assert (status.decision_left_s, status.without_times().decision_left_s) == (58.0, None)
+    assert status.decision_left_s == 58.0
     assert [rank["staged_bytes"] for rank in status.to_mapping()["ranks"]] == [3 << 19] * 2
-    assert status_of(SITUATIONS["prepared for a decision that is made outside"]).decision_left_s is None
 
 
 def test_the_end_of_a_supervisor_that_has_the_controller_role_is_never_advised():
@@ -104,7 +105,7 @@ def test_the_end_of_a_supervisor_that_has_the_controller_role_is_never_advised()
     for supervisor, ended in ((True, False), (False, True)):
         told = [
             str(RoleBusyError(path="p", pid=8, waited_s=0, stopped=True, supervisor=supervisor)),
-            str(controller_stopped(sequence=7, pid=8, deadline_s=1, stopped=True, supervisor=supervisor)),
+            go_on_or_end(8, stopped=True, supervisor=supervisor),
         ]
         assert all("let it go on (kill -CONT 8)" in one and ("kill -9 8" in one) is ended for one in told)
 
@@ -145,6 +146,14 @@ def test_a_wait_names_whom_it_is_for_and_what_is_left():
     (wait, *_) = explain(SITUATIONS["a vote that is missing"]).waits
     assert (wait.rank, wait.ranks, wait.seconds, wait.left_s) == (0, (1,), 3.0, 57.0)
     assert SITUATIONS["a vote that is missing"].command.operation is Operation.UPDATE
+
+
+def test_a_process_of_another_container_that_restores_is_named_as_one():
+    owed = SITUATIONS["an update in place that failed, whose group has neither caller nor keeper"]
+    kept = find(replace(owed, supervisor_pid=foreign(1), supervisor_life="alive")).because
+    assert "its supervisor (process 1 of another container (pid namespace 4026532211)) tries" in kept
+    called = find(replace(owed, controller_pid=ForeignPid(0))).because
+    assert called.endswith("; a process of another container restores it")
 
 
 if __name__ == "__main__":

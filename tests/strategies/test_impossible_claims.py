@@ -12,6 +12,7 @@ from small_state import make_state
 
 from tests.raising import raising
 from wsm.errors import BadInputError
+from wsm.private_directory import private_directory
 from wsm.strategies import (
     MemoryTarget,
     SharedTensors,
@@ -22,17 +23,17 @@ from wsm.strategies import (
     publish_snapshot,
 )
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.buckets import _bucket_messages as bucket_words
+from wsm.strategies.buckets import wire
 from wsm.strategies.delta._manifest import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
+from wsm.strategies.digest import digest_of
 from wsm.strategies.documents import seal
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.safetensors import parse_header
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.metas import IpcMetas
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
+from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
 from wsm.strategies.ipc.source import IpcSource
-from wsm.strategies.messages.message_types import Frame, encode
 from wsm.strategies.mooncake import _lease_messages as mooncake_words
 from wsm.strategies.mooncake._read_plan import MemoryRegion, ReadPlan, Span
 from wsm.strategies.snapshot.manifest import ShardManifest
@@ -48,34 +49,40 @@ SHAPES = {
 }
 
 
-def an_init(shape: list[int]) -> object:
+def an_offer(shape: list[int]) -> object:
     fields = {
-        "version": 1,
+        "type": "init",
+        "version": "1",
         "rank": 0,
         "world_size": 1,
         "publication": "p",
-        "segment": "s",
-        "window_bytes": 64,
+        "segment": f"{wire.SEGMENT_PREFIX}{'0' * 16}",
         "bucket_bytes": 64,
+        "slots": 1,
+        "finite": False,
         "tensors": [["w", "F32", shape]],
     }
-    return bucket_words.from_bytes(encode(Frame(2, 1, fields)), peer="a peer")
+    body = json.dumps(fields).encode()
+    offer = wire.from_trainer(bytes.fromhex(digest_of(body)) + body, "a peer")
+    return wire.specs_of(offer, "a peer")
 
 
 def a_grant(shape: list[int]) -> object:
     fields = {
-        "version": 1,
+        "type": "grant",
+        "version": "1",
         "rank": 0,
         "world_size": 1,
         "publisher": DIGEST,
         "session": "127.0.0.1:9",
-        "lease_ms": 1,
-        "layout_digest": DIGEST,
-        "layout": {"regions": [[0, 64]], "tensors": [["w", "F32", shape, 0, 0]]},
+        "regions": [[0, 64]],
+        "tensors": [["w", "F32", shape, 0, 0]],
         "digests": [DIGEST],
         "shards": [DIGEST],
     }
-    return mooncake_words.from_bytes(encode(Frame(65, 0, fields)), peer="a peer")
+    body = json.dumps(fields).encode()
+    head = bytes(4) + bytes.fromhex(digest_of(body))
+    return mooncake_words.layout_of(mooncake_words.answer_of(head, body, "a peer"), "a peer")
 
 
 def a_file(shape: list[int]) -> object:
@@ -149,7 +156,7 @@ def a_stream(shape: list[int]) -> object:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-@pytest.mark.parametrize("says", [an_init, a_grant, a_file, metas, a_shard, a_delta, a_stream])
+@pytest.mark.parametrize("says", [an_offer, a_grant, a_file, metas, a_shard, a_delta, a_stream])
 def test_a_shape_that_no_tensor_has_is_refused_where_it_is_read(says: Callable, shape):
     with pytest.raises(BadInputError, match=r"shape|tensors|layout|dims"):
         says(shape)
@@ -165,7 +172,7 @@ def test_reads_of_any_number_of_bytes_are_planned_without_listing_them():
 
 def test_memory_that_cannot_be_mapped_is_said_to_be_so():
     with OwnedMemory() as owned:
-        os.truncate(f"{MEMORY_DIRECTORY}/{owned.name}", 1 << 50)
+        os.truncate(f"{private_directory()}/{owned.name}", 1 << 50)
         attached = AttachedSegment(owned.name, 1 << 50, prefixes=("wsm-test.",), referrer="the test")
         try:
             for mapped in (attached.memory, attached.shared_memory):
@@ -233,7 +240,7 @@ def test_what_is_cut_short_while_it_is_read_is_a_typed_error_and_a_good_version_
             shared.publish(1, {0: LARGE})
             source = IpcSource(tmp_path, 0, device_id=0, adopt=False)
             (name,) = IpcMetas.decode((tmp_path / "ipc_metas_0").read_bytes(), file="metas").segments
-            file = Path(MEMORY_DIRECTORY) / name
+            file = private_directory() / name
         else:
             publish_snapshot(tmp_path, 1, {0: LARGE}, durable=False)
             source = SnapshotSource(tmp_path, 0, device_id=0, shared_directory=None)

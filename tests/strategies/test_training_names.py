@@ -45,13 +45,13 @@ def test_tensors_arrive_under_the_models_names_on_whichever_side_they_are_exchan
 
 def test_a_name_that_exists_already_is_refused_before_anything_is_touched(tmp_path):
     shard = {**TRAINED, "head.linear": (OWN[0], b"xyz")}
-    with raising(errors.mapped_name_exists):
+    with raising("mapped-name-exists"):
         NAMES.tensors(shard)
     publish_snapshot(tmp_path, 1, {0: shard}, durable=False)
     target = MemoryTarget(OWN)
     target.writable("body")[:] = b"??"
     touched = []
-    with raising(errors.mapped_name_exists) as refused:
+    with raising("mapped-name-exists") as refused:
         load(
             source(tmp_path),
             target,
@@ -72,7 +72,7 @@ def test_a_stream_is_renamed_as_it_comes_and_what_it_promises_at_once():
     assert renamed.promised == OWN
     assert tuple(tensor.spec for tensor in renamed.tensors) == OWN
     twice = Offer("1", iter(()), (), None, ManifestScope.LOADED, declared=False, promised=(*promised, OWN[0]))
-    with raising(errors.mapped_name_exists):
+    with raising("mapped-name-exists"):
         NAMES.offer(twice)
 
 
@@ -91,3 +91,18 @@ def test_a_models_own_map_is_turned_round_and_merged_tensors_keep_their_names():
     ]  # fmt: skip
     with raising(errors.bad_training_names):
         TrainingNames.of_model({"a": "x", "b": "x"})
+
+
+def test_a_prefix_is_left_out_of_whatever_has_it_and_a_map_speaks_of_the_rest():
+    names = TrainingNames({"head": "head.linear"}, strip="_orig_mod.")
+    trained = ["_orig_mod.head", "head", "_orig_mod.body", "body", "head.linear"]
+    own = ["head.linear", "head.linear", "body", "body", "head.linear"]
+    assert [names.of_inference(name) for name in trained] == own
+    shard = {f"_orig_mod.{name}": data for name, (_, data) in TRAINED.items()}
+    assert list(names.tensors(shard)) == ["head.linear", "body"]
+    with raising("mapped-name-exists") as twice:
+        names.tensors({**shard, "body": b""})
+    assert (twice.value.tensor, twice.value.name) == ("_orig_mod.body", "body")
+    assert errors.common_prefix(["a", "b"], ["m.a", "m.b", "visual"]) == "m."
+    assert errors.common_prefix(["a", "b"], ["m.a", "n.b"]) is None
+    assert errors.common_prefix([], ["m.a"]) is errors.common_prefix(["a"], []) is None

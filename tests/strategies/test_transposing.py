@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stamped import apply_tensors
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor

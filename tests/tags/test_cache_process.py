@@ -13,12 +13,13 @@ from living_group import LivingGroup, Program, eventually
 
 import wsm
 from wsm import EngineBridge, EngineWordsConfig, Outcome, Tag
+from wsm.clock import ManualClock
 from wsm.config import ENGINE_WORDS, ConfigurationError, config_from_mapping
-from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
+from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError, UnsettledError
 from wsm.errors import GroupError
+from wsm.journal.entry import read_ndjson
+from wsm.journal.replay import replay
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.journal import read_ndjson
-from wsm.states.replay import replay
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord
@@ -304,14 +305,18 @@ def test_the_command_line_and_status_call_it_what_it_is(served: GroupWithCache) 
     served.cache.kill()
     status = served.controller.status()
     assert [each.life for each in status.ranks] == ["alive", "alive", "dead"]
-    assert status.ranks[2].step_kind == "none"
+    assert status.ranks[2].step_kind is None
     assert not status.serving
 
 
 def test_a_deadline_that_expires_names_it(served: GroupWithCache) -> None:
     served.group.order(2, "release_kv", "hold")
-    pending = served.controller.begin_clear(deadline_s=0.2, settle_s=0.2)
+    clock = ManualClock()
+    pending = served.group.controller(clock=clock).begin_clear(deadline_s=10, settle_s=10)
     served.group.await_held(2, "release_kv")
-    with pytest.raises((CommandTimeoutError, GroupError), match="the KV-cache process"):
+    clock.advance(20)
+    eventually(lambda: served.controller.status().operation == "ABORT", "its deadline has passed")
+    clock.advance(20)
+    with pytest.raises((CommandTimeoutError, UnsettledError), match="the KV-cache process"):
         pending.result(60)
     served.group.revoke(2, "release_kv")

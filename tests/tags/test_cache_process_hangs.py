@@ -18,9 +18,9 @@ from wsm.config import config_from_mapping
 from wsm.controller.errors import ActionOverdueError
 from wsm.errors import GroupError
 from wsm.group_segment import own_group
+from wsm.journal import entry as kinds
+from wsm.journal.entry import read_ndjson
 from wsm.signals.segment import Segment, SegmentImage
-from wsm.states import journal as kinds
-from wsm.states.journal import read_ndjson
 from wsm.status import explain, read_facts
 
 pytestmark = pytest.mark.processes
@@ -82,7 +82,7 @@ def reports(group: LivingGroup) -> list[str]:
 
 
 def test_an_action_of_it_that_takes_too_long_is_named_by_its_controller_and_by_itself(make) -> None:
-    group, controller = make(deadlines={"action_s": {"release_kv_cache": 0.3}})
+    group, controller = make(deadlines={"action_s": {"release_kv_cache": 1.0}})
     group.order(CACHE, "release_kv", "hold")
     with pytest.raises(ActionOverdueError, match="the KV-cache process") as caught:
         controller.clear(settle_s=0.5)

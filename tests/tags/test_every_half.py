@@ -17,7 +17,7 @@ from lone_rank import load as fill
 
 import wsm
 from wsm import Outcome, Tag
-from wsm.states.replay import replay
+from wsm.journal.replay import replay
 from wsm.testing import InMemoryRunner
 
 TABLE = """

@@ -12,11 +12,11 @@ from lone_rank import LoneRank, load
 import wsm
 from tests.raising import raising
 from wsm import KVPolicy, Outcome, Tag
-from wsm.command import CommandArguments, CommandArgumentsError, TagsError, parse_tags
-from wsm.controller import errors
+from wsm.command import CommandArguments, CommandArgumentsError, parse_tags
 from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError
+from wsm.journal.replay import replay
+from wsm.states import command_events
 from wsm.states.phases import Event
-from wsm.states.replay import replay
 from wsm.states.vocabulary import WeightState
 
 W, K = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
@@ -123,7 +123,7 @@ def test_a_policy_for_blocks_that_do_not_stay_is_refused(lone: LoneRank) -> None
 )
 def test_tags_that_contradict_another_argument_are_refused(lone: LoneRank, arguments: dict) -> None:
     sequence = lone.controller.status().sequence
-    with raising(errors.tags_contradict):
+    with raising("tags-contradict"):
         lone.controller.update(**arguments)
     assert lone.controller.status().sequence == sequence
 
@@ -133,21 +133,21 @@ def test_tags_that_contradict_another_argument_are_refused(lone: LoneRank, argum
 )
 def test_tags_are_whole_names(text: str) -> None:
     """FastDeploy C2-8: a substring test takes `weights_backup` for the weights."""
-    with pytest.raises(TagsError):
+    with raising("tags"):
         parse_tags(text)
     assert parse_tags("kv_cache, weights") == wsm.ALL_TAGS
 
 
-@pytest.mark.parametrize("tags", [frozenset(), "weights", ["weights"], [Tag.WEIGHTS, Tag.WEIGHTS]])
+@pytest.mark.parametrize("tags", [frozenset(), ["weights", Tag.WEIGHTS], [Tag.WEIGHTS, Tag.WEIGHTS]])
 def test_what_is_no_set_of_tags_is_refused_before_anything_is_written(lone: LoneRank, tags: object) -> None:
     sequence = lone.controller.status().sequence
     for ask in (lone.controller.clear, lone.controller.update):
-        with pytest.raises(TagsError):
+        with raising("tags"):
             ask(tags=tags)
     assert lone.controller.status().sequence == sequence
 
 
-@pytest.mark.parametrize("tags", ['"weights"', "[]", '["weight"]', '["weights", "weights"]', "null", "7"])
+@pytest.mark.parametrize("tags", ['"weights"', "[]", '["weight"]', "null", "7"])
 def test_a_rank_checks_tags_on_arrival(tags: str) -> None:
     good = CommandArguments("r", tags=W).to_bytes()
     assert CommandArguments.from_bytes(good).tags == W
@@ -262,7 +262,7 @@ def test_a_rank_that_cannot_know_which_half_the_others_gave_back_serves_nothing(
         lone.clear(tags=away)
     loop = lone.worker._loop
     unread = replace(loop.state, sequence=loop.state.done + 1)
-    assert loop.reader.ending(unread).drop() is Event.FAULTED
+    assert loop.reader.ending(unread).end(command_events.drop, Event.CLEARED) is Event.FAULTED
     assert lone.worker.weights is WeightState.FAULTED
     lone.clear()
     assert states(lone.controller) == {("CLEARED", "CLEARED")}

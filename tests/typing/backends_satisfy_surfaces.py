@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.backends.paddle_groups import DeviceGroups, PaddleGlooGroups
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
-from wsm.actions.backends.paddle_weights import PaddleWeights
-from wsm.actions.backends.rendezvous import FileRendezvous, Rendezvous
+from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights
 from wsm.actions.measuring import AddressedWeights
 from wsm.actions.surfaces import (
     AvailableMemory,
@@ -46,7 +44,3 @@ def memory(host: HostMemory, device: DeviceMemory) -> tuple[MemorySurface, Memor
 
 def available(host: HostMemory, device: DeviceMemory) -> tuple[AvailableMemory, AvailableMemory]:
     return host, device
-
-
-def rendezvous(files: FileRendezvous) -> Rendezvous:
-    return files

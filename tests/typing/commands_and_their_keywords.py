@@ -15,13 +15,12 @@ def every_form(controller: Controller) -> tuple[Receipt, Pending, Prepared]:
 
 
 async def every_form_in_a_coroutine(controller: Controller) -> tuple[Receipt, Prepared]:
-    await controller.hold_async(owner="trainer")
-    return await controller.update_async(7, force=True), await controller.prepare_async(7, lease_s=3.0)
+    await controller.begin_hold(owner="trainer")
+    return await controller.begin_update(7, force=True), await controller.begin_prepare(7, lease_s=3.0)
 
 
 async def keywords_that_are_none(controller: Controller) -> None:
     controller.update(7, hott=True)  # type: ignore[call-arg] # misspelt
     controller.clear(hot=True)  # type: ignore[call-arg] # of another command
     controller.begin_update(7, lease_s=3.0)  # type: ignore[call-arg] # of another command
-    await controller.update_async(7, lease_s=3.0)  # type: ignore[call-arg] # of another command
     controller.hold(owner=7)  # type: ignore[arg-type] # no name

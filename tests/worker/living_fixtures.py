@@ -18,7 +18,7 @@ def make_group(tmp_path: Path) -> Iterator[Callable[..., LivingGroup]]:
 
         def make(ranks: int = 2, **options) -> LivingGroup:
             directory = tmp_path / f"group{len(list(tmp_path.glob('group*')))}"
-            directory.mkdir()
+            directory.mkdir(0o700)
             group = LivingGroup(directory, ranks, **options)
             undo.callback(group.close)
             return group

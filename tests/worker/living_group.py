@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import select
 import signal
 import subprocess
@@ -19,8 +18,11 @@ import rank_process
 
 import wsm
 from tests.forkserver import WITHOUT_PADDLE, ForkServer
-from wsm.states.journal import read_ndjson
-from wsm.states.replay import replay
+from tests.leftovers import group_name
+from wsm.journal.entry import read_ndjson
+from wsm.journal.replay import replay
+from wsm.signals.presence import PresenceWords
+from wsm.signals.segment import Segment
 from wsm.strategies import PublishReport, publish_snapshot
 from wsm.strategies.tensor import TensorSpec
 
@@ -117,20 +119,22 @@ class Program:
 class LivingGroup:
     """Rank processes in one directory.
 
-    Options of the configuration go into `config`, those of the rank program into `settings`.
+    Options of the configuration go into `config`, those of the rank program into `settings`. Most tests look
+    at what a failed update itself leaves; those of its restore ask for that.
     """
 
     def __init__(
         self, directory: Path, ranks: int = 2, *, config: dict[str, Any] | None = None, **settings: Any
     ) -> None:
         self.directory, self.ranks = directory, ranks
-        self.name = f"test-{secrets.token_hex(4)}"
+        self.name = group_name()
         self.snapshots = directory / "snapshots"
         (directory / "orders").mkdir()
         (directory / "meetings").mkdir()
         self.config = {
             "name": self.name,
             "ranks": ranks,
+            "on_failure": "clear",
             "journal_directory": str(directory / "journals"),
             "snapshot": {"directory": str(self.snapshots), "shared_directory": str(directory / "nowhere")},
             **(config or {}),
@@ -181,6 +185,13 @@ class LivingGroup:
         )
         return self.published[version]
 
+    def damage(self, version: int = 1) -> tuple[Path, bytes]:
+        """Flip a bit in what rank 1 loads; return the file, and what was in it."""
+        path = max(self.shard_files(version, 1), key=lambda file: file.stat().st_size)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+        return path, whole
+
     def shard_files(self, version: int, rank: int) -> list[Path]:
         return sorted((self.snapshots / "versions" / str(version)).glob(f"*tp{rank}.*"))
 
@@ -197,6 +208,11 @@ class LivingGroup:
         """Wait until the rank has come to the point where it was ordered to hold."""
         path = self.directory / "orders" / f"{rank}.{point}.reached"
         eventually(path.exists, f"rank {rank} at {point}")
+
+    def seems_inside_since_the_host_began(self, rank: int) -> None:
+        """Let the action of a rank that holds be overdue for others; a real one would have to be quick."""
+        with Segment.attach(self.name, directory=self.directory) as segment:
+            PresenceWords(segment.words, segment.layout.heartbeat[rank]).inside(1)
 
     def steps_of(self, rank: int) -> list[tuple[int, int, str]]:
         return [step for _, step in self.steps_by_epoch(rank)]

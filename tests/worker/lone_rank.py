@@ -9,8 +9,8 @@ import wsm
 from wsm.actions.base import ActionContext
 from wsm.actions.measuring import resident_digest
 from wsm.controller import Pending
+from wsm.journal.replay import replay
 from wsm.labels import version_id
-from wsm.states.replay import replay
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.testing import InMemoryRunner
 
@@ -36,7 +36,7 @@ class LoneRank:
         clock = options.pop("clock", None)
         load_function = options.pop("load", load)
         plan_options = options.pop("plan_options", None)
-        self.config = wsm.WsmConfig(**{"name": "lone", "ranks": 1, **options})
+        self.config = wsm.WsmConfig(**{"name": "lone", "ranks": 1, "on_failure": "clear", **options})
         self.worker = wsm.Worker(
             self.config,
             self.runner,
@@ -51,6 +51,7 @@ class LoneRank:
 
     def run(self, pending: Pending) -> None:
         """Poll until the command is over, and stepping is allowed again or nothing is held."""
+        pending.written(1)
         while not pending.over:
             self.worker.poll()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.config import SnapshotConfig
 from wsm.controller.errors import RankFailedError
 from wsm.states.vocabulary import WeightState
 from wsm.strategies import publish_snapshot
+from wsm.strategies.snapshot.source import SnapshotConfig
 from wsm.testing import InMemoryMemory
 
 CONTENT = {"weight": b"\x01" * 256, "bias": b"\x01" * 32}

@@ -15,7 +15,6 @@ from tests.raising import raising
 from wsm import SERVE, ConfigurationError, Deadlines, WsmConfig
 from wsm.controller.errors import RankLostError
 from wsm.group_segment import own_group
-from wsm.signals import errors
 from wsm.signals.errors import SegmentMissingError, SegmentReplacedError, SlotTakenError
 from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError, EpochUsedError
@@ -147,7 +146,7 @@ def test_rank_0_of_another_configuration_is_refused_while_the_old_ranks_live(joi
     owner = own_group(TWO, directory=tmp_path)
     join(TWO, 1)
     owner.close()
-    with raising(errors.configuration_mismatch):
+    with raising("configuration-mismatch"):
         join(dataclasses.replace(TWO, strategy="rsync"), 0)
 
 
@@ -166,7 +165,7 @@ def test_a_replacement_in_the_same_epoch_is_refused_and_leaves_the_others_their_
 def test_a_constructor_that_fails_leaves_nothing_behind(join, tmp_path):
     bad = dataclasses.replace(TWO, journal_directory=str(tmp_path / "journals"))
     (tmp_path / "journals").write_text("no directory")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(NotADirectoryError):
         join(bad, 0)
     assert files(tmp_path) == ["journals"]
 
@@ -198,7 +197,7 @@ def test_no_command_is_taken_before_every_rank_has_joined(join, tmp_path):
 
 
 def test_no_command_is_taken_before_the_owner_has_begun_the_first_epoch(tmp_path):
-    with Segment.create(
+    with Segment.create_or_adopt(
         "early", world_size=1, run_id="r", configuration_digest=1, directory=tmp_path
     ) as segment:
         with wsm.Controller("early", directory=tmp_path) as controller:

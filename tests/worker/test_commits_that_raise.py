@@ -23,6 +23,7 @@ def test_a_rank_that_cannot_admit_requests_tells_its_loop_and_tries_again(make_l
 
     monkeypatch.setattr(lone.runner.requests, "resume_admitting", resume_at_the_third_time)
     pending = lone.controller.begin_update(2)
+    pending.written(10)
     for error in (OSError, ValueError):
         with pytest.raises(error):
             lone.run(pending)

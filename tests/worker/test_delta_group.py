@@ -111,8 +111,8 @@ def test_a_delta_against_another_version_is_refused_where_whole_files_are_not_al
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"fallback": "hope"}, "fallback must be one of full, refuse"),
-        ({"max_chain": 0}, "max_chain at least 1"),
+        ({"fallback": "hope"}, "'fallback' is 'hope'; it must be one of full, refuse"),
+        ({"max_chain": 0}, "'max_chain' is 0; it must be a whole number from 1"),
         ({"device_ids": [1]}, "1 ids for 2 ranks"),
         ({"base": 3}, "'base' is unknown"),
     ],

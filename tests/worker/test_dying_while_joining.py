@@ -53,7 +53,7 @@ def join(directory: Path) -> wsm.Worker:
 
 
 def test_before_its_first_word_it_is_replaced_by_a_process_that_reports_anew(owner, tmp_path):
-    """Its plans stand in its slot already; nobody has read them, the next process writes its own."""
+    """What it has plans for stands in its slot; nobody has read it, the next process writes its own."""
     for _ in range(2):
         die_while_joining(tmp_path, "nothing")
     with join(tmp_path), wsm.Controller("joining", directory=tmp_path) as controller:

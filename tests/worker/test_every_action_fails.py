@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -16,7 +17,7 @@ import pytest
 from lone_rank import SPECS
 
 from wsm.controller.errors import ActionOverdueError, RankFailedError
-from wsm.testing import Fault, InMemoryRunner, LocalGroup, RunnerContract
+from wsm.testing import Fault, InMemoryRunner, LocalGroup, RunnerContract, load_bytes
 
 
 def _engine() -> ModuleType:
@@ -60,3 +61,17 @@ def test_the_error_has_the_cause_and_the_remote_traceback(group, way, cause, sou
     error = caught.value
     assert isinstance(error, ActionOverdueError) or cause in error.cause
     assert source in error.remote_traceback
+
+
+def test_ranks_and_controller_take_turns_in_the_thread_that_gives_the_command(tmp_path) -> None:
+    threads = set()
+
+    def load(context, target):
+        threads.update(thread.name for thread in threading.enumerate())
+        threads.add(threading.current_thread().name)
+        return load_bytes(context, target)
+
+    before = {thread.name for thread in threading.enumerate()}
+    with LocalGroup(lambda _: InMemoryRunner(SPECS), tmp_path, load=load) as group:
+        assert group.update(1).version == "1"
+    assert threads - before <= {"wsm-death-watch"}

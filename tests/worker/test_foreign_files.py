@@ -8,12 +8,13 @@ import pytest
 
 from tests.raising import raising
 from wsm.command import CommandArguments
-from wsm.config import ConfigurationError, SnapshotConfig, config_from_mapping
-from wsm.controller import errors
+from wsm.config import ConfigurationError, NamesConfig, config_from_mapping
 from wsm.controller.errors import RankFailedError
 from wsm.states.vocabulary import Tag, UnknownTensors
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies import publish_snapshot, write_version
+from wsm.strategies.snapshot.source import SnapshotConfig
+from wsm.typed import bad_keyword
 
 MODEL = {"weight": b"\x01" * 256, "bias": b"\x01" * 32}
 STRANGER = {"rotary.cos": ("U8", (3,), b"abc")}
@@ -76,6 +77,17 @@ def test_a_trainers_own_names_are_exchanged_as_the_configurations_file_says(
     assert held(lone) == MODEL
 
 
+def test_a_prefix_of_the_trainers_names_is_left_out_where_the_configuration_says_so(
+    make_lone, plain, tmp_path
+):
+    lone = lone_over(make_lone, tmp_path, names=NamesConfig(strip="module."))
+    specs = lone.runner.weights.specs()
+    state = {f"module.{name}": (specs[name].dtype, specs[name].shape, data) for name, data in MODEL.items()}
+    plain("model_state.tp0.0.pdparams", state, directory=tmp_path)
+    lone.update(None)
+    assert held(lone) == MODEL
+
+
 @pytest.mark.parametrize(
     ("text", "both", "said"),
     [
@@ -133,12 +145,12 @@ def test_a_tensor_that_the_model_has_is_still_due_and_still_fits(make_lone, flat
 
 
 def test_another_choice_is_refused_where_it_is_made(make_lone, tmp_path):
-    with pytest.raises(ConfigurationError, match="use one of refuse, ignore"):
+    with pytest.raises(ConfigurationError, match="it must be one of refuse, ignore"):
         config_from_mapping({"name": "g", "ranks": 1, "unknown_tensors": "skip"})
     lone = lone_over(make_lone, tmp_path)
-    with raising(errors.bad_unknown_tensors, match="refuse, ignore"):
+    with raising(bad_keyword, match="refuse, ignore"):
         lone.controller.begin_update(1, unknown_tensors="skip")
-    with raising(errors.tags_contradict, match="unknown_tensors"):
+    with raising("tags-contradict", match="unknown_tensors"):
         lone.controller.begin_update(tags=[Tag.KV_CACHE], unknown_tensors="ignore")
 
 

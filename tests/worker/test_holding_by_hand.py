@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 from living_group import eventually
 from lone_rank import SPECS
+from msgspec import structs
 
 from wsm import HOLD, SERVE
 from wsm.actions.options import PlanOptions
 from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.committed_record import write_record
 from wsm.controller.group_view import GroupView
 from wsm.controller.recovery import Recovery
+from wsm.journal import entry as kinds
+from wsm.journal.replay import replay
 from wsm.receipt import Outcome
 from wsm.signals.lock_file import LockHold
-from wsm.states import journal as kinds
 from wsm.states.decide import is_over
-from wsm.states.holding import Hold
-from wsm.states.replay import replay
+from wsm.states.holding import UNKNOWN_HOLD, Hold
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy
 from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.testing import InMemoryRunner
@@ -36,7 +37,7 @@ HOLDS = CommandArguments(
     hold=Hold("h1", "trainer"),
     of_admission=True,
 )
-RELEASES = replace(HOLDS, request_id="release", after=After.SERVE, hold=None)
+RELEASES = structs.replace(HOLDS, request_id="release", after=After.SERVE, hold=None)
 
 
 @pytest.fixture
@@ -124,9 +125,9 @@ def test_a_hold_that_is_aborted_leaves_cache_and_admission_as_they_were(
     if code is StatusCode.DRAINING:
         lone.runner.requests.submit(10_000)
         assert serves(lone)
-        asked = replace(HOLDS, in_flight=InFlightPolicy.DRAIN)
+        asked = structs.replace(HOLDS, in_flight=InFlightPolicy.DRAIN)
     else:
-        asked = replace(HOLDS, kv_policy=KVPolicy.DROP)
+        asked = structs.replace(HOLDS, kv_policy=KVPolicy.DROP)
     word = ask(Operation.HOLD, asked, code)
     decide(lone, word, Operation.ABORT, StatusCode.DONE_KEPT)
     assert serves(lone)
@@ -139,7 +140,7 @@ def test_a_hold_forgets_blocks_behind_its_decision_and_only_if_it_says_drop(lone
     hold(lone, ask)
     assert lone.runner.kv_cache.forgotten == forgotten
     release(lone, ask)
-    word = ask(Operation.HOLD, replace(HOLDS, kv_policy=KVPolicy.DROP), StatusCode.PREPARED)
+    word = ask(Operation.HOLD, structs.replace(HOLDS, kv_policy=KVPolicy.DROP), StatusCode.PREPARED)
     assert lone.runner.kv_cache.forgotten == forgotten
     commit(lone, word)
     assert lone.runner.kv_cache.forgotten == forgotten + 1
@@ -211,7 +212,9 @@ def test_a_rank_that_enters_an_epoch_stands_as_the_committed_word_says(lone, ask
     hold(lone, ask)
     group = GroupView(lone.segment)
     view = group.view()
-    group.commit(view, replace(group.committed(view), sequence=view.command.sequence, hold={}))
+    record = structs.replace(group.committed(view), sequence=view.command.sequence, hold=UNKNOWN_HOLD)
+    write_record(lone.segment, view.command.epoch, record)
+    group.write_committed(record.word)
     group.write_command(CommandWord(2, view.command.sequence, Operation.NONE))
     poll_until(lone, group, StatusCode.ATTACHED)
     asked = CommandArguments("restore", "1", in_flight=InFlightPolicy.KEEP, restores=True)
@@ -257,7 +260,7 @@ def test_a_commit_whose_arguments_are_damaged_ends_as_it_was_decided_once_its_co
     eventually(lambda: lone.worker.poll() and is_over(group.view()))
     view = group.view()
     record = group.committed(view)
-    assert (view.committed.held, record.hold) == (held, {} if held else None)
+    assert (view.committed.held, record.hold) == (held, UNKNOWN_HOLD if held else None)
     loads = operation is Operation.UPDATE
     assert (record.version, record.load_sequence) == (
         ("2", word.sequence) if loads else (before.version, before.load_sequence)
@@ -295,7 +298,7 @@ def test_a_command_treats_requests_as_the_hold_said_and_blocks_as_it_says_itself
 
 def test_a_lease_that_is_renewed_before_its_end_has_the_role_is_left_alone(lone, monkeypatch) -> None:
     keeper = Recovery(lone.segment)  # beside it the rank ends no lease by itself
-    role, renewed = keeper._abandoned._group.role, []
+    role, renewed = keeper.group.role, []
     acquire = role.acquire
 
     def acquire_late(wait_s: float) -> LockHold:
@@ -306,8 +309,8 @@ def test_a_lease_that_is_renewed_before_its_end_has_the_role_is_left_alone(lone,
     lone.run(lone.controller.begin_hold(owner="trainer", lease_s=0.01, on_lease="serve"))
     sequence = lone.controller.status().sequence
     monkeypatch.setattr(role, "acquire", acquire_late)
-    eventually(lambda: keeper.end_abandoned() or renewed)
-    keeper.end_abandoned()
+    eventually(lambda: keeper.look() or renewed)
+    keeper.look()
     assert renewed == [Outcome.HOLD_RENEWED]
     status = lone.controller.status()
     assert (status.sequence, status.hold is not None, stands(lone)) == (sequence, True, True)

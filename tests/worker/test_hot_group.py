@@ -87,6 +87,7 @@ def test_a_publication_that_vanishes_while_it_is_staged_leaves_one_version_or_th
     group.publish(2)
     group.order(1, "stage", "hold")
     pending = controller.begin_update(2, hot=True)
+    pending.written(10)
     group.await_held(1, "stage")
     shutil.rmtree(group.shard_files(2, 0)[0].parent)
     group.revoke(1, "stage")

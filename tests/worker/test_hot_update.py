@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 
 import pytest
 from lone_rank import SPECS
@@ -14,9 +15,11 @@ from wsm import HOLD, SERVE, InFlightPolicy, KVPolicy
 from wsm.actions.measuring import resident_digest
 from wsm.actions.options import PlanOptions
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
+from wsm.controller.group_view import GroupView
+from wsm.journal.replay import replay
 from wsm.signals.errors import RoleBusyError
+from wsm.states import epochs
 from wsm.states.errors import CommandOpenError
-from wsm.states.replay import replay
 from wsm.testing import InMemoryMemory, InMemoryRunner
 
 
@@ -57,6 +60,7 @@ def poll_until(rank, question) -> None:
 def test_a_rank_serves_the_old_version_while_it_stages_and_the_new_one_after_the_flip(rank, steered):
     steered.hold()
     pending = rank.controller.begin_update(2, hot=True)
+    pending.written(10)
     poll_until(rank, steered.inside.is_set)
     for _ in range(50):
         assert step(rank) == "1"
@@ -85,6 +89,7 @@ def test_a_rank_serves_the_old_version_while_it_stages_and_the_new_one_after_the
 def test_a_loop_without_work_waits_while_it_stages_and_leaves_the_staging_thread_its_time(rank, steered):
     steered.hold()
     pending = rank.controller.begin_update(2, hot=True)
+    pending.written(10)
     poll_until(rank, steered.inside.is_set)
     step(rank)
     assert rank.worker.wait(3600) is False  # and not an hour, for what ends a staging changes no word
@@ -103,6 +108,7 @@ def test_a_loop_that_stands_in_a_long_step_holds_up_no_staging(rank, steered):
     """Everything up to PREPARED is done by the staging thread alone, once it has begun."""
     steered.hold()
     pending = rank.controller.begin_update(2, hot=True)
+    pending.written(10)
     poll_until(rank, steered.inside.is_set)
     with rank.worker.step() as permit:
         steered.release()
@@ -130,6 +136,7 @@ def test_a_staging_that_raises_costs_nobody_a_token(rank, steered):
     before, held = digest(rank), rank.runner.memory.resident_bytes()
     steered.error = OSError("the disk is gone: 磁盘")
     pending = rank.controller.begin_update(2, hot=True)
+    pending.written(10)
     while not pending.over:
         assert step(rank) == "1"
     with pytest.raises(RankFailedError, match="the disk is gone: 磁盘") as caught:
@@ -164,6 +171,7 @@ def test_bytes_that_are_not_what_the_source_declared_are_never_served(rank, stee
 def test_a_caller_that_gives_up_stops_the_staging_and_the_old_version_serves_on(rank, steered):
     steered.hold()
     pending = rank.controller.begin_update(2, hot=True)
+    pending.written(10)
     poll_until(rank, steered.inside.is_set)
     pending.give_up()
     while not pending.over:
@@ -178,10 +186,11 @@ def test_a_caller_that_gives_up_stops_the_staging_and_the_old_version_serves_on(
 def test_a_second_command_while_one_stages_is_refused(rank, steered):
     steered.hold()
     pending = rank.controller.begin_update(2, hot=True)
+    pending.written(10)
     poll_until(rank, steered.inside.is_set)
-    for command in (rank.controller.begin_clear, lambda: rank.controller.begin_update(3)):
+    for refused in (rank.controller.begin_clear(), rank.controller.begin_update(3)):
         with pytest.raises((RoleBusyError, CommandOpenError)):
-            command()
+            refused.result(30)
     steered.release()
     rank.run(pending)
     assert pending.result().version == "2"
@@ -275,6 +284,7 @@ def test_the_in_flight_policy_is_honoured_at_the_flip_only(rank, steered, policy
     requests = rank.runner.requests
     steered.hold()
     pending = rank.controller.begin_update(2, hot=True, in_flight=policy)
+    pending.written(10)
     poll_until(rank, steered.inside.is_set)
     requests.submit(1)
     step(rank)
@@ -297,6 +307,7 @@ def test_a_flip_that_raises_leaves_a_rank_that_never_steps_again_in_its_epoch(ra
     """It cannot happen; what happens all the same must be loud, and must not serve."""
     steered.hold()
     pending = rank.controller.begin_update(2, hot=True, settle_s=0.5)
+    pending.written(10)
     poll_until(rank, steered.inside.is_set)
 
     def flip() -> None:
@@ -329,6 +340,7 @@ def test_admission_that_fails_to_resume_is_tried_again_with_the_new_version_whol
 
     monkeypatch.setattr(requests, "resume_admitting", fail_once)
     pending = rank.controller.begin_update(2, hot=True)
+    pending.written(10)
     with pytest.raises(OSError, match="not yet"):
         poll_until(rank, lambda: pending.over)
     poll_until(rank, lambda: pending.over)
@@ -341,15 +353,26 @@ def test_a_worker_that_leaves_in_the_middle_of_staging_leaves_no_thread(make_lon
     rank = make_lone(load=steered)
     rank.update(1)
     steered.hold()
-    rank.controller.begin_update(2, hot=True, settle_s=0.1)
+    rank.controller.begin_update(2, hot=True, settle_s=0.1).written(10)
     poll_until(rank, steered.inside.is_set)
     rank.worker.close()
+    assert "wsm-stager-0" not in alive()
+
+
+def test_a_new_epoch_stops_the_staging_of_the_old_one(rank, steered):
+    steered.hold()
+    rank.controller.begin_update(2, hot=True, settle_s=0.1).written(10)
+    poll_until(rank, steered.inside.is_set)
+    with closing(GroupView(rank.segment)) as group:
+        group.write_command(epochs.next_epoch(group.view()))
+    poll_until(rank, lambda: rank.worker.weights.name == "CLEARED")
     assert "wsm-stager-0" not in alive()
 
 
 def test_an_idle_loop_that_stages_waits_in_poll_and_is_told_to_serve(rank, steered):
     steered.hold()
     pending = rank.controller.begin_update(2, hot=True)
+    pending.written(10)
     poll_until(rank, steered.inside.is_set)
     assert [rank.worker.poll() for _ in range(5)] == [SERVE] * 5
     steered.release()

@@ -61,6 +61,7 @@ def test_a_drain_that_outlasts_its_caller_is_aborted_and_the_request_runs_on(gro
         begin_long_request(group)
         clock = ManualClock()
         pending = group.controller(clock=clock).begin_update(2, in_flight=InFlightPolicy.DRAIN)
+        pending.written(10)
         eventually(lambda: group.codes() == ["DRAINING", "PARKING"])
         clock.advance(1000)
         with pytest.raises(CommandTimeoutError, match=r"waiting for rank 0 \(is draining\)") as caught:
@@ -78,6 +79,7 @@ def test_a_drain_that_outlasts_the_ranks_own_deadline_fails_and_changes_nothing(
     with group.boot() as controller:
         begin_long_request(group)
         pending = controller.begin_update(2, in_flight=InFlightPolicy.DRAIN)
+        pending.written(10)
         eventually(lambda: group.codes() == ["DRAINING", "PARKING"])
         group.programs[0].tell("later 1000")
         with pytest.raises(RankFailedError, match="1 requests to finish") as caught:

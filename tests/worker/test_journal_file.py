@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from lone_rank import LoneRank, load
 
-import wsm
 from tests.another_user import makers, shared_place
 from wsm.clock import SystemClock
+from wsm.journal.entry import read_ndjson
+from wsm.journal.replay import replay
 from wsm.shared_directory import ForeignPathError
-from wsm.states.journal import read_ndjson
-from wsm.states.replay import replay
-from wsm.states.rerun import Rerun
 from wsm.worker.recording import Recorder
 
 
@@ -50,7 +48,7 @@ def test_a_file_goes_on_with_the_next_command_once_there_is_room_and_readers_nam
         there, away = directory / "rank0.ndjson", directory / "before"
         there.rename(away)
         there.symlink_to("/dev/full")
-        lone.worker._loop.recorder._end_file()  # as a write to a full disk does
+        lone.worker._loop.recorder._file.close()  # it is opened again with the next lines
         lone.update(2)
         there.unlink()
         lone.update(3)
@@ -60,11 +58,6 @@ def test_a_file_goes_on_with_the_next_command_once_there_is_room_and_readers_nam
     checked = replay(entries)
     assert (checked.impossible, len(checked.gaps)) == (None, 1)
     assert "could not write lines" in checked.gaps[0]
-    rerun = Rerun(wsm.__version__)
-    for one in entries:
-        rerun.take(one)
-    assert not rerun.differences
-    assert len(rerun.gaps) == 1
 
 
 def test_an_action_stands_in_the_file_before_its_work_begins(tmp_path):

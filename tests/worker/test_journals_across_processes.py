@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from wsm.clock import SystemClock
-from wsm.states.journal import read_ndjson
-from wsm.states.replay import replay
+from wsm.journal.entry import read_ndjson
+from wsm.journal.replay import replay
 from wsm.worker.recording import Recorder
 
 
-@pytest.mark.parametrize("torn", ["", '{"schema":1,"kind":"sta', "x" * 100])
+@pytest.mark.parametrize("torn", ["", '{"sch', '{"schema":2,"kind":"sta'])
 def test_what_a_killed_process_left_of_its_last_line_does_not_spoil_the_lines_of_the_next(
     tmp_path: Path, torn: str
 ) -> None:

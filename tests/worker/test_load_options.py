@@ -13,7 +13,7 @@ from wsm.actions.base import ActionContext
 from wsm.config import ConfigurationError, WsmConfig, config_from_mapping
 from wsm.strategies import MemoryTarget, TensorSpec, publish_snapshot
 from wsm.strategies.applier import admission
-from wsm.worker.loading import Sources, load_function
+from wsm.worker.loading import Sources
 
 SPECS = [TensorSpec(f"w{index}", "U8", (1 << 20,)) for index in range(8)]
 
@@ -50,7 +50,7 @@ def loaded(tmp_path, memory=None, target=None, **options):
     )
     runner = SimpleNamespace(memory=memory)
     context = ActionContext(runner=runner, rank=0, world_size=1, epoch=1, sequence=1, version=3)
-    return load_function(Sources(config))(context, target or MemoryTarget(SPECS)).facts()
+    return Sources(config).load(context, target or MemoryTarget(SPECS)).facts()
 
 
 def test_one_thread_is_the_calling_one(tmp_path, readers):

@@ -26,6 +26,7 @@ def until_quiet(worker) -> None:
 def test_a_command_makes_the_descriptor_readable_and_the_poll_after_it_makes_it_quiet(lone):
     until_quiet(lone.worker)
     pending = lone.controller.begin_update(2)
+    pending.written(10)
     eventually(lambda: readable(lone.worker))
     lone.run(pending)
     until_quiet(lone.worker)
@@ -64,6 +65,7 @@ def test_a_ring_while_poll_is_inside_is_not_taken_for_an_old_one(lone, monkeypat
 def test_a_command_that_came_before_the_bell_was_there_rings_it(lone):
     lone.worker.poll()
     pending = lone.controller.begin_update(2)
+    pending.written(10)
     assert lone.worker._bell is None
     eventually(lambda: readable(lone.worker))
     lone.run(pending)
@@ -78,6 +80,7 @@ def test_wait_sees_a_command_that_arrives_between_its_look_and_its_sleep(lone, m
     def command_arrives_now():
         found = looked()
         pending.append(lone.controller.begin_update(2))
+        pending[0].written(10)
         return found
 
     monkeypatch.setattr(words, "read", command_arrives_now)
@@ -90,6 +93,7 @@ def test_wait_sees_a_command_that_arrives_between_its_look_and_its_sleep(lone, m
 
 def test_wait_returns_at_once_while_there_is_something_to_do(lone):
     pending = lone.controller.begin_update(2)
+    pending.written(10)
     assert lone.worker.wait(30) is True
     lone.run(pending)
 
@@ -101,6 +105,7 @@ def test_wait_gives_up_when_nothing_comes(lone):
 
 def test_poll_that_blocks_stays_inside_until_it_may_serve(lone):
     pending = lone.controller.begin_update(2)
+    pending.written(10)
     assert lone.worker.poll(block=True) is SERVE
     assert pending.result(30).version == "2"
     assert lone.worker.version == "2"
@@ -116,6 +121,7 @@ def test_a_closed_worker_says_so_instead_of_reading_memory_that_is_gone(lone):
 def test_poll_does_one_action_at_a_time(lone):
     """An engine's loop goes on between two actions of a plan."""
     pending = lone.controller.begin_clear()
+    pending.written(10)
     started = []
     while not pending.over:
         before = [e.facts["name"] for e in lone.worker.journal if e.kind == "action_started"]

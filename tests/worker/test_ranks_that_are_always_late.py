@@ -38,6 +38,7 @@ class Pair:
 
     def update(self, version: int, *, hot: bool = False) -> wsm.Receipt:
         pending = self.controller.begin_update(version, hot=hot)
+        pending.written(10)
 
         def over() -> bool:
             self.go_on()

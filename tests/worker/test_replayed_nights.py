@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 from lone_rank import LoneRank
 from recovered_group import recovered
 
 import wsm
 from wsm.controller.errors import RankFailedError, RankLostError
-from wsm.states import phases, rank, rerun
-from wsm.states.journal import INPUT, JournalEntry, iterate_ndjson
+from wsm.journal import entry as kinds
+from wsm.journal import inputs as core
+from wsm.journal import replay
+from wsm.journal.entry import INPUT, SCHEMA, JournalEntry, iterate_ndjson
+from wsm.journal.replay import Replay
+from wsm.states import joint, phases, rank
 from wsm.states.phases import LookRow, Phase, Todo
-from wsm.states.rerun import Rerun
-from wsm.states.words import StatusCode
+from wsm.states.words import WORDS_VERSION, StatusCode
 
 
 def entries_of(path: Path) -> list[JournalEntry]:
@@ -23,8 +27,8 @@ def entries_of(path: Path) -> list[JournalEntry]:
         return list(iterate_ndjson(lines))
 
 
-def replayed(path: Path, *, version: str = wsm.__version__) -> Rerun:
-    found = Rerun(version)
+def replayed(path: Path, *, version: str = wsm.__version__) -> Replay:
+    found = Replay(version)
     for entry in entries_of(path):
         found.take(entry)
     return found
@@ -49,18 +53,12 @@ def night(tmp_path: Path) -> Path:
 def test_a_night_of_one_rank_is_answered_as_it_was(night: Path) -> None:
     found = replayed(night)
     assert found.inputs > 40
-    assert (found.differences, found.gaps, found.other_builds) == ([], [], [])
+    assert (found.findings, found.gaps, found.other_builds) == ([], [], [])
 
 
-def test_inputs_in_words_of_an_older_build_are_named_and_left_out(night: Path) -> None:
-    """Their fields lay elsewhere; the rest of such a journal is held against the tables as any other."""
-    found = Rerun(wsm.__version__)
-    for entry in entries_of(night):
-        facts = {name: fact for name, fact in entry.facts.items() if name != "words"}
-        found.take(entry._replace(facts=facts))
-    assert found.differences == []
-    assert len(found.gaps) == 1
-    assert "words with other fields" in found.gaps[0]
+def test_the_schema_of_lines_changes_with_the_fields_of_words() -> None:
+    """Inputs are lists of these fields: another build's would be read wrongly."""
+    assert (SCHEMA, WORDS_VERSION) == (2, 3), "a change of the second is one of the first"
 
 
 def test_steps_and_looks_that_change_nothing_are_not_written(tmp_path: Path) -> None:
@@ -74,15 +72,19 @@ def test_steps_and_looks_that_change_nothing_are_not_written(tmp_path: Path) -> 
             pass
     assert path.stat().st_size == before
     lone.close()
-    assert replayed(path).differences == []
+    assert replayed(path).findings == []
 
 
-def test_inputs_stand_in_the_file_alone(tmp_path: Path) -> None:
+def test_the_segment_has_no_line_of_inputs_and_the_journal_in_memory_is_replayed_as_well(
+    tmp_path: Path,
+) -> None:
     lone = LoneRank(tmp_path, journal_directory=tmp_path / "journals")
     lone.update(1)
-    assert not [entry for entry in lone.worker.journal if entry.kind == INPUT]
-    assert not [line for line in lone.segment.journal(0).lines() if f'"{INPUT}"' in line]
+    kept = {entry.kind for entry in lone.segment.journals[0].entries()}
+    assert not kept & {kinds.INPUT, kinds.WORD_WRITTEN}
     lone.close()
+    found = replay.replay(lone.worker.journal)
+    assert (found.findings, found.inputs) == ([], replayed(tmp_path / "journals" / "rank0.ndjson").inputs)
 
 
 def changed(todo: Todo) -> tuple[LookRow, ...]:
@@ -99,24 +101,31 @@ def test_a_changed_row_of_the_core_is_found_at_the_first_input_that_takes_it(
     rows = changed(Todo.UNDO)
     monkeypatch.setattr(phases, "LOOKS", rows)
     monkeypatch.setattr(rank, "ROWS", rank.by_phase(rows))
-    monkeypatch.setattr(rerun, "own_tables", rerun.tables_digest)
+    monkeypatch.setattr(replay, "own_tables", core.tables_digest)
     found = replayed(night)
-    (difference,) = found.differences
-    assert difference.entry.facts["answer"]["todo"] == Todo.COMMIT.name
-    assert "UNDO" in difference.answer
+    (finding,) = found.findings
+    assert finding.entry.facts["todo"] == Todo.COMMIT.value
+    assert "undo" in finding.reason
     first = next(
-        index
-        for index, entry in enumerate(entries_of(night))
-        if entry.kind == INPUT and entry.facts["answer"]["todo"] == Todo.COMMIT.name
+        index for index, entry in enumerate(entries_of(night)) if entry.facts.get("todo") == Todo.COMMIT.value
     )
-    assert difference.index == first
+    assert finding.index == first
     assert len(found.other_builds) == 1, "the other table is named, too"
+
+
+def test_a_changed_rule_between_the_machines_is_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {core.tables_digest()}
+    for name, changed_rules in (("NEEDS", joint.NEEDS[1:]), ("FORBIDDEN", {})):
+        monkeypatch.setattr(joint, name, changed_rules)
+        digest = core.tables_digest()
+        assert digest not in known
+        known.add(digest)
 
 
 def test_another_version_is_named_although_it_answers_alike(night: Path) -> None:
     found = replayed(night, version="9.9")
-    assert found.differences == []
-    assert "and this is wsm 9.9" in found.other_builds[0]
+    assert found.findings == []
+    assert "and this is version 9.9" in found.other_builds[0]
 
 
 @pytest.mark.parametrize(
@@ -127,15 +136,15 @@ def test_an_input_that_no_build_writes_is_a_difference_and_no_crash(
 ) -> None:
     entries = entries_of(night)
     place = [index for index, entry in enumerate(entries) if entry.kind == INPUT][3]
-    entries[place] = entries[place]._replace(facts=facts)
-    found = Rerun(wsm.__version__)
+    entries[place] = msgspec.structs.replace(entries[place], facts=facts)
+    found = Replay(wsm.__version__)
     for entry in entries:
         found.take(entry)
-    assert [one.index for one in found.differences] == [place]
+    assert [one.index for one in found.findings] == [place]
 
 
 def test_a_journal_without_inputs_has_none() -> None:
-    found = Rerun(wsm.__version__)
+    found = Replay(wsm.__version__)
     found.take(JournalEntry("started", 1, 1, 0, 0, 0, {"pid": 1}))
     assert (found.inputs, found.gaps, found.other_builds) == (0, [], [])
 
@@ -162,6 +171,7 @@ def test_a_night_of_a_group_with_an_abort_a_killed_rank_and_a_restore_is_answere
         controller.update(2)
         group.order(1, "release", "hold")
         pending = controller.begin_clear()
+        pending.written(10)
         group.await_held(1, "release")
         kept.kill(1)
         with pytest.raises(RankLostError):
@@ -171,12 +181,12 @@ def test_a_night_of_a_group_with_an_abort_a_killed_rank_and_a_restore_is_answere
         kept.recover(1)
     first, second = (replayed(journals / f"rank{rank}.ndjson") for rank in range(2))
     assert min(first.inputs, second.inputs) > 60
-    assert (first.differences, second.differences, first.gaps) == ([], [], [])
+    assert (first.findings, second.findings, first.gaps) == ([], [], [])
     (gap,) = second.gaps
-    assert "ended without saying so" in gap
-    assert replayed(journals / "controller.ndjson").differences == []
-    asked = [one.facts["asked"] for one in entries_of(journals / "controller.ndjson") if one.kind == INPUT]
-    assert set(asked) >= {"next_command", "decision", "committed"}
+    assert "another process took its place" in gap
+    assert replayed(journals / "controller.ndjson").findings == []
+    answers = [one.facts["answer"] for one in entries_of(journals / "controller.ndjson") if one.kind == INPUT]
+    assert {name for answer in answers for name in answer} >= {"arguments", "committed", "command"}
 
 
 def test_what_a_kill_took_away_is_a_gap(night: Path) -> None:
@@ -186,6 +196,6 @@ def test_what_a_kill_took_away_is_a_gap(night: Path) -> None:
     )
     night.write_text("".join(lines[:prepared] + lines))
     found = replayed(night)
-    assert found.differences == []
+    assert found.findings == []
     (gap,) = found.gaps
-    assert gap.startswith(f"entry {prepared}: the process of rank 0 before ended without saying so")
+    assert gap.endswith(f"another process took its place (entry {prepared})")

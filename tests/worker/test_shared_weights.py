@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from checkpoint_transfer.sender import FakeSender
 from living_group import shard_of
 
 from tests.raising import raising
 from wsm import Outcome
-from wsm.controller import errors
+from wsm.controller.errors import RankFailedError
 from wsm.errors import WsmError
-from wsm.strategies import BucketSender, MooncakePublisher, SharedTensors, with_manifest, write_version
+from wsm.strategies import (
+    BucketSender,
+    MooncakePublisher,
+    SharedTensors,
+    TensorSpec,
+    with_manifest,
+    write_version,
+)
+from wsm.strategies.buckets.source import IpcAsyncConfig
+from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
+from wsm.testing import InMemoryRunner, LocalGroup
 
 pytestmark = pytest.mark.processes
 
@@ -117,6 +128,31 @@ def test_a_stream_of_another_version_changes_nothing_and_both_sides_hear_of_it(s
     group.assert_steps_are_pure([1])
 
 
+def test_what_a_trainer_hands_in_wrongly_fails_the_update_with_that_cause_and_the_old_version_serves(
+    tmp_path,
+):
+    address = f"ipc://{tmp_path}/buckets"
+    configuration = {"strategy": "ipc_async", "ipc_async": IpcAsyncConfig(address)}
+
+    def runner(_rank):
+        return InMemoryRunner([TensorSpec("w", "F32", (4,))])
+
+    with (
+        BucketSender(address, bucket_bytes=1024) as sender,
+        LocalGroup(runner, tmp_path, load=None, configuration=configuration) as group,
+    ):
+        good = {rank: {"w": np.ones(4, "<f4")} for rank in range(2)}
+        with sender.sending(1, good):
+            group.update(1)
+        wrong = {**good, 1: {"w": np.ones(4, ">f4")}}
+        with pytest.raises(RankFailedError, match="byte order") as failed, sender.sending(2, wrong):
+            group.update(2)
+        assert isinstance(failed.value.__cause__, TrainerTensorError)
+        assert group.step() == "1"
+        with sender.sending(2, good):
+            assert group.update(2).serving
+
+
 def test_hot_updates_stage_from_shared_memory_and_from_buckets(group, publish, streamed, tmp_path):
     publish(1)
     group.start()
@@ -188,7 +224,7 @@ def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transpor
                 controller.update(9)
             group.await_steps()
             send(4, "came back before rank {rank}")
-            with raising(errors.manifest_mismatch, match="prepared different weights"):
+            with raising("manifest-mismatch", match="prepared different weights"):
                 controller.update(4, hot=True)
             send(4)
             assert controller.update(4, hot=True).version == "4"

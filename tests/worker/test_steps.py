@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from living_group import eventually
 
+from tests.raising import raising
 from wsm import HOLD, SERVE
 from wsm.controller.errors import CommandRefusedError, RankFailedError
+from wsm.errors import RefusedError
 from wsm.states.words import MAX_STEP, StepKind, StepWord
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner, LocalGroup
-from wsm.worker.errors import NotServingError, PermitExpiredError
+from wsm.worker.errors import NotServingError
 
 
 def step_word(lone) -> StepWord:
@@ -94,15 +96,45 @@ def test_the_permit_of_a_step_that_has_ended_opens_nothing(lone):
     lone.worker.poll()
     with lone.worker.step() as permit:
         pass
-    with pytest.raises(PermitExpiredError, match="step 1"):
+    with pytest.raises(RefusedError, match="of step 1 on rank 0 has ended"):
         permit.check()
+
+
+def test_a_poll_inside_a_step_carries_out_no_command_and_the_next_one_does(lone):
+    """An engine whose execute() pumps its event loop computed half a step with version 2 as version 1."""
+    assert lone.worker.poll() is SERVE
+    with lone.worker.step() as permit:
+        pending = lone.controller.begin_update(2)
+        assert lone.worker.wait(30)
+        before = step_word(lone)
+        for _ in range(50):
+            with raising("step-open", match="inside step 1"):
+                lone.worker.poll(block=True)
+        permit.check()
+        assert (lone.worker.version, permit.version, step_word(lone)) == ("1", "1", before)
+    lone.run(pending)
+    assert lone.worker.version == pending.result().version == "2"
+
+
+def test_a_step_inside_a_step_is_refused_and_the_outer_one_goes_on(lone):
+    """One iteration had two numbers, and the other ranks waited in a step that there was not."""
+    lone.worker.poll()
+    with lone.worker.step() as permit:
+        before = step_word(lone)
+        with pytest.raises(NotServingError, match="step 1 is open"):
+            take(lone.worker)
+        permit.check()
+        assert step_word(lone) == before
+    lone.worker.poll()
+    with lone.worker.step() as permit:
+        assert permit.step == 2
 
 
 def test_a_step_that_raises_breaks_the_rank_for_the_rest_of_the_epoch(lone):
     lone.worker.poll()
     with pytest.raises(ZeroDivisionError), lone.worker.step() as permit:
         _ = 1 // 0
-    with pytest.raises(PermitExpiredError):
+    with pytest.raises(RefusedError, match="has ended"):
         permit.check()
     assert step_word(lone).kind is StepKind.BROKEN
     assert lone.worker.poll() is HOLD
@@ -151,6 +183,7 @@ def test_every_poll_of_a_rank_that_follows_its_peers_sees_a_broken_one(tmp_path,
         assert other.poll() is then
         assert breaking.poll() is HOLD
         pending = group.controller.begin_clear()
+        assert other.wait(30)
         assert {other.poll() for _ in range(3)} == {HOLD}
         pending.give_up()
 
@@ -166,6 +199,7 @@ def test_a_rank_that_breaks_in_a_step_that_it_joined_fails_the_command(group, st
         group.programs[0].tell("submit 1")
         group.await_held(0, "before_step" if stands else "step")
         pending = controller.begin_update(1, force=True)
+        assert pending.written(30)
         if stands:
             eventually(lambda: controller.status().ranks[1].code == "PARKING")
         group.order(1, "step", "raise once")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.config import ConfigurationError, SnapshotConfig, config_from_mapping
+from wsm.config import ConfigurationError, config_from_mapping
 from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.states.vocabulary import WeightState
 from wsm.strategies import publish_snapshot, write_version
 from wsm.strategies.ipc.source import IpcConfig
+from wsm.strategies.snapshot.source import SnapshotConfig
 
 FILE = "model_state.tp0.0.pdparams"
 VALUES = {"weight": 256, "bias": 32}
@@ -64,7 +65,7 @@ def test_by_configuration_it_is_refused_and_another_choice_is_no_configuration(m
     with pytest.raises(CommandRefusedError, match="unversioned: refuse") as caught:
         lone.update(None)
     assert caught.value.context["error"] == "unversioned-weights"
-    with pytest.raises(ConfigurationError, match="use one of load, refuse"):
+    with pytest.raises(ConfigurationError, match="it must be one of load, refuse"):
         config_from_mapping({"name": "g", "ranks": 1, "unversioned": "yes"})
 
 

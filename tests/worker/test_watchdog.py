@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,10 @@ from living_group import Program, eventually
 
 import wsm
 from tests.forkserver import WITH_PADDLE
+from tests.leftovers import group_name
 from wsm.controller.errors import ActionOverdueError, RankLostError
-from wsm.states import journal as kinds
-from wsm.states.journal import read_ndjson
+from wsm.journal import entry as kinds
+from wsm.journal.entry import read_ndjson
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 
@@ -25,7 +25,7 @@ class GlooGroup:
     def __init__(self, directory: Path, **deadlines: float) -> None:
         self.directory = directory
         self.config = {
-            "name": f"test-{secrets.token_hex(4)}",
+            "name": group_name(),
             "ranks": RANKS,
             "shut_down_groups": True,
             "journal_directory": str(directory / "journals"),
@@ -93,6 +93,7 @@ def test_a_collective_beside_a_stopped_rank_ends_at_its_deadline_and_the_stopped
     hold = group.directory / "hold1"
     hold.touch()
     pending = group.controller.begin_clear(deadline_s=600, settle_s=600)
+    pending.written(10)
     eventually(hold.with_suffix(".reached").exists)
     group.programs[1].freeze()
     with pytest.raises(ActionOverdueError, match="its process is stopped") as caught:
@@ -114,6 +115,7 @@ def test_a_rank_that_dies_inside_a_collective_action_lets_the_others_out(make_gr
     hold = group.directory / "hold2"
     hold.touch()
     pending = group.controller.begin_update(1, deadline_s=600, settle_s=600)
+    pending.written(10)
     eventually(hold.with_suffix(".reached").exists)
     group.programs[2].kill()
     with pytest.raises(RankLostError, match="rank 2 is gone"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wsm.config import SnapshotConfig
 from wsm.controller.errors import RankFailedError
 from wsm.states.vocabulary import WeightState
 from wsm.strategies import publish_snapshot
 from wsm.strategies.applier import finite
+from wsm.strategies.snapshot.source import SnapshotConfig
 
 
 @pytest.fixture

@@ -15,24 +15,30 @@ from wsm.worker.loading import Sources
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"ranks": 0}, "ranks: 0 ranks; give at least 1"),
-        ({"load_threads": -1}, "load_threads: is -1; give 1 or more"),
+        ({"ranks": 0}, "'ranks' is 0; it must be a whole number from 1 to 1024"),
+        ({"load_threads": -1}, "'load_threads' is -1; it must be a whole number from 0"),
         (
             {"snapshot": {"device_ids": [1]}},
             "snapshot: device_ids: 1 ids for 2 ranks; give one per rank",
         ),
-        ({"snapshot": {"readahead_bytes": -1}}, "snapshot: readahead_bytes: is -1; give a number of bytes"),
+        (
+            {"snapshot": {"readahead_bytes": -1}},
+            "snapshot: 'readahead_bytes' is -1; it must be a whole number from 0",
+        ),
         (
             {"snapshot": {"verify": "perhaps"}},
-            "snapshot: verify: is 'perhaps'; use one of required, if_promi",
+            "snapshot: 'verify' is 'perhaps'; it must be one of required, if_promi",
         ),
         ({"ipc": {"device_ids": [0, 1, 2]}}, "ipc: device_ids: 3 ids for 2 ranks"),
-        ({"ipc": {"orphans": "keep"}}, "ipc: orphans: is 'keep'; it must be copy or refuse"),
+        ({"ipc": {"orphans": "keep"}}, "ipc: 'orphans' is 'keep'; it must be one of copy, refuse"),
         ({"strategy": "ipc_async"}, "ipc_async: address: is missing; give the trainer's"),
-        ({"delta": {"fallback": "hope"}}, "delta: fallback and max_chain: are 'hope' and 16"),
-        ({"engine_words": {"answers": ["all"]}}, "engine_words: answers: unknown word 'all'"),
+        ({"delta": {"fallback": "hope"}}, "delta: 'fallback' is 'hope'; it must be one of full, refuse"),
+        (
+            {"engine_words": {"answers": ["all"]}},
+            "engine_words: 'answers' is ['all']; it must be a list of one of weights",
+        ),
         ({"communicators": {"tp": [[0], [1]]}}, "communicators: no communicator joins the ranks [0] with"),
-        ({"mooncake": {"silence_s": 0}}, "mooncake: 'silence_s' is 0; it must be a positive number"),
+        ({"mooncake": {"silence_s": 0}}, "mooncake: 'silence_s' is 0; it must be a number more than 0"),
         ({"rsnc": {}}, "'rsnc' is unknown; did you mean 'rsync'?"),
     ],
 )

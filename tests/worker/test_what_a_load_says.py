@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from lone_rank import LoneRank, load
 
@@ -9,9 +10,10 @@ import wsm
 from tests.raising import raising
 from wsm.controller.errors import RankFailedError
 from wsm.labels import bad_version
+from wsm.typed import bad_keyword
 
 
-@pytest.mark.parametrize("said", [8, None, "07", True, -1])
+@pytest.mark.parametrize("said", [8, None, "a b", True, -1])
 def test_a_load_that_brings_another_version_than_asked_fails_and_nothing_serves(make_lone, said):
     """All ranks could agree on it, and committed word, receipt and tokens would name two versions."""
     lone: LoneRank = make_lone(load=lambda context, target: {**load(context, target), "version": said})
@@ -52,7 +54,46 @@ def test_a_load_may_return_what_it_loaded_as_a_type_with_facts_of_its_own(make_l
     assert receipt.version == "7"
     assert receipt.ranks[0].facts["copies"] == 2
     assert "adopted_bytes" not in receipt.ranks[0].facts
-    assert wsm.Loaded.of({**dict.fromkeys(KEYS, 1), "copies": 2}).facts()["copies"] == 2
+    said = {"version": "7", "digest": "d", "manifest_digest": "m", "bytes": 1, "tensors": 1, "copies": 2}
+    assert wsm.Loaded.of(said).facts() == said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"bytes": "16"},
+        {"tensors": None},
+        {"digest": 7},
+        {"digest": "d" * 20_000},
+        {"files": "all"},
+        {"not_loaded": 3},
+        {"more": None},
+        {"note": {(1, 2): 3}},
+        {"note": object()},
+        {"note": float("nan")},
+        {"bases": 1},
+    ],
+)
+def test_what_a_report_cannot_hold_is_that_load_s_failure_by_name(make_lone, said):
+    """It was committed, and the caller's receipt raised TypeError; or each poll() did."""
+    lone: LoneRank = make_lone(load=lambda context, target: {**load(context, target), **said})
+    with pytest.raises(RankFailedError, match=f"{next(iter(said))!r}: ") as caught:
+        lone.update(7)
+    assert (caught.value.action, caught.value.context["error"]) == ("load_weights", "bad-fact")
+    assert lone.worker.poll() is not None
+
+
+def test_numbers_of_numpy_are_numbers_in_a_receipt(make_lone):
+    numbers = {
+        "bytes": np.int64(16),
+        "load_s": np.float32(0.5),
+        "more": {"ok": np.True_, "of": (1,)},
+    }
+    lone: LoneRank = make_lone(load=lambda context, target: {**load(context, target), **numbers})
+    report = lone.update(7).ranks[0]
+    assert report.bytes == 16
+    assert report.facts["load_s"] == 0.5
+    assert (report.facts["ok"], report.facts["of"]) == (True, [1])
 
 
 def test_a_load_that_says_what_was_asked_serves(make_lone):
@@ -61,10 +102,10 @@ def test_a_load_that_says_what_was_asked_serves(make_lone):
     assert lone.worker.version == "7"
 
 
-@pytest.mark.parametrize("version", [-1, True, "07", "a b", 7.0])
+@pytest.mark.parametrize("version", [-1, True, "a b", 7.0])
 def test_what_is_no_version_is_refused_before_anything_is_written(make_lone, version):
     """It could be loaded, prepared and decided, and then never be stored as committed."""
     lone = make_lone()
-    with raising(bad_version):
+    with raising((bad_version, bad_keyword)):
         lone.controller.update(version)
     assert lone.controller.status().sequence == 0

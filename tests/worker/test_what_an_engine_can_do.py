@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from living_group import eventually
+from lone_rank import load
 
 from wsm import EngineWordsConfig, InFlightPolicy, WsmConfig
 from wsm.actions import names
 from wsm.actions.options import PlanOptions
+from wsm.actions.plan import derive_plans
 from wsm.config import Deadlines
 from wsm.controller.errors import CommandRefusedError
 from wsm.errors import BadInputError
@@ -61,18 +63,27 @@ def test_a_worker_refuses_options_that_promise_what_its_runner_lacks(runner, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_leave_standing_what_the_configuration_alone_says(make_lone):
-    runner = InMemoryRunner([])
-    options = PlanOptions.from_runner(runner, deadlines={names.RELEASE_WEIGHTS: 5.0})
-    rank = make_lone(
-        runner=runner, plan_options=options, deadlines=Deadlines(action_s={names.LOAD_WEIGHTS: 7.0})
-    )
-    declared = {
-        action.name: action.deadline_s
-        for plan in rank.controller._access.group.plans(0, epoch=1).plans
-        for action in plan.actions
-    }
-    assert (declared[names.LOAD_WEIGHTS], declared[names.RELEASE_WEIGHTS]) == (7.0, 5.0)
+def test_options_leave_standing_what_the_configuration_alone_says():
+    options = PlanOptions.from_runner(InMemoryRunner([]), deadlines={names.RELEASE_WEIGHTS: 5.0})
+    configured = options.configured(shut_down_groups=False, deadlines={names.LOAD_WEIGHTS: 7.0})
+    found = {action.name: action.deadline_s for plan in derive_plans(configured) for action in plan}
+    assert (found[names.LOAD_WEIGHTS], found[names.RELEASE_WEIGHTS]) == (7.0, 5.0)
+
+
+def test_the_action_at_hand_stands_under_its_name_and_deadline_in_the_slot_of_its_rank(make_lone):
+    """Actions that an engine adds, too; no journal is asked for it."""
+    seen = []
+
+    def look(context, target):
+        seen.append(rank.controller._access.group.facts().ranks[0])
+        return load(context, target)
+
+    rank = make_lone(load=look, deadlines=Deadlines(action_s={names.LOAD_WEIGHTS: 7.0}))
+    rank.update(1)
+    action = seen[0].action
+    assert (action.name, action.deadline_s, action.collective) == (names.LOAD_WEIGHTS, 7.0, False)
+    assert (seen[0].plan, action.seconds is not None) == ("update", True)
+    assert rank.controller._access.group.facts().ranks[0].action is None
 
 
 @pytest.mark.parametrize(

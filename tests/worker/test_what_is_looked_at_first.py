@@ -11,8 +11,8 @@ import pytest
 
 from wsm import log
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
-from wsm.signals import live_signal
-from wsm.signals.live_signal import LiveSignal
+from wsm.signals import fastdeploy
+from wsm.signals.fastdeploy import LiveSignal
 from wsm.strategies import TensorSpec
 from wsm.testing import InMemoryRunner
 
@@ -100,6 +100,6 @@ def test_a_signal_that_is_not_there_or_is_made_anew_is_taken_when_it_is(signal, 
 
 
 def test_a_signal_that_cannot_be_mapped_stops_no_rank(signal, tmp_path, monkeypatch):
-    monkeypatch.setattr(live_signal, "SharedFile", Mock(side_effect=OSError(errno.ENOMEM, "no memory")))
+    monkeypatch.setattr(fastdeploy, "SharedFile", Mock(side_effect=OSError(errno.ENOMEM, "no memory")))
     LiveSignal("8002", 0, directory=tmp_path).beat()
     assert times(signal) == (0, 0)

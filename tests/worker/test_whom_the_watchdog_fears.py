@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +10,16 @@ from pathlib import Path
 import pytest
 from living_group import eventually
 
+from tests.leftovers import group_name
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.clock import SystemClock
 from wsm.controller.abandoned_commands import AbandonedCommands
+from wsm.journal import entry as kinds
+from wsm.report import AT_HAND_KIND, AtHand
+from wsm.signals.presence import read_presence
 from wsm.signals.segment import Segment
-from wsm.states import journal as kinds
 from wsm.states.phases import RankState
 from wsm.testing import InMemoryRunner
 from wsm.worker._group_words import GroupWords
@@ -62,8 +64,8 @@ class CountingGroups:
 
 @pytest.fixture
 def segment(tmp_path):
-    with Segment.create(
-        f"test-{secrets.token_hex(4)}",
+    with Segment.create_or_adopt(
+        group_name(),
         world_size=2,
         helpers=1,
         run_id="",
@@ -85,17 +87,27 @@ def stand(segment: Segment, directory: Path, participant: int) -> subprocess.Pop
     return program
 
 
+def test_what_a_predecessor_died_inside_of_is_forgotten_as_its_place_is_taken(segment):
+    words = GroupWords(segment, 0)
+    words.presence.inside(7)
+    plans = derive_plans(PlanOptions.from_runner(InMemoryRunner([])))
+    ActionWatch(0, segment.at_hand[0], words.presence, plans, SystemClock()).joins(2)
+    assert read_presence(segment.words, segment.layout.heartbeat[0]).since_ns == 0
+    assert AtHand.from_bytes(segment.at_hand[0].read(2, 0, AT_HAND_KIND)).action is None
+
+
 def test_a_dead_peer_breaks_them_and_a_dead_helper_does_not(segment, tmp_path):
     helper, peer = (stand(segment, tmp_path, participant) for participant in (2, 1))
     plans = derive_plans(PlanOptions.from_runner(InMemoryRunner([])))
     words, groups = GroupWords(segment, 0), CountingGroups()
-    watch = ActionWatch(0, words.presence, plans, SystemClock())
+    watch = ActionWatch(0, segment.at_hand[0], words.presence, plans, SystemClock())
     recorder = Recorder(rank=0, clock=SystemClock())
     abandoned = AbandonedCommands(segment, who="rank 0")
     state = RankState(rank=0, epoch=1)
     watchdog = Watchdog(words, watch, groups, recorder, lambda: state, abandoned=abandoned)
     helper.kill()
     helper.communicate()
+    watch.joins(1)
     watch.takes_up(plans.clear)  # it looks around whenever a command begins
     peer.kill()
     peer.communicate()

@@ -8,9 +8,9 @@ from wsm import HOLD, SERVE, Deadlines
 from wsm.clock import ManualClock
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.controller.group_view import GroupView
-from wsm.states import journal as kinds
+from wsm.journal import entry as kinds
+from wsm.journal.replay import replay
 from wsm.states.epochs import next_epoch
-from wsm.states.replay import replay
 from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.worker.errors import TeardownFailedError
 
@@ -154,6 +154,7 @@ def test_the_pause_that_a_new_epoch_begins_is_counted_until_the_rank_serves_agai
 
 def test_a_new_epoch_ends_a_command_in_the_middle(lone):
     pending = lone.controller.begin_clear(settle_s=0.1)
+    pending.written(10)
     for _ in range(4):
         lone.worker.poll()
     poll_until_joined(lone, begin_epoch(lone))

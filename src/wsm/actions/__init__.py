@@ -9,10 +9,8 @@ module              answers
 :mod:`.surfaces`    what must an engine offer?
 :mod:`.base`        what is an action, what may it know, and what is a plan of actions?
 :mod:`.names`       which actions has wsm?
-:mod:`.addition`    how does an action of an engine's own get into the plans?
-:mod:`.options`     which facts about an engine decide its plans?
-:mod:`.plan`        which actions does an engine need for each transition?
-:mod:`.order`       which order must plans have, and why?
+:mod:`.options`     which facts about an engine, and which actions of its own, decide its plans?
+:mod:`.plan`        which actions does an engine need for each transition, in which order, and why?
 :mod:`.measuring`   what is measured of an engine?
 :mod:`.errors`      what can go wrong?
 :mod:`.backends`    which real engines are fitted already?
@@ -22,9 +20,8 @@ The actions themselves are private, by what they act on: :mod:`._requests`, :mod
 :mod:`._groups`, :mod:`._weights`, :mod:`._caches` and :mod:`._verify`.
 """
 
-from wsm.actions.addition import Addition
 from wsm.actions.base import Action, ActionContext, Plan, SteppedAction
-from wsm.actions.options import PlanOptions
+from wsm.actions.options import Addition, PlanOptions
 from wsm.actions.plan import derive_plans
 
 __all__ = [

@@ -1,39 +1,20 @@
 """Captured CUDA graphs: dropped before anything they point at goes, captured when all of it is back.
 
-Responsible for the order main model, then draft models, which FastDeploy#7522 learnt by a hang. It
-must not know what a graph is; on a CPU another capture of addresses may stand behind the surface.
+The main model comes first, then draft models, which FastDeploy#7522 learnt by a hang.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import AddressContract
 from wsm.actions.surfaces import GraphSurface, NamingGraphs, require
-
-
-def _main(context: ActionContext, action: str) -> Iterator[GraphSurface]:
-    yield require(context.runner.graphs, name="graphs", action=action)
-
-
-def _drafts(context: ActionContext) -> Iterator[GraphSurface]:
-    for auxiliary in context.runner.auxiliaries:
-        if auxiliary.graphs is not None:
-            yield auxiliary.graphs
 
 
 class _Graphs(Action):
     """What dropping and capturing share: the graphs of the main model, or those of all draft models.
 
-    Parameters
-    ----------
-    capture_is_collective : bool
-        Whether capturing runs forward passes with collectives in them (FastDeploy's does under TP).
-    contract : AddressContract or None
-        Where captured storage addresses are kept; only the main model's actions have one.
+    Capturing may run forward passes with collectives in them (FastDeploy's does under TP).
     """
 
     draft: bool
@@ -42,8 +23,11 @@ class _Graphs(Action):
         self._capture_is_collective = capture_is_collective
         self._contract = contract
 
-    def _surfaces(self, context: ActionContext) -> Iterator[GraphSurface]:
-        return _drafts(context) if self.draft else _main(context, self.name)
+    def _surfaces(self, context: ActionContext) -> list[GraphSurface]:
+        if not self.draft:
+            return [require(context.runner.graphs, name="graphs", action=self.name)]
+        found = [auxiliary.graphs for auxiliary in context.runner.auxiliaries]
+        return [graphs for graphs in found if graphs is not None]
 
     def _drop(self, context: ActionContext) -> None:
         for graphs in self._surfaces(context):
@@ -57,18 +41,14 @@ class _Graphs(Action):
             context.progress()
         if self._contract is not None:
             named = [graphs for graphs in self._surfaces(context) if isinstance(graphs, NamingGraphs)]
-            all_say = len(named) == len(list(self._surfaces(context)))
+            all_say = len(named) == len(self._surfaces(context))
             names_used = {name for graphs in named for name in graphs.captured_tensors()}
             self._contract.record(context.runner.weights, names_used if all_say else None)
 
-    def _expect(self, context: ActionContext, *, captured: bool) -> None:
-        wrong = sum(graphs.captured() is not captured for graphs in self._surfaces(context))
-        if wrong:
-            raise PostconditionError(
-                action=self.name,
-                expected="every graph captured" if captured else "no graph captured",
-                found=f"{wrong} surface(s) that say otherwise",
-            )
+    def _expect_all(self, context: ActionContext, *, captured: bool) -> None:
+        wrong = sum(bool(graphs.captured()) is not captured for graphs in self._surfaces(context))
+        expected = "every graph captured" if captured else "no graph captured"
+        self._expect(not wrong, expected, f"{wrong} surface(s) that say otherwise")
 
 
 class DropMainGraphs(_Graphs):
@@ -79,19 +59,17 @@ class DropMainGraphs(_Graphs):
     draft = False
 
     def run(self, context: ActionContext) -> None:
-        """Drop the graphs. Local."""
         self._drop(context)
 
     def probe(self, context: ActionContext) -> None:
-        """Ask the surfaces whether a graph is left; PostconditionError if so."""
-        self._expect(context, captured=False)
+        self._expect_all(context, captured=False)
 
     def undo(self, context: ActionContext) -> None:
         """Capture again if that needs no other rank, else report ``graphs_left_dropped``.
 
         A rank without graphs serves correctly and slowly, while capturing with some ranks absent hangs.
         """
-        if context.weights_touched or not context.from_normal:
+        if context.done.weights_touched or not context.from_normal:
             return
         if self._capture_is_collective:
             context.facts["graphs_left_dropped"] = True
@@ -124,11 +102,9 @@ class CaptureMainGraphs(_Graphs):
         self._capture(context)
 
     def probe(self, context: ActionContext) -> None:
-        """Ask the surfaces whether every graph is captured; PostconditionError if not."""
-        self._expect(context, captured=True)
+        self._expect_all(context, captured=True)
 
     def undo(self, context: ActionContext) -> None:
-        """Drop what was captured, in part or whole. Local."""
         self._drop(context)
 
 

@@ -1,14 +1,10 @@
-"""Communicators, and DeepEP's exchange buffer on the expert-parallel one: shut down, restarted, given up.
-
-Responsible for the order of kinds and for never doing twice what was done once. It must not know how a
-backend ends a communicator.
-"""
+"""Communicators, and DeepEP's exchange buffer on the expert-parallel one: shut down, restarted, given up."""
 
 from __future__ import annotations
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.errors import PostconditionError, PreconditionError
+from wsm.actions.errors import PreconditionError
 from wsm.actions.surfaces import (
     AbandonableBuffer,
     AbandonableGroups,
@@ -33,16 +29,11 @@ def incarnation(context: ActionContext, kind: GroupKind) -> str:
 
 
 class ShutDownGroup(Action):
-    """Tear one communicator down, after all its members have met on it for the last time.
+    """Tear one communicator down, after all its members have met on it. Collective, blocks for the slowest.
 
-    A group that is down already is left alone, so a second clear never shuts a group twice or meets
-    on a dead one (FastDeploy#5710). Whether it is down is the same on all members, since only
-    collective actions change it; a member for which that fails ends the epoch.
-
-    Parameters
-    ----------
-    kind : GroupKind
-        Which communicator.
+    A group that is down already is left alone: a second clear never meets on a dead one (FastDeploy#5710).
+    Whether it is down is the same on all members, since only collective actions change it; a member for which
+    that fails ends the epoch.
     """
 
     collective = True
@@ -50,50 +41,37 @@ class ShutDownGroup(Action):
 
     def __init__(self, kind: GroupKind) -> None:
         self.kind = kind
-        self.name = names.SHUT_DOWN_GROUP[kind]
+        self.name = f"shut_down_{kind.value}_group"
         self.purpose = f"shut the {kind.value} group down"
 
     def run(self, context: ActionContext) -> None:
-        """Meet, then shut down. Collective, blocks for the slowest member."""
         groups = _groups(context, self.name)
         if not groups.alive(self.kind):
             return
-        context.weights_touched = True
+        context.done.weights_touched = True
         groups.barrier(self.kind)
         groups.shut_down(self.kind)
 
     def probe(self, context: ActionContext) -> None:
-        """Ask whether the group is down; PostconditionError if not."""
-        if _groups(context, self.name).alive(self.kind):
-            raise PostconditionError(
-                action=self.name, expected=f"the {self.kind.value} group down", found="a group that is alive"
-            )
+        alive = _groups(context, self.name).alive(self.kind)
+        self._expect(not alive, f"the {self.kind.value} group down", "a group that is alive")
 
 
 class RestartGroup(Action):
-    """Create one communicator anew if it is down, and prove it by a barrier.
+    """Create one communicator anew if it is down, and prove it by a barrier. Collective, blocks.
 
-    It has no undo: shutting down is collective. Where an update is discarded the group stays up, on
-    every member alike, and the next update finds it there.
-
-    Until an epoch has booted, one that is up is given up and created again: an update that failed in its
-    middle may have left the group up on some members only.
-
-    Parameters
-    ----------
-    kind : GroupKind
-        Which communicator.
+    It has no undo: shutting down is collective. Until an epoch has booted, one that is up is given up and
+    created again: an update that failed in its middle may have left it up on some members only.
     """
 
     collective = True
 
     def __init__(self, kind: GroupKind) -> None:
         self.kind = kind
-        self.name = names.RESTART_GROUP[kind]
+        self.name = f"restart_{kind.value}_group"
         self.purpose = f"create the {kind.value} group anew"
 
     def run(self, context: ActionContext) -> None:
-        """Create the group and meet on it. Collective, blocks for the slowest member."""
         groups = _groups(context, self.name)
         if context.boots and isinstance(groups, AbandonableGroups):
             groups.abandon(self.kind)
@@ -102,33 +80,20 @@ class RestartGroup(Action):
         groups.barrier(self.kind)
 
     def probe(self, context: ActionContext) -> None:
-        """Ask whether the group is up; PostconditionError if not."""
-        if not _groups(context, self.name).alive(self.kind):
-            raise PostconditionError(
-                action=self.name, expected=f"the {self.kind.value} group alive", found="a group that is down"
-            )
+        alive = _groups(context, self.name).alive(self.kind)
+        self._expect(alive, f"the {self.kind.value} group alive", "a group that is down")
 
 
 class AbandonGroups(Action):
-    """Let go of every communicator alone: a peer is dead, so they are broken and no rank can meet on them.
-
-    For a rank that outlives its epoch. The first update of the next epoch creates them anew.
-    """
+    """Let go of every communicator alone: a peer is dead, so they are broken and no rank can meet on them."""
 
     name = names.ABANDON_GROUPS
     purpose = "let go of the communicators that broke with a peer"
     touches_weights = True
 
     def run(self, context: ActionContext) -> None:
-        """Give them up. Local, never waits.
-
-        Raises
-        ------
-        PreconditionError
-            If one is up and cannot be given up alone: this process cannot outlive its epoch.
-        """
         groups = _groups(context, self.name)
-        context.weights_touched = True
+        context.done.weights_touched = True
         for kind in SHUT_DOWN_ORDER:
             if kind not in groups.kinds() or not groups.alive(kind):
                 continue
@@ -141,11 +106,9 @@ class AbandonGroups(Action):
             groups.abandon(kind)
 
     def probe(self, context: ActionContext) -> None:
-        """Ask whether all are down; PostconditionError if not."""
         groups = _groups(context, self.name)
         up = [kind.value for kind in groups.kinds() if groups.alive(kind)]
-        if up:
-            raise PostconditionError(action=self.name, expected="every group down", found=f"{up} alive")
+        self._expect(not up, "every group down", f"{up} alive")
 
 
 def _buffer(context: ActionContext, action: str) -> DeepEPSurface:
@@ -163,7 +126,7 @@ def _need_ep_group(context: ActionContext, action: str) -> None:
 
 
 class ClearDeepEPBuffer(Action):
-    """Destroy the buffer.
+    """Destroy the buffer. Collective over the EP group, blocks for its slowest member.
 
     Counts as touching: only all ranks together can recreate it, so a rank that has begun this cannot
     go back to serving on its own, and the group's outcome of an abort is CLEARED.
@@ -175,34 +138,24 @@ class ClearDeepEPBuffer(Action):
     touches_weights = True
 
     def precondition(self, context: ActionContext) -> None:
-        """Refuse on a dead EP group: the call would hang (PreconditionError)."""
         if _buffer(context, self.name).allocated():
             _need_ep_group(context, self.name)
 
     def run(self, context: ActionContext) -> None:
-        """Destroy the buffer if it exists. Collective over the EP group, blocks for its slowest member.
-
-        Whether it exists is the same on all ranks: it is only ever created and destroyed by all of them.
-        """
         deepep = _buffer(context, self.name)
         if deepep.allocated():
-            context.weights_touched = True
+            context.done.weights_touched = True
             deepep.clear_buffer()
 
     def probe(self, context: ActionContext) -> None:
-        """Ask whether the buffer is gone; PostconditionError if not."""
-        if _buffer(context, self.name).allocated():
-            raise PostconditionError(
-                action=self.name, expected="no buffer", found="a buffer that is allocated"
-            )
+        self._expect(not _buffer(context, self.name).allocated(), "no buffer", "a buffer that is allocated")
 
 
 class RecreateDeepEPBuffer(Action):
-    """Create the buffer on the present EP group.
+    """Create the buffer on the present EP group if there is none, then meet on it. Collective, blocks.
 
-    It has no undo: destroying is collective. Where an update is discarded the buffer stays, and the
-    next update finds it there on every rank alike. Until an epoch has booted, one that is there is given
-    up first, because its group is created anew.
+    It has no undo: destroying is collective. Until an epoch has booted, one that is there is given up first,
+    because its group is created anew.
     """
 
     name = names.RECREATE_DEEPEP_BUFFER
@@ -210,11 +163,9 @@ class RecreateDeepEPBuffer(Action):
     collective = True
 
     def precondition(self, context: ActionContext) -> None:
-        """Refuse on a dead EP group (PreconditionError)."""
         _need_ep_group(context, self.name)
 
     def run(self, context: ActionContext) -> None:
-        """Create the buffer if there is none, then meet on the EP group. Collective, blocks."""
         deepep = _buffer(context, self.name)
         if context.boots and isinstance(deepep, AbandonableBuffer):
             deepep.abandon_buffer()
@@ -225,9 +176,7 @@ class RecreateDeepEPBuffer(Action):
             groups.barrier(GroupKind.EP)
 
     def probe(self, context: ActionContext) -> None:
-        """Ask whether the buffer is there; PostconditionError if not."""
-        if not _buffer(context, self.name).allocated():
-            raise PostconditionError(action=self.name, expected="an allocated buffer", found="none")
+        self._expect(_buffer(context, self.name).allocated(), "an allocated buffer", "none")
 
 
 class AbandonDeepEPBuffer(Action):
@@ -238,15 +187,8 @@ class AbandonDeepEPBuffer(Action):
     touches_weights = True
 
     def run(self, context: ActionContext) -> None:
-        """Free it. Local, never waits.
-
-        Raises
-        ------
-        PreconditionError
-            If only all ranks together can free it: this process cannot outlive its epoch.
-        """
         deepep = _buffer(context, self.name)
-        context.weights_touched = True
+        context.done.weights_touched = True
         if not deepep.allocated():
             return
         if not isinstance(deepep, AbandonableBuffer):
@@ -258,8 +200,4 @@ class AbandonDeepEPBuffer(Action):
         deepep.abandon_buffer()
 
     def probe(self, context: ActionContext) -> None:
-        """Ask whether the buffer is gone; PostconditionError if not."""
-        if _buffer(context, self.name).allocated():
-            raise PostconditionError(
-                action=self.name, expected="no buffer", found="a buffer that is allocated"
-            )
+        self._expect(not _buffer(context, self.name).allocated(), "no buffer", "a buffer that is allocated")

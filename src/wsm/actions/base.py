@@ -1,18 +1,13 @@
 """What a unit of work in a transition is, and what a plan made of such units is.
 
-An action does one thing to the engine, through the surfaces of :mod:`wsm.actions.surfaces`. It
-declares everything that a plan, a reviewer or a fault injector wants to know about it, so that the
-worker can run it without knowing what it does. It knows neither words nor states: the worker
-decides when it runs and what its outcome means.
-
-Life of one action, each call made by the worker from ``poll()``, never from a machine's callback::
+An action does one thing to the engine, through the surfaces of :mod:`wsm.actions.surfaces`. It declares what
+a plan, a reviewer or a fault injector wants to know. It knows neither words nor states: the worker decides
+when it runs and what its outcome means. The worker makes each call from ``poll()``::
 
     precondition -> (vote, if collective) -> run -> probe    the good path
                                              run raises      -> undo of what was begun, in reverse
 
-A plan is data. It runs nothing; the worker walks through it, one action per turn. How a plan comes
-about is in :mod:`wsm.actions.plan`, what order it must have in :mod:`wsm.actions.order`. What the
-worker does with a plan::
+A plan is data (:mod:`wsm.actions.plan` composes it). The worker walks through it, one action per turn::
 
     admit            when the command is seen: refuses policies, changes nothing
     admission        run then, before anything else; what it raises refuses the command
@@ -23,33 +18,36 @@ worker does with a plan::
     undo             after ABORT where the group keeps what it had: of everything that began, latest first
     (the discard plan instead of undo, where the group drops what it had)
 
-A hot plan differs: its first actions run beside the serving loop, the others after the decision::
-
-    staging          in a thread, while the rank serves; then PREPARED
-    (decision)
-    before_parking   as above
-    flip             all in one poll()
-    commit           as above
+In a hot plan a thread runs the first actions (``staging``) while the rank serves, until PREPARED. After the
+decision the rank parks, runs the others (``flip``) in one poll(), and commits.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import enum
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
-from wsm.actions import errors
-from wsm.actions.errors import PreconditionError, load_incomplete
+from wsm.actions.errors import PostconditionError
 from wsm.actions.surfaces import Runner, StagedWeights
+from wsm.errors import BadInputError, InternalError, RefusedError
+from wsm.payload import plain_facts
 from wsm.states.plan_key import CLEAR, DISCARD, HOT, REJOIN, UPDATE, UPDATE_IN_PLACE, PlanKey
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, TransferMode, UnknownTensors
 from wsm.strategies.tensor import WeightTarget
+from wsm.typed import CountFrom0, ShortText, annotations_of
 
 
 def _no_progress() -> None:
     """Stand in for the worker's heartbeat where there is no worker, and for a look at nothing."""
+
+
+def _loads_nothing(_context: object, _target: object) -> NoReturn:
+    raise InternalError("a command that loads weights was made without a function that loads them")
 
 
 #: What a load must say: without it the served version cannot be told.
@@ -62,48 +60,40 @@ class Loaded:
 
     Parameters
     ----------
-    version : str or None
-        The version: the one that was asked for, if one was.
-    digest : str
-        Of all tensors, comparable with that of the resident bytes
-        (:func:`wsm.actions.measuring.resident_digest`); they are read again and compared with it.
-    manifest_digest : str
-        Of what the source declared before it was loaded.
-    bytes, tensors : int
-        How much was loaded.
+    digest, manifest_digest : str
+        Of all tensors, which are read again and compared with it
+        (:func:`wsm.actions.measuring.resident_digest`); and of what the source declared before it was loaded.
     manifest_scope : str or None
         A value of :class:`wsm.strategies.ManifestScope`. ``"group"``: the manifest digest is that of the
-        whole publication, and must be equal on all ranks.
-    files : sequence of str
-        What was read.
+        whole version, and must be equal on all ranks.
+    publication : str or None
+        The publication that it is of; must be equal on all ranks, too, where the manifest digest must be.
     load_s, sync_s, apply_s : float or None
         Seconds, together and in parts.
     peak_extra_bytes, adopted_bytes : int or None
         Memory beside the model while loading, and memory of the source that the model keeps.
-    partial : bool or None
-        Whether tensors were allowed to be missing.
-    kept_tensors : int or None
-        How many of them were.
-    not_loaded : sequence of str or None
-        Which.
-    verified_tensors : int or None
-        How many tensors had a digest that their source promised, which matched.
-    unknown_tensors : int or None
-        How many tensors of the source were left out since the model does not have them.
+    partial, kept_tensors, not_loaded
+        Whether tensors were allowed to be missing, how many were, and which.
+    verified_tensors, unknown_tensors : int or None
+        How many matched a digest that their source promised; how many the model does not have.
     through_models : bool or None
         Whether the models took the tensors by their own loaders, and may be processed then.
-    auxiliary_tensors : int or None
-        How many tensors were for auxiliary models, too.
+    bases : sequence of str or None
+        The versions that this one, a part, was put on: the whole one, then other parts. wsm says so itself,
+        and in `restorable` whether all of these are kept.
+    tensor_set : str or None
+        Which tensors models took that say nothing beforehand (:class:`wsm.strategies.load.LoadReport`).
     more : mapping
         Other facts for the receipt, JSON-ready.
     """
 
-    version: str | None
-    digest: str
-    manifest_digest: str
-    bytes: int
-    tensors: int
-    manifest_scope: str | None = None
+    version: ShortText | None
+    digest: ShortText
+    manifest_digest: ShortText | None
+    bytes: CountFrom0
+    tensors: CountFrom0
+    manifest_scope: ShortText | None = None
+    publication: ShortText | None = None
     files: Sequence[str] | None = None
     load_s: float | None = None
     sync_s: float | None = None
@@ -117,111 +107,99 @@ class Loaded:
     unknown_tensors: int | None = None
     through_models: bool | None = None
     auxiliary_tensors: int | None = None
+    bases: Sequence[ShortText] | None = None
+    restorable: bool | None = None
+    tensor_set: str | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, said: object) -> Loaded:
         """Return what a load function returned as one of these; a mapping with the same keys is one.
 
+        The caller compares the version with its own.
+
         Raises
         ------
         BadInputError
-            ``load-incomplete``, naming all keys that are missing.
+            ``load-incomplete``: keys are missing; ``bad-fact``: a value is none of JSON, or not as annotated
+            here.
         """
-        if isinstance(said, cls):
-            return said
-        known = dict(said) if isinstance(said, Mapping) else {}
+        known = vars(said) if isinstance(said, cls) else said if isinstance(said, Mapping) else {}
         if not known.keys() >= set(_SAID):
             missing = tuple(name for name in _SAID if name not in known)
-            raise load_incomplete(missing, found=type(said).__name__)
-        own: dict[str, Any] = {}
-        more = {**known.pop("more", {})}
-        for name, value in known.items():
-            (own if name in _OF_LOADED else more)[name] = value
-        return cls(**own, more=more)
+            raise BadInputError(
+                f"the load function returned a {type(said).__name__} without {', '.join(missing)}; return a "
+                "wsm.Loaded, or a mapping with all of these",
+                code="load-incomplete",
+                unfit=True,
+                missing=missing,
+            )
+        annotations = {name: kind for name, kind in annotations_of(cls).items() if name != "version"}
+        facts = plain_facts("the load function", known, annotations)
+        own = {name: facts.pop(name) for name in annotations if name in facts and name != "more"}
+        return cls(version=facts.pop("version"), **own, more={**facts.pop("more", {}), **facts})
 
     def facts(self) -> dict[str, Any]:
         """Return what was said, by name; what was not said is absent."""
         fields_said = vars(self).items()
         said = {name: value for name, value in fields_said if value is not None or name in _SAID}
         del said["more"]
-        return {**said, **self.more}
-
-
-_OF_LOADED = frozenset(one.name for one in fields(Loaded)) - {"more"}
-
-
-#: What brings a version: ``load(context, target)`` writes every byte of it into `target`.
-LoadFunction = Callable[["ActionContext", WeightTarget], Loaded | Mapping[str, Any]]
+        return {**self.more, **said}
 
 
 @dataclass
+class WorkDone:
+    """What the actions of one command have done so far.
+
+    The first action that takes away something that this rank cannot restore on its own sets
+    `weights_touched`. It stays set for the rest of the command: a verified load makes the new weights whole,
+    not the old ones.
+    """
+
+    staged: StagedWeights | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    weights_touched: bool = False
+
+
+@dataclass(frozen=True)
 class ActionContext:
-    """What an action may know about the command that it serves.
+    """What an action may know about the command that it serves; `done` alone changes while it is carried out.
 
     Parameters
     ----------
-    runner : Runner
-        The engine's surfaces.
-    rank, world_size : int
-        This rank and the number of ranks in the group.
     epoch, sequence : int
         Identity of the command; together they name an incarnation of what is created by it.
     version : str or None
         The version to load; None for a command that loads nothing.
-    in_flight : InFlightPolicy
-        What becomes of running requests.
-    kv_policy : KVPolicy
-        What becomes of the KV cache.
     from_normal : bool
         Whether the rank had all that a step needs when the command began.
-    held : bool
-        Whether the group was held when the command began: nothing but a release, or an update that says so,
-        admits requests again.
-    set_aside : bool
-        Whether that hold has set requests aside, as far as it is known without asking the scheduler.
+    held, set_aside : bool
+        Whether the group was held when the command began, so that only a release, or an update that says so,
+        admits requests; and whether that hold has set requests aside, as far as is known without the
+        scheduler.
     boots : bool
         Whether no weights were committed in this epoch yet: a member of a communicator may be a new process.
     kept_digest : str or None
-        Digest of the weights that computed the blocks which a clear of the weights alone has kept; None where
-        the cache holds no such blocks.
+        Digest of the weights that computed the blocks which a clear of the weights alone has kept.
     partial : bool
         Whether the version may lack tensors, which then keep what they hold.
     bases : tuple of str
-        The versions to load before `version`, which is a part and put on them: the whole one, then other
-        parts. Empty where it is whole, or is put on what is held.
-    promised_digest : str or None
-        Digest of all tensors that a load with `bases` must come to; None where it is not known.
-    looked : tuple of str
-        The files to load that were looked at as the command began; empty where their version says what they
-        are.
-    look_again : callable
-        Raises ``source-changed`` if one of these is not what it was then.
-    load : callable or None
-        ``load(context, target) -> Loaded``: runs the configured strategy into `target` (which is
-        ``runner.weights``, watched for the first byte that is touched). None where nothing is loaded.
+        The versions to load before `version`, which is a part: the whole one, then other parts. Empty where
+        it is whole, or is put on what is held. The result must have `promised_digest`, if that is known.
+    before : str or None
+        The ``tensor_set`` that a load through such models must bring again; any if None, or with `anew`.
+    looked, look_again
+        The files that were looked at as the command began; empty where their version says what they are. The
+        call raises ``source-changed`` if one of them is not what it was then.
+    load : callable
+        ``load(context, target) -> Loaded``: runs the configured strategy into `target` (``runner.weights``,
+        watched for the first byte that is touched).
     progress : callable
-        To be called at least once a second by long work; shows that the rank is alive.
-    transfer_mode : TransferMode or None
-        By which way the version travels; None for the configured one.
-    unknown_tensors : UnknownTensors or None
-        What becomes of tensors that the model does not have; None: as configured.
-    verify_checksum : bool or None
-        Whether a stream must promise digests; None: as configured.
-    rsync_config : mapping or None
-        Options of the transport for this load alone, besides those that are configured.
+        Long work calls it at least once a second to show that the rank is alive.
+    transfer_mode, unknown_tensors, verify_checksum
+        For this load alone; None: as configured. `rsync_config` adds options of the transport.
     cancelled : callable
         True once the group has decided against the command; long work ends with an error of its own then.
-
-    Attributes
-    ----------
-    staged : StagedWeights or None
-        What a hot update has staged so far, or has flipped and not yet let go.
-    facts : dict
-        What actions report for the receipt, by name.
-    weights_touched : bool
-        Set by the first action that takes away something that this rank cannot restore on its own. It
-        stays set for the rest of the command: a verified load makes the new weights whole, not the old ones.
     """
 
     runner: Runner
@@ -240,18 +218,27 @@ class ActionContext:
     partial: bool = False
     bases: tuple[str, ...] = ()
     promised_digest: str | None = None
+    before: str | None = None
+    anew: bool = False
     looked: tuple[str, ...] = ()
     look_again: Callable[[], None] = _no_progress
-    load: LoadFunction | None = None
+    load: LoadFunction = _loads_nothing
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool
     transfer_mode: TransferMode | None = None
     unknown_tensors: UnknownTensors | None = None
     verify_checksum: bool | None = None
     rsync_config: Mapping[str, Any] | None = None
-    staged: StagedWeights | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    weights_touched: bool = False
+    done: WorkDone = field(default_factory=WorkDone)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What actions report for the receipt, by name."""
+        return self.done.facts
+
+
+#: What brings a version: ``load(context, target)`` writes every byte of it into `target`.
+LoadFunction = Callable[[ActionContext, WeightTarget], Loaded | Mapping[str, Any]]
 
 
 class Action(abc.ABC):
@@ -259,19 +246,17 @@ class Action(abc.ABC):
 
     Attributes
     ----------
-    name : str
-        One of :mod:`wsm.actions.names`, unique within a plan; what reports and receipts call it.
-    purpose : str
-        One short phrase for diagrams and reviewers.
+    name, purpose : str
+        One of :mod:`wsm.actions.names`, unique within a plan; and a short phrase for diagrams and reviewers.
     collective : bool
         Whether :meth:`run` needs every rank inside at the same time; it is entered after a vote only.
     touches_weights : bool
         Whether, once it has begun, this rank may be unable to serve what it served before, by its own
         means: old weights are no longer whole, or something is gone that only the whole group can rebuild.
     deadline_s : float
-        Seconds that it may take, run and probe, and that ranks wait for each other's votes before a
-        collective one. Beyond that the command is aborted; a collective one is interrupted where the
-        communicators can be, others end where they call ``context.progress``.
+        Seconds for run and probe, and for the votes before a collective one. Beyond that the command is
+        aborted. A collective action is interrupted where the communicators can be; others end where they
+        call ``context.progress``.
     """
 
     name: str
@@ -281,68 +266,56 @@ class Action(abc.ABC):
     deadline_s: float = 60.0
 
     def precondition(self, context: ActionContext) -> None:  # noqa: B027 - most actions have none
-        """Refuse to begin.
-
-        Raises
-        ------
-        wsm.actions.errors.PreconditionError
-            If the work must not begin; nothing was changed.
-        """
+        """Raise :class:`wsm.actions.errors.PreconditionError` if the work must not begin; change nothing."""
 
     @abc.abstractmethod
     def run(self, context: ActionContext) -> None:
         """Do the work. Whatever it raises fails the command for the group."""
 
     def probe(self, context: ActionContext) -> None:  # noqa: B027 - the plan's verify steps probe for most
-        """Measure that the work is really done.
-
-        Raises
-        ------
-        wsm.actions.errors.PostconditionError
-            If it is not, although :meth:`run` returned.
-        """
+        """Raise :class:`wsm.actions.errors.PostconditionError` if the work is not done after :meth:`run`."""
 
     def undo(self, context: ActionContext) -> None:  # noqa: B027 - nothing to take back for most
-        """Take back what :meth:`run` did, where the group keeps what it had.
+        """Take back what :meth:`run` did, where the group keeps what it had; else the discard plan runs.
 
-        Never collective, idempotent, and safe after a partial run. Not called where the outcome is that
-        everything is dropped: the discard plan runs then.
+        Never collective, idempotent, and safe after a partial run.
         """
+
+    def _expect(self, holds: object, expected: str, found: object) -> None:
+        if not holds:
+            raise PostconditionError(action=self.name, expected=expected, found=str(found))
 
     def bytes_needed(self, context: ActionContext) -> int:  # noqa: ARG002 - for those that override it
         """Memory that the action takes and keeps, in bytes."""
         return 0
 
 
-class SteppedAction(Action):
-    """Work that the engine's own steps complete: begun once, then the loop goes on until it is settled.
+@contextlib.contextmanager
+def facts_kept_plain(action: Action, context: ActionContext) -> Iterator[None]:
+    """Run an action, or its undo, in this context; a report can hold the facts that it has said.
 
-    Such an action runs before the rank parks, since a parked rank steps no more.
+    Raises
+    ------
+    BadInputError (``bad-fact``)
+        If it said what cannot be held; its facts are as they were before.
     """
+    before = dict(context.facts)
+    try:
+        yield
+    finally:
+        said, context.done.facts = context.facts, before
+        known = annotations_of(Loaded)
+        plain = plain_facts(f"the action {action.name}", said, known)
+        unsaid = {name for name in known if plain.get(name) is None} - set(_SAID)
+        context.done.facts = {name: value for name, value in plain.items() if name not in unsaid}
+
+
+class SteppedAction(Action):
+    """Work that the engine's own steps complete: begun before the rank parks, settled by its loop."""
 
     @abc.abstractmethod
     def settled(self, context: ActionContext) -> bool:
         """Whether the rank may park now. Cheap, without effects: asked in every turn of the loop."""
-
-
-def require_load(context: ActionContext, *, action: str) -> None:
-    """Refuse a command that brings nothing to load (PreconditionError)."""
-    if context.load is None:
-        raise PreconditionError(
-            action=action,
-            found="the command has no load function",
-            fix="configure a load strategy for this worker",
-        )
-
-
-def require_digest(context: ActionContext, *, action: str) -> None:
-    """Refuse to verify what does not say what it should be (PreconditionError)."""
-    if not context.facts.get("digest"):
-        raise PreconditionError(
-            action=action,
-            found="the load reported no digest",
-            fix="a load strategy must report the digest of what it applied",
-        )
 
 
 @dataclass(frozen=True)
@@ -353,16 +326,10 @@ class Plan:
     ----------
     key : PlanKey or None
         What it does; None: nothing.
-    actions : tuple of Action
-        In order.
     before_parking : tuple of SteppedAction
         Begun while the rank still steps.
-    commit : tuple of Action
-        Run after COMMIT. Local.
-    kv_policies, in_flight_policies : frozenset
-        What the plan can honour.
-    admission : tuple of Action
-        Run when the command is seen. Local, changes nothing.
+    commit, admission : tuple of Action
+        Run after COMMIT; and when the command is seen, where they change nothing. Local.
     staged : int
         How many of the actions, from the first, run beside the serving loop.
     """
@@ -409,39 +376,32 @@ class Plan:
         Raises
         ------
         RefusedError (``policy-refused``)
-            If the command's KV policy or in-flight policy is not among the plan's, or if the KV policy is
-            about running requests and the in-flight policy leaves none.
+            If the plan has not the command's KV policy or in-flight policy, or these contradict each other.
         """
-        if context.kv_policy not in self.kv_policies:
-            raise errors.policy_refused(
-                plan=self.name,
-                policy=f"the KV policy {context.kv_policy.value!r}",
-                supported=sorted(policy.value for policy in self.kv_policies),
-            )
-        if context.in_flight not in self.in_flight_policies:
-            raise errors.policy_refused(
-                plan=self.name,
-                policy=f"the in-flight policy {context.in_flight.value!r}",
-                supported=sorted(policy.value for policy in self.in_flight_policies),
-            )
-        if context.kv_policy is KVPolicy.KEEP_IN_FLIGHT and context.in_flight is not InFlightPolicy.KEEP:
-            raise errors.policy_refused(
-                plan=self.name,
-                policy=f"the in-flight policy {context.in_flight.value!r} beside the KV policy "
-                f"{context.kv_policy.value!r}, which it leaves nothing to keep",
-                supported=[InFlightPolicy.KEEP.value],
-            )
+        kv, in_flight = context.kv_policy, context.in_flight
+        asked = f"the in-flight policy {in_flight.value!r}"
+        beside = f"{asked} beside the KV policy {kv.value!r}, which it leaves nothing to keep"
+        checks: tuple[tuple[str, enum.Enum, Collection[enum.Enum]], ...] = (
+            (f"the KV policy {kv.value!r}", kv, self.kv_policies),
+            (asked, in_flight, self.in_flight_policies),
+            (beside, in_flight, {InFlightPolicy.KEEP} if kv is KVPolicy.KEEP_IN_FLIGHT else {in_flight}),
+        )
+        for refused, policy, supported in checks:
+            if policy not in supported:
+                values = tuple(sorted(each.value for each in supported))
+                raise RefusedError(
+                    f"the plan {self.name!r} cannot honour {refused}, nothing was changed; "
+                    f"ask for: {', '.join(values)}",
+                    code="policy-refused",
+                    plan=self.name,
+                    policy=refused,
+                    supported=values,
+                )
 
 
 @dataclass(frozen=True)
 class Plans:
-    """All plans of one engine.
-
-    Parameters
-    ----------
-    by_name : mapping of str to Plan
-        Every plan, by the text of its key.
-    """
+    """All plans of one engine, by the text of their keys."""
 
     by_name: Mapping[str, Plan]
 
@@ -451,13 +411,7 @@ class Plans:
 
     def named(self, name: PlanKey | str) -> Plan:
         """Return the plan of that key, or with its text for a name."""
-        plan = self._by_key.get(name)
-        return self.by_name[str(name)] if plan is None else plan
-
-    @functools.cached_property
-    def _by_key(self) -> Mapping[PlanKey | str | None, Plan]:
-        """Every plan by its key, whose text need not be composed for each command."""
-        return {plan.key: plan for plan in self.by_name.values()}
+        return self.by_name[str(name)]
 
     @property
     def clear(self) -> Plan:

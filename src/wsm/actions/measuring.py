@@ -1,9 +1,8 @@
 """What is measured of an engine: its memory, the bytes of its tensors, and where these lie.
 
-A release is believed when the resident bytes fell, not when a call returned (slime#579, miles#86).
-A measurement proves, and never decides whether memory is given back: where it cannot be taken (no descriptor
-is left, the driver does not answer), its figure is None, the fact ``not_measured`` says why, and the command
-goes on. Knows no engine.
+A release is believed when the resident bytes fell, not when a call returned (slime#579, miles#86). Where a
+measurement cannot be taken (no descriptor is left, the driver does not answer), its figure is None, the fact
+``not_measured`` says why, and the command goes on.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from wsm import log
-from wsm.actions import errors
 from wsm.actions.base import ActionContext
 from wsm.actions.surfaces import AvailableMemory
-from wsm.shortage import described
+from wsm.errors import GroupError, described
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 
@@ -35,11 +33,7 @@ ResidentDigest = Callable[[WeightTarget, Callable[[], None]], str]
 
 def resident_bytes(context: ActionContext) -> int | None:
     """Measure what this process occupies, in bytes; None if that cannot be measured now. Never raises."""
-    try:
-        return context.runner.memory.resident_bytes()
-    except Exception as error:  # noqa: BLE001 - whatever a kernel or a driver answers: there is no figure
-        _not_measured(context, error)
-        return None
+    return _measured(context, context.runner.memory.resident_bytes)
 
 
 @runtime_checkable
@@ -52,17 +46,14 @@ class DetailedMemory(Protocol):
 
 
 def log_memory(context: ActionContext, after: str) -> None:
-    """Write one line with what is allocated and reserved, and was at most, in GiB. Never raises.
-
-    A word waits for this, so nothing is measured where no handler would hear it.
-    """
+    """Log what is allocated and reserved, and was at most, in GiB, if a handler hears it. Never raises."""
     if not _hears(logging.INFO):
         return
     memory = context.runner.memory
     try:
         found = memory.figures() if isinstance(memory, DetailedMemory) else {}
         found = found or {"resident": memory.resident_bytes()}
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - whatever a kernel or a driver answers: there is no figure
         _log.info(log.MEMORY_MEASURED, after=after, error=described(error))
         return
     rounded = {f"{name}_gib": round(value / _GIB, 3) for name, value in found.items()}
@@ -79,23 +70,17 @@ def measure_before(context: ActionContext) -> None:
 
 
 def available_bytes(context: ActionContext) -> int | None:
-    """Ask how many bytes may still be taken; None where that is not known. Never raises.
-
-    Admission without a figure refuses nothing: what is asked for is believed to fit, and a shortage that is
-    real fails the action that meets it.
-    """
+    """Ask how many bytes may still be taken; None: unknown, and a load is believed to fit. Never raises."""
     memory = context.runner.memory
-    if not isinstance(memory, AvailableMemory):
-        return None
+    return _measured(context, memory.available_bytes) if isinstance(memory, AvailableMemory) else None
+
+
+def _measured(context: ActionContext, measure: Callable[[], int | None]) -> int | None:
     try:
-        return memory.available_bytes()
+        return measure()
     except Exception as error:  # noqa: BLE001 - as above
-        _not_measured(context, error)
+        context.facts[NOT_MEASURED] = described(error)
         return None
-
-
-def _not_measured(context: ActionContext, error: Exception) -> None:
-    context.facts[NOT_MEASURED] = described(error)
 
 
 @dataclass(frozen=True)
@@ -108,8 +93,7 @@ class MemoryDrop:
         Of the bytes that were said to be let go, 0 to 1. Below 1 because memory that was reserved and
         never written is let go without ever having been resident.
     noise_bytes : int
-        What a process allocates for itself meanwhile. A release smaller than this cannot be measured,
-        and the receipt then says so instead of claiming a proof.
+        A release smaller than this cannot be measured, and the receipt says so instead of claiming a proof.
     """
 
     share: float = 0.5
@@ -119,13 +103,7 @@ class MemoryDrop:
 class MemoryProof:
     """Judges measurements of one process, and does not forget a release that was not believed.
 
-    Repeating a clear that failed finds nothing left to release; without this memory it would measure
-    nothing, and call memory free that is still in use.
-
-    Parameters
-    ----------
-    drop : MemoryDrop
-        What counts as free.
+    Repeating a clear that failed finds nothing left to release, and would else call used memory free.
     """
 
     def __init__(self, drop: MemoryDrop) -> None:
@@ -153,15 +131,7 @@ class MemoryProof:
 
 
 def resident_digest(weights: WeightTarget, progress: Callable[[], None]) -> str:
-    """Read every tensor in memory and return the shard's digest, as manifests and load reports have it.
-
-    Parameters
-    ----------
-    weights : WeightTarget
-        Holds every tensor.
-    progress : callable
-        Called after each tensor.
-    """
+    """Read every tensor in memory and return the shard's digest, as manifests have it. Blocks."""
     return shard_digest(resident_tensors(weights, progress))
 
 
@@ -184,9 +154,8 @@ class AddressedWeights(Protocol):
 class AddressContract:
     """Where the tensors lay when something captured their addresses (CUDA graphs, registered memory).
 
-    Reloading that rebinds a captured tensor makes replays read freed memory (vllm#48941); the contract
-    turns that into an error before the new version is offered for commit. Weights that do not
-    implement :class:`AddressedWeights` are not watched.
+    Reloading that rebinds a captured tensor makes replays read freed memory (vllm#48941); the contract turns
+    that into an error before the commit. Weights without :class:`AddressedWeights` are not watched.
     """
 
     def __init__(self) -> None:
@@ -207,16 +176,16 @@ class AddressContract:
         self._captured = {}
 
     def check(self, weights: object) -> None:
-        """Compare with where everything lies now.
-
-        Raises
-        ------
-        GroupError (``storage-moved``)
-            If a captured tensor lies elsewhere, or nowhere.
-        """
+        """Raise GroupError (``storage-moved``) if a captured tensor lies elsewhere now, or nowhere."""
         if not self._captured:
             return
         now = weights.addresses() if isinstance(weights, AddressedWeights) else {}
         moved = sorted(name for name, address in self._captured.items() if now.get(name) != address)
         if moved:
-            raise errors.storage_moved(tensors=moved[:5], total=len(moved))
+            raise GroupError(
+                f"{len(moved)} tensor(s) moved although their addresses are captured, first: "
+                f"{', '.join(moved[:5])}; load in place, or drop and capture the graphs around the update",
+                code="storage-moved",
+                tensors=tuple(moved[:5]),
+                total=len(moved),
+            )

@@ -1,14 +1,11 @@
 """The constant names of all units of work.
 
-Plans, order constraints, receipts, journals, diagrams and configured deadlines speak of a unit by
-its name; this is the one list of them. It knows nothing of what the units do.
+Plans, order constraints, receipts, journals, diagrams and configured deadlines speak of a unit by its name.
 """
 
 from __future__ import annotations
 
 from typing import Final
-
-from wsm.actions.surfaces import GroupKind
 
 STOP_ADMITTING: Final = "stop_admitting"
 SETTLE_REQUESTS: Final = "settle_requests"
@@ -70,15 +67,3 @@ DECLARE_STAGED: Final = "declare_staged"
 ALL: Final = frozenset(
     value for value in vars().values() if isinstance(value, str) and value.islower() and value.isidentifier()
 )
-
-#: Which action shuts down, and which one restarts, the communicator of a kind.
-SHUT_DOWN_GROUP: Final[dict[GroupKind, str]] = {
-    GroupKind.EP: SHUT_DOWN_EP_GROUP,
-    GroupKind.TP: SHUT_DOWN_TP_GROUP,
-    GroupKind.WORLD: SHUT_DOWN_WORLD_GROUP,
-}
-RESTART_GROUP: Final[dict[GroupKind, str]] = {
-    GroupKind.WORLD: RESTART_WORLD_GROUP,
-    GroupKind.TP: RESTART_TP_GROUP,
-    GroupKind.EP: RESTART_EP_GROUP,
-}

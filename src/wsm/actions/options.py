@@ -1,15 +1,12 @@
-"""What plans are derived from: the facts about an engine that decide which steps it needs.
-
-Responsible for refusing contradictions before any plan exists. It knows nothing of order.
-"""
+"""What plans are derived from: the facts about an engine that decide which steps it needs, its own too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from wsm.actions import errors, names
-from wsm.actions.addition import Addition
+from wsm.actions import names
 from wsm.actions.base import Action
 from wsm.actions.measuring import AddressContract, MemoryDrop, ResidentDigest, resident_digest
 from wsm.actions.surfaces import (
@@ -24,64 +21,116 @@ from wsm.actions.surfaces import (
     completed,
     processing_of,
 )
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.errors import BadInputError
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
+from wsm.typed import Seconds, typed
 
 
+def plan_options(*, option: str, value: object, allowed: str) -> BadInputError:
+    """Return the error of options that contradict themselves or each other."""
+    return BadInputError(
+        f"plan option {option} = {value!r} cannot be: {allowed}",
+        code="plan-options",
+        option=option,
+        value=value,
+        allowed=allowed,
+    )
+
+
+@typed
+@dataclass(frozen=True)
+class Addition:
+    """One thing that an engine takes down and brings back by actions of its own.
+
+    Parameters
+    ----------
+    takes, brings : callable or None
+        Each returns a new :class:`wsm.actions.base.Action` whenever a plan is derived. Both are idempotent
+        and neither is collective: no rank votes before them, and in a flip what they raise leaves the rank
+        broken. `takes` runs wherever what `tags` name is given back or replaced, in the teardown after a
+        failure, too, where a rank is alone. `brings` runs wherever that comes or was replaced.
+    tags : frozenset of Tag
+        What it goes and comes with.
+    takes_before, brings_after : tuple of str
+        Names of actions: `takes` stands before the first of them that a plan has, `brings` behind the last.
+        Empty: before the memory of `tags` goes, and once what `tags` name is verified.
+
+    Raises
+    ------
+    BadInputError (``plan-options``)
+        If there is no action, no tag, or an unknown name.
+    """
+
+    takes: Callable[[], Action] | None
+    brings: Callable[[], Action] | None
+    tags: frozenset[Tag] = frozenset({Tag.WEIGHTS})
+    takes_before: tuple[str, ...] = ()
+    brings_after: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for missing, allowed in (
+            (self.takes is None and self.brings is None, "an addition takes something down or brings it"),
+            (not self.tags, "an addition goes and comes with the weights, the KV cache, or both"),
+        ):
+            if missing:
+                raise plan_options(option="additions", value=self, allowed=allowed)
+        for name in (*self.takes_before, *self.brings_after):
+            if name not in names.ALL:
+                raise plan_options(
+                    option="additions",
+                    value=name,
+                    allowed="the place of an addition is one of wsm.actions.names",
+                )
+
+    def actions(self) -> Iterator[Action]:
+        """Make one of each action, to ask what it says of itself; BadInputError if that makes none."""
+        for make in filter(None, (self.takes, self.brings)):
+            problem = "it returns an Action"
+            try:
+                action = make()
+            except Exception as error:  # noqa: BLE001 - of the engine's own
+                action, problem = None, f"it raised {type(error).__name__}: {error}"
+            if not isinstance(action, Action):
+                raise plan_options(option="additions", value=make, allowed=problem)
+            yield action
+
+
+@typed
 @dataclass(frozen=True)
 class PlanOptions:
     """One engine's configuration, as far as it concerns plans.
 
     Parameters
     ----------
-    has_graphs, has_draft_graphs : bool
-        Whether the main model, or any auxiliary one, captures CUDA graphs.
-    capture_is_collective : bool
-        Whether capturing runs collectives; then it is voted on, and an aborted command cannot capture
-        again on its own.
-    rebuild_is_collective : bool
-        Whether another process beside all ranks takes part in rebuilding the KV cache; then that is voted on.
-    has_deepep : bool
-        Whether there is an expert-parallel exchange buffer.
-    has_kv : bool
-        Whether there is a KV cache.
+    capture_is_collective, rebuild_is_collective : bool
+        Whether capturing graphs runs collectives, so that an aborted command cannot capture again on its own;
+        whether another process beside all ranks takes part in rebuilding the KV cache. Both are voted on.
     cache_only : bool
-        Whether there is nothing else: a process that holds a KV cache for the ranks, and no weights.
+        Whether there is nothing but a KV cache: a process that holds it for the ranks.
     auxiliaries : tuple of str
         Names of the auxiliary models (MTP).
-    group_kinds : tuple of GroupKind
-        Communicators of this rank.
     shut_down_groups : bool or None
-        Whether clear shuts them down and update restarts them (``--shutdown-comm-group-if-worker-idle``);
-        None: as the group's configuration says, and not without one.
+        Whether clear shuts communicators down (``--shutdown-comm-group-if-worker-idle``); None: as
+        configured.
     rejoins : bool
-        Whether communicators, and the buffer on them, can be given up by one rank alone, so that its process
-        outlives the death of a peer. Then the first update of each epoch creates them.
+        Whether one rank alone can give up communicators, and the buffer on them, so that its process outlives
+        the death of a peer. Then the first update of each epoch creates them.
     processes_loaded : bool
         Whether the engine makes something else of a checkpoint that its models have loaded
         (:class:`wsm.actions.surfaces.ProcessingRunner`).
     releases_cache : bool
-        Whether an update in place gives the KV caches' memory back for its time, and builds them anew: the
-        load needs the room. Else blocks are forgotten where they are.
-    routing_replay : bool
-        Whether expert choices are recorded.
-    kv_policies : frozenset of KVPolicy
-        What an update of a serving engine may do with KV blocks of the old weights.
-    in_flight_policies : frozenset of InFlightPolicy
-        What the scheduler can do with running requests.
-    memory_drop : MemoryDrop
-        How far measured memory must fall when everything is released.
+        Whether an update in place frees the KV caches for its time: the load needs the room.
+    kv_policies, in_flight_policies : frozenset
+        What may become of KV blocks of the old weights, and of running requests.
     resident_digest : callable
         Digest of all resident bytes, comparable with the one that the load strategy reports.
     address_contract : AddressContract or None
         Set where captured storage addresses must survive an update, or are recorded anew by capturing.
     deadlines : mapping of str to float
-        ``Action.deadline_s``, by a name of :mod:`wsm.actions.names` or of an addition; the others are the
-        configuration's, or keep their defaults.
-    additions : tuple of Addition
-        Units of work of the engine's own.
+        Seconds by an action's name; the others are the configuration's, or the action's own.
     instrument : callable or None
-        ``instrument(plan, action)`` is called with each action of each plan when the plans are derived. It
-        may replace methods of the action: to measure it, or to make it fail in a test.
+        ``instrument(plan, action)`` is called as plans are derived. It may replace methods of the action: to
+        measure it, or to make it fail in a test.
 
     Raises
     ------
@@ -108,7 +157,7 @@ class PlanOptions:
     memory_drop: MemoryDrop = field(default_factory=MemoryDrop)
     resident_digest: ResidentDigest = resident_digest
     address_contract: AddressContract | None = None
-    deadlines: Mapping[str, float] = field(default_factory=dict)
+    deadlines: Mapping[str, Seconds] = field(default_factory=dict)
     additions: tuple[Addition, ...] = ()
     instrument: Callable[[str, Action], None] | None = None
 
@@ -147,70 +196,47 @@ class PlanOptions:
             self.kv_policies > {KVPolicy.DROP} and not self.has_kv,
             "there is no KV cache to keep",
         )
-        added = [action.name for addition in self.additions for action in addition.actions()]
-        for name in added:
-            taken = name in names.ALL or added.count(name) > 1
+        actions = [action for addition in self.additions for action in addition.actions()]
+        added = [action.name for action in actions]
+        for action in actions:
+            name, taken = action.name, action.name in names.ALL or added.count(action.name) > 1
             self._refuse("additions", taken, f"an action has a name of its own, and {name!r} is taken")
-        for name, seconds in self.deadlines.items():
+            why = "it runs behind the decision for a hot update, and in teardowns, where no rank votes"
+            self._refuse("additions", action.collective, f"{name!r} cannot be collective: {why}")
+        for name in self.deadlines:
             known = name in names.ALL or name in added
             self._refuse("deadlines", not known, f"unknown action {name!r}, see wsm.actions.names")
-            self._refuse("deadlines", not seconds > 0, f"{name} needs a positive number of seconds")
 
     def _refuse(self, option: str, contradiction: bool, allowed: str) -> None:
         if contradiction:
-            raise errors.plan_options(option=option, value=getattr(self, option), allowed=allowed)
+            raise plan_options(option=option, value=getattr(self, option), allowed=allowed)
 
     @classmethod
     def from_runner(
         cls,
         runner: BareRunner,
-        *,
-        shut_down_groups: bool | None = None,
-        capture_is_collective: bool = True,
-        kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP}),
-        in_flight_policies: frozenset[InFlightPolicy] | None = None,
-        memory_drop: MemoryDrop | None = None,
-        digest: ResidentDigest = resident_digest,
-        address_contract: AddressContract | None = None,
-        deadlines: Mapping[str, float] | None = None,
+        **said: Any,
     ) -> PlanOptions:
-        """Read from a runner which surfaces it has; the keywords are what a runner cannot tell.
+        """Read from a runner which surfaces it has; `said`: options that a runner cannot tell, by name.
 
-        A runner that has work of its own in plans lists it in an attribute `additions`.
-
-        Parameters
-        ----------
-        in_flight_policies : frozenset of InFlightPolicy or None
-            None takes all that the runner's scheduler can honour.
+        A runner that has work of its own in plans lists it in an attribute `additions`. Without
+        `in_flight_policies` these are all that the runner's scheduler can honour.
 
         Raises
         ------
         BadInputError (``plan-options``)
-            If options contradict each other, or promise what the runner cannot do
-            (:meth:`require_offered`).
+            If options contradict each other, or promise what the runner cannot do (:meth:`require_offered`).
         """
         runner = completed(runner)
-        options = cls(
-            has_graphs=runner.graphs is not None,
-            has_draft_graphs=any(auxiliary.graphs is not None for auxiliary in runner.auxiliaries),
-            capture_is_collective=capture_is_collective,
-            has_deepep=runner.deepep is not None,
-            has_kv=runner.kv_cache is not None,
-            auxiliaries=tuple(auxiliary.name for auxiliary in runner.auxiliaries),
-            group_kinds=() if runner.groups is None else tuple(runner.groups.kinds()),
-            shut_down_groups=shut_down_groups,
-            rejoins=isinstance(runner.groups, AbandonableGroups)
-            and (runner.deepep is None or isinstance(runner.deepep, AbandonableBuffer)),
-            processes_loaded=processing_of(runner) is not None,
-            routing_replay=runner.routing_replay is not None,
-            kv_policies=kv_policies,
-            in_flight_policies=_honoured(runner) if in_flight_policies is None else in_flight_policies,
-            memory_drop=memory_drop or MemoryDrop(),
-            resident_digest=digest,
-            address_contract=address_contract,
-            deadlines=deadlines or {},
-            additions=tuple(getattr(runner, "additions", ())),
-        )
+        alone = runner.deepep is None or isinstance(runner.deepep, AbandonableBuffer)
+        read = {
+            **_surfaces_of(runner),
+            "rejoins": alone and isinstance(runner.groups, AbandonableGroups),
+            "processes_loaded": processing_of(runner) is not None,
+            "in_flight_policies": _honoured(runner),
+            "additions": tuple(getattr(runner, "additions", ())),
+        }
+        options = cls(**{**read, **said})
         options.require_offered(runner)
         return options
 
@@ -220,54 +246,32 @@ class PlanOptions:
         Raises
         ------
         BadInputError (``plan-options``)
-            If a policy needs more than the runner's scheduler or caches offer, or the options name a surface
-            that the runner does not have.
+            If the runner lacks a surface, or a policy needs more than its scheduler or caches offer.
         """
-        present = {
-            "has_graphs": runner.graphs is not None,
-            "has_draft_graphs": any(auxiliary.graphs is not None for auxiliary in runner.auxiliaries),
-            "has_deepep": runner.deepep is not None,
-            "has_kv": runner.kv_cache is not None,
-            "routing_replay": runner.routing_replay is not None,
-            "auxiliaries": set(self.auxiliaries) <= {auxiliary.name for auxiliary in runner.auxiliaries},
-            "group_kinds": set(self.group_kinds)
-            <= (set() if runner.groups is None else set(runner.groups.kinds())),
-        }
-        for option, is_there in present.items():
-            self._refuse(
-                option, bool(getattr(self, option)) and not is_there, "the runner has none; see from_runner"
-            )
-        if self.in_flight_policies - _honoured(runner):
-            raise errors.plan_options(
-                option="in_flight_policies",
-                value=sorted(policy.value for policy in self.in_flight_policies),
-                allowed="keep needs requests.freeze(), see wsm.actions.surfaces",
-            )
+        for option, there in _surfaces_of(runner).items():
+            asked = getattr(self, option)
+            lacking = set(asked) - set(there) if isinstance(there, tuple) else asked and not there
+            self._refuse(option, bool(lacking), "the runner has none; see from_runner")
+        self._refuse(
+            "in_flight_policies",
+            bool(self.in_flight_policies - _honoured(runner)),
+            "keep needs requests.freeze(), see wsm.actions.surfaces",
+        )
         caches = (runner.kv_cache, *(auxiliary.kv_cache for auxiliary in runner.auxiliaries))
         can_hold = isinstance(runner.requests, HoldingRequestSurface) and all(
             isinstance(cache, KeepingKVCacheSurface) for cache in caches
         )
-        if KVPolicy.KEEP_IN_FLIGHT in self.kv_policies and runner.kv_cache is not None and not can_hold:
-            raise errors.plan_options(
-                option="kv_policies",
-                value=sorted(policy.value for policy in self.kv_policies),
-                allowed="keep-in-flight needs requests.hold() and kv_cache.forget_idle(), see "
-                "wsm.actions.surfaces",
-            )
+        holds = KVPolicy.KEEP_IN_FLIGHT in self.kv_policies and runner.kv_cache is not None
+        self._refuse(
+            "kv_policies",
+            holds and not can_hold,
+            "keep-in-flight needs requests.hold() and kv_cache.forget_idle(), see wsm.actions.surfaces",
+        )
 
     def configured(
         self, *, shut_down_groups: bool, deadlines: Mapping[str, float], releases_cache: bool = False
     ) -> PlanOptions:
-        """Return these options with what the group's configuration says where they say nothing.
-
-        Parameters
-        ----------
-        shut_down_groups : bool
-            As configured.
-        deadlines : mapping of str to float
-            As configured, seconds by action.
-        releases_cache : bool
-            Whether the configured strategy needs the KV caches' memory for an update in place.
+        """Return these options with what the group's configuration says where they say nothing (seconds).
 
         Raises
         ------
@@ -294,7 +298,18 @@ class PlanOptions:
         )
 
 
+def _surfaces_of(runner: Runner) -> dict[str, Any]:
+    return {
+        "has_graphs": runner.graphs is not None,
+        "has_draft_graphs": any(auxiliary.graphs is not None for auxiliary in runner.auxiliaries),
+        "has_deepep": runner.deepep is not None,
+        "has_kv": runner.kv_cache is not None,
+        "routing_replay": runner.routing_replay is not None,
+        "auxiliaries": tuple(auxiliary.name for auxiliary in runner.auxiliaries),
+        "group_kinds": () if runner.groups is None else tuple(runner.groups.kinds()),
+    }
+
+
 def _honoured(runner: Runner) -> frozenset[InFlightPolicy]:
-    """Return what a scheduler can do with running requests, by the surfaces that it has."""
     can_freeze = isinstance(runner.requests, FreezingRequestSurface)
     return frozenset(InFlightPolicy) - (frozenset() if can_freeze else {InFlightPolicy.KEEP})

@@ -1,165 +1,264 @@
-"""Plans composed of parts: which steps an engine needs for each transition, in which order.
+"""Plans: which actions an engine needs for each transition, and in which order.
 
-Responsible for presence: a step that a configuration does not need, or that a change of one half only
-(:mod:`wsm.states.plan_key`) leaves out, is absent, never skipped at run time. The order written here is
-checked against the declared rules (:mod:`wsm.actions.order`) every time. It knows no words, and runs nothing.
-
-First the plans, then the parts: runs of steps that always go together, in one order.
+A plan has those rows of :data:`STEPS` that stand in plans of its key, for an engine that has what they act
+on. What a configuration does not need, or a change of one half only (:mod:`wsm.states.plan_key`) leaves out,
+is absent, never skipped at run time. A row carries the reason for its place: the incident or the fact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from wsm.actions._caches import (
-    EmptyAllocatorCache,
-    ForgetAuxiliaryCache,
-    ForgetKVCache,
-    FreeCachesForLoad,
-    RebuildAuxiliaryCache,
-    RebuildCachesAfterLoad,
-    RebuildKVCache,
-    ReleaseAuxiliaryCache,
-    ReleaseKVCache,
-    ResetAuxiliaryInputs,
-)
-from wsm.actions._graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
-from wsm.actions._groups import (
-    RESTART_ORDER,
-    SHUT_DOWN_ORDER,
-    AbandonDeepEPBuffer,
-    AbandonGroups,
-    ClearDeepEPBuffer,
-    RecreateDeepEPBuffer,
-    RestartGroup,
-    ShutDownGroup,
-)
-from wsm.actions._requests import (
-    EndSetAside,
-    ForgetRoutingReplay,
-    LoseRequests,
-    ResetInputs,
-    ResumeAdmitting,
-    ResumeRoutingReplay,
-    SettleRequests,
-    StopAdmitting,
-)
-from wsm.actions._verify import DeclareCleared, DeclarePrepared, DeclareStaged, VerifyCleared, VerifyLoaded
-from wsm.actions._weights import (
-    FlipWeights,
-    LoadWeights,
-    MakeFlipReady,
-    PlanStagingMemory,
-    ProcessLoaded,
-    ReleaseWeights,
-    StageWeights,
-    VerifyStaged,
-)
-from wsm.actions.addition import with_additions
+from wsm.actions import _caches, _graphs, _groups, _requests, _verify, _weights, names
 from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.measuring import MemoryProof
-from wsm.actions.options import PlanOptions
-from wsm.actions.order import check_order
-from wsm.states.plan_key import GIVEN_BACK, PLANS, UPDATE_IN_PLACE, Half, PlanKey, Repair, Request
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.actions.options import Addition, PlanOptions, plan_options
+from wsm.actions.surfaces import GroupKind
+from wsm.errors import InternalError
+from wsm.states.plan_key import GIVEN_BACK, HOLD, PLANS, UPDATE_IN_PLACE, Half, PlanKey, Repair, Request
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
+from wsm.typed import typed
 
-__all__ = ["Plan", "PlanOptions", "Plans", "compose", "derive_plans"]
+_Engine: TypeAlias = Callable[[PlanOptions], object]
 
 
-def derive_plans(options: PlanOptions) -> Plans:
-    """Compose all plans of an engine and check their order.
-
-    All of them at once, in a few milliseconds: a rank declares them to the others when it joins, and what an
-    engine has asked for in vain is refused before anything runs.
+class Step(NamedTuple):
+    """One row of the table of plans.
 
     Parameters
     ----------
-    options : PlanOptions
-        The engine's configuration.
+    where, engine : frozenset of PlanKey, callable
+        The plans that have it, of an engine for which ``engine(options)`` is true.
+    why : str
+        Why it stands there, or why those plans need it.
+    needs : tuple of str
+        What the action is made of, by keyword (:func:`_arguments`).
+    part : str
+        The part of the plan (:class:`wsm.actions.base.Plan`); ``staging`` is the first of its actions.
+    """
 
-    Returns
-    -------
-    Plans
-        Each with actions of its own; no two plans share an action object.
+    name: str
+    action: Callable[..., Action]
+    where: frozenset[PlanKey]
+    engine: _Engine
+    why: str
+    needs: tuple[str, ...] = ()
+    part: str = "actions"
+
+
+def _arguments(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> dict[str, Any]:
+    return {
+        "capture_is_collective": options.capture_is_collective,
+        "contract": options.address_contract,
+        "digest": options.resident_digest,
+        "is_collective": options.rebuild_is_collective,
+        "has_weights": key.weights is not Half.AWAY and not options.cache_only,
+        "weights_go": not key.loads,
+        "break_off_drain": isinstance(key.operation, Repair),
+        "may_hold": not key.gives_back,
+        "proof": proof,
+        "tags": key.gone,
+    }
+
+
+def _step(
+    action: type[Action],
+    where: frozenset[PlanKey],
+    engine: _Engine,
+    why: str,
+    *needs: str,
+    part: str = "actions",
+) -> Step:
+    return Step(action.name, action, where, engine, why, needs, part)
+
+
+def _of_kind(
+    action: Callable[[GroupKind], Action],
+    kind: GroupKind,
+    where: frozenset[PlanKey],
+    engine: _Engine,
+    why: str,
+) -> Step:
+    def has(options: PlanOptions) -> bool:
+        return kind in options.group_kinds and bool(engine(options))
+
+    return Step(action(kind).name, functools.partial(action, kind), where, has, why)
+
+
+def _keys(where: Callable[[PlanKey], bool]) -> frozenset[PlanKey]:
+    return frozenset(filter(where, PLANS))
+
+
+_HOT = _keys(lambda key: key.operation is Request.HOT_UPDATE)
+_HOLDS, _IN_PLACE = frozenset({HOLD}), frozenset({UPDATE_IN_PLACE})
+_RELEASES = _keys(lambda key: key.operation is Request.RELEASE)
+_REJOINS = _keys(lambda key: key.operation is Repair.REJOIN)
+_UPDATES = _keys(lambda key: key.operation is Request.UPDATE)
+_GIVES_BACK = _keys(lambda key: key.gives_back)
+_GIVES_WEIGHTS = _keys(lambda key: key.weights in GIVEN_BACK)
+_GIVES_KV = _keys(lambda key: key.kv is Half.GOES)
+_CLEARS_WEIGHTS = _keys(lambda key: key.operation is Request.CLEAR and key.weights is Half.GOES)
+_BRINGS_WEIGHTS = _keys(lambda key: key.weights is Half.COMES)
+_BRINGS_KV = _keys(lambda key: key.kv is Half.COMES)
+_LOADS = _UPDATES & _keys(lambda key: key.loads)
+_READY = _UPDATES & _keys(lambda key: key.serves)
+_SETTLES = _GIVES_BACK | _keys(lambda key: key.weights is Half.REPLACED or key.operation is Request.HOLD)
+#: Weights and KV cache were both there, and one of them goes or is replaced.
+_ENDS_BOTH = _IN_PLACE | _keys(
+    lambda key: key.gives_back and Half.AWAY not in key and key.weights is not Half.WITHDRAWN
+)
+_FORGETS = _keys(lambda key: key.kv is Half.STAYS and key.weights not in (Half.STAYS, Half.WITHDRAWN))
+
+
+def _with_weights(options: PlanOptions) -> bool:
+    return not options.cache_only
+
+
+def _with_auxiliary_kv(options: PlanOptions) -> bool:
+    return options.has_kv and bool(options.auxiliaries)
+
+
+def _restarts(options: PlanOptions) -> object:
+    return options.shut_down_groups or options.rejoins
+
+
+def _processes(options: PlanOptions) -> bool:
+    return options.processes_loaded and not options.cache_only
+
+
+_STEPS_WHY = "a drained scheduler has to step, and a parked rank does not"
+_REQUESTS_WHY = "a request that still runs would read what goes away"
+_RECORDS_WHY = "running requests still record (FastDeploy#6569)"
+_GRAPHS_WHY = (
+    "graphs point at parameters and cache blocks; clearing these first hangs, and so does draft before main "
+    "(FastDeploy#7522)"
+)
+_GROUPS_WHY = "destroying DeepEP is collective over its group, which must live (DeepEP#571)"
+_OUTER_WHY = "a group is created after the ones that it is part of"
+_INNER_WHY = "what was created last goes first, on every rank alike (slime#2331)"
+_BUFFER_WHY = "the buffer is created on a living EP group, and what fails there fails before a byte is loaded"
+_EMPTY_WHY = "the allocator hands back only what was released to it"
+_FREE_WHY = "released memory is free for others once the allocator has handed it back"
+_MEASURE_WHY = "memory is believed to be free after the last release, not before (slime#579)"
+_FACTS_WHY = "a receipt needs its facts"
+_PROOF_WHY = "nothing is offered for commit before its bytes were read again"
+_VERIFIED_WHY = "nothing is built on weights that were not verified"
+_STAGED_WHY = "after the decision nothing may fail any more, so everything that can comes before"
+_BLOCKS_WHY = "blocks that other weights computed are not offered, unless the KV policy says so"
+_HOLD_WHY = "a hold that fails leaves the cache as it was"
+_MTP_WHY = "MTP's cache is laid out beside the main one"
+_INPUTS_WHY = "cached inputs belong to the batch before (FastDeploy#7744)"
+_CAPTURE_WHY = "graphs record the addresses of loaded weights and of the new cache (FastDeploy#3773)"
+_WARM_UP_WHY = "warm-up passes of a capture must not be recorded"
+_READY_WHY = "PREPARED means ready to step (FastDeploy#3773)"
+
+_CAPTURING = ("capture_is_collective", "contract")
+
+#: Every action, in the order that all plans have.
+STEPS: Final[tuple[Step, ...]] = (
+    _step(_weights.PlanStagingMemory, _HOT, _with_weights, "what has no room fails first", part="admission"),
+    _step(_weights.StageWeights, _HOT, _with_weights, _PROOF_WHY, part="staging"),
+    _step(_weights.VerifyStaged, _HOT, _with_weights, _PROOF_WHY, "digest", part="staging"),
+    _step(_weights.MakeFlipReady, _HOT, _with_weights, _STAGED_WHY, "contract", part="staging"),
+    _step(_verify.DeclareStaged, _HOT, lambda _: True, _STAGED_WHY, "has_weights", part="staging"),
+    _step(
+        _requests.StopAdmitting,
+        frozenset(PLANS) - _RELEASES,
+        _with_weights,
+        _STEPS_WHY,
+        part="before_parking",
+    ),
+    _step(_requests.LoseRequests, _REJOINS, _with_weights, "clients are told before anything can fail"),
+    _step(_groups.AbandonDeepEPBuffer, _REJOINS, lambda of: of.has_deepep, "it lives on a group"),
+    _step(_groups.AbandonGroups, _REJOINS, lambda of: of.group_kinds, "they broke with a peer"),
+    *(
+        _of_kind(_groups.RestartGroup, kind, _BRINGS_WEIGHTS, _restarts, _OUTER_WHY)
+        for kind in _groups.RESTART_ORDER
+    ),
+    _step(_groups.RecreateDeepEPBuffer, _BRINGS_WEIGHTS, lambda of: of.has_deepep, _BUFFER_WHY),
+    _step(_requests.SettleRequests, _SETTLES, _with_weights, _REQUESTS_WHY, "break_off_drain", "may_hold"),
+    _step(_requests.ForgetRoutingReplay, _HOT | _ENDS_BOTH, lambda of: of.routing_replay, _RECORDS_WHY),
+    _step(_graphs.DropMainGraphs, _ENDS_BOTH, lambda of: of.has_graphs, _GRAPHS_WHY, *_CAPTURING),
+    _step(_graphs.DropDraftGraphs, _ENDS_BOTH, lambda of: of.has_draft_graphs, _GRAPHS_WHY, _CAPTURING[0]),
+    _step(_groups.ClearDeepEPBuffer, _CLEARS_WEIGHTS, lambda of: of.has_deepep, _GROUPS_WHY),
+    _step(_caches.FreeCachesForLoad, _IN_PLACE, lambda of: of.releases_cache, "a load needs their room"),
+    _step(_weights.ReleaseWeights, _GIVES_WEIGHTS, _with_weights, _EMPTY_WHY),
+    _step(_weights.LoadWeights, _LOADS, _with_weights, _PROOF_WHY),
+    _step(_weights.ProcessLoaded, _LOADS, _processes, "no engine computes with a checkpoint", "digest"),
+    _step(_verify.VerifyLoaded, _LOADS, _with_weights, _VERIFIED_WHY, "digest", "contract"),
+    _step(_weights.FlipWeights, _HOT, _with_weights, _STAGED_WHY, "contract"),
+    _step(_requests.ResetInputs, _HOT | _LOADS | _READY, _with_weights, _INPUTS_WHY),
+    _step(_caches.ResetAuxiliaryInputs, _HOT | _LOADS | _READY, lambda of: of.auxiliaries, _INPUTS_WHY),
+    _step(_caches.RebuildCachesAfterLoad, _IN_PLACE, lambda of: of.releases_cache, "steps need them again"),
+    _step(_caches.ForgetAuxiliaryCache, _FORGETS, _with_auxiliary_kv, _BLOCKS_WHY, "weights_go"),
+    _step(_caches.ForgetKVCache, _FORGETS, lambda of: of.has_kv, _BLOCKS_WHY, "weights_go"),
+    _step(_caches.ReleaseAuxiliaryCache, _GIVES_KV, _with_auxiliary_kv, _MTP_WHY),
+    _step(_caches.ReleaseKVCache, _GIVES_KV, lambda of: of.has_kv, _EMPTY_WHY),
+    _step(_caches.RebuildAuxiliaryCache, _BRINGS_KV, _with_auxiliary_kv, _MTP_WHY),
+    _step(_caches.RebuildKVCache, _BRINGS_KV, lambda of: of.has_kv, _CAPTURE_WHY, "is_collective"),
+    _step(_graphs.CaptureMainGraphs, _READY, lambda of: of.has_graphs, _CAPTURE_WHY, *_CAPTURING),
+    _step(_graphs.CaptureDraftGraphs, _READY, lambda of: of.has_draft_graphs, _WARM_UP_WHY, _CAPTURING[0]),
+    _step(_requests.ResumeRoutingReplay, _HOT | _READY, lambda of: of.routing_replay, _READY_WHY),
+    _step(_caches.EmptyAllocatorCache, _GIVES_BACK, lambda _: True, _FREE_WHY),
+    *(
+        _of_kind(_groups.ShutDownGroup, kind, _CLEARS_WEIGHTS, lambda of: of.shut_down_groups, _INNER_WHY)
+        for kind in _groups.SHUT_DOWN_ORDER
+    ),
+    _step(_verify.VerifyCleared, _GIVES_BACK, lambda _: True, _MEASURE_WHY, "proof", "tags"),
+    _step(_verify.DeclareCleared, _GIVES_BACK, lambda _: True, _FACTS_WHY),
+    _step(_verify.DeclarePrepared, _UPDATES, lambda _: True, _FACTS_WHY, "has_weights"),
+    _step(_caches.ForgetAuxiliaryCache, _HOLDS, _with_auxiliary_kv, _HOLD_WHY, "weights_go", part="commit"),
+    _step(_caches.ForgetKVCache, _HOLDS, lambda of: of.has_kv, _HOLD_WHY, "weights_go", part="commit"),
+    _step(_requests.EndSetAside, _UPDATES - _SETTLES, _with_weights, _REQUESTS_WHY, part="commit"),
+    _step(
+        _requests.ResumeAdmitting,
+        _HOT | _READY | _RELEASES,
+        _with_weights,
+        "what fails never admits",
+        part="commit",
+    ),
+)
+
+
+@typed
+def derive_plans(options: PlanOptions) -> Plans:
+    """Compose all plans of an engine and check them, in a few milliseconds. None shares an action object.
+
+    What an engine has asked for in vain is refused before anything runs.
 
     Raises
     ------
     InternalError
-        ``plan-order`` if a plan and the declared order disagree.
+        ``plan-order`` if a plan is another than the table says.
     BadInputError
         ``plan-options`` if an addition has no place in a plan that must have it.
     """
     proof = MemoryProof(options.memory_drop)
-    plans = Plans({str(key): compose(key, options, proof) for key in PLANS})
-    check_order(plans, options.additions)
+    plans = Plans({str(key): _plan(key, options, proof) for key in PLANS})
+    check_order(plans, options)
     return plans
 
 
-def compose(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
-    """Compose one plan of its parts.
-
-    Parameters
-    ----------
-    key : PlanKey
-        What it does.
-    options : PlanOptions
-        The engine's configuration.
-    proof : MemoryProof
-        Shared by all plans of an engine.
-    """
-    if key.operation is Repair.REJOIN:
-        return _plan(key, options, _rejoin(options), frozenset(KVPolicy))
-    if key.operation is Repair.DISCARD:
-        return _plan(key, options, _discard(options, key, proof), frozenset(KVPolicy))
-    resumes = (ResumeAdmitting(),) if key.serves and not options.cache_only else ()
-    if key.operation is Request.HOLD:
-        # Blocks are forgotten behind the decision: a hold that fails leaves the cache as it was.
-        forgets = tuple(_forget_blocks(options, weights_go=True)) if key.kv is Half.STAYS else ()
-        settles = _settle(options, may_hold=True)
-        return _plan(key, options, settles, frozenset({KVPolicy.DROP, KVPolicy.KEEP}), forgets)
-    if key.operation is Request.RELEASE:
-        return _plan(key, options, iter(()), frozenset(KVPolicy), resumes)
-    if key.operation is Request.HOT_UPDATE:
-        staging = tuple(_staging(options))
-        actions = iter((*staging, *_flip(options)))
-        admission = tuple(_admission(options))
-        return _plan(
-            key, options, actions, options.kv_policies, resumes, admission=admission, staged=len(staging)
-        )
-    actions = _clear(options, key, proof) if key.gives_back else _update(options, key)
-    if not (key.gives_back or key.weights is Half.REPLACED or options.cache_only):
-        resumes = (EndSetAside(), *resumes)
-    kv_policies = frozenset({KVPolicy.DROP})
-    if key.kv is Half.STAYS:
-        # Requests that are held with their blocks go on at once, so not where the weights only go.
-        kv_policies = options.kv_policies - ({KVPolicy.KEEP_IN_FLIGHT} if key.gives_back else set())
-    if options.releases_cache and key == UPDATE_IN_PLACE:
-        kv_policies = frozenset({KVPolicy.DROP})
-    return _plan(key, options, actions, kv_policies, resumes)
-
-
-def _plan(
-    key: PlanKey,
-    options: PlanOptions,
-    actions: Iterator[Action],
-    kv_policies: frozenset[KVPolicy],
-    commit: tuple[Action, ...] = (),
-    *,
-    admission: tuple[Action, ...] = (),
-    staged: int = 0,
-) -> Plan:
+def _plan(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
+    known = _arguments(key, options, proof)
+    parts: dict[str, list[Any]] = {}
+    for step in STEPS:
+        if key in step.where and step.engine(options):
+            parts.setdefault(step.part, []).append(step.action(**{name: known[name] for name in step.needs}))
+    staging = parts.pop("staging", [])
+    made = {part: tuple(actions) for part, actions in parts.items()}
     # A release does nothing to requests: it is never refused for want of a scheduler that could keep them.
     releases = key.operation is Request.RELEASE
-    in_flight = frozenset(InFlightPolicy) if releases else options.in_flight_policies
     plan = Plan(
         key=key,
-        actions=tuple(actions),
-        before_parking=() if options.cache_only or releases else (StopAdmitting(),),
-        commit=commit,
-        kv_policies=kv_policies,
-        in_flight_policies=in_flight,
-        admission=admission,
-        staged=staged,
+        **{**made, "actions": (*staging, *made.get("actions", ()))},
+        kv_policies=_kv_policies(key, options),
+        in_flight_policies=frozenset(InFlightPolicy) if releases else options.in_flight_policies,
+        staged=len(staging),
     )
     plan = with_additions(plan, options.additions)
     for action in plan:
@@ -169,212 +268,95 @@ def _plan(
     return plan
 
 
-def _clear(options: PlanOptions, key: PlanKey, proof: MemoryProof) -> Iterator[Action]:
-    weights_go = key.weights is Half.GOES
-    yield from _settle(options)
-    if Half.AWAY not in key:  # graphs and records were dropped when the first half was cleared
-        yield from _forget_records_and_graphs(options)
-    if weights_go:
-        yield from _clear_buffer(options)
-        yield from _release_weights(options)
-    if key.kv is Half.GOES:
-        yield from _release_caches(options)
-    if key.kv is Half.STAYS:
-        yield from _forget_blocks(options, weights_go=True)
-    yield EmptyAllocatorCache()
-    if weights_go:
-        yield from _shut_down_groups(options)
-    yield VerifyCleared(proof, key.gone)
-    yield DeclareCleared()
+def _kv_policies(key: PlanKey, options: PlanOptions) -> frozenset[KVPolicy]:
+    if isinstance(key.operation, Repair) or key.operation is Request.RELEASE:
+        return frozenset(KVPolicy)
+    if key.operation is Request.HOLD:
+        return frozenset({KVPolicy.DROP, KVPolicy.KEEP})
+    if key.kv is not Half.STAYS or (options.releases_cache and key == UPDATE_IN_PLACE):
+        return frozenset({KVPolicy.DROP})
+    # Requests that are held with their blocks go on at once, so not where the weights only go.
+    return options.kv_policies - ({KVPolicy.KEEP_IN_FLIGHT} if key.gives_back else frozenset())
 
 
-def _update(options: PlanOptions, key: PlanKey) -> Iterator[Action]:
-    frees_caches = options.releases_cache and key == UPDATE_IN_PLACE
-    if key.weights is Half.COMES:
-        yield from _restart_groups(options)
-    if key.weights is Half.REPLACED:
-        yield from _settle(options, may_hold=True)
-    if key.weights is Half.REPLACED and key.kv is Half.STAYS:
-        yield from _forget_records_and_graphs(options)
-    if frees_caches:
-        yield FreeCachesForLoad()
-    if key.loads:
-        yield from _load_weights(options)
-    if key.loads or key.serves:
-        yield from _reset_inputs(options)
-    yield from _fill_caches(options, key, freed=frees_caches)
-    if key.serves:
-        yield from _make_ready(options)
-    yield DeclarePrepared(has_weights=key.weights is not Half.AWAY and not options.cache_only)
+_TAKES_BEFORE = {
+    Tag.WEIGHTS: (names.RELEASE_WEIGHTS, names.LOAD_WEIGHTS, names.FLIP_WEIGHTS),
+    Tag.KV_CACHE: (names.RELEASE_KV_CACHE,),
+}
+_BRINGS_AFTER = {
+    Tag.WEIGHTS: (names.VERIFY_LOADED, names.FLIP_WEIGHTS),
+    Tag.KV_CACHE: (names.REBUILD_KV_CACHE,),
+}
 
 
-def _fill_caches(options: PlanOptions, key: PlanKey, *, freed: bool) -> Iterator[Action]:
-    """Bring the KV caches to where new weights can use them."""
-    if freed:
-        yield RebuildCachesAfterLoad()
-    if key.kv is Half.STAYS:
-        yield from _forget_blocks(options)
-    if key.kv is Half.COMES:
-        yield from _rebuild_caches(options)
+def with_additions(plan: Plan, additions: Sequence[Addition]) -> Plan:
+    """Return a plan with the actions that an engine has added to it.
+
+    Raises
+    ------
+    BadInputError (``plan-options``)
+        If a plan must have one, and has none of the actions that its place is said by.
+    """
+    actions = list(plan.actions)
+    for addition in additions:
+        taken, brought = _moved(plan, addition.tags)
+        if taken and addition.takes is not None:
+            anchors = addition.takes_before or tuple(_of(_TAKES_BEFORE, addition.tags))
+            actions.insert(_places(plan, actions, anchors)[0], addition.takes())
+        if brought and addition.brings is not None:
+            anchors = addition.brings_after or tuple(_of(_BRINGS_AFTER, addition.tags))
+            actions.insert(_places(plan, actions, anchors)[-1] + 1, addition.brings())
+    return replace(plan, actions=tuple(actions))
 
 
-def _discard(options: PlanOptions, key: PlanKey, proof: MemoryProof) -> Iterator[Action]:
-    served = key.weights is not Half.WITHDRAWN
-    yield from _settle(options, break_off_drain=True)
-    if served:  # graphs and records are there only where both halves were
-        yield from _forget_records_and_graphs(options)
-    if key.weights in GIVEN_BACK:
-        yield from _release_weights(options)
-    if key.kv is Half.GOES:
-        yield from _release_caches(options)
-    elif served:
-        yield from _forget_blocks(options, weights_go=True)
-    yield EmptyAllocatorCache()
-    yield VerifyCleared(proof, key.gone)
-    yield DeclareCleared()
+def _moved(plan: Plan, tags: frozenset[Tag]) -> tuple[bool, bool]:
+    """Say whether a plan takes what `tags` name away, and whether it brings it."""
+    mine = set() if plan.key is None else {plan.key.halves[tag] for tag in tags}
+    return bool(mine & (GIVEN_BACK | {Half.REPLACED})), bool(mine & {Half.COMES, Half.REPLACED})
 
 
-def _rejoin(options: PlanOptions) -> Iterator[Action]:
-    yield from _lose_requests(options)
-    yield from _abandon_groups(options)
+def _of(table: dict[Tag, tuple[str, ...]], tags: frozenset[Tag]) -> Iterator[str]:
+    for tag in tags:
+        yield from table[tag]
 
 
-def _settle(
-    options: PlanOptions, *, break_off_drain: bool = False, may_hold: bool = False
-) -> Iterator[Action]:
-    """End or freeze what still runs."""
-    if not options.cache_only:
-        yield SettleRequests(break_off_drain=break_off_drain, may_hold=may_hold)
+def _places(plan: Plan, actions: list[Action], anchors: tuple[str, ...]) -> list[int]:
+    found = [index for index, action in enumerate(actions) if action.name in anchors and index >= plan.staged]
+    if not found:
+        allowed = f"the plan {plan.name} needs the addition, and has none of these; name an action of it"
+        raise plan_options(option="additions", value=anchors, allowed=allowed)
+    return found
 
 
-def _forget_records_and_graphs(options: PlanOptions) -> Iterator[Action]:
-    """Drop what depends on weights and KV cache together."""
-    if options.routing_replay:
-        yield ForgetRoutingReplay()
-    if options.has_graphs:
-        yield DropMainGraphs(
-            capture_is_collective=options.capture_is_collective, contract=options.address_contract
-        )
-    if options.has_draft_graphs:
-        yield DropDraftGraphs(capture_is_collective=options.capture_is_collective)
+def check_order(plans: Plans, options: PlanOptions) -> None:
+    """Hold all plans of an engine against the table.
+
+    Raises
+    ------
+    InternalError (``plan-order``)
+        For the first plan that lacks an action, has one too many, or has two in another order.
+    """
+    for plan in plans:
+        key = plan.key
+        alone = plan.staged or (key is not None and isinstance(key.operation, Repair))
+        for action in (*plan.admission, *plan.before_parking, *(plan.actions if alone else ()), *plan.commit):
+            if action.collective:
+                why = "ranks vote on the plan's own actions only, and after a failure on none"
+                raise _broken(plan.name, f"{action.name} is local outside the voted part", why)
+        found = [action.name for action in plan if action.name in names.ALL]
+        wanted = [step for step in STEPS if key in step.where and step.engine(options)]
+        for step, name in itertools.zip_longest(wanted, found):
+            if step is None:
+                raise _broken(plan.name, f"no {name} at the end", "no row of the table has it there")
+            if step.name != name:
+                raise _broken(plan.name, f"{step.name} here, not {name}", step.why)
 
 
-def _make_ready(options: PlanOptions) -> Iterator[Action]:
-    """Bring back what depends on weights and KV cache together."""
-    if options.has_graphs:
-        yield CaptureMainGraphs(
-            capture_is_collective=options.capture_is_collective, contract=options.address_contract
-        )
-    if options.has_draft_graphs:
-        yield CaptureDraftGraphs(capture_is_collective=options.capture_is_collective)
-    if options.routing_replay:
-        yield ResumeRoutingReplay()
-
-
-def _clear_buffer(options: PlanOptions) -> Iterator[Action]:
-    """Destroy the DeepEP buffer."""
-    if options.has_deepep:
-        yield ClearDeepEPBuffer()
-
-
-def _shut_down_groups(options: PlanOptions) -> Iterator[Action]:
-    """Shut the communicators down, where a clear does that."""
-    if options.shut_down_groups:
-        yield from (ShutDownGroup(kind) for kind in SHUT_DOWN_ORDER if kind in options.group_kinds)
-
-
-def _restart_groups(options: PlanOptions) -> Iterator[Action]:
-    """Restart what a clear has shut down or an epoch's end has broken, and the buffer that lives on it."""
-    if options.shut_down_groups or options.rejoins:
-        yield from (RestartGroup(kind) for kind in RESTART_ORDER if kind in options.group_kinds)
-    if options.has_deepep:
-        yield RecreateDeepEPBuffer()
-
-
-def _lose_requests(options: PlanOptions) -> Iterator[Action]:
-    """Tell clients that a rank was lost."""
-    if not options.cache_only:
-        yield LoseRequests()
-
-
-def _abandon_groups(options: PlanOptions) -> Iterator[Action]:
-    """Let go alone of what broke with a peer, the buffer before the groups that it lives on."""
-    if options.has_deepep:
-        yield AbandonDeepEPBuffer()
-    if options.group_kinds:
-        yield AbandonGroups()
-
-
-def _release_weights(options: PlanOptions) -> Iterator[Action]:
-    """Free the weights."""
-    if not options.cache_only:
-        yield ReleaseWeights()
-
-
-def _load_weights(options: PlanOptions) -> Iterator[Action]:
-    """Load and verify the weights."""
-    if not options.cache_only:
-        yield LoadWeights()
-        if options.processes_loaded:
-            yield ProcessLoaded(options.resident_digest)
-        yield VerifyLoaded(options.resident_digest, options.address_contract)
-
-
-def _reset_inputs(options: PlanOptions) -> Iterator[Action]:
-    """Forget what the last batch left."""
-    if not options.cache_only:
-        yield ResetInputs()
-    if options.auxiliaries:
-        yield ResetAuxiliaryInputs()
-
-
-def _release_caches(options: PlanOptions) -> Iterator[Action]:
-    """Free the KV caches."""
-    if options.auxiliaries and options.has_kv:
-        yield ReleaseAuxiliaryCache()
-    if options.has_kv:
-        yield ReleaseKVCache()
-
-
-def _rebuild_caches(options: PlanOptions) -> Iterator[Action]:
-    """Allocate empty KV caches."""
-    if options.auxiliaries and options.has_kv:
-        yield RebuildAuxiliaryCache()
-    if options.has_kv:
-        yield RebuildKVCache(is_collective=options.rebuild_is_collective)
-
-
-def _forget_blocks(options: PlanOptions, *, weights_go: bool = False) -> Iterator[Action]:
-    """Empty the KV caches that stay, as the KV policy says."""
-    if options.auxiliaries and options.has_kv:
-        yield ForgetAuxiliaryCache(weights_go=weights_go)
-    if options.has_kv:
-        yield ForgetKVCache(weights_go=weights_go)
-
-
-def _admission(options: PlanOptions) -> Iterator[Action]:
-    """See that a second version fits, before anything else."""
-    if not options.cache_only:
-        yield PlanStagingMemory()
-
-
-def _staging(options: PlanOptions) -> Iterator[Action]:
-    """Stage, verify and make ready, all beside the loop that serves."""
-    if not options.cache_only:
-        yield StageWeights()
-        yield VerifyStaged(options.resident_digest)
-        yield MakeFlipReady(options.address_contract)
-    yield DeclareStaged(has_weights=not options.cache_only)
-
-
-def _flip(options: PlanOptions) -> Iterator[Action]:
-    """Let the staged version take the served one's place, and see to what the old one left behind."""
-    yield from _settle(options, may_hold=True)
-    if options.routing_replay:
-        yield ForgetRoutingReplay()
-    if not options.cache_only:
-        yield FlipWeights(options.address_contract)
-    yield from _reset_inputs(options)
-    yield from _forget_blocks(options)
-    if options.routing_replay:
-        yield ResumeRoutingReplay()
+def _broken(plan: str, rule: str, why: str) -> InternalError:
+    return InternalError(
+        f"the plan {plan!r} breaks the rule {rule!r} ({why}); change the plan, not the rule",
+        code="plan-order",
+        plan=plan,
+        rule=rule,
+        why=why,
+    )

@@ -1,11 +1,8 @@
 """The small protocols through which an action reaches the inference engine.
 
-An action never sees an engine, only these surfaces; FastDeploy's objects are fitted to them by
-:mod:`wsm.fastdeploy`, the reference rollout group implements each of them itself.
-A surface that an engine does not have is ``None`` on its :class:`Runner`, and the plan then has no
-step for it. Requests have four optional surfaces beside the one that every engine has; weights that can hold
-a second version beside the served one have one for hot updates, and an engine without it is refused those.
-Nothing here imports paddle or knows about words, states or commands.
+:mod:`wsm.fastdeploy` fits FastDeploy's objects to them, the reference rollout group implements them itself.
+A surface that an engine does not have is ``None`` on its :class:`Runner`, and the plan then has no step for
+it. Nothing here imports paddle or knows about words, states or commands.
 
 "Collective" in a docstring means: every rank of the group must make the call, or all who made it wait.
 """
@@ -16,8 +13,7 @@ import enum
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
-from wsm.actions import errors
-from wsm.actions.errors import surface_incomplete
+from wsm.errors import BadInputError, InternalError
 from wsm.strategies.tensor import WeightTarget
 
 _Surface = TypeVar("_Surface")
@@ -37,28 +33,24 @@ class GraphSurface(Protocol):
 
     def drop(self) -> None:
         """Forget every captured graph. Idempotent."""
-        ...
 
     def capture(self) -> None:
         """Capture again, for the parameters' present addresses. May be collective."""
-        ...
 
     def captured(self) -> bool:
         """Whether any graph is held."""
-        ...
 
 
 @runtime_checkable
 class NamingGraphs(GraphSurface, Protocol):
     """Graphs that say which tensors they use; a hot update then copies those alone into place.
 
-    Without it they may use any: all are copied while the group stands still, unless an
+    Without it all are copied while the group stands still, unless an
     :class:`wsm.actions.measuring.AddressContract` says which.
     """
 
     def captured_tensors(self) -> Collection[str]:
         """Names, among the weights' specs, of the tensors whose addresses are captured now."""
-        ...
 
 
 @runtime_checkable
@@ -67,15 +59,12 @@ class DeepEPSurface(Protocol):
 
     def clear_buffer(self) -> None:
         """Destroy the buffer. Collective over the EP group, and it needs that group alive."""
-        ...
 
     def recreate_buffer(self) -> None:
         """Create the buffer on the present EP group. Collective over the EP group."""
-        ...
 
     def allocated(self) -> bool:
         """Whether the buffer exists."""
-        ...
 
 
 @runtime_checkable
@@ -84,7 +73,6 @@ class AbandonableBuffer(DeepEPSurface, Protocol):
 
     def abandon_buffer(self) -> None:
         """Free the buffer without the other ranks, whose EP group is broken. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -93,29 +81,18 @@ class ProcessGroupSurface(Protocol):
 
     def kinds(self) -> Sequence[GroupKind]:
         """The kinds that this rank belongs to, in the order in which they are created."""
-        ...
 
     def barrier(self, kind: GroupKind) -> None:
         """Wait for all members. Collective."""
-        ...
 
     def shut_down(self, kind: GroupKind) -> None:
         """Tear the communicator down and free what it holds. Collective. Idempotent."""
-        ...
 
     def restart(self, kind: GroupKind, *, incarnation: str) -> None:
-        """Create the communicator anew. Collective.
-
-        Parameters
-        ----------
-        incarnation : str
-            The same on all ranks and never used before; names the rendezvous of this creation.
-        """
-        ...
+        """Create the communicator anew. Collective. `incarnation` is equal on all ranks and never reused."""
 
     def alive(self, kind: GroupKind) -> bool:
         """Whether the communicator can be used."""
-        ...
 
 
 @runtime_checkable
@@ -124,7 +101,6 @@ class AbandonableGroups(ProcessGroupSurface, Protocol):
 
     def abandon(self, kind: GroupKind) -> None:
         """Let go of a communicator whose other members may be dead. Local, never waits. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -132,29 +108,24 @@ class InterruptibleGroups(ProcessGroupSurface, Protocol):
     """Communicators out of which a blocked thread can be called by another one."""
 
     def interrupt(self) -> bool:
-        """Make all collectives of this process raise until a restart; False if they did already.
+        """Break the communicators: all collectives of this process raise until a restart. Never waits.
 
-        Never waits. The communicators are broken by it, and :meth:`alive` says so.
+        Returns False if they did already.
         """
-        ...
 
 
 @runtime_checkable
 class WeightSurface(WeightTarget, Protocol):
     """The parameters and persistent buffers of one model shard; also the target of every load.
 
-    Implemented for paddle by :class:`wsm.actions.backends.paddle_weights.PaddleWeights` in host memory and by
-    :class:`wsm.actions.backends.device_weights.DeviceWeights` in device memory.
     ``readable`` raises :class:`wsm.strategies.tensor.TensorReleasedError` for released tensors.
     """
 
     def release(self) -> int:
         """Free the memory of every tensor and return the bytes let go. Idempotent."""
-        ...
 
     def held(self) -> Iterator[str]:
         """Iterate over the names of tensors that hold memory; tensors of size zero never do."""
-        ...
 
 
 @runtime_checkable
@@ -163,49 +134,38 @@ class KVCacheSurface(Protocol):
 
     def release(self) -> int:
         """Free the cache and forget the prefix tree; return the bytes let go. Idempotent."""
-        ...
 
     def rebuild(self) -> int:
         """Allocate an empty cache; return its bytes. Idempotent."""
-        ...
 
     def forget(self) -> None:
         """Drop every block's content and the prefix tree, keep the memory. Idempotent."""
-        ...
 
     def allocated_bytes(self) -> int:
         """Bytes held now."""
-        ...
 
 
 @runtime_checkable
 class KeepingKVCacheSurface(KVCacheSurface, Protocol):
     """A cache that can carry blocks from one version of the weights to the next, and knows which are whose.
 
-    Needed for ``KVPolicy.KEEP_IN_FLIGHT``. A cache without it may still allow ``KVPolicy.KEEP``: then
-    nothing is done to it, and its blocks serve any version.
+    ``KVPolicy.KEEP_IN_FLIGHT`` needs it. Under ``KVPolicy.KEEP`` a cache without it keeps all blocks as they
+    are.
     """
 
     def keep_all(self) -> int:
         """Let later versions read every block that is held or findable now; return how many. Idempotent."""
-        ...
 
     def forget_idle(self) -> int:
         """Forget every prefix, but not the blocks that requests hold; return how many. Idempotent."""
-        ...
 
 
 @runtime_checkable
 class CountedKVCacheSurface(KVCacheSurface, Protocol):
-    """A cache that can say what it would offer to a new request: then what it forgot is proven.
-
-    A cache without it is believed: one that returns from ``forget()`` and goes on offering prefixes that
-    older weights computed is not noticed.
-    """
+    """A cache that can say what it would offer to a new request. Of another, what it forgot is believed."""
 
     def findable_blocks(self) -> int:
         """Blocks, computed before now, that a new request could be given instead of computing its own."""
-        ...
 
 
 @runtime_checkable
@@ -215,21 +175,17 @@ class AuxiliarySurface(Protocol):
     @property
     def name(self) -> str:
         """What reports call it."""
-        ...
 
     @property
     def kv_cache(self) -> KVCacheSurface:
         """Its own cache."""
-        ...
 
     @property
     def graphs(self) -> GraphSurface | None:
         """Its captured graphs."""
-        ...
 
     def reset_inputs(self) -> None:
         """Forget cached inputs. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -238,11 +194,9 @@ class RoutingReplaySurface(Protocol):
 
     def clear_all_requests(self) -> None:
         """Forget the record of every request (FastDeploy#6569). Idempotent."""
-        ...
 
     def resume(self) -> None:
         """Go on recording. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -251,11 +205,9 @@ class MemorySurface(Protocol):
 
     def empty_cache(self) -> None:
         """Return cached free blocks to the device or the operating system. Idempotent."""
-        ...
 
     def resident_bytes(self) -> int:
         """Bytes that this process really occupies now, as the device or the kernel counts them."""
-        ...
 
 
 @runtime_checkable
@@ -265,17 +217,14 @@ class BareRunner(Protocol):
     @property
     def weights(self) -> WeightSurface:
         """The model shard."""
-        ...
 
     @property
     def memory(self) -> MemorySurface:
         """The allocator."""
-        ...
 
     @property
     def requests(self) -> RequestSurface:
         """The scheduler."""
-        ...
 
 
 @runtime_checkable
@@ -285,32 +234,26 @@ class Runner(BareRunner, Protocol):
     @property
     def kv_cache(self) -> KVCacheSurface | None:
         """The main model's KV cache."""
-        ...
 
     @property
     def graphs(self) -> GraphSurface | None:
         """The main model's captured graphs."""
-        ...
 
     @property
     def deepep(self) -> DeepEPSurface | None:
         """The expert-parallel exchange buffer."""
-        ...
 
     @property
     def groups(self) -> ProcessGroupSurface | None:
         """The communicators."""
-        ...
 
     @property
     def auxiliaries(self) -> Sequence[AuxiliarySurface]:
         """Auxiliary models such as MTP."""
-        ...
 
     @property
     def routing_replay(self) -> RoutingReplaySurface | None:
         """Recorded expert choices."""
-        ...
 
 
 @runtime_checkable
@@ -319,35 +262,26 @@ class RequestSurface(Protocol):
 
     def stop_admitting(self) -> None:
         """Admit no new request until :meth:`resume_admitting`; queued ones wait. Idempotent."""
-        ...
 
     def resume_admitting(self) -> None:
         """Admit requests again. Idempotent."""
-        ...
 
     def in_flight(self) -> int:
         """Count the live requests that hold a slot (never stale markers: FastDeploy#7825)."""
-        ...
 
     def abort_all(self) -> int:
         """End every running request now, answer it with what it has so far; return how many."""
-        ...
 
     def reset_inputs(self) -> None:
         """Forget every cached input tensor of the last batch (FastDeploy#7744). Idempotent."""
-        ...
 
 
 @runtime_checkable
 class FreezingRequestSurface(RequestSurface, Protocol):
-    """A scheduler that can set running requests aside and go on with them later.
-
-    Needed for ``InFlightPolicy.KEEP``, which is refused before anything is touched where it is not there.
-    """
+    """A scheduler that can set running requests aside and go on with them later: ``InFlightPolicy.KEEP``."""
 
     def freeze(self) -> int:
         """Take every running request off its slot and blocks, to be prefilled anew; return how many."""
-        ...
 
 
 @runtime_checkable
@@ -360,26 +294,19 @@ class HoldingRequestSurface(FreezingRequestSurface, Protocol):
     def hold(self) -> int:
         """Take every running request off its slot, with its blocks; return how many.
 
-        :meth:`resume_admitting` puts them back. A request whose blocks were forgotten
-        meanwhile is prefilled anew.
+        :meth:`resume_admitting` puts them back. A request whose blocks were forgotten is prefilled anew.
         """
-        ...
 
 
 @runtime_checkable
 class KnownSetAside(FreezingRequestSurface, Protocol):
-    """A scheduler that knows which requests it has set aside, while the group is held.
-
-    Needed to end them under a hold (``InFlightPolicy.ABORT``), which is refused where it is not there.
-    """
+    """A scheduler that knows what it has set aside: ``InFlightPolicy.ABORT`` under a hold needs it."""
 
     def set_aside(self) -> int:
         """Count the requests that :meth:`freeze` or :meth:`hold` has set aside, and that wait still."""
-        ...
 
     def abort_set_aside(self) -> int:
         """End each of them now, answer it with what it has so far; return how many."""
-        ...
 
 
 @runtime_checkable
@@ -388,7 +315,6 @@ class KnownAdmission(RequestSurface, Protocol):
 
     def is_admitting(self) -> bool:
         """Whether new requests are admitted now."""
-        ...
 
 
 @runtime_checkable
@@ -397,54 +323,36 @@ class LosableRequests(RequestSurface, Protocol):
 
     def lose_all(self) -> int:
         """Answer every running request with an error that says "ask again"; return how many."""
-        ...
 
 
 class StagedWeights(WeightTarget, Protocol):
     """One version that is being staged beside the served one; also the target of its load.
 
-    Loaded, made ready and given back by a thread beside the one that serves, flipped by the one that serves;
-    never by both at a time. Until :meth:`flip` it must not write to what is served, nor let go of it.
+    A thread beside the serving one loads it, makes it ready and gives it back; the serving one flips it;
+    never both at a time. Until :meth:`flip` it must not write to what is served, nor let go of it.
     """
 
     def make_ready(self, captured: frozenset[str]) -> None:
         """Do and check everything that can fail, so that :meth:`flip` cannot.
 
-        Parameters
-        ----------
-        captured : frozenset of str
-            Names of tensors whose addresses must stay what they are: their bytes are copied, while the
-            others change their memory.
-
-        Raises
-        ------
-        Exception
-            If the flip would not succeed. The served version is untouched.
+        The addresses of `captured` tensors must stay: their bytes are copied, the others change their memory.
+        If the flip would not succeed, this raises and the served version is untouched.
         """
-        ...
 
     def is_ready(self) -> bool:
         """Whether :meth:`make_ready` has succeeded, so that a flip would flip every tensor."""
-        ...
 
     def flip(self) -> None:
-        """Make the staged version the served one. Takes a time that does not depend on how large it is.
+        """Make the staged version the served one; only captured tensors cost time by their size.
 
-        Except for captured tensors, whose bytes are copied. What served before stays in memory, unreachable,
-        until :meth:`give_back`, since letting it go takes time.
+        What served before stays in memory, unreachable, until :meth:`give_back`.
         """
-        ...
 
     def unflipped(self) -> str | None:
-        """Look whether :meth:`flip` was done: return the first tensor that serves something else.
-
-        Asked after the flip, inside the pause: a look at each address, not at the bytes.
-        """
-        ...
+        """Return the first tensor that serves something else after :meth:`flip`, by addresses, not bytes."""
 
     def give_back(self) -> int:
         """Let go of the memory that does not serve, tensor by tensor; return its bytes. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -453,7 +361,6 @@ class StageableWeights(Protocol):
 
     def stage(self) -> StagedWeights:
         """Begin another version; takes no memory yet."""
-        ...
 
 
 @runtime_checkable
@@ -463,11 +370,9 @@ class AvailableMemory(Protocol):
     @property
     def shared_by_ranks(self) -> bool:
         """Whether all ranks of the node draw on it, as they do on the host's; not so on a device each."""
-        ...
 
     def available_bytes(self) -> int | None:
         """Bytes that can be taken now without taking them from another process; None if that is not known."""
-        ...
 
 
 def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:
@@ -479,7 +384,13 @@ def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:
         If the runner has ``None`` there: the plan was derived for another runner.
     """
     if surface is None:
-        raise errors.surface_missing(action=action, surface=name)
+        raise InternalError(
+            f"{action} needs the surface {name!r}, and this runner has None there; "
+            "derive the plans from PlanOptions.from_runner() of this very runner",
+            code="surface-missing",
+            action=action,
+            surface=name,
+        )
     return surface
 
 
@@ -508,8 +419,6 @@ _PROTOCOLS: Final[Mapping[str, type]] = {
 
 
 class _Completed:
-    """A runner, with ``None`` for the optional surfaces that it does not name."""
-
     def __init__(self, runner: BareRunner) -> None:
         object.__setattr__(self, "_runner", runner)
 
@@ -527,7 +436,6 @@ class ProgressingRunner(Protocol):
 
     def progressed(self) -> None:
         """Show that the rank is at work: called at polls, in actions and with each loaded chunk. Cheap."""
-        ...
 
 
 def progress_of(runner: object) -> Callable[[], None] | None:
@@ -541,7 +449,6 @@ class ProcessingRunner(Protocol):
 
     def process_loaded(self) -> None:
         """Quantise, fuse or turn round what was loaded, in every model. Local."""
-        ...
 
 
 def processing_of(runner: object) -> Callable[[], None] | None:
@@ -555,22 +462,16 @@ def completed(runner: BareRunner) -> Runner:
 
     Raises
     ------
-    BadInputError
-        ``surface-incomplete``, once for all surfaces: which ones lack which methods. `missing` maps names
-        (``weights``, ``kv_cache``, ``auxiliaries[0].graphs``) to them; an empty tuple says that the surface
-        itself is missing.
+    BadInputError (``surface-incomplete``)
+        Once for all surfaces: `missing` maps names (``weights``, ``auxiliaries[0].graphs``) to the methods
+        that they lack; an empty tuple says that the surface itself is missing.
     """
-    found: dict[str, Any] = {}
-    for name in _PROTOCOLS:
-        value: Any = getattr(runner, name, OPTIONAL.get(name))
-        if name != "auxiliaries":
-            found[name] = value
-            continue
-        for index, auxiliary in enumerate(value or ()):
-            found[f"{name}[{index}]"] = auxiliary
-            found[f"{name}[{index}].graphs"] = getattr(auxiliary, "graphs", None)
-            if hasattr(auxiliary, "kv_cache"):
-                found[f"{name}[{index}].kv_cache"] = auxiliary.kv_cache
+    found: dict[str, Any] = {name: getattr(runner, name, OPTIONAL.get(name)) for name in _PROTOCOLS}
+    for index, auxiliary in enumerate(found.pop("auxiliaries") or ()):
+        place = f"auxiliaries[{index}]"
+        found |= {place: auxiliary, f"{place}.graphs": getattr(auxiliary, "graphs", None)}
+        if hasattr(auxiliary, "kv_cache"):
+            found[f"{place}.kv_cache"] = auxiliary.kv_cache
     require_complete(found)
     if all(hasattr(runner, name) for name in OPTIONAL):
         return cast("Runner", runner)
@@ -582,7 +483,7 @@ def require_complete(surfaces: Mapping[str, object]) -> None:
 
     Raises
     ------
-    BadInputError
+    BadInputError (``surface-incomplete``)
         As :func:`completed`.
     """
     missing: dict[str, tuple[str, ...]] = {}
@@ -594,7 +495,15 @@ def require_complete(surfaces: Mapping[str, object]) -> None:
         elif lacking := tuple(name for name in members(_PROTOCOLS[kind]) if not hasattr(surface, name)):
             missing[place] = lacking
     if missing:
-        raise surface_incomplete(missing)
+        said = "; ".join(
+            f"{place} lacks {', '.join(names)}" if names else f"{place} is missing"
+            for place, names in missing.items()
+        )
+        raise BadInputError(
+            f"the runner does not offer what every engine must: {said}; add it, see wsm.actions.surfaces",
+            code="surface-incomplete",
+            missing=missing,
+        )
 
 
 def members(protocol: type) -> Iterator[str]:

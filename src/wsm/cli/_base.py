@@ -1,30 +1,30 @@
-"""What all commands share: loading on demand, help, options, what is printed, and how a command fails.
+"""The parts that all commands share: loading on demand, help, options, printing, and how a command fails.
 
-What commands print passes :func:`show` and its like, so that no name of others reaches a terminal raw. A
+Commands print by :func:`show` and its like, so that no name of others reaches a terminal raw. A
 command's module is imported when the command is asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import math
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from wsm.cli import errors
-from wsm.command import RequestIdError, TagsError, checked_request_id, parse_tags
-from wsm.errors import BadInputError, WsmError
+from wsm.command import checked_request_id, parse_tags
+from wsm.errors import BadInputError, WsmError, remedy
 from wsm.labels import checked_version
 from wsm.printable import printable, printable_json, printable_lines
-from wsm.shortage import remedy
-from wsm.states.vocabulary import Tag
 
 
 def show(line: str, *, err: bool = False) -> None:
@@ -42,92 +42,76 @@ def show_json(content: Any, *, indent: int | None = 2) -> None:
     click.echo(json_text(content, indent=indent))
 
 
+def answer(content: Any, *lines: str, as_json: bool) -> None:
+    """Print the result of a command: plain values as JSON, or its lines as :func:`show` prints them."""
+    if as_json:
+        show_json(content)
+    else:
+        for line in lines:
+            show(line)
+
+
 def json_text(content: Any, *, indent: int | None = None) -> str:
     """Return JSON that a terminal may show; what JSON does not know becomes text."""
     return printable_json(json.dumps(content, indent=indent, default=str))
 
 
-class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
-    """A finite number of seconds.
+class Checked(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
+    """A parameter that one of wsm's checks converts; bad input is wrong usage."""
 
-    Parameters
-    ----------
-    zero : bool
-        Whether 0 is allowed.
-    """
+    def __init__(self, name: str, check: Callable[[Any], Any]) -> None:
+        self.name = name
+        self._check = check
 
-    name = "seconds"
-
-    def __init__(self, *, zero: bool = False) -> None:
-        self._zero = zero
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number, or fail as wrong usage."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value, or fail as wrong usage."""
         try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not self._zero):
-            least = "of 0 or more" if self._zero else "greater than 0"
-            self.fail(f"{value!r} is no number of seconds {least}", param, ctx)
-        return seconds
-
-
-class Version(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
-    """The label of a version."""
-
-    name = "version"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the label, or fail as wrong usage."""
-        try:
-            return checked_version(str(value))
-        except BadInputError as error:
+            return self._check(value)
+        except (BadInputError, ValueError) as error:
             self.fail(str(error), param, ctx)
 
 
-class RequestId(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
-    """A name that a request may have."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name, or fail as wrong usage."""
-        try:
-            return checked_request_id(str(value))
-        except RequestIdError as error:
-            self.fail(str(error), param, ctx)
+def _seconds(value: Any, *, zero: bool) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero):
+        least = "of 0 or more" if zero else "greater than 0"
+        raise ValueError(f"{value!r} is no number of seconds {least}")
+    return seconds
 
 
-class RsyncOptions(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
-    """FastDeploy's ``rsync_config`` as its command line has it: a JSON object."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Return the options, or fail as wrong usage."""
-        try:
-            options = value if isinstance(value, dict) else json.loads(str(value))
-        except (ValueError, RecursionError) as error:
-            self.fail(f"{value!r} is no JSON ({error})", param, ctx)
-        if not isinstance(options, dict):
-            self.fail(f"{value!r} is no JSON object", param, ctx)
-        return options
+def _rsync_options(value: Any) -> dict[str, Any]:
+    """Return FastDeploy's ``rsync_config`` as its command line has it: a JSON object."""
+    try:
+        options = value if isinstance(value, dict) else json.loads(str(value))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{value!r} is no JSON ({error})") from error
+    if not isinstance(options, dict):
+        raise ValueError(f"{value!r} is no JSON object")  # noqa: TRY004 - click's function takes this one
+    return options
 
 
-class Tags(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
-    """What a command is about, by whole names separated by commas."""
+FILE = click.Path(dir_okay=False, path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+EXISTING_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+PATH = click.Path(path_type=Path)
+FROM_0, FROM_1 = click.IntRange(min=0), click.IntRange(min=1)
 
-    name = "tags"
+SECONDS = Checked("seconds", functools.partial(_seconds, zero=False))
+SECONDS_OR_NONE = Checked("seconds", functools.partial(_seconds, zero=True))
+VERSION = Checked("version", lambda value: checked_version(str(value)))
+REQUEST_ID = Checked("text", lambda value: checked_request_id(str(value)))
+RSYNC_OPTIONS = Checked("json", _rsync_options)
+#: Whole names, separated by commas.
+TAGS = Checked("tags", lambda value: value if isinstance(value, frozenset) else parse_tags(str(value)))
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[Tag]:
-        """Return the tags, or fail as wrong usage."""
-        if isinstance(value, frozenset):
-            return value
-        try:
-            return parse_tags(str(value))
-        except TagsError as error:
-            self.fail(str(error), param, ctx)
+
+def options(*several: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return several options as one decorator, in their order."""
+    return lambda function: functools.reduce(lambda made, option: option(made), reversed(several), function)
 
 
 def json_option(help_text: str) -> Callable[[Any], Any]:
@@ -137,34 +121,43 @@ def json_option(help_text: str) -> Callable[[Any], Any]:
 
 def config_option(help_text: str) -> Callable[[Any], Any]:
     """Return ``--config FILE``; the command is given a path or None."""
-    return click.option(
-        "--config",
-        "config_file",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help=help_text,
-    )
+    return click.option("--config", "config_file", type=EXISTING_FILE, metavar="FILE", help=help_text)
 
 
-def require_paddle(command: str) -> None:
-    """Refuse a command that computes where paddle is not installed. Does not import it.
+def require_http(command: str) -> None:
+    """Refuse a command that speaks HTTP where the extra is not installed. Does not import it."""
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn", "httpx")):
+        raise CommandEndedError(
+            f"'wsm {command}' speaks HTTP, and starlette, uvicorn or httpx is not installed; "
+            "pip install 'wsm[http]'"
+        )
+
+
+def named_object(where: str) -> Any:
+    """Return what ``MODULE:NAME`` names; the current directory is searched as well.
 
     Raises
     ------
-    RefusedError
-        If it is not there.
+    ImportError
+        If nothing can be imported from there, with what that module raised.
     """
-    if importlib.util.find_spec("paddle") is None:
-        raise errors.paddle_required(command=command)
+    module, _, name = where.partition(":")
+    sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever that module raises
+        raise ImportError(f"{type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove("")
 
 
 FAILED = 1
 WRONG_USAGE = 2
 
-#: What a line says that no error of wsm stands behind.
+#: The end of a line about an error that wsm did not foresee.
 UNFORESEEN = "this is a bug in wsm"
 
-#: What an error may carry besides its line: what a process on the other side wrote.
+#: The context of an error that holds text of a process on the other side.
 _DETAILS = {"remote_traceback": "traceback of rank {rank}", "log": "last lines of rank {rank}"}
 
 
@@ -174,9 +167,9 @@ class CommandEndedError(Exception):
     Parameters
     ----------
     message : str
-        What happened and what to do; shown as one line.
+        The event and the way out; shown as one line.
     exit_code : int
-        What the process ends with.
+        The exit code of the process.
     details : str
         Shown below the line; for ``--traceback``.
     """
@@ -209,37 +202,22 @@ def wrong_usage() -> Iterator[None]:
         raise CommandEndedError(str(error), exit_code=WRONG_USAGE) from error
 
 
-def failure_of(error: WsmError | OSError, *, with_traceback: bool) -> CommandEndedError:
-    """Return how a command ends with an error.
-
-    Parameters
-    ----------
-    error : WsmError or OSError
-        What was raised.
-    with_traceback : bool
-        Whether to show the tracebacks, those of other processes included.
-    """
+def failure_of(error: Exception, *, with_traceback: bool) -> CommandEndedError:
+    """Return how a command ends with an error: one line, and the tracebacks of all processes if asked for."""
     parts = _other_side(error)
-    fix = remedy(error)
-    said = str(error) if fix is None or fix in str(error) else f"{error}; {fix}"
+    if isinstance(error, (WsmError, OSError)):
+        fix = remedy(error)
+        said = str(error) if fix is None or fix in str(error) else f"{error}; {fix}"
+    elif isinstance(error, MemoryError):
+        said = "out of memory; give this process more, or less to read"
+    else:
+        said = f"{type(error).__name__}: {error}; {UNFORESEEN}: report what 'wsm --traceback ...' shows"
     if with_traceback:
         here = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         shown = [f"-- {title} --\n{text.rstrip()}" for title, text in (*parts, ("traceback here", here))]
         return CommandEndedError(said, details="\n".join(shown))
     hint = f" [--traceback shows the {parts[0][0]}]" if parts else ""
     return CommandEndedError(f"{said}{hint}")
-
-
-def unexpected(error: Exception, *, with_traceback: bool) -> CommandEndedError:
-    """Return how a command ends with what it did not foresee: one line all the same, and how to tell more."""
-    if isinstance(error, MemoryError):
-        said = "out of memory; give this process more, or less to read"
-    else:
-        said = f"{type(error).__name__}: {error}; {UNFORESEEN}: report what 'wsm --traceback ...' shows"
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return CommandEndedError(
-        said, details=f"-- traceback here --\n{trace.rstrip()}" if with_traceback else ""
-    )
 
 
 def usage_failure(error: click.ClickException) -> CommandEndedError:
@@ -256,48 +234,23 @@ def _other_side(error: BaseException) -> list[tuple[str, str]]:
     return [(title.format(**facts), facts[key]) for key, title in _DETAILS.items() if facts.get(key)]
 
 
-_EXIT_CODES = (
-    ("0", "done"),
-    ("1", "the operation failed or was refused; the message says what holds now"),
-    ("2", "wrong usage: unknown name or option, bad value or configuration"),
-    ("130", "interrupted by Ctrl-C (128 + N: by signal N)"),
-)
+#: The end of the help of every command.
+EXIT_CODES = """\b
+Exit codes:
+  0    done
+  1    the operation failed or was refused; the message says what holds now
+  2    wrong usage: unknown name or option, bad value or configuration
+  130  interrupted by Ctrl-C (128 + N: by signal N)"""
 
 
-class TeachingCommand(click.Command):
-    """A command with examples.
-
-    Parameters
-    ----------
-    examples : sequence of (str, str)
-        Command lines, each with what it does.
-    **attributes : Any
-        As for :class:`click.Command`.
-    """
-
-    def __init__(self, *, examples: Sequence[tuple[str, str]] = (), **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self._examples = examples
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
-        """Write the examples and the exit codes below the options."""
-        if self._examples:
-            with formatter.section("Examples"):
-                for line, meaning in self._examples:
-                    formatter.write_text(line)
-                    with formatter.indentation():
-                        formatter.write_text(meaning)
-        write_exit_codes(formatter)
-
-
-def write_exit_codes(formatter: click.HelpFormatter) -> None:
-    """Write the codes that every command ends with."""
-    with formatter.section("Exit codes"):
-        formatter.write_dl(_EXIT_CODES)
+def command(function: Callable[..., None]) -> click.Command:
+    """Make a command of a function, with its docstring as the help; examples in it keep their lines."""
+    text = (inspect.getdoc(function) or "").replace("Examples\n--------\n", "\b\nExamples:\n")
+    return click.command(help=text, epilog=EXIT_CODES)(function)
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is, and what the list of commands says about it."""
+    """The place of a command, and its line in the list of commands."""
 
     module: str
     attribute: str
@@ -311,17 +264,13 @@ class LazyGroup(click.Group):
     ----------
     lazy : mapping of str to LazyCommand
         In the order in which they are listed.
-    aliases : mapping of str to str
-        Other names that commands go on answering to; they are not listed.
     **attributes : Any
         As for :class:`click.Group`.
     """
 
-    def __init__(
-        self, *, lazy: Mapping[str, LazyCommand], aliases: Mapping[str, str], **attributes: Any
-    ) -> None:
+    def __init__(self, *, lazy: Mapping[str, LazyCommand], **attributes: Any) -> None:
         super().__init__(**attributes)
-        self._lazy, self._aliases = lazy, aliases
+        self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names in their own order, not the alphabet's."""
@@ -329,7 +278,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """Import the command's module."""
-        lazy = self._lazy.get(self._aliases.get(cmd_name, cmd_name))
+        lazy = self._lazy.get(cmd_name)
         if lazy is None:
             return None
         command: click.Command = getattr(importlib.import_module(lazy.module), lazy.attribute)
@@ -339,7 +288,6 @@ class LazyGroup(click.Group):
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, lazy.summary) for name, lazy in self._lazy.items()])
-        write_exit_codes(formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for; whatever is raised becomes one line."""
@@ -347,7 +295,5 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except (BrokenPipeError, CommandEndedError, click.ClickException, click.Abort, click.exceptions.Exit):
             raise  # the reader that closed the pipe has seen enough: click ends quietly
-        except (WsmError, OSError) as error:
-            raise failure_of(error, with_traceback=ctx.params["traceback"]) from error
         except Exception as error:
-            raise unexpected(error, with_traceback=ctx.params["traceback"]) from error
+            raise failure_of(error, with_traceback=ctx.params["traceback"]) from error

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from wsm.cli import errors
-from wsm.cli._base import wrong_usage
+from wsm.cli._base import WRONG_USAGE, CommandEndedError, wrong_usage
 from wsm.config import WsmConfig, config_from_mapping, read_mapping
+from wsm.errors import BadInputError, WsmError
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.names import check_name, segment_path
-from wsm.signals.segment import existing_groups
-
-if TYPE_CHECKING:
-    from wsm.rollout.config import RolloutConfig
+from wsm.signals.owner_settings import settings_in
+from wsm.signals.segment import SegmentImage, existing_groups
 
 
 @contextlib.contextmanager
@@ -34,82 +32,80 @@ def known_group(name: str) -> Iterator[None]:
     except SegmentMissingError as error:
         if segment_path(name).exists():
             raise
-        with wrong_usage():
-            raise errors.no_such_group(group=name, existing=existing_groups()) from error
+        existing = existing_groups()
+        there = f"there is {', '.join(existing)}" if existing else "there is none at all"
+        raise CommandEndedError(
+            f"no group {name!r} on this host ({there}); check the name, start the group, "
+            "run as its user, and in containers share /dev/shm with it",
+            exit_code=WRONG_USAGE,
+        ) from error
 
 
-#: What only a file of ``wsm rollout`` has on its top level.
-_ROLLOUT_SECTIONS = {"group", "model", "engine", "load", "seed"}
+def read_config(file: Path, group: str | None = None) -> WsmConfig:
+    """Read a group's configuration, which may stand under ``group`` in the file of an engine.
 
-
-def read_group_config(file: Path, group: str) -> WsmConfig:
-    """Read the configuration of `group`.
-
-    Parameters
-    ----------
-    file : Path
-        As :func:`wsm.config.load_config` reads it; or as ``wsm rollout --config``, with a section ``group``
-        in which the name may be absent.
-    group : str
-        The group that is to be commanded.
-
-    Raises
-    ------
-    BadInputError
-        If it is for another group.
-    wsm.errors.BadInputError
-        If it cannot be used.
-    """
-    config = read_config(file, group)
-    if config.name != group:
-        raise errors.foreign_configuration(file=str(file), found=config.name, group=group)
-    return config
-
-
-def read_config(file: Path, group: str = "group") -> WsmConfig:
-    """Read a configuration of either kind; `group` is the group's name where the file has none.
+    An engine may be told name and ranks elsewhere: what its file leaves out is as the running `group` has it.
 
     Raises
     ------
     wsm.errors.BadInputError
         If it cannot be used.
     """
-    config = _read_either(file, group)
-    return config if isinstance(config, WsmConfig) else config.group
-
-
-def configuration_of(group: str | None, file: Path | None) -> WsmConfig | RolloutConfig:
-    """Return the configuration of a group: that in the file, or that of the running group of ``wsm rollout``.
-
-    Raises
-    ------
-    BadInputError
-        If neither is given or there, or the file is for another group.
-    wsm.errors.BadInputError
-        If it cannot be used.
-    """
-    if file is None:
-        from wsm.rollout.run_directory import CONFIG_FILE, run_directory_path  # noqa: PLC0415 - see above
-
-        if group is None:
-            raise errors.group_unnamed()
-        check_name(group)
-        file = run_directory_path(group) / CONFIG_FILE
-        if not file.exists():
-            raise errors.configuration_unknown(group=group, existing=existing_groups())
-    config = _read_either(file, group or "group")
-    found = config.name if isinstance(config, WsmConfig) else config.group.name
-    if group not in (None, found):
-        raise errors.foreign_configuration(file=str(file), found=found, group=str(group))
-    return config
-
-
-def _read_either(file: Path, group: str) -> WsmConfig | RolloutConfig:
     content = read_mapping(file)  # once: it may be a pipe
-    if not _ROLLOUT_SECTIONS & content.keys():
-        return config_from_mapping(content, where=str(file))
-    from wsm.rollout.config import rollout_config_from_mapping  # noqa: PLC0415 - only where such a file is given
-
     section = content.get("group")
-    has_name = isinstance(section, dict) and "name" in section
-    return rollout_config_from_mapping(content, source=str(file), name=None if has_name else group)
+    if isinstance(section, Mapping):
+        content = {**(_left_by(group) if group is not None else {}), **section}
+    return config_from_mapping(content, where=str(file))
+
+
+def _left_by(group: str) -> Mapping[str, Any]:
+    """Return the configuration that the owner of a running group left; an empty one where there is none."""
+    check_name(group)
+    with contextlib.suppress(OSError, WsmError):
+        return settings_in(SegmentImage.read(segment_path(group)).settings).configuration
+    return {}
+
+
+def configuration_of(group: str | None, file: Path | None) -> WsmConfig:
+    """Return the configuration of a group: that in the file, or what the owner of the running group left.
+
+    Raises
+    ------
+    BadInputError
+        If neither is given or there, the file is for another group, or it cannot be used.
+    """
+    if file is not None:
+        config = read_config(file, group)
+        if group not in (None, config.name):
+            raise BadInputError(
+                f"{file} configures group {config.name!r}, not {group!r}; "
+                "give the file of that group, or its name",
+                code="foreign-configuration",
+            )
+        return config
+    if group is None:
+        raise BadInputError(
+            "for which group? give --group NAME for a running group, or --config FILE",
+            code="group-unnamed",
+        )
+    left = _left_by(group)
+    if not left:
+        existing = existing_groups()
+        there = (
+            f"groups of this host: {', '.join(existing)}" if existing else "there is no group on this host"
+        )
+        raise BadInputError(
+            f"no running group {group!r} has left its configuration here ({there}); give it by --config FILE",
+            code="configuration-unknown",
+            existing=tuple(existing),
+        )
+    return config_from_mapping(left, where=f"group {group}")
+
+
+def configured(group: str, file: Path | None) -> dict[str, Any]:
+    """Return the keywords that a configuration has for who commands a group; none where there is no file."""
+    if file is None:
+        return {}
+    with wrong_usage():
+        config = configuration_of(group, file)
+    return {"engine_words": config.engine_words, "journal_directory": config.journal_directory}

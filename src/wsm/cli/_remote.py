@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wsm.cli import errors
-from wsm.cli._base import show, show_json
+from wsm.cli._base import CommandEndedError, require_http, show, show_json
 from wsm.controller import Pending
 from wsm.receipt import Receipt
 
 if TYPE_CHECKING:
     from wsm.http.client import Client
-
-#: Keywords that mean something in this process alone.
-_OF_THIS_PROCESS = ("still_wanted",)
 
 
 def server_url() -> str | None:
@@ -40,74 +34,31 @@ def server_of(name: str, url: str) -> Iterator[Client]:
     WsmError
         If it cannot be asked.
     """
-    from wsm.cli.serving import require_http  # noqa: PLC0415 - it imports this module's commands
-
     require_http("--url")
     from wsm.http.client import Client  # noqa: PLC0415 - httpx, where it is asked for
 
     with Client(url, token=os.environ.get("WSM_TOKEN")) as client:
         found = client.status()["name"]
         if found != name:
-            raise errors.other_group(url=url, found=str(found), group=name)
+            raise CommandEndedError(
+                f"{url} commands the group {found!r}, not {name!r}; nothing was asked of it"
+            )
         yield client
 
 
-class RemoteGroup:
-    """Begins commands as :class:`wsm.Controller` does, through a server."""
+def begin_remotely(client: Client, operation: str, **keywords: Any) -> Pending:
+    """Begin a command as the ``begin_`` method of :class:`wsm.Controller` does, through a server."""
+    # The server's surfaces own what they hold, and a wish ends in this process.
+    asked = {key: value for key, value in keywords.items() if key not in ("still_wanted", "owner")}
+    request_id = asked.pop("request_id", None)
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def ask() -> Receipt:
+        if operation in ("commit", "abort"):
+            decide = client.commit if operation == "commit" else client.abort
+            return decide(request_id, **asked)
+        return client.command("prepare" if operation == "lease" else operation, request_id, **asked)
 
-    def begin_clear(self, **keywords: Any) -> Pending:
-        """As :meth:`wsm.Controller.begin_clear`."""
-        return self._begin("clear", keywords)
-
-    def begin_update(self, version: str | None, **keywords: Any) -> Pending:
-        """As :meth:`wsm.Controller.begin_update`."""
-        return self._begin("update", {"version": version, **keywords})
-
-    def begin_hold(self, **keywords: Any) -> Pending:
-        """As :meth:`wsm.Controller.begin_hold`; the owner is the server's native API."""
-        return self._begin("hold", keywords)
-
-    def begin_release(self, **keywords: Any) -> Pending:
-        """As :meth:`wsm.Controller.begin_release`."""
-        return self._begin("release", keywords)
-
-    def begin_lease(self, version: str | None, **keywords: Any) -> Pending:
-        """As :meth:`wsm.Controller.begin_lease`."""
-        return self._begin("prepare", {"version": version, **keywords})
-
-    def begin_commit(self, request_id: str, **keywords: Any) -> Pending:
-        """As :meth:`wsm.Controller.begin_commit`."""
-        return self._begin("commit", {"prepared": request_id, **keywords})
-
-    def begin_abort(self, request_id: str | None, **keywords: Any) -> Pending:
-        """As :meth:`wsm.Controller.begin_abort`."""
-        return self._begin("abort", {"prepared": request_id, **keywords})
-
-    def _begin(self, operation: str, keywords: Mapping[str, Any]) -> Pending:
-        asked = {key: value for key, value in keywords.items() if key not in _OF_THIS_PROCESS}
-        asked.pop("owner", None)  # the server's surfaces own what they hold
-        request_id = asked.pop("request_id", None)
-        prepared = asked.pop("prepared", None)
-        end: Future[Receipt] = Future()
-
-        def ask() -> None:
-            try:
-                if operation == "commit":
-                    receipt = self._client.commit(prepared, **asked)
-                elif operation == "abort":
-                    receipt = self._client.abort(prepared, **asked)
-                else:
-                    receipt = self._client.command(operation, request_id, **asked)
-            except BaseException as error:  # noqa: BLE001 - the waiting thread gets it, whatever it is
-                end.set_exception(error)
-            else:
-                end.set_result(receipt)
-
-        threading.Thread(target=ask, name="wsm-remote", daemon=True).start()
-        return Pending(request_id or prepared or "", end, lambda: None)
+    return Pending(request_id or "", lambda: None).carry_out(ask)
 
 
 def show_status(name: str, url: str, *, as_json: bool) -> None:

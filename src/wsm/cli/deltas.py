@@ -7,27 +7,19 @@ from pathlib import Path
 
 import click
 
-from wsm.cli._base import TeachingCommand, Version, json_option, show_json, show_text
+from wsm.cli._base import EXISTING_DIRECTORY, VERSION, answer, command, json_option
 from wsm.printable import printable
-from wsm.strategies.delta.between import delta_between
-from wsm.strategies.delta.publish import DeltaReport
+from wsm.strategies import DeltaReport, delta_between
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm delta /models/policy --base 6 --version 7", "what turns version 6 into version 7"),
-        ("wsm delta /models/policy --base 6 --version 7 --json", "the same, with the findings as JSON"),
-    ),
-)
-@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--base", type=Version(), metavar="V", required=True, help="The version that ranks hold.")
-@click.option("--version", type=Version(), metavar="V", required=True, help="The version it leads to.")
+@command
+@click.argument("directory", type=EXISTING_DIRECTORY)
+@click.option("--base", type=VERSION, metavar="V", required=True, help="The version that ranks hold.")
+@click.option("--version", type=VERSION, metavar="V", required=True, help="The version it leads to.")
 @click.option(
     "--crossover",
     type=click.FloatRange(min=0),
     default=0.6,
-    show_default=True,
     help="Write none that is larger than this part of the whole version.",
 )
 @click.option("--replace", is_flag=True, help="Replace another delta to the same version.")
@@ -39,12 +31,16 @@ def delta(
 
     Both versions are read once and digested on the way. Ranks that load with the strategy delta and hold the
     base read the delta instead of the whole version; all others load the whole one, as before.
+
+    Examples
+    --------
+      wsm delta /models/policy --base 6 --version 7
+          what turns version 6 into version 7
+      wsm delta /models/policy --base 6 --version 7 --json
+          the same, with the findings as JSON
     """
     report = delta_between(directory, base, version, crossover=crossover, replace=replace)
-    if as_json:
-        show_json({**dataclasses.asdict(report), "ratio": report.ratio})
-    else:
-        show_text(_text(report))
+    answer({**dataclasses.asdict(report), "ratio": report.ratio}, *_text(report).split("\n"), as_json=as_json)
 
 
 def _text(report: DeltaReport) -> str:

@@ -1,37 +1,41 @@
-"""``wsm diagrams``: the states, the phases and the plans of an engine as pictures, and their checks."""
+"""``wsm diagrams``: the states, the phases and the plans of an engine as text, and their checks.
+
+Everything is read off the tables and the plans: a picture has exactly the edges of its table.
+"""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import click
 
+from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner, Runner, completed
-from wsm.cli import errors
-from wsm.cli._base import TeachingCommand, show, wrong_usage
-from wsm.cli._groups import read_config
-from wsm.cli.drawings import drawn
-from wsm.cli.errors import runner_not_found
-from wsm.states.check import check_everything
-
-
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        (
-            "wsm diagrams --runner my_engine:Runner --config wsm.yaml",
-            "the plans of your own engine, in diagrams/",
-        ),
-        ("wsm diagrams --check", "whether the tables are sound; code 1 if not"),
-        ("wsm diagrams --check --runner my_engine:Runner", "whether the plans of your engine are, too"),
-    ),
+from wsm.cli._base import (
+    DIRECTORY,
+    FILE,
+    WRONG_USAGE,
+    CommandEndedError,
+    command,
+    named_object,
+    show,
+    wrong_usage,
 )
+from wsm.cli._groups import read_config
+from wsm.errors import InternalError
+from wsm.states.check import check_everything
+from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, When
+from wsm.states.plan_key import HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE, Repair
+from wsm.states.table import CHARTS, Chart, MachineName, Row
+from wsm.states.vocabulary import WeightState
+
+
+@command
 @click.option("--check", is_flag=True, help="Write nothing; check the tables, and the plans of --runner.")
 @click.option(
     "--runner",
@@ -39,28 +43,33 @@ from wsm.states.check import check_everything
     help="The engine: a runner, or what makes one when it is called without arguments.",
 )
 @click.option(
-    "--config",
-    "config_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="A configuration whose deadlines and process groups count.",
+    "--config", "config_file", type=FILE, help="A configuration whose deadlines and process groups count."
 )
-@click.option(
-    "--directory",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("diagrams"),
-    show_default=True,
-    help="Where the files go.",
-)
+@click.option("--directory", type=DIRECTORY, default=Path("diagrams"), help="Where the files go.")
 def diagrams(check: bool, runner: str | None, config_file: Path | None, directory: Path) -> None:
     """Draw the state machines, the phases of a command and the plans of an engine, as Mermaid in Markdown.
 
     Everything is made from the tables that drive the machines and from the plans that a worker would run:
     weights.mmd, kv_cache.mmd, command.mmd, and plans.md with every plan beside the edge that runs it and what
     each action declares. Without --runner it is an engine with weights and a KV cache and nothing else.
+
+    Examples
+    --------
+      wsm diagrams --runner my_engine:Runner --config wsm.yaml
+          the plans of your own engine, in diagrams/
+      wsm diagrams --check
+          whether the tables are sound; code 1 if not
+      wsm diagrams --check --runner my_engine:Runner
+          whether the plans of your engine are, too
     """
     findings = check_everything()
     if findings:
-        raise errors.tables_faulty(findings=[str(finding) for finding in findings])
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        raise InternalError(
+            f"the transition tables are faulty: {findings[0]}{more}; correct wsm.states.table",
+            code="tables-faulty",
+            findings=tuple(map(str, findings)),
+        )
     with wrong_usage():
         options = PlanOptions() if runner is None else PlanOptions.from_runner(_runner(runner))
         if config_file is not None:
@@ -85,18 +94,243 @@ def diagrams(check: bool, runner: str | None, config_file: Path | None, director
 
 
 def _runner(where: str) -> Runner:
-    """Return the runner that `where` names; the current directory is searched as well."""
-    module, _, name = where.partition(":")
-    sys.path.insert(0, "")
     try:
-        found: Any = getattr(importlib.import_module(module), name)
-        is_factory = inspect.isclass(found) or inspect.isroutine(found)
-        made = found() if is_factory else found
-    except (ImportError, AttributeError, ValueError) as error:
-        raise runner_not_found(where=where, cause=str(error)) from error
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise runner_not_found(where=where, cause=cause) from error  # whatever that module raised
-    finally:
-        sys.path.remove("")
+        found = named_object(where)
+        made = found() if inspect.isclass(found) or inspect.isroutine(found) else found
+    except Exception as error:  # whatever that module raises
+        cause = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise CommandEndedError(
+            f"there is no runner at {where!r} ({cause}); name it as MODULE:NAME, where Python finds the "
+            "module from here",
+            exit_code=WRONG_USAGE,
+        ) from error
     return completed(cast("BareRunner", made))
+
+
+# -- states and phases ----------------------------------------------------------------------------
+
+#: The names of the machines in headings.
+HEADINGS = {MachineName.WEIGHTS: "Weights", MachineName.KV: "KV cache", MachineName.ADMISSION: "Admission"}
+
+#: Phases in which a rank waits for the words of others.
+_WAITING = frozenset({Phase.PARKING, Phase.VOTING, Phase.PREPARED, Phase.STAGED, Phase.FAILED, Phase.STOPPED})
+
+_STYLES = {
+    "working": "fill:#fff3d6,stroke:#b7791f,color:#1d2329",
+    "deciding": "fill:#e6e4fb,stroke:#5a4fcf,color:#1d2329",
+    "serving": "fill:#dff3e3,stroke:#2f855a,color:#1d2329",
+    "faulted": "fill:#fbe0de,stroke:#c53030,color:#1d2329",
+}
+
+
+def drawn(plans: Plans, *, of: str) -> dict[str, str]:
+    """Return the text of every file by its name, with the plans of one engine, whose name is `of`."""
+    machines = {
+        f"{HEADINGS[chart.machine].lower().replace(' ', '_')}.mmd": _machine(chart) for chart in CHARTS
+    }
+    return {**machines, "command.mmd": _command(), "plans.md": plans_page(plans, of=of)}
+
+
+def state_diagram(
+    title: str,
+    meanings: Mapping[str, str],
+    arrows: Iterable[tuple[str, str, str]],
+    kind_of: Callable[[str], str],
+) -> str:
+    """Return a ``stateDiagram-v2`` of Mermaid, which code hosts render in place.
+
+    Parameters
+    ----------
+    title : str
+        Its heading.
+    meanings : mapping of str to str
+        The states, the one in which a new process starts first.
+    arrows : iterable of (str, str, str)
+        Source, destination and label; labels between the same two states are drawn at one arrow.
+    kind_of : callable
+        Returns how a state is marked: a key of the styles, or an empty text.
+    """
+    together: dict[tuple[str, str], list[str]] = {}
+    for source, dest, label in arrows:
+        together.setdefault((source, dest), []).append(label)
+    lines = ["---", f"title: {title}", "---", "stateDiagram-v2", "    direction TB"]
+    lines += [f'    state "{state}<br/>{meaning}" as {state}' for state, meaning in meanings.items()]
+    lines += [f"    [*] --> {next(iter(meanings))}"]
+    lines += [
+        f"    {source} --> {dest} : {'<br/>'.join(dict.fromkeys(labels))}"
+        for (source, dest), labels in together.items()
+    ]
+    for kind, style in _STYLES.items():
+        if states := [state for state in meanings if kind_of(state) == kind]:
+            lines += [f"    classDef {kind} {style}", f"    class {','.join(states)} {kind}"]
+    return "\n".join(lines) + "\n"
+
+
+def _machine(chart: Chart) -> str:
+    def kind_of(name: str) -> str:
+        if name == WeightState.FAULTED.name:
+            return "faulted"
+        kinds = ((chart.working, "working"), (chart.deciding, "deciding"))
+        resting = "serving" if name in ("NORMAL", "OPEN") else ""
+        return next((kind for states, kind in kinds if name in [each.name for each in states]), resting)
+
+    return state_diagram(
+        f"{HEADINGS[chart.machine]} of one rank",
+        {
+            state.name: chart.meanings[state]
+            for state in sorted(chart.states, key=lambda each: each is not chart.initial)
+        },
+        ((row.source.name, row.dest.name, _with_plans(chart, row)) for row in chart.rows),
+        kind_of,
+    )
+
+
+def _with_plans(chart: Chart, row: Row) -> str:
+    plans = row.plans if row.dest in chart.working else ()
+    return "<br/>".join((event_of(row), *(f"▸ {plan}" for plan in plans)))
+
+
+def event_of(row: Row) -> str:
+    """Return the event of a row, with its guard in brackets."""
+    return row.event.value if row.guard is None else f"{row.event.value} [{row.guard.value}]"
+
+
+def _command() -> str:
+    """Draw the phases, without looks that stay in one and without a new epoch, which ends every phase."""
+    told: list[tuple[LookRow | OutcomeRow, str, Sequence[When]]] = []
+    for look in LOOKS:
+        conditions = [each for each in look.when if each is not When.NEW]
+        told.append((look, conditions[0].value if conditions else When.NEW.value, conditions[1:]))
+    told += [(outcome, outcome.event.value, outcome.when) for outcome in OUTCOMES]
+    return state_diagram(
+        "A command, as a rank lives it",
+        {phase.name: MEANINGS[phase] for phase in Phase},
+        (
+            (
+                row.phase.name,
+                row.to.name,
+                event
+                + ("" if row.says is None else f" / {row.says.name}")
+                + (f" [{', '.join(each.value for each in rest)}]" if rest else ""),
+            )
+            for row, event, rest in told
+            if row.to is not None
+        ),
+        lambda name: "" if name == "IDLE" else "deciding" if Phase[name] in _WAITING else "working",
+    )
+
+
+# -- plans ----------------------------------------------------------------------------------------
+
+_PLANS_PREFACE = """\
+Each plan stands beside the edge of the tables that runs it. `*`: collective, entered after a vote of all
+ranks. An action (`x`) runs in one `poll()`; what an engine lacks is absent from its plans, not skipped.
+`seen`: it runs when the command is seen; `beside`: beside the serving loop; `early`: before the rank parks,
+while it still steps; `behind`: behind the decision."""
+
+_HELD = """\
+They move nothing in memory, and admission alone. What a hold forgets of the KV cache it forgets behind the
+decision, so that a hold that fails leaves the cache as it was. While a group is held no plan of another
+command, and no undo, admits requests again; an update that is to serve does, behind its decision."""
+
+_NEW_EPOCH = """\
+A rank that lives when the epoch ends stays in the old one until it holds nothing: it runs `rejoin`, which
+lets go alone of what broke with a peer, then `discard`, one action per `poll()`, and only then takes `lost`
+and writes a word of the new epoch. If that fails the rank is FAULTED, never joins, and its process is
+replaced."""
+
+_ACTIONS = """\
+*Declares*: `v` a vote of all ranks comes before it; `t` it touches the weights, so that an aborted command
+ends in CLEARED on all ranks; `u` it is undone where the group keeps what it had; `p` it measures that it is
+done; `m` it says how much memory it takes. Past its deadline the command is aborted."""
+
+
+def plans_page(plans: Plans, *, of: str) -> str:
+    """Return every plan beside the edge that runs it, and every action with what it declares, in Markdown."""
+    parts = [f"# Plans of {of}", _PLANS_PREFACE]
+    for chart in CHARTS:
+        for row in chart.rows:
+            if row.plans and row.dest in chart.working:
+                parts += [f"## {heading_of(chart, row)}", f"{row.note[0].upper()}{row.note[1:]}."]
+                parts += _compared([plans.named(key) for key in row.plans])
+    held = [plans.named(key) for key in (HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE)]
+    parts += ["## Hold and release", _HELD, *_compared(held)]
+    parts += ["## A new epoch", _NEW_EPOCH, *_compared([plans.rejoin, plans.discard])]
+    actions = {action.name: action for plan in plans for action in plan}
+    rows = [
+        (f"`{name}`", f"{action.deadline_s:g} s", _declared(action), action.purpose)
+        for name, action in sorted(actions.items())
+    ]
+    parts += ["## Actions", _ACTIONS, table(("action", "deadline", "declares", "purpose"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def heading_of(chart: Chart, row: Row) -> str:
+    """Return the heading under which the plans of an edge stand."""
+    guard = "" if row.guard is None else f" {row.guard.value}"
+    return f"{HEADINGS[chart.machine]}: {row.source.name} {row.event.value}{guard}"
+
+
+def _compared(plans: Sequence[Plan]) -> Iterator[str]:
+    """Yield what several plans are for, and which action is in which of them, in an order that all have."""
+    yield "\n".join(f"{number}. {_meaning(plan)}" for number, plan in enumerate(plans, start=1))
+    order: list[str] = []
+    actions: dict[str, Action] = {}
+    for plan in plans:
+        at = 0
+        for action, _ in _timed(plan):
+            actions[action.name] = action
+            if action.name not in order:
+                order.insert(at, action.name)
+            at = max(at, order.index(action.name) + 1)
+    when = [{action.name: mark for action, mark in _timed(plan)} for plan in plans]
+    yield table(
+        ("action", *map(str, range(1, len(plans) + 1))),
+        [
+            (f"`{name}`{' *' if actions[name].collective else ''}", *(marks.get(name, "") for marks in when))
+            for name in order
+        ],
+    )
+
+
+def _meaning(plan: Plan) -> str:
+    halves = {} if plan.key is None else plan.key.halves
+    return f"`{plan.name}`: " + "; ".join(
+        f"{tag.value} {half.value.removeprefix('is ')}" for tag, half in halves.items()
+    )
+
+
+def _timed(plan: Plan) -> Iterator[tuple[Action, str]]:
+    """Yield every action of a plan in its order, with the mark of when it runs."""
+    yield from ((action, "seen") for action in plan.admission)
+    yield from ((action, "beside") for action in plan.staging)
+    if plan.key is not None and not isinstance(plan.key.operation, Repair):  # else no rank steps then
+        yield from ((action, "early") for action in plan.before_parking)
+    yield from ((action, "x") for action in plan.flip)
+    yield from ((action, "behind") for action in plan.commit)
+
+
+def _declared(action: Action) -> str:
+    said = (
+        ("v", action.collective),
+        ("t", action.touches_weights),
+        ("u", _overrides(action, "undo")),
+        ("p", _overrides(action, "probe")),
+        ("m", _overrides(action, "bytes_needed")),
+    )
+    return " ".join(letter if holds else "-" for letter, holds in said)
+
+
+def _overrides(action: Action, method: str) -> bool:
+    return getattr(type(action), method) is not getattr(Action, method)
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with columns of even width, so that the text can be reviewed as text."""
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in (heading, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    )

@@ -7,41 +7,25 @@ from pathlib import Path
 
 import click
 
-from wsm.cli._base import (
-    FAILED,
-    WRONG_USAGE,
-    CommandEndedError,
-    TeachingCommand,
-    json_option,
-    show_json,
-    show_text,
-)
+from wsm.cli._base import FAILED, WRONG_USAGE, CommandEndedError, answer, command, json_option
 from wsm.cli._groups import known_group
 from wsm.cli._remote import server_url, show_explanation
+from wsm.cli.journal import Story
 from wsm.errors import WsmError
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.lock_file import LockFile, open_lock_file
 from wsm.signals.names import lock_path, segment_path
 from wsm.signals.segment import SegmentImage
-from wsm.status import Explanation, GroupFacts, explain, facts_of_file, read_facts
+from wsm.status import Explanation, GroupStatus, explain, facts_of_file, read_facts
 from wsm.status.text import TRANSITIONS
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm explain policy", "why it does not serve, who waits for whom, what to do"),
-        ("wsm explain policy --last 0", "the same without its last transitions"),
-        ("wsm explain ./wsm.policy", "of a file that was copied from /dev/shm"),
-        ("wsm explain policy --json | jq .waits", "for programs"),
-    ),
-)
+@command
 @click.argument("name")
 @click.option(
     "--last",
     type=click.IntRange(min=0, max=TRANSITIONS),
     default=TRANSITIONS,
-    show_default=True,
     metavar="N",
     help="How many of the last transitions to show.",
 )
@@ -51,18 +35,30 @@ def explain_command(name: str, last: int, as_json: bool) -> None:
 
     NAME may also be the path of a segment, or of a copy of one. Nothing is asked of the group's processes,
     so it works while they hang and after they died; it says what each rank was doing when it did.
+
+    Examples
+    --------
+      wsm explain policy
+          why it does not serve, who waits for whom, what to do
+      wsm explain policy --last 0
+          the same without its last transitions
+      wsm explain ./wsm.policy
+          of a file that was copied from shared memory
+      wsm explain policy --json | jq .waits
+          for programs
     """
     url = server_url()
     if url is not None:
         show_explanation(name, url)
         return
     explanation = _explained(name)
-    if as_json:
-        show_json(explanation.to_mapping())
-    else:
-        show_text(explanation.text(transitions=last))
-        if not explanation.serving:
-            show_text(f"\nRunbook: {explanation.finding} (docs/operating.md)")
+    story, told = Story(), explanation.transitions[-last:] if last else ()
+    parts = (
+        explanation.text(),
+        "\n".join(["Last transitions:", *map(story.tell, told)]) if told else "",
+        "" if explanation.serving else f"Runbook: {explanation.finding} (docs/operating.md)",
+    )
+    answer(explanation.to_mapping(), *"\n\n".join(filter(None, parts)).split("\n"), as_json=as_json)
 
 
 def _explained(name: str) -> Explanation:
@@ -77,12 +73,12 @@ def _explained(name: str) -> Explanation:
         except SegmentMissingError:
             raise
         except WsmError as error:
-            return _readable(GroupFacts(name, problem=str(error)), FAILED)
+            return _readable(GroupStatus(name, problem=str(error)), FAILED)
         with contextlib.closing(lock_file) if (lock_file := _locks(path)) else contextlib.nullcontext():
             return explain(read_facts(name, image, lock_file=lock_file))
 
 
-def _readable(facts: GroupFacts, exit_code: int) -> Explanation:
+def _readable(facts: GroupStatus, exit_code: int) -> Explanation:
     explanation = explain(facts)
     if facts.problem:
         raise CommandEndedError(f"{explanation.group} {explanation.headline}", exit_code=exit_code)

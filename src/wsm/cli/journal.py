@@ -15,24 +15,39 @@ from typing import Any, BinaryIO
 import click
 
 import wsm
-from wsm.cli import errors
-from wsm.cli._base import TeachingCommand, show, show_text, wrong_usage
-from wsm.cli.errors import JournalFileError
+from wsm.cli._base import (
+    FAILED,
+    FILE,
+    FROM_0,
+    FROM_1,
+    PATH,
+    WRONG_USAGE,
+    CommandEndedError,
+    command,
+    show,
+    show_text,
+)
+from wsm.cli._groups import known_group
 from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
+from wsm.journal import entry as kinds
+from wsm.journal.entry import CONTROLLER, CONTROLLERS_FILE, JournalEntry, iterate_ndjson
+from wsm.journal.lines import LONGEST_LINE_BYTES, LineRing
+from wsm.journal.replay import ImpossibleEntry, Replay
+from wsm.journal.spans import extent, journal_spans, trace_text
 from wsm.labels import is_unnamed
 from wsm.printable import printable
-from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, CONTROLLERS_FILE, JournalEntry, iterate_ndjson
-from wsm.states.replay import Replay
-from wsm.states.rerun import Rerun
-from wsm.states.spans import extent, journal_spans, trace_text
+from wsm.signals.names import segment_path
+from wsm.signals.owner_settings import settings_in
+from wsm.signals.segment import SegmentImage
+from wsm.status.text import COLUMNS
 
-#: The longest line that is read; no journal has a longer one.
-_MAX_LINE_BYTES = 1 << 16
-
-#: How many entries of the next controllers may stand before one that is late, at most.
+#: The most entries of later controllers that may stand before one that is late.
 _MOST_LATE = 4096
+
+
+def _unfit(path: Path, problem: str, *, exit_code: int = FAILED) -> CommandEndedError:
+    return CommandEndedError(f"{path}: {problem}", exit_code=exit_code)
 
 
 class _JournalFile:
@@ -41,34 +56,71 @@ class _JournalFile:
     Parameters
     ----------
     path : Path
-        Where it is.
+        Its path.
 
     Attributes
     ----------
     cut_short : list of int
-        Numbers of the lines that are torn, in a file that several processes append to.
+        Numbers of the lines that are torn.
+    lacks : str
+        A sentence about lines that are missing before its first one; empty: none is known to be.
     """
+
+    lacks = ""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.check = Replay()
-        self.rerun = Rerun(wsm.__version__)
+        self.check = Replay(wsm.__version__)
         self.cut_short: list[int] = []
+
+    def findings(self, *, replay: bool) -> list[ImpossibleEntry]:
+        """Return what counts as wrong: what another build answered may be so there, unless `replay` asks."""
+        check = self.check
+        return [one for one in check.findings if replay or not (one.of_core and check.other_builds)]
 
     def entries(self) -> Iterator[tuple[JournalEntry, bool]]:
         """Yield each entry, and whether it is one that no participant can have written."""
-        of_several = self.path.name == CONTROLLERS_FILE
-        cut_short = self.cut_short.append if of_several else None
         try:
-            with self.path.open("rb") as file:
-                found = iterate_ndjson(_lines(self.path, file), cut_short)
-                for entry in _as_they_happened(found) if of_several else found:
-                    self.rerun.take(entry)
-                    yield entry, self.check.take(entry) is not None
-        except JournalFileError:
-            raise
+            for entry in self._read():
+                yield entry, self.check.take(entry) is not None
         except BadInputError as error:
-            raise JournalFileError(file=str(self.path), problem=str(error)) from error
+            raise _unfit(self.path, str(error)) from error
+
+    def _read(self) -> Iterator[JournalEntry]:
+        with self.path.open("rb") as file:
+            found = iterate_ndjson(_lines(self.path, file), self.cut_short.append)
+            yield from _as_they_happened(found) if self.path.name == CONTROLLERS_FILE else found
+
+
+class _Ring(_JournalFile):
+    """The last lines of a participant, or of the controllers, of a group that keeps no files.
+
+    A ring leaves out lines that a check by the tables needs.
+    """
+
+    def __init__(self, path: Path, ring: LineRing) -> None:
+        super().__init__(path)
+        self._entries = ring.entries()
+        first = self._entries[0] if self._entries else None
+        since = "now" if first is None else f"sequence {first.sequence}, epoch {first.epoch}"
+        self.lacks = f"a segment keeps some of the last lines, here since {since}; "
+        self.lacks += "journal_directory keeps all"
+
+    def entries(self) -> Iterator[tuple[JournalEntry, bool]]:
+        self.check.entries = len(self._entries)
+        return ((entry, False) for entry in _as_they_happened(self._entries))
+
+
+def _of_group(name: str) -> list[_JournalFile]:
+    """Return the journals of a group of this host: its files, or else the rings of its segment."""
+    with known_group(name):
+        image = SegmentImage.read(segment_path(name))
+    directory = settings_in(image.settings).journals
+    files = [] if directory is None else sorted(directory.glob("*.ndjson"))
+    *ranks, controllers = image.journals
+    rings = {f"rank{rank}": ring for rank, ring in enumerate(ranks)}
+    rings["controllers"] = controllers
+    return [*map(_JournalFile, files)] or [_Ring(Path(name, who), ring) for who, ring in rings.items()]
 
 
 def _as_they_happened(entries: Iterable[JournalEntry]) -> Iterator[JournalEntry]:
@@ -89,32 +141,14 @@ def _as_they_happened(entries: Iterable[JournalEntry]) -> Iterator[JournalEntry]
     yield from waiting
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm journal journals/", "all ranks of a group, in the order of time"),
-        ("wsm journal journals/rank1.ndjson --last 40", "how rank 1 ended"),
-        ("wsm journal journals/ --sequence 17", "one command on all ranks"),
-        ("wsm journal journals/ --check", "only whether the tables allow it"),
-        ("wsm journal journals/ --trace out.json", "what took how long, as a picture"),
-        ("wsm journal journals/ --replay", "whether this build would decide the same"),
-    ),
-)
-@click.argument(
-    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
-)
+@command
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
 @click.option("--rank", type=click.IntRange(min=-1), help="Show this rank only (-1: controllers).")
-@click.option("--sequence", type=click.IntRange(min=0), help="Show this command only.")
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Show the last N entries only.")
+@click.option("--sequence", type=FROM_0, help="Show this command only.")
+@click.option("--last", type=FROM_1, metavar="N", help="Show the last N entries only.")
 @click.option("--check", is_flag=True, help="Show nothing, say only whether the tables allow it.")
 @click.option(
-    "--replay", is_flag=True, help="Show nothing; ask the core again, and say where it answers otherwise."
-)
-@click.option(
-    "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="OUT",
-    help="Show nothing; write states, actions and commands to OUT, for Perfetto or chrome://tracing.",
+    "--replay", is_flag=True, help="Show nothing; say where the core of this build answers otherwise."
 )
 def journal(
     files: tuple[Path, ...],
@@ -124,20 +158,35 @@ def journal(
     last: int | None,
     check: bool,
     replay: bool,
-    trace: Path | None,
 ) -> None:
     """Show the journals in FILE..., and hold every entry against the transition tables.
 
     A directory stands for the *.ndjson files in it (journal_directory of the configuration holds one per
-    rank). Entries of several files are merged by their time. All entries are checked, whatever is shown:
-    order, states, words and versions. What no rank can have lived is marked with '!' (the first entry of each
-    process and epoch), and the exit code is 1 then. A process that ended without saying so is named; it may
-    have been killed.
+    rank), and the name of a group of this host for its files, or for the last lines in its segment. Entries
+    of several files are merged by their time. All entries are checked, whatever is shown: order, states,
+    words and versions. What no rank can have lived is marked with '!' (the first entry of each process and
+    epoch), and the exit code is 1 then. A process that ended without saying so is named; it may have been
+    killed.
 
-    With --replay what each rank and controller has read and taken in is run through the core of this build
-    again, each by itself; where the first answer of one is another than it was, the exit code is 1, too.
+    What each rank and controller has read and taken in is run through the core of this build again. Where
+    another build wrote the journal the answer may be another one; with --replay that counts, too.
+
+    Examples
+    --------
+      wsm journal journals/
+          all ranks of a group, in the order of time
+      wsm journal policy --last 40
+          of a group of this host, whether it keeps files or not
+      wsm journal journals/rank1.ndjson --last 40
+          how rank 1 ended
+      wsm journal journals/ --sequence 17
+          one command on all ranks
+      wsm journal journals/ --check
+          only whether the tables allow it
+      wsm journal journals/ --replay
+          whether this build would decide the same
     """
-    journals = [_JournalFile(path) for path in _expanded(files)]
+    journals = _expanded(files)
     told: Iterable[tuple[JournalEntry, bool]] = (
         (entry, wrong)
         for entry, wrong in _in_order(journals)
@@ -145,70 +194,59 @@ def journal(
         and rank in (None, entry.rank)
         and sequence in (None, entry.sequence)
     )
-    if trace is not None:
-        _write_trace(trace, (entry for entry, _ in told))
     story = Story()
     for entry, wrong in deque(told, maxlen=last) if last else told:
         show_text(story.tell(entry, mark="!" if wrong else " "))
     for line in _conclusion(journals):
         show(line)
     if replay:
-        _compare(journals)
-    found = [(str(one.path), str(finding)) for one in journals for finding in one.check.findings]
+        inputs = sum(one.check.inputs for one in journals)
+        show(f"{inputs} inputs: {'were asked again' if inputs else 'no journal here holds any'}")
+    found = [(one.path, finding) for one in journals for finding in one.findings(replay=replay)]
     if found:
-        raise errors.impossible_history(file=found[0][0], entry=found[0][1], more=len(found) - 1)
+        (file, finding), *others = found
+        more = f" ({len(others)} more such entries)" if others else ""
+        if finding.of_core:
+            problem = "replay it with the build that wrote it, or find what changed the core"
+        else:
+            problem = "no rank can have lived that: lines are missing or were changed, or wsm has a bug"
+        raise CommandEndedError(f"{file}: {finding}{more}; {problem}")
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm trace journals/", "all ranks and controllers of a group, to trace.json"),
-        ("wsm trace journals/ --sequence 17 --out 17.json", "one command"),
-        ("wsm trace actor/journals critic/journals", "two groups in one picture"),
-    ),
-)
-@click.argument(
-    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
-)
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("trace.json"),
-    show_default=True,
-    help="The file that is written.",
-)
-@click.option("--sequence", type=click.IntRange(min=0), help="Draw this command only.")
+@command
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=PATH)
+@click.option("--out", type=FILE, default=Path("trace.json"), help="The file that is written.")
+@click.option("--sequence", type=FROM_0, help="Draw this command only.")
 def trace(files: tuple[Path, ...], *, out: Path, sequence: int | None) -> None:
     """Draw the journals in FILE... as a trace for Perfetto or chrome://tracing.
 
     Each rank is a process there, with its states and actions; the controllers are one, with their commands. A
     directory stands for the *.ndjson files in it; of several directories each track names its own.
+
+    Examples
+    --------
+      wsm trace journals/
+          all ranks and controllers of a group, to trace.json
+      wsm trace journals/ --sequence 17 --out 17.json
+          one command
+      wsm trace actor/journals critic/journals
+          two groups in one picture
     """
     groups: dict[Path, list[_JournalFile]] = {}
-    for path in _expanded(files):
-        groups.setdefault(path.parent, []).append(_JournalFile(path))
-    told = {
-        directory: (
+    for one in _expanded(files):
+        groups.setdefault(one.path.parent, []).append(one)
+    spans = [
+        span if len(groups) == 1 else replace(span, track=f"{printable(str(directory))}: {span.track}")
+        for directory, journals in groups.items()
+        for span in journal_spans(
             entry
             for entry, _ in _in_order(journals)
             if entry.kind != kinds.INPUT and sequence in (None, entry.sequence)
         )
-        for directory, journals in groups.items()
-    }
-    if len(told) == 1:
-        _write_trace(out, *told.values())
-        return
-    spans = [
-        replace(span, track=f"{printable(str(directory))}: {span.track}")
-        for directory, entries in told.items()
-        for span in journal_spans(entries)
     ]
     with out.open("w", encoding="utf-8") as file:
         file.writelines(trace_text(spans, origin_ns=extent(spans)[0]))
-    show(f"{out}: {_WHERE_TO_LOOK}")
-
-
-_WHERE_TO_LOOK = "open it in https://ui.perfetto.dev or chrome://tracing"
+    show(f"{out}: open it in https://ui.perfetto.dev or chrome://tracing")
 
 
 def _in_order(journals: Sequence[_JournalFile]) -> Iterator[tuple[JournalEntry, bool]]:
@@ -216,50 +254,33 @@ def _in_order(journals: Sequence[_JournalFile]) -> Iterator[tuple[JournalEntry, 
     return heapq.merge(*(one.entries() for one in journals), key=lambda told: told[0].wall_ns)
 
 
-def _write_trace(path: Path, entries: Iterator[JournalEntry]) -> None:
-    first = next(entries, None)
-    everything = entries if first is None else itertools.chain([first], entries)
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(trace_text(journal_spans(everything), origin_ns=0 if first is None else first.at_ns))
-    show(f"{path}: {_WHERE_TO_LOOK}")
-
-
-def _compare(journals: Sequence[_JournalFile]) -> None:
-    """Say what came of asking the core again, other builds first."""
-    for title, found in (("another build", "other_builds"), ("gap", "gaps"), ("differs", "differences")):
-        for one in journals:
-            for said in getattr(one.rerun, found):
-                show(f"{title}: {one.path}: {said}")
-    inputs = sum(one.rerun.inputs for one in journals)
-    differences = [(one.path, said) for one in journals for said in one.rerun.differences]
-    if differences:
-        path, first = differences[0]
-        raise errors.replay_differs(file=str(path), entry=str(first), more=len(differences) - 1)
-    alike = "the core answers each of them as it did" if inputs else "no journal here holds any"
-    show(f"{inputs} inputs: {alike}")
-
-
-def _expanded(files: Iterable[Path]) -> list[Path]:
-    found: list[Path] = []
+def _expanded(files: Iterable[Path]) -> list[_JournalFile]:
+    found: list[_JournalFile] = []
     for path in files:
+        if not path.exists():
+            if "/" in str(path) or path.suffix == ".ndjson":
+                raise _unfit(path, "is not there, and is no name of a group", exit_code=WRONG_USAGE)
+            found += _of_group(str(path))
+            continue
         # What lies in a directory is looked for, and may be any user's; what is named may be a pipe.
         inside = sorted(filter(Path.is_file, path.glob("*.ndjson"))) if path.is_dir() else [path]
         if not inside:
-            with wrong_usage():
-                raise JournalFileError(file=str(path), problem="holds no *.ndjson file; name the journals")
-        found += inside
+            fix = "name the journals, or the group, whose segment has its last lines"
+            raise _unfit(path, f"holds no *.ndjson file; {fix}", exit_code=WRONG_USAGE)
+        found += map(_JournalFile, inside)
     return found
 
 
 def _lines(path: Path, file: BinaryIO) -> Iterator[str]:
     """Yield the lines of a file that may have no line feed."""
     for number in itertools.count(1):
-        line = file.readline(_MAX_LINE_BYTES + 1)
+        line = file.readline(LONGEST_LINE_BYTES + 1)
         if not line:
             return
-        if len(line) > _MAX_LINE_BYTES:
-            problem = f"line {number} is longer than {_MAX_LINE_BYTES} bytes, so this is no journal"
-            raise JournalFileError(file=str(path), problem=problem)
+        if len(line) > LONGEST_LINE_BYTES:
+            raise _unfit(
+                path, f"line {number} is longer than {LONGEST_LINE_BYTES} bytes, so this is no journal"
+            )
         # Bytes that are no text become a line that is no JSON, which gets the error that names it.
         yield line.decode("utf-8", "replace")
 
@@ -267,11 +288,14 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[str]:
 def _conclusion(journals: Sequence[_JournalFile]) -> Iterator[str]:
     """Say how much was read and whether it can have been; what is missing; and where each rank is."""
     count = sum(one.check.entries for one in journals)
-    clean = not any(one.check.findings for one in journals)
+    clean = not any(one.check.findings or one.lacks for one in journals)
     yield f"{count} entries{', all as the tables allow' if clean else ''}"
     for one in journals:
+        yield from (f"another build: {one.path}: {said}" for said in one.check.other_builds)
         yield from (f"wrong: {one.path}: {finding}" for finding in one.check.findings)
         yield from (f"gap: {gap}" for gap in one.check.gaps)
+        if one.lacks:
+            yield f"gap: {one.path}: {one.lacks}"
         why = "was cut short, by a full disk or a kill"
         yield from (f"gap: {one.path}: line {number} {why}" for number in one.cut_short)
     ends = {rank: end for one in journals for rank, end in one.check.open_ends.items()}
@@ -283,7 +307,6 @@ def _conclusion(journals: Sequence[_JournalFile]) -> Iterator[str]:
             yield f"no end: {ends[rank]}"
 
 
-_COLUMNS = 80
 _SECOND_NS = 1_000_000_000
 _AS_ABOVE = "as above"
 
@@ -310,7 +333,7 @@ class Story:
         head = f"{mark} {time} {who} e{entry.epoch} s{entry.sequence:<4} "
         text = textwrap.fill(
             f"{head}{_what(entry.kind, self._shortened(entry))}",
-            _COLUMNS,
+            COLUMNS,
             subsequent_indent=" " * len(head),
             break_long_words=False,
             break_on_hyphens=False,
@@ -375,7 +398,8 @@ def _error(facts: Mapping[str, Any]) -> str:
 
 
 def _word(facts: Mapping[str, Any]) -> str:
-    rest = " ".join(f"{name}={value}" for name, value in facts.items() if name not in ("word", "code"))
+    told = ("action", "ready", "weights", "kv", "step")  # the rest is for a replay
+    rest = " ".join(f"{name}={facts[name]}" for name in told if name in facts)
     return f"writes {facts['word']} {facts['code']} {rest}".rstrip()
 
 
@@ -409,6 +433,7 @@ _PHRASES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     kinds.INTERRUPTED: lambda facts: f"BREAKS its communicators: {facts['message']}",
     kinds.COMMAND_ISSUED: lambda facts: f"asks for {facts['operation']} ({facts['request_id']})",
     kinds.COMMAND_OVER: lambda facts: f"is told: {facts['outcome']}",
+    kinds.RANK_REPLACED: lambda facts: f"REPLACES rank {facts['replaced']}, whose process {facts['cause']}",
     kinds.RANK_LOST: lambda facts: f"FINDS the process of rank {facts['lost']} gone",
     kinds.STEP_BROKEN: lambda facts: f"step {facts['step']} RAISED {_error(facts)}",
 }

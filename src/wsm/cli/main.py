@@ -13,6 +13,7 @@ import click
 
 from wsm import __version__, log
 from wsm.cli._base import (
+    EXIT_CODES,
     WRONG_USAGE,
     CommandEndedError,
     LazyCommand,
@@ -24,7 +25,8 @@ from wsm.cli._base import (
 from wsm.ending import SignalReceived, signals_raise
 
 _COMMANDS: Final = {
-    "rollout": LazyCommand("wsm.cli.rollout", "rollout", "Start a group of ranks that generate text."),
+    "try": LazyCommand("wsm.cli.trying", "trying", "Show a group at work, in some seconds."),
+    "rollout": LazyCommand("wsm.cli.examples", "rollout", "Say where the reference engine is."),
     "status": LazyCommand("wsm.cli.status", "status", "Show what a group, or every group, is doing."),
     "explain": LazyCommand("wsm.cli.explain", "explain_command", "Say why a group does not serve."),
     "clear": LazyCommand("wsm.cli.commanding", "clear", "Release weights and KV cache on every rank."),
@@ -35,7 +37,7 @@ _COMMANDS: Final = {
     "hold": LazyCommand("wsm.cli.commanding", "hold", "Let every rank stand still with all that it has."),
     "release": LazyCommand("wsm.cli.commanding", "release", "Let the ranks of a held group step again."),
     "serve": LazyCommand("wsm.cli.serving", "serve_command", "Let a group be commanded over HTTP."),
-    "demo": LazyCommand("wsm.cli.demo", "demo", "Run an RL loop that trains a policy while it is served."),
+    "demo": LazyCommand("wsm.cli.examples", "demo", "Say where the RL loop on a live group is."),
     "inspect": LazyCommand("wsm.cli.snapshots", "inspect", "Show what a rank would load from a directory."),
     "memory": LazyCommand("wsm.cli.memory_plan", "plan", "Show what memory a load would take, by phase."),
     "convert": LazyCommand("wsm.cli.snapshots", "convert", "Turn pickle files into safetensors files."),
@@ -56,15 +58,16 @@ _TALKATIVE = ("rollout", "serve")
 #: Commands that a group's server can be asked for.
 _OVER_HTTP = ("status", "explain", "clear", "update", "hold", "release", "prepare", "commit", "abort")
 
-_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
-
-
-#: What commands were called before.
-_ALIASES = {"plan": "memory"}
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80, "show_default": True}
 
 
 @click.group(
-    cls=LazyGroup, lazy=_COMMANDS, aliases=_ALIASES, context_settings=_CONTEXT, invoke_without_command=True
+    "wsm",
+    cls=LazyGroup,
+    lazy=_COMMANDS,
+    context_settings=_CONTEXT,
+    invoke_without_command=True,
+    epilog=EXIT_CODES,
 )
 @click.option(
     "--log-level",
@@ -122,11 +125,11 @@ def wsm(
         log.configure(json=log_format == "json", level=log_level or "info")
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], commands: click.Group = wsm) -> int:
     """Run one command line; return the exit code, of those in :mod:`wsm.cli._base`."""
     try:
         with signals_raise():
-            code = wsm.main(args=arguments, prog_name="wsm", standalone_mode=False)
+            code = commands.main(args=arguments, prog_name=commands.name, standalone_mode=False)
     except SignalReceived as received:
         failure = CommandEndedError("interrupted", exit_code=received.exit_code)
     except click.Abort:
@@ -143,9 +146,9 @@ def run(arguments: Sequence[str]) -> int:
     return failure.exit_code
 
 
-def main() -> int:
-    """Run the command line of this process; return the exit code."""
-    code = run(sys.argv[1:])
+def main(*words: str, commands: click.Group = wsm) -> int:
+    """Run `words` and the command line of this process; return the exit code."""
+    code = run([*words, *sys.argv[1:]], commands)
     _flush(sys.stdout)
     _flush(sys.stderr)
     return code

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 from wsm.actions.backends.paddle_memory import available_bytes
 from wsm.cli._base import (
+    FILE,
+    FROM_0,
+    VERSION,
+    WRONG_USAGE,
     CommandEndedError,
-    TeachingCommand,
-    Version,
+    answer,
+    command,
     json_option,
-    show_json,
-    show_text,
     wrong_usage,
 )
 from wsm.cli._groups import read_config
+from wsm.config import WsmConfig
 from wsm.printable import size_text
 from wsm.strategies.applier.admission import LoadWay
-from wsm.strategies.load import MemoryPhase, Preview, admit, plan_memory
+from wsm.strategies.load import admit, plan_memory
 from wsm.strategies.load import inspect as inspect_source
 from wsm.worker.loading import Sources
 
-_Plans = Mapping[LoadWay, Sequence[MemoryPhase] | None]
 
-
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm memory wsm.yaml --rank 0", "what the announced version takes on rank 0"),
-        ("wsm memory wsm.yaml --rank 0 --hot --version 7", "whether version 7 fits beside what serves"),
-        ("wsm memory wsm.yaml --rank 0 --json | jq .phases", "the same in bytes"),
-    ),
-)
-@click.argument("config_file", metavar="CONFIG", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rank", type=click.IntRange(min=0), required=True, help="Whose shard.")
-@click.option("--version", type=Version(), metavar="V", help="By default the newest announced.")
+@command
+@click.argument("config_file", metavar="CONFIG", type=FILE)
+@click.option("--rank", type=FROM_0, required=True, help="Whose shard.")
+@click.option("--version", type=VERSION, metavar="V", help="By default the newest announced.")
 @click.option("--hot", is_flag=True, help="Plan for a version that is staged beside the one that serves.")
 @json_option("Print the plan as JSON.")
 def plan(config_file: Path, *, rank: int, version: str | None, hot: bool, as_json: bool) -> None:
@@ -47,35 +43,24 @@ def plan(config_file: Path, *, rank: int, version: str | None, hot: bool, as_jso
     Nothing is loaded and no group is asked: the source is looked at, and its numbers are held against the
     memory that is available on this host now, for all ranks at once. Exit code 1 says that a load in place,
     or with --hot a hot one, would not fit, or that there is no such version.
+
+    Examples
+    --------
+      wsm memory wsm.yaml --rank 0
+          what the announced version takes on rank 0
+      wsm memory wsm.yaml --rank 0 --hot --version 7
+          whether version 7 fits beside what serves
+      wsm memory wsm.yaml --rank 0 --json | jq .phases
+          the same in bytes
     """
-    with wrong_usage():
-        config = read_config(config_file)
-        sources = Sources(config)
-    if rank >= config.ranks:
-        raise CommandEndedError(f"rank {rank} is none of the {config.ranks} of {config.name}", exit_code=2)
-    try:
+    with configured_sources(config_file, rank) as (config, sources):
         preview = inspect_source(sources.of(rank), version, name=config.strategy, threads=sources.threads)
-    finally:
-        sources.close()
     ways = (LoadWay.HOT,) if hot else (LoadWay.IN_PLACE, LoadWay.AFTER_A_CLEAR)
     plans = {way: plan_memory(preview, way) for way in ways}
     available = available_bytes()
-    if as_json:
-        content = _content(preview, plans, rank=rank, ranks=config.ranks, available=available)
-        show_json(content, indent=None)
-    else:
-        show_text(_text(preview, plans, rank=rank, ranks=config.ranks, available=available))
-    first = plans[ways[0]]
-    if first is not None:
-        admit(first, ways[0], available=available, ranks=config.ranks)
-
-
-def _content(
-    preview: Preview, plans: _Plans, *, rank: int, ranks: int, available: int | None
-) -> Mapping[str, object]:
-    return {
+    content = {
         "rank": rank,
-        "ranks": ranks,
+        "ranks": config.ranks,
         "strategy": preview.strategy,
         "version": preview.version,
         "bytes": preview.bytes,
@@ -86,24 +71,38 @@ def _content(
             for phase in phases or ()
         ],
     }
+    answer(content, *_text(content, beside=preview.peak_extra_bytes), as_json=as_json)
+    first = plans[ways[0]]
+    if first is not None:
+        admit(first, ways[0], available=available, ranks=config.ranks)
 
 
-def _text(preview: Preview, plans: _Plans, *, rank: int, ranks: int, available: int | None) -> str:
-    version = "a version that it does not name" if preview.version is None else f"version {preview.version}"
-    known_bytes = "not known, it could not be read" if available is None else size_text(available)
+@contextlib.contextmanager
+def configured_sources(file: Path, rank: int | None) -> Iterator[tuple[WsmConfig, Sources]]:
+    """Give the configuration in `file` and what its ranks load from; one of them alone may be asked for."""
+    with wrong_usage():
+        config = read_config(file)
+        sources = Sources(config)
+    with contextlib.closing(sources):
+        if rank is not None and rank >= config.ranks:
+            said = f"rank {rank} is none of the {config.ranks} of {config.name}"
+            raise CommandEndedError(said, exit_code=WRONG_USAGE)
+        yield config, sources
+
+
+def _text(content: Mapping[str, Any], *, beside: int) -> list[str]:
+    version, available = content["version"], content["available_bytes"]
+    named = "a version that it does not name" if version is None else f"version {version}"
+    left = "not known, it could not be read" if available is None else size_text(available)
     lines = [
-        f"rank {rank} of {ranks} would load {version} by {preview.strategy}",
-        f"available on this host, for all its ranks: {known_bytes}",
+        f"rank {content['rank']} of {content['ranks']} would load {named} by {content['strategy']}",
+        f"available on this host, for all its ranks: {left}",
     ]
-    known = {way: phases for way, phases in plans.items() if phases is not None}
-    if not known:
-        beside = size_text(preview.peak_extra_bytes)
-        return "\n".join([*lines, f"its size is known only as it comes; at most {beside} beside the model"])
+    if not content["phases"]:
+        most = size_text(beside)
+        return [*lines, f"its size is known only as it comes; at most {most} beside the model"]
     lines.append(f"{'phase':26}{'held':>13}{'read':>13}{'besides':>13}{'peak':>13}")
-    for way, phases in known.items():
-        for phase in phases:
-            numbers = (phase.held, phase.read, phase.taken, phase.peak)
-            lines.append(
-                f"{way.value + ': ' + phase.name:26}" + "".join(f"{size_text(n):>13}" for n in numbers)
-            )
-    return "\n".join(lines)
+    for phase in content["phases"]:
+        numbers = "".join(f"{size_text(phase[key]):>13}" for key in ("held", "read", "taken", "peak"))
+        lines.append(f"{phase['way'] + ': ' + phase['name']:26}{numbers}")
+    return lines

@@ -6,21 +6,14 @@ from pathlib import Path
 
 import click
 
-from wsm.cli._base import TeachingCommand, show, show_text, wrong_usage
+from wsm.cli._base import EXISTING_DIRECTORY, command, show, show_text, wrong_usage
 from wsm.cli._groups import known_group
 from wsm.metrics.exporter import ALIASES, Exporter
 from wsm.signals.names import segment_path
 from wsm.signals.segment import SegmentImage
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm metrics policy", "what a scrape would get, once"),
-        ("wsm metrics --http 127.0.0.1:9464", "every group of this host, at /metrics"),
-        ("wsm metrics policy --http :9464 --aliases vllm", "with vLLM's two names besides"),
-    ),
-)
+@command
 @click.argument("name", required=False)
 @click.option(
     "--http",
@@ -36,7 +29,7 @@ from wsm.signals.segment import SegmentImage
 )
 @click.option(
     "--journals",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_DIRECTORY,
     metavar="DIRECTORY",
     help="The journals of NAME, where its owner names none.",
 )
@@ -46,6 +39,15 @@ def metrics(name: str | None, address: str | None, aliases: tuple[str, ...], jou
     They are read off the group's shared memory and its journals, so no process of it is asked, and a dead
     group has them, too. Counters and histograms are of its journal files, where it keeps some; else of the
     last lines in its memory, and of what was written since this process began.
+
+    Examples
+    --------
+      wsm metrics policy
+          what a scrape would get, once
+      wsm metrics --http 127.0.0.1:9464
+          every group of this host, at /metrics
+      wsm metrics policy --http :9464 --aliases vllm
+          with vLLM's two names besides
     """
     if journals is not None and name is None:
         raise click.UsageError("--journals needs the NAME of a group")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from wsm.cli._base import TeachingCommand, Version, json_option, show, show_json
+from wsm.cli._base import FROM_0, FROM_1, PATH, VERSION, answer, command, json_option, show
 from wsm.printable import counted, size_text
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.load import Preview
@@ -22,26 +23,16 @@ _SCOPES = {
 }
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm inspect /models/policy --rank 0", "what rank 0 would load now"),
-        ("wsm inspect /models/policy --rank 1 --version 7 --json", "whether version 7 is there for rank 1"),
-    ),
-)
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--rank", type=click.IntRange(min=0), required=True, help="Whose shard.")
-@click.option("--version", type=Version(), metavar="V", help="By default the newest announced.")
-@click.option("--ranks", type=click.IntRange(min=1), help="Refuse a shard for another number of ranks.")
+@command
+@click.argument("directory", type=PATH)
+@click.option("--rank", type=FROM_0, required=True, help="Whose shard.")
+@click.option("--version", type=VERSION, metavar="V", help="By default the newest announced.")
+@click.option("--ranks", "world_size", type=FROM_1, help="Refuse a shard for another number of ranks.")
 @click.option(
-    "--device", type=click.IntRange(min=0), help="Device number in the file names, if it is not the rank."
+    "--device", "device_id", type=FROM_0, help="Device number in the file names, if it is not the rank."
 )
 @click.option(
-    "--shared",
-    type=click.Path(path_type=Path),
-    default=SHARED_DIRECTORY,
-    show_default=True,
-    help="The place of last resort.",
+    "--shared", "shared_directory", type=PATH, default=SHARED_DIRECTORY, help="The place of last resort."
 )
 @click.option(
     "--allow-pickle", is_flag=True, help="Read files in pickle format too, which runs code in them."
@@ -52,49 +43,42 @@ def inspect(
     *,
     rank: int,
     version: str | None,
-    ranks: int | None,
-    device: int | None,
-    shared: Path,
-    allow_pickle: bool,
     as_json: bool,
+    **lies: Any,
 ) -> None:
     """Show what rank R would load from DIRECTORY with the strategy ipc_snapshot.
 
     Everything is checked that can be without reading tensors: which of the four places wins, the order of
     the parts, headers, sizes, version and manifest. Nothing is loaded. Exit code 1 says that an update
     would refuse it, and why.
+
+    Examples
+    --------
+      wsm inspect /models/policy --rank 0
+          what rank 0 would load now
+      wsm inspect /models/policy --rank 1 --version 7 --json
+          whether version 7 is there for rank 1
     """
-    source = SnapshotSource(
-        directory,
-        rank,
-        device_id=device,
-        world_size=ranks,
-        shared_directory=shared,
-        allow_pickle=allow_pickle,
-    )
-    preview = inspect_snapshot(source, version)
-    if as_json:
-        content = {**asdict(preview), "manifest_scope": preview.manifest_scope.value, "rank": rank}
-        show_json(content)
-    else:
-        for line in _lines(preview, rank):
-            show(line)
+    preview = inspect_snapshot(SnapshotSource(directory, rank, **lies), version)
+    content = {**asdict(preview), "manifest_scope": preview.manifest_scope.value, "rank": rank}
+    answer(content, *_lines(preview, rank), as_json=as_json)
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm convert model_state.tp0.0.pdparams converted/model_state.tp0.0.pdparams", "one file"),
-        ("wsm convert old-snapshot new-snapshot", "every pickled snapshot file of a directory"),
-    ),
-)
+@command
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
-@click.argument("destination", type=click.Path(path_type=Path))
+@click.argument("destination", type=PATH)
 def convert(source: Path, destination: Path) -> None:
     """Turn pickle files (.pdparams of paddle.save) into safetensors files of the same names.
 
     Reading a pickle runs whatever code its writer put into it: convert only what you trust. Names, dtypes
     and bytes stay the same; nothing is overwritten. Afterwards ranks load the result without that trust.
+
+    Examples
+    --------
+      wsm convert model_state.tp0.0.pdparams converted/model_state.tp0.0.pdparams
+          one file
+      wsm convert old-snapshot new-snapshot
+          every pickled snapshot file of a directory
     """
     from wsm.strategies.snapshot.convert import convert as convert_files  # noqa: PLC0415 - may need paddle
 

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import closing
 
 import click
 
-from wsm.cli._base import Seconds, TeachingCommand, json_option, json_text, show, show_json, show_text
+from wsm.cli._base import SECONDS, answer, command, json_option, json_text, show, show_json, show_text
 from wsm.cli._groups import known_group
 from wsm.cli._remote import server_url, show_status
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
 from wsm.signals.segment import Segment, existing_groups
-from wsm.status import GroupFacts, status_line, status_of, status_text
+from wsm.status import GroupStatus, status_line, status_of, status_text
 
 
-@click.command(
-    cls=TeachingCommand,
-    examples=(
-        ("wsm status", "one line for every group of this host"),
-        ("wsm status policy", "one group, rank by rank"),
-        ("wsm status policy --watch", "the same, anew whenever it changes; Ctrl-C ends it"),
-        ("wsm status policy --json | jq .serving", "for programs"),
-    ),
-)
+@command
 @click.argument("name", required=False)
 @json_option("Print plain values as JSON; with --watch, one line per change.")
 @click.option("--watch", is_flag=True, help="Show changes until interrupted.")
 @click.option(
-    "--every",
-    "every_s",
-    type=Seconds(),
-    default=0.5,
-    show_default=True,
-    help="Longest time between two looks with --watch.",
+    "--every", "every_s", type=SECONDS, default=0.5, help="Longest time between two looks with --watch."
 )
 def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None:
     """Show what the group NAME is doing; without NAME, every group of this host.
@@ -45,6 +31,17 @@ def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None
     The table has one row per rank. 'weights' and 'KV' are its states. 'step' is 'running N' while it steps or
     may step, 'parked N' where it has stood still since a command, 'broken N' after a step raised.
     'code/sequence' is how far it is with which command; RUNNING(3) is in the fourth action of its plan.
+
+    Examples
+    --------
+      wsm status
+          one line for every group of this host
+      wsm status policy
+          one group, rank by rank
+      wsm status policy --watch
+          the same, anew whenever it changes; Ctrl-C ends it
+      wsm status policy --json | jq .serving
+          for programs
     """
     url = server_url()
     if url is not None:
@@ -58,55 +55,40 @@ def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None
     elif watch:
         _watch(name, every_s, as_json=as_json)
     else:
-        with known_group(name), _attached(name) as group:
-            now = _read(group)
-        if as_json:
-            show_json(status_of(now).to_mapping())
-        else:
-            show_text(status_text(now))
-
-
-@contextlib.contextmanager
-def _attached(name: str) -> Iterator[GroupView]:
-    with Segment.attach(name) as segment:
-        group = GroupView(segment)
-        try:
-            yield group
-        finally:
-            group.close()
-
-
-def _read(group: GroupView) -> GroupFacts:
-    group.view()  # damaged words are an error here; 'wsm explain' tells them
-    return group.facts()
+        with known_group(name), Segment.attach(name) as segment, closing(GroupView(segment)) as group:
+            now = group.status()
+        answer(now.to_mapping(), *status_text(now).split("\n"), as_json=as_json)
 
 
 def _show_all(*, as_json: bool) -> None:
-    found: list[GroupFacts] = []
+    found: list[GroupStatus] = []
     broken: dict[str, str] = {}
     for name in existing_groups():
         try:
-            with _attached(name) as group:
-                found.append(_read(group))
+            with Segment.attach(name) as segment, closing(GroupView(segment)) as group:
+                found.append(group.status())
         except WsmError as error:  # noqa: PERF203 - one that cannot be read must not hide the others
             broken[name] = str(error)
     if as_json:
-        show_json([status_of(now).to_mapping() for now in found])
+        show_json([now.to_mapping() for now in found])
         return
     lines = [*map(status_line, found), *(f"{name}: unreadable: {why}" for name, why in broken.items())]
-    for line in lines or ["no group on this host; 'wsm rollout' starts one"]:
+    for line in lines or ["no group on this host; 'wsm try' shows one"]:
         show(line)
 
 
 def _watch(name: str, every_s: float, *, as_json: bool) -> None:
     """Show the group whenever a word changes, and after `every_s` seconds in any case, until interrupted."""
-    from wsm.cli._screen import Screen  # noqa: PLC0415 - draws with rich, which only this needs
-
-    with Screen() as screen:
-        while True:
-            with known_group(name), _attached(name) as group:
-                while not group.segment.inode_changed():
-                    look = group.look()
-                    now = _read(group).without_times()
-                    screen.show(json_text(status_of(now).to_mapping()) if as_json else status_text(now))
-                    group.wait(look, every_s)
+    shown = ""
+    while True:
+        with known_group(name), Segment.attach(name) as segment, closing(GroupView(segment)) as group:
+            while not group.segment.inode_changed():
+                look = group.look()
+                now = status_of(group.facts().without_times())
+                text = json_text(now.to_mapping()) if as_json else status_text(now)
+                if text != shown:
+                    if not as_json:
+                        click.clear()  # of a terminal alone
+                    show_text(text)
+                    shown = text
+                group.wait(look, every_s)

@@ -4,10 +4,13 @@
 module                      responsible for
 ==========================  ==============================================================================
 :mod:`.controller`          :class:`Controller`: ``clear()``, ``update()``, ``prepare()``, ``hold()``, ...
-:mod:`.prepared`            :class:`Prepared`: a command that its caller decides
-:mod:`._command_request`    what a caller asks: the keywords of every command, its request, its own decision
-:mod:`._opening`            how a command is begun: what is refused, what needs no work, what is written
-:mod:`._transaction`        one open command, from its word to its end, in a thread; its :class:`Pending`
+:mod:`.pending`             a request under way, for its caller: :class:`Pending`, :class:`Prepared`
+:mod:`._command_request`    what a caller asks: the keywords of every command, and its request
+:mod:`._execution`          one request, from the controller role to its receipt
+:mod:`._opening`            what a group can be asked now, and under which hold
+:mod:`._drive`              the shell: take the role, read, ask, store, wait
+:mod:`._records`            what arguments and reports say: a command's version, the record of its commit
+:mod:`._transaction`        one open command, from its word to its end
 :mod:`.abandoned_commands`   what a group does about a command, or a hold, whose controller is gone
 :mod:`.recovery`             a new epoch for a group that has lost a rank, and what it is given again
 :mod:`.keeper`              whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine
@@ -19,24 +22,33 @@ module                      responsible for
 ==========================  ==============================================================================
 """
 
-from wsm.controller._command_request import ANY_OWNER
-from wsm.controller._transaction import Pending
-from wsm.controller.controller import Controller
-from wsm.controller.engine_bridge import EngineBridge
-from wsm.controller.keeper import GroupProcesses, Keeper, ProcessEnd, RecoveryConfig
-from wsm.controller.prepared import Prepared
-from wsm.status.facts import GroupStatus, RankStatus
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ANY_OWNER",
-    "Controller",
-    "EngineBridge",
-    "GroupProcesses",
-    "GroupStatus",
-    "Keeper",
-    "Pending",
-    "Prepared",
-    "ProcessEnd",
-    "RankStatus",
-    "RecoveryConfig",
-]
+from wsm.named import import_when_named
+
+if TYPE_CHECKING:
+    from wsm.controller.controller import Controller as Controller
+    from wsm.controller.engine_bridge import EngineBridge as EngineBridge
+    from wsm.controller.keeper import GroupProcesses as GroupProcesses
+    from wsm.controller.keeper import Keeper as Keeper
+    from wsm.controller.keeper import ProcessEnd as ProcessEnd
+    from wsm.controller.pending import Pending as Pending
+    from wsm.controller.pending import Prepared as Prepared
+    from wsm.controller.recovery import RecoveryConfig as RecoveryConfig
+    from wsm.states.holding import ANY_OWNER as ANY_OWNER
+    from wsm.status.facts import GroupStatus as GroupStatus
+    from wsm.status.facts import RankStatus as RankStatus
+
+
+import_when_named(
+    __name__,
+    {
+        "wsm.controller.controller": "Controller",
+        "wsm.controller.engine_bridge": "EngineBridge",
+        "wsm.controller.keeper": "GroupProcesses Keeper ProcessEnd",
+        "wsm.controller.pending": "Pending Prepared",
+        "wsm.controller.recovery": "RecoveryConfig",
+        "wsm.states.holding": "ANY_OWNER",
+        "wsm.status.facts": "GroupStatus RankStatus",
+    },
+)

@@ -11,51 +11,29 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from wsm.config import EngineWordsConfig
-from wsm.controller import errors
+from wsm.errors import RefusedError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import WeightState
 
 
-class TakenWords:
-    """The weights words of all data-parallel parts, taken by one command.
+def answer_words(
+    taken: Sequence[tuple[EngineWord, WeightState]],
+    asked: WeightState,
+    state: WeightState | None,
+    *,
+    gives_back: bool,
+) -> None:
+    """Write how the command ended; a word that changed meanwhile is the engine's next command and stays.
 
-    Parameters
-    ----------
-    words : sequence of EngineWord
-        Taken.
-    before : WeightState
-        What they held.
-    asked : WeightState
-        What they hold now: CLEARING or UPDATING.
-
-    Attributes
-    ----------
-    words : sequence of EngineWord
-        Those that are not answered yet.
+    `asked`: what the words say during the command. `state`: what all ranks are; None, while that does not fit
+    one word, leaves the words as they are. `gives_back`: whether they say what was there before, since the
+    command was never asked, or ended no wish.
     """
-
-    def __init__(self, words: Sequence[EngineWord], before: WeightState, asked: WeightState) -> None:
-        self.words: Sequence[EngineWord] = words
-        self._before = before
-        self._asked = asked
-
-    def answer(self, state: WeightState | None) -> None:
-        """Write how it ended. A word that changed meanwhile is the engine's next command and stays.
-
-        Parameters
-        ----------
-        state : WeightState or None
-            What all ranks are; None, while that does not fit one word, leaves the words as they are.
-        """
-        for word in self.words:
-            if state is not None:
-                word.compare_exchange(int(self._asked), state.fastdeploy_code)
-            word.close()
-        self.words = ()
-
-    def give_back(self) -> None:
-        """Write what was there: the command was never asked."""
-        self.answer(self._before)
+    for word, before in taken:
+        shown = before if gives_back else state
+        if shown is not None:
+            word.compare_exchange(int(asked), shown.fastdeploy_code)
+        word.close()
 
 
 def take_words(
@@ -63,21 +41,16 @@ def take_words(
     *,
     before: WeightState,
     asked: WeightState | None,
+    failed_wish: bool = False,
     directory: str | Path | None = None,
-) -> TakenWords:
-    """Take the weights word of every part for a command, or none.
+) -> list[tuple[EngineWord, WeightState]]:
+    """Take the weights word of every part for a command, or none; return each with what it held.
 
-    Parameters
-    ----------
-    config : EngineWordsConfig
-        Which words.
-    before : WeightState
-        What each must hold.
-    asked : WeightState or None
-        What each says during the command. None takes none, for a command during which an engine may go on
-        as it does: what the engine writes meanwhile is its next command, and is answered after this one.
-    directory : path or None
-        Where they lie; ``/dev/shm`` by default.
+    `config`: which words. `before`: what each must hold. `asked`: what each says during the command. None
+    takes none, for a command during which an engine may go on as it does: what the engine writes meanwhile is
+    its next command, and is answered after this one. `failed_wish`: whether a word may hold UPDATING, too: an
+    engine's wish that failed, and that any command ends. `directory`: where they lie; ``/dev/shm`` by
+    default.
 
     Raises
     ------
@@ -86,17 +59,25 @@ def take_words(
     wsm.signals.errors.EngineWordMissingError
         If the engine has not created one.
     """
-    during = before if asked is None else asked
+    taken = []
     with ExitStack() as undo:
-        words = []
         for suffix in config.suffixes:
             word = EngineWord(EngineWordKind.WEIGHTS, suffix, directory=directory, user=config.user)
             undo.enter_context(word)
-            if not word.compare_exchange(int(before), int(during)):
-                raise errors.engine_word_busy(word=word.path.name, value=word.read(), expected=int(before))
+            said = WeightState.UPDATING if failed_wish and word.read() == WeightState.UPDATING else before
+            if not word.compare_exchange(int(said), int(said if asked is None else asked)):
+                value = word.read()
+                raise RefusedError(
+                    f"the engine's word {word.path.name} holds {value}, not {int(before)}: the engine "
+                    "commands the group itself; wait until it is done",
+                    code="engine-word-busy",
+                    word=word.path.name,
+                    value=value,
+                    expected=int(before),
+                )
             if asked is not None:
-                undo.callback(word.compare_exchange, int(asked), int(before))
-                words.append(word)
+                undo.callback(word.compare_exchange, int(asked), int(said))
+                taken.append((word, said))
         if asked is not None:
             undo.pop_all()
-    return TakenWords(words, before, during)
+    return taken

@@ -1,63 +1,38 @@
 """The role that commands a group: clear it, update it, look at it. One process at a time, per command.
 
 Responsible for what can be asked, and what a caller gets. The keywords of each command stand in
-:mod:`._command_request`; how a command is begun is in :mod:`._opening`.
+:mod:`._command_request`; how a request is carried out is in :mod:`._execution`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar, final
+from typing import final
 
 from wsm.clock import Clock, SystemClock
 from wsm.config import EngineWordsConfig
 from wsm.controller._command_request import (
     SETTLE_S,
     ClearKeywords,
-    HeldDecision,
+    CommandRequest,
     HoldKeywords,
     PrepareKeywords,
     ReleaseKeywords,
     UpdateKeywords,
     keywords_of,
 )
-from wsm.controller._opening import Opening
-from wsm.controller._transaction import Pending
-from wsm.controller.group_view import GroupAccess
-from wsm.controller.prepared import Prepared
+from wsm.controller._drive import access_to_a_living_group
+from wsm.controller._execution import Execution
+from wsm.controller.pending import Pending, Prepared, Verdict
 from wsm.receipt import Receipt
 from wsm.status.facts import GroupStatus
-
-_Given = TypeVar("_Given")
-_P = ParamSpec("_P")
-
-
-def _awaited(
-    command: Callable[Concatenate[Controller, _P], _Given],
-    begin: Callable[Concatenate[Controller, _P], Awaitable[_Given]],
-) -> Callable[Concatenate[Controller, _P], Coroutine[Any, Any, _Given]]:
-    """Return `command` as a coroutine function, which begins it in a thread and then awaits its end."""
-
-    async def awaited(controller: Controller, /, *args: _P.args, **options: _P.kwargs) -> _Given:
-        import asyncio  # noqa: PLC0415 - as in :meth:`.Pending.__await__`
-
-        return await (await asyncio.to_thread(begin, controller, *args, **options))
-
-    name = command.__name__
-    awaited.__name__, awaited.__qualname__ = f"{name}_async", f"Controller.{name}_async"
-    awaited.__doc__ = f"""As :meth:`{name}`, for a coroutine: its arguments, what it returns, its errors.
-
-        To cancel the task leaves a command that has begun as it is, under its request id. To abort it, await
-        what :meth:`begin_{name}` returns instead, and call its ``give_up()``.
-        """
-    awaited.__signature__ = inspect.signature(command)  # type: ignore[attr-defined] # read by help()
-    return awaited
+from wsm.typed import Wait, typed
 
 
 @final
+@typed
 class Controller:
     """Commands the group `name`.
 
@@ -72,10 +47,14 @@ class Controller:
     clock : Clock or None
         For deadlines; None is the host's.
     directory : path or None
-        Where the segment lies; ``/dev/shm`` by default.
+        Where the segment lies; this user's private directory by default.
     journal_directory : path or None
         Where ``controller.ndjson`` is appended to; None: beside the ranks' journals, where the group's
         configuration names a directory for them. The last lines of all controllers stand in the segment, too.
+    wait_s : float
+        Seconds to wait for a group all of whose ranks live and have joined: for a trainer that may start
+        before its engine, or beside the segment of a group that died. Blocks that long at most; then it is as
+        with 0.
 
     Raises
     ------
@@ -93,11 +72,14 @@ class Controller:
         clock: Clock | None = None,
         directory: str | Path | None = None,
         journal_directory: str | Path | None = None,
+        wait_s: Wait = 0.0,
     ) -> None:
-        self._access = GroupAccess(name, directory=directory, journal_directory=journal_directory)
+        self._access = access_to_a_living_group(
+            name, wait_s=wait_s, directory=directory, journal_directory=journal_directory
+        )
         self._undecided: dict[str, Prepared] = {}  # what this object has prepared, by its request id
         self._clock = clock or SystemClock()
-        self._opening = Opening(self._access, engine_words or EngineWordsConfig(), self._clock)
+        self._engine_words = engine_words or EngineWordsConfig()
 
     @keywords_of(ClearKeywords)
     def clear(self, keywords: ClearKeywords) -> Receipt:
@@ -148,7 +130,7 @@ class Controller:
         UnsettledError
             If it is decided to go on, and some rank has not said that it is done.
         """
-        return self._opening.begin(keywords.request(), here=True).result()
+        return self._begin(keywords.request(), here=True).result()
 
     @keywords_of(UpdateKeywords)
     def update(self, keywords: UpdateKeywords) -> Receipt:
@@ -200,6 +182,14 @@ class Controller:
             which ends a hold. So a trainer's pause, update and resume can be one command.
         owner : str
             Whose hold that is, for the last two.
+        on_failure : OnFailure or str or None
+            What becomes of a group that serves, once an update in place has overwritten its weights and
+            fails: ``"restore"`` loads the version before again, as it was loaded, and the call returns after
+            that; ``"clear"`` leaves the group CLEARED. None: as the group is configured. The error says how
+            it ended: ``restored`` is the version that serves again, ``not_restored`` the code of what was in
+            the way (``nothing-to-restore`` where the source does not keep that version).
+        restore_s : float or None
+            Seconds after which that restore is aborted; None: as `deadline_s`.
 
         Returns
         -------
@@ -223,7 +213,7 @@ class Controller:
         WsmError
             As :meth:`clear`.
         """
-        return self._opening.begin(keywords.request(), here=True).result()
+        return self._begin(keywords.request(), here=True).result()
 
     @keywords_of(HoldKeywords)
     def hold(self, keywords: HoldKeywords) -> Receipt:
@@ -264,7 +254,7 @@ class Controller:
         WsmError
             As :meth:`clear`. A hold that failed left cache and admission as they were.
         """
-        return self._opening.begin(keywords.request(), here=True).result()
+        return self._begin(keywords.request(), here=True).result()
 
     @keywords_of(ReleaseKeywords)
     def release(self, keywords: ReleaseKeywords) -> Receipt:
@@ -277,7 +267,7 @@ class Controller:
         hold : str or None
             The id of the hold; refused if that is no longer in force. None: whichever it is.
         force : bool
-            Release another's hold, too.
+            Release another's hold, too, or a closed one.
         deadline_s, settle_s, wait_s, request_id, still_wanted
             As :meth:`hold`.
 
@@ -290,31 +280,32 @@ class Controller:
         ------
         RefusedError
             If the group could not serve (code ``cannot-serve``; it stays held), if the hold is another's
-            (``held-by-another``), or not in force (``hold-not-in-force``). Nothing was written.
+            (``held-by-another``), closed (``hold-closed``), or not in force (``hold-not-in-force``). Nothing
+            was written.
         WsmError
             As :meth:`clear`. After a release that failed the group is held as before.
         """
-        return self._opening.begin(keywords.request(), here=True).result()
+        return self._begin(keywords.request(), here=True).result()
 
     @keywords_of(HoldKeywords)
     def begin_hold(self, keywords: HoldKeywords) -> Pending:
-        """As :meth:`hold`, without waiting for its end. What is refused is raised here."""
-        return self._opening.begin(keywords.request())
+        """As :meth:`hold`, without waiting. Bad input raises here, all else at its ``result()``."""
+        return self._begin(keywords.request())
 
     @keywords_of(ReleaseKeywords)
     def begin_release(self, keywords: ReleaseKeywords) -> Pending:
-        """As :meth:`release`, without waiting for its end. What is refused is raised here."""
-        return self._opening.begin(keywords.request())
+        """As :meth:`release`, without waiting. Bad input raises here, all else at its ``result()``."""
+        return self._begin(keywords.request())
 
     @keywords_of(ClearKeywords)
     def begin_clear(self, keywords: ClearKeywords) -> Pending:
-        """As :meth:`clear`, without waiting for its end. What is refused is raised here."""
-        return self._opening.begin(keywords.request())
+        """As :meth:`clear`, without waiting. Bad input raises here, all else at its ``result()``."""
+        return self._begin(keywords.request())
 
     @keywords_of(UpdateKeywords)
     def begin_update(self, keywords: UpdateKeywords) -> Pending:
-        """As :meth:`update`, without waiting for its end. What is refused is raised here."""
-        return self._opening.begin(keywords.request())
+        """As :meth:`update`, without waiting. Bad input raises here, all else at its ``result()``."""
+        return self._begin(keywords.request())
 
     @keywords_of(PrepareKeywords)
     def prepare(self, keywords: PrepareKeywords) -> Prepared:
@@ -326,13 +317,13 @@ class Controller:
         Parameters
         ----------
         version, tags, hot_fallback, in_flight, kv_policy, force, partial, transfer_mode, unknown_tensors,
-        verify_checksum, rsync_config, after, hold, owner
+        verify_checksum, rsync_config, after, hold, owner, on_failure, restore_s
             As :meth:`update`.
         hot : bool
             Whether the version is staged beside the one that serves, which serves on until the decision.
-            False loads in place: once all are PREPARED the old weights are gone, and abort, a lease that is
-            over, and the death of this process leave the group CLEARED. Where the version is served already
-            and only `after` is left to be done, the ranks stand until the decision.
+            False loads in place: once all are PREPARED the old weights are gone, and are loaded again after
+            an abort, a lease that is over, or the death of this process, as `on_failure` says. Where the
+            version is served already and only `after` is left to be done, the ranks stand until the decision.
         deadline_s : float
             Seconds after which the command is aborted if not all are PREPARED.
         lease_s : float or None
@@ -360,15 +351,13 @@ class Controller:
 
     @keywords_of(PrepareKeywords)
     def begin_prepare(self, keywords: PrepareKeywords) -> Prepared:
-        """As :meth:`prepare`, without waiting; :meth:`Prepared.wait` does. What is refused is raised here."""
+        """As :meth:`prepare`, without waiting; :meth:`Prepared.wait` does. Bad input raises here."""
         return self._begin_prepare(keywords)
 
     def _begin_prepare(self, keywords: PrepareKeywords) -> Prepared:
-        held = HeldDecision(self._clock)
-        pending = self._opening.begin(keywords.held_by(held, leased=False))
-        if pending.over and not held.prepared.done():
-            held.tell(pending.result())  # nothing had to be prepared
-        prepared = Prepared(pending, held, self._access.group.ring)
+        verdict = Verdict(self._clock)
+        pending = self._begin(keywords.request(), verdict)
+        prepared = Prepared(pending, verdict, self._access.group.ring)
         self._undecided[prepared.request_id] = prepared
         pending.add_done_callback(lambda _: self._forget(prepared))
         return prepared
@@ -376,6 +365,13 @@ class Controller:
     def _forget(self, prepared: Prepared) -> None:
         if self._undecided.get(prepared.request_id) is prepared:  # another may have taken its id since
             del self._undecided[prepared.request_id]
+
+    def _begin(
+        self, request: CommandRequest, verdict: Verdict | None = None, *, here: bool = False
+    ) -> Pending:
+        request_id = request.arguments.request_id
+        execution = Execution(self._access, self._engine_words, self._clock, request_id, verdict)
+        return execution.pending.carry_out(partial(execution.run, request), here=here)
 
     @keywords_of(PrepareKeywords)
     def lease(self, keywords: PrepareKeywords) -> Receipt:
@@ -387,10 +383,9 @@ class Controller:
 
         Parameters
         ----------
-        version, tags, hot, hot_fallback, in_flight, kv_policy, force, partial, transfer_mode
-            As :meth:`prepare`.
+        version, tags, hot, hot_fallback, in_flight, kv_policy, force, partial, transfer_mode,
         unknown_tensors, verify_checksum, rsync_config, deadline_s, lease_s, settle_s, wait_s, request_id,
-        after, hold, owner, still_wanted
+        after, hold, owner, on_failure, restore_s, still_wanted
             As :meth:`prepare`.
 
         Returns
@@ -406,17 +401,15 @@ class Controller:
         WsmError
             As :meth:`prepare`.
         """
-        return self._begin_lease(keywords).result()
+        return self._begin(keywords.request(leased=True), Verdict(self._clock)).result()
 
     @keywords_of(PrepareKeywords)
     def begin_lease(self, keywords: PrepareKeywords) -> Pending:
-        """As :meth:`lease`, without waiting for all. What is refused is raised here."""
-        return self._begin_lease(keywords)
+        """As :meth:`lease`, without waiting. Bad input raises here, all else at its ``result()``."""
+        return self._begin(keywords.request(leased=True), Verdict(self._clock))
 
-    def _begin_lease(self, keywords: PrepareKeywords) -> Pending:
-        return self._opening.begin(keywords.held_by(HeldDecision(self._clock), leased=True))
-
-    def commit(self, request_id: str, *, settle_s: float = SETTLE_S, wait_s: float = 0.0) -> Receipt:
+    @typed
+    def commit(self, request_id: str, *, settle_s: Wait = SETTLE_S, wait_s: Wait = 0.0) -> Receipt:
         """Serve what a lease holds (:meth:`lease`), or what this object has prepared, and wait for it.
 
         Parameters
@@ -443,25 +436,28 @@ class Controller:
         """
         return self.begin_commit(request_id, settle_s=settle_s, wait_s=wait_s).result()
 
-    def begin_commit(self, request_id: str, *, settle_s: float = SETTLE_S, wait_s: float = 0.0) -> Pending:
-        """As :meth:`commit`, without waiting for its end. What is refused is raised here."""
+    @typed
+    def begin_commit(self, request_id: str, *, settle_s: Wait = SETTLE_S, wait_s: Wait = 0.0) -> Pending:
+        """As :meth:`commit`, without waiting. Bad input raises here, all else at its ``result()``."""
         mine = self._undecided.get(request_id)
         if mine is not None:
             return mine.begin_commit()
-        return self._opening.settle(request_id, commit=True, settle_s=settle_s, wait_s=wait_s)
+        return self._settle(request_id, commit=True, settle_s=settle_s, wait_s=wait_s)
 
+    @typed
     def abort(
-        self, request_id: str | None = None, *, settle_s: float = SETTLE_S, wait_s: float = 0.0
+        self,
+        request_id: str | None = None,
+        *,
+        settle_s: Wait = SETTLE_S,
+        wait_s: Wait = 0.0,
     ) -> Receipt:
-        """Take back what a lease holds, or this object has prepared, or is decided outside; wait for it.
-
-        What is decided outside may have been decided to be committed: this is the operator's way out, is
-        journalled as that, and a COMMIT that arrives later is refused.
+        """Take back what a lease holds, or this object has prepared, and wait for it.
 
         Parameters
         ----------
         request_id : str or None
-            Which command; None: whichever a lease holds, or is decided outside.
+            Which command; None: whichever a lease holds.
         settle_s, wait_s : float
             As :meth:`clear`.
 
@@ -479,23 +475,24 @@ class Controller:
         """
         return self.begin_abort(request_id, settle_s=settle_s, wait_s=wait_s).result()
 
+    @typed
     def begin_abort(
-        self, request_id: str | None = None, *, settle_s: float = SETTLE_S, wait_s: float = 0.0
+        self,
+        request_id: str | None = None,
+        *,
+        settle_s: Wait = SETTLE_S,
+        wait_s: Wait = 0.0,
     ) -> Pending:
-        """As :meth:`abort`, without waiting for its end. What is refused is raised here."""
+        """As :meth:`abort`, without waiting. Bad input raises here, all else at its ``result()``."""
         mine = None if request_id is None else self._undecided.get(request_id)
         if mine is not None:
             return mine.begin_abort()
-        return self._opening.settle(request_id, commit=False, settle_s=settle_s, wait_s=wait_s)
+        return self._settle(request_id, commit=False, settle_s=settle_s, wait_s=wait_s)
 
-    clear_async = _awaited(clear, begin_clear)
-    update_async = _awaited(update, begin_update)
-    hold_async = _awaited(hold, begin_hold)
-    release_async = _awaited(release, begin_release)
-    prepare_async = _awaited(prepare, begin_prepare)
-    lease_async = _awaited(lease, begin_lease)
-    commit_async = _awaited(commit, begin_commit)
-    abort_async = _awaited(abort, begin_abort)
+    def _settle(self, request_id: str | None, *, commit: bool, settle_s: float, wait_s: float) -> Pending:
+        execution = Execution(self._access, self._engine_words, self._clock, request_id or "")
+        settle = partial(execution.settle, request_id, commit=commit, settle_s=settle_s, wait_s=wait_s)
+        return execution.pending.carry_out(settle)
 
     def status(self) -> GroupStatus:
         """Read what the group is doing now. Does not block, needs no role, works on a dead group.
@@ -504,6 +501,10 @@ class Controller:
         ------
         RefusedError
             If this controller was closed.
+        SegmentTruncatedError
+            If the segment's file was cut short.
+        InternalError
+            If a word is none of this build (code ``word-format``).
         """
         self._access.begin_use()
         try:

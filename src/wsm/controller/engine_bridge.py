@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,19 +20,24 @@ from typing import final
 from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.config import EngineWordsConfig
-from wsm.controller._transaction import Pending
+from wsm.controller._drive import again_and_again
 from wsm.controller.controller import Controller
 from wsm.controller.errors import CommandWithdrawnError
+from wsm.controller.pending import Pending
 from wsm.errors import WsmError
-from wsm.receipt import Receipt
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.vocabulary import KVState, WeightState
+from wsm.states import weights_word as contract
+from wsm.states.vocabulary import KVState, OnFailure, WeightState
+from wsm.states.weights_word import FailedWish, Given
+from wsm.states.words import Operation
+from wsm.status import GroupStatus
+from wsm.typed import Seconds, typed
 
 #: Seconds between two looks. An engine wakes no waiter when it writes a word.
 POLL_S = 0.002
 
-#: Seconds before what failed without an answer is tried again: doubled every time, up to the longest.
+#: Seconds before another look after one that raised: doubled every time, up to the longest.
 RETRY_S = 0.5
 LONGEST_RETRY_S = 30.0
 
@@ -41,34 +46,36 @@ _KINDS = {
     "kv_cache": EngineWordKind.KV_CACHE,
     "prefix_tree": EngineWordKind.PREFIX_TREE,
 }
-_NORMAL, _CLEARED = int(WeightState.NORMAL), int(WeightState.CLEARED)
-_CLEARING, _UPDATING = int(WeightState.CLEARING), int(WeightState.UPDATING)
-
-#: What an engine that asked waits for.
-_DONE = {_CLEARING: _CLEARED, _UPDATING: _NORMAL}
-
-#: What a part that asked gets back when the first part never asked.
-_BEFORE = {_CLEARING: _NORMAL, _UPDATING: _CLEARED}
-
-#: What the deciding weights word says, and what the word of another data-parallel part says: what that is to
-#: say. What is not named stays: it is that part's next wish, and waits for the deciding word.
-MIRRORS: dict[tuple[int, int], int] = {
-    (_CLEARING, _NORMAL): _CLEARING,
-    (_CLEARED, _NORMAL): _CLEARED,
-    (_CLEARED, _CLEARING): _CLEARED,
-    (_UPDATING, _CLEARED): _UPDATING,
-    (_UPDATING, _CLEARING): _UPDATING,
-    (_NORMAL, _CLEARED): _NORMAL,
-    (_NORMAL, _UPDATING): _NORMAL,
-}
 
 
-def mirrored(deciding: int, own: int) -> int:
-    """Say what the word of another data-parallel part is to say, which says `own` now."""
-    return MIRRORS.get((deciding, own), own)
+def held_by(status: GroupStatus) -> int | None:
+    """Return NORMAL or CLEARED if that is what every rank is: whole, or without weights; else None."""
+    held = [rank.resident for rank in status.ranks]
+    if all((each.weights, each.kv) == (WeightState.NORMAL, KVState.NORMAL) for each in held):
+        return contract.NORMAL
+    return contract.CLEARED if status.engine_state is WeightState.CLEARED else None
+
+
+def is_ended(wish: FailedWish, word: int, status: GroupStatus) -> bool:
+    """Whether another process has ended a wish that failed, by a command: the word follows the group then."""
+    newer = wish.word == word and status.over and status.sequence > wish.sequence
+    return newer and not Operation[status.operation].is_abort
+
+
+def failed_again(
+    wish: FailedWish, word: int, error: WsmError, *, sequence: int, now: float, logger: log.EventLogger
+) -> FailedWish:
+    """Return a wish after one more failure; log each new cause, without what tells one try from another."""
+    told = error.context
+    cause = " ".join(str(told[name]) for name in ("error", "action", "cause") if name in told) or str(error)
+    after = wish.again(word, cause, sequence=sequence, now=now)
+    if after.cause != wish.cause:
+        logger.error(log.COMMAND_FAILED, asked=WeightState(word).name, error=str(error))
+    return after
 
 
 @final
+@typed
 class EngineBridge:
     """Obeys and answers the words of one group.
 
@@ -93,7 +100,7 @@ class EngineBridge:
         *,
         clock: Clock | None = None,
         directory: str | Path | None = None,
-        poll_s: float = POLL_S,
+        poll_s: Seconds = POLL_S,
     ) -> None:
         self._controller = controller
         self._poll_s = poll_s
@@ -103,8 +110,7 @@ class EngineBridge:
         self._directory = directory
         self._words: dict[tuple[EngineWordKind, str], EngineWord] = {}
         self._conflict: tuple[list[int], int] | None = None
-        self._retry_s = 0.0
-        self._retry_at_ns = 0
+        self._wish, self._tried = FailedWish(), 0  # what failed last; the last command that a wish was given
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._log = log.logger("engine_bridge")
@@ -121,11 +127,11 @@ class EngineBridge:
         weights = self._of_kind(EngineWordKind.WEIGHTS)
         if weights and len(weights) == len(self._config.suffixes):
             asked = weights[0].read()
-            if asked in _BEFORE:
+            if asked in contract.ASKS:
                 self._conflict = None
                 self._obey(weights, asked)
             else:
-                self._retry_s = 0.0
+                self._wish = FailedWish()
                 self._show_truth(weights)
                 self._wait_for_the_first_part(weights)
         self._answer_caches()
@@ -155,9 +161,7 @@ class EngineBridge:
         self.close()
 
     def _run(self) -> None:
-        pause_s = self._poll_s
-        while not self._closing.wait(pause_s):
-            pause_s = self._poll_s if self._turned() else min(max(pause_s * 2, RETRY_S), LONGEST_RETRY_S)
+        again_and_again(self._turned, self._closing, (self._poll_s, RETRY_S, LONGEST_RETRY_S))
 
     def _turned(self) -> bool:
         try:
@@ -172,7 +176,7 @@ class EngineBridge:
         for kind in (_KINDS[name] for name in self._config.answers):
             for suffix in map(str, self._config.suffixes):
                 known = self._words.get((kind, suffix))
-                if known is not None and (known.recreated() or known.removed()):
+                if known is not None and known.is_replaced():
                     known.close()
                     del self._words[kind, suffix]
                     known = None
@@ -190,46 +194,50 @@ class EngineBridge:
 
     def _obey(self, words: list[EngineWord], asked: int) -> None:
         """Run the command that the first part asks for, then answer what the group is, in every part."""
-        if self._retry_s and self._clock.monotonic_ns() < self._retry_at_ns:
+        now, status = self._clock.monotonic_ns() / 1e9, self._controller.status()
+        own = is_ended(self._wish, asked, status)
+        if not own and self._wish.waits(asked, now):
             return
-        answer: int | None = _DONE[asked]
+        held = held_by(status)
+        if not status.over:  # what a dead controller left open is completed by the command for this wish
+            held = contract.NORMAL if asked == contract.CLEARING else contract.CLEARED
+        gave, error = contract.given(asked, held, own=own), None
         try:
-            if self._command(words, asked).hold is not None:
-                answer = _CLEARED  # what is asked under a hold is done, and only a release shows NORMAL
+            if gave is not Given.NOTHING:
+                self._command(gave, words, asked)
         except (RoleBusyError, CommandWithdrawnError):
             return  # another command is under way, which may be the one that holds the words: look again
-        except WsmError as error:
-            self._log.error(log.COMMAND_FAILED, asked=WeightState(asked).name, error=str(error))
-            truth = self._truth()
-            # A group that serves its old version has not been updated: the word stays pending.
-            answer = None if (asked, truth) == (_UPDATING, _NORMAL) else truth
-        if answer is None:
-            self._retry_s = min(max(self._retry_s * 2, RETRY_S), LONGEST_RETRY_S)
-            self._retry_at_ns = self._clock.monotonic_ns() + int(self._retry_s * 1e9)
-            return
-        self._retry_s = 0.0
+        except WsmError as raised:
+            error = raised
+        if error is not None:
+            tried = max(status.sequence, self._tried)
+            self._wish = failed_again(self._wish, asked, error, sequence=tried, now=now, logger=self._log)
+        status = self._controller.status()
+        answer = contract.answer(
+            None, asked, held_by(status), gave=gave, failed=error is not None, hold=status.hold is not None
+        )
+        if answer is not None:
+            self._wish = FailedWish()
         for word in words:
             shown = asked if word is words[0] else word.read()
-            said = answer if word is words[0] else mirrored(answer, shown)
-            answered = word.compare_exchange(shown, said)
-            self._log.info(
-                log.ENGINE_WORD_ANSWERED,
-                word=word.path.name,
-                answer=WeightState(answer).name,
-                answered=answered,
-            )
+            said = contract.mirrored(asked if answer is None else answer, shown, together=shown == asked)
+            if said != shown:
+                answered = word.compare_exchange(shown, said)
+                self._log.info(
+                    log.ENGINE_WORD_ANSWERED,
+                    word=word.path.name,
+                    answer=WeightState(said).name,
+                    answered=answered,
+                )
 
-    def _command(self, words: list[EngineWord], asked: int) -> Receipt:
-        """Do what is asked, if the first word still asks it when it is this controller's turn."""
-        begin, name = self._controller.begin_clear, "engine-clear"
-        if asked == _UPDATING:
-            # An engine knows no versions: over weights that serve it asks for what lies there now, whatever
-            # its number, as FastDeploy does.
-            whole = not self._controller.status().missing
-            begin, name = partial(self._controller.begin_update, force=whole), "engine-update"
+    def _command(self, gave: Given, words: list[EngineWord], asked: int) -> None:
+        """Do what is given, if the first word still asks it when it is this controller's turn."""
+        begin: Callable[..., Pending] = self._controller.begin_clear
+        if gave is Given.UPDATE:
+            begin = partial(self._controller.begin_update, force=True, on_failure=OnFailure.CLEAR)
         pending = begin(
             deadline_s=self._config.deadline_s,
-            request_id=name,
+            request_id=gave.request_id,
             still_wanted=lambda: not self._closing.is_set() and words[0].read() == asked,
         )
         self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
@@ -237,14 +245,14 @@ class EngineBridge:
         try:
             if self._closing.is_set():  # between the wish and the command
                 pending.give_up()
-            return pending.result()
+            pending.result()
         finally:
-            self._pending = None
+            self._tried, self._pending = pending.sequence or self._tried, None
 
     def _wait_for_the_first_part(self, words: list[EngineWord]) -> None:
         """Give the parts that asked their old value back when the first one has not asked in time."""
         now, values = self._clock.monotonic_ns(), [word.read() for word in words]
-        if not set(values) & _BEFORE.keys():
+        if not set(values) & set(contract.ASKS):
             self._conflict = None
             return
         if self._conflict is None or self._conflict[0] != values:
@@ -257,16 +265,18 @@ class EngineBridge:
             words={word.path.name: value for word, value in zip(words, values, strict=True)},
         )
         for word, asked in zip(words, values, strict=True):
-            if asked in _BEFORE:
-                word.compare_exchange(asked, _BEFORE[asked])
+            if asked in contract.ASKS:
+                word.compare_exchange(asked, contract.BEFORE_AND_DONE[asked][0])
 
     def _show_truth(self, words: Sequence[EngineWord]) -> None:
         """Let words say what the group is, after a command of another part, or that came by another way."""
-        truth = self._truth()
+        truth = self._controller.status().engine_state
+        if truth not in (WeightState.NORMAL, WeightState.CLEARED):
+            return
         for word in words:
             shown = word.read()
-            if truth is not None and (word is not words[0] or shown in (_NORMAL, _CLEARED)):
-                said = mirrored(truth, shown)
+            if word is not words[0] or shown not in contract.ASKS:
+                said = contract.mirrored(int(truth), shown)
                 if said != shown:
                     word.compare_exchange(shown, said)
 
@@ -284,15 +294,10 @@ class EngineBridge:
         released = states == {KVState.CLEARED.name}
         there = states == {KVState.NORMAL.name}
         for word in () if status.has_cache_process else self._of_kind(EngineWordKind.KV_CACHE):
-            if released and not word.compare_exchange(_CLEARING, _CLEARED):
-                word.compare_exchange(_NORMAL, _CLEARED)
-            elif there and not (not status.missing and word.compare_exchange(_UPDATING, _NORMAL)):
-                word.compare_exchange(_CLEARED, _NORMAL)
+            if released and not word.compare_exchange(contract.CLEARING, contract.CLEARED):
+                word.compare_exchange(contract.NORMAL, contract.CLEARED)
+            elif there and (status.missing or not word.compare_exchange(contract.UPDATING, contract.NORMAL)):
+                word.compare_exchange(contract.CLEARED, contract.NORMAL)
         for word in self._of_kind(EngineWordKind.PREFIX_TREE):
-            for asked, answer in _DONE.items():
+            for asked, (_, answer) in contract.BEFORE_AND_DONE.items():
                 word.compare_exchange(asked, answer)
-
-    def _truth(self) -> int | None:
-        """Return NORMAL or CLEARED if that is what every rank is, else None."""
-        state = self._controller.status().engine_state
-        return int(state) if state in (WeightState.NORMAL, WeightState.CLEARED) else None

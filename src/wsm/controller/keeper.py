@@ -1,9 +1,9 @@
 """Keeps a group alive: a rank that is gone is replaced in a new epoch, and what was served is loaded again.
 
 A thread of the process that owns the group's processes, whichever engine they run: it starts and ends them
-through :class:`GroupProcesses`. Whose process is replaced, and when it tries again what failed, is decided by
-:mod:`wsm.states.epochs`; what the group must be afterwards by
-:mod:`.recovery`. It tells each death and each recovery in one line.
+through :class:`GroupProcesses`. What follows is decided by the table of :mod:`wsm.states.group`, which
+:mod:`.recovery` asks; whose process is replaced, and how long it waits, by :mod:`wsm.states.epochs`. It tells
+each death and each recovery in one line.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Protocol, final
 
 from wsm import log
 from wsm.config import WsmConfig
-from wsm.controller import errors, outcome
-from wsm.controller._transaction import Pending
-from wsm.controller.errors import Death, DecisionHeldError, RankLostError, RestartLimitError
-from wsm.controller.recovery import Recovery, Repetition
-from wsm.errors import WsmError
-from wsm.shortage import described, shortage_of
+from wsm.controller import outcome
+from wsm.controller.errors import Death, RestartLimitError
+from wsm.controller.recovery import Recovery, RecoveryConfig
+from wsm.errors import WsmError, described, shortage_of
+from wsm.journal import entry as kinds
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.segment import Segment
-from wsm.states import epochs
-from wsm.states.epochs import Attempt, Backoff, Cause
-from wsm.states.errors import CommandOpenError
+from wsm.states import decide, epochs
+from wsm.states.epochs import Cause
+from wsm.states.group import GroupTodo
 from wsm.states.view import View
+from wsm.states.words import Operation
 from wsm.strategies.registry import strategy_called
-from wsm.strategies.snapshot.version_pins import VersionPins
+from wsm.typed import Wait, typed_calls
 
 #: Longest time between two looks, in seconds.
 _LOOK_S = 0.02
@@ -41,69 +40,6 @@ _LEAVE_S = 5.0
 
 #: Seconds after which it is told that a recovery still waits for another controller.
 _TELL_S = 5.0
-
-
-@dataclass(frozen=True)
-class RecoveryConfig:
-    """What a keeper does when a rank dies, and how long processes may take.
-
-    Parameters
-    ----------
-    start_s : float
-        How long a new process may take to attach, when the group starts and when it replaces a rank. One that
-        ends is seen at once; this is for one that hangs, and must cover its imports on a busy machine.
-        One that hangs is replaced, which counts as one of `restarts`.
-    restarts : int
-        How many recoveries it begins within `within_s` seconds; one more, and the group gives up. 0: the
-        first death ends the group.
-    within_s : float
-        The window, in seconds; those in which the group waited for a process that hung in its start do not
-        count.
-    delay_s, longest_delay_s : float
-        Seconds before the dead are replaced the second time within the window; doubled each time, up to the
-        longest. The first time they are replaced at once.
-    rejoin_s : float
-        How long a rank that lives may take to join the new epoch before it is replaced, too.
-    hung_s : float
-        How long a rank may keep a decided command from its end before it is replaced.
-    restore_s : float
-        Deadline of the update that loads what the group served before.
-    restore_attempts : int
-        How often that update is tried where it fails without a death (a damaged file, a file server that is
-        away), `delay_s` after the first time and then twice as long each time, up to the longest. Then the
-        group stays CLEARED, and says so; any other command ends it at once. At least 1.
-    repair_attempts : int
-        How often a group is cleared again in which a teardown failed on a rank that lives, `delay_s` after
-        the first failure and then twice as long each time, up to the longest. Then that rank is replaced,
-        which counts as one of `restarts`. 0: it is replaced at once.
-
-    Raises
-    ------
-    BadInputError
-        If a number is below 0, or `restore_attempts` below 1.
-    """
-
-    start_s: float = 120.0
-    restarts: int = 5
-    within_s: float = 60.0
-    delay_s: float = 0.5
-    longest_delay_s: float = 30.0
-    rejoin_s: float = 10.0
-    hung_s: float = 60.0
-    restore_s: float = 300.0
-    restore_attempts: int = 8
-    repair_attempts: int = 3
-
-    def __post_init__(self) -> None:
-        for option, least in (("restarts", 0), ("restore_attempts", 1), ("repair_attempts", 0)):
-            value = getattr(self, option)
-            if value < least:
-                raise errors.recovery_limit(option=option, value=value, least=least)
-
-    @property
-    def backoff(self) -> Backoff:
-        """How the waits grow."""
-        return Backoff(self.delay_s, self.longest_delay_s)
 
 
 @dataclass(frozen=True)
@@ -153,6 +89,7 @@ class GroupProcesses(Protocol):
 
 
 @final
+@typed_calls
 class Keeper:
     """The recoveries of one group; a context manager, from :meth:`start` to :meth:`close`.
 
@@ -190,33 +127,36 @@ class Keeper:
         self.recoveries = 0
         self._config = config
         self._processes = processes
-        self._recovery = Recovery(segment)
-        self._group = self._recovery.group
         self._limits = limits or RecoveryConfig()
+        self._closing = threading.Event()
+        self._recovery = Recovery(segment, limits=self._limits, given_up=self._closing, whom=self._whom)
+        self._group = self._recovery.group
         self._tell = tell
         self._logs = logs
-        self._starting: dict[int, float] = {}  # whose process has not joined yet, and when it was started
+        self._since: dict[str, dict[int, float]] = {}  # of which participants what is so since when
+        self._start_at_s = 0.0  # not before that
+        self._lacks: str | None = None  # what it lacks to start one
+        self._ended_as: dict[int, Death] = {}  # until their ranks are replaced
         self._hung_s = 0.0  # how long the group has waited for processes that hung in their starts
         self._begun_s: list[float] = []
         self._deaths: list[tuple[float, Death]] = []
-        self._closing = threading.Event()
         self._whole = threading.Event()
         self._whole.set()
         self._fatal: BaseException | None = None
-        self._leaving_since: float | None = None
+        self._busy_since: float | None = None  # since when it waits for the role
         self._decided: tuple[object, float] = (None, 0.0)
-        self._lost_at_s = 0.0
-        self._restore: Repetition | None = None
-        self._repair: Repetition | None = None
+        self._recovering: tuple[float, str] | None = None  # since when, and after what
+        self._is_faulted = False
         retired_from = strategy_called(config.strategy).retired_from
+        from wsm.strategies.snapshot.version_pins import VersionPins  # noqa: PLC0415 - no rank keeps a group
+
         self._pins = VersionPins(retired_from(config.strategy_sections()))
         self._log = log.logger("controller.keeper", group=config.name)
         self._thread = threading.Thread(target=self._run, name="wsm-keeper", daemon=True)
 
     def start(self) -> Keeper:
         """Begin to watch. The processes of all participants were started, or are started meanwhile."""
-        now = time.monotonic()
-        self._starting = {self._group.named(index): now for index in range(self._group.participants)}
+        self._since["starting"] = dict.fromkeys(range(self._group.participants), time.monotonic())
         self._thread.start()
         return self
 
@@ -258,23 +198,17 @@ class Keeper:
         """Whether there will be no more recoveries."""
         return self._fatal is not None
 
-    def wait_until_whole(self, timeout_s: float) -> bool:
+    def wait_until_whole(self, timeout_s: Wait) -> bool:
         """Wait until no recovery is under way; blocks up to `timeout_s` seconds; return whether it is so."""
         return self._whole.wait(timeout_s)
 
-    # -- watching -------------------------------------------------------------------------------
+    # -- the loop -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while not self._closing.is_set():
-                victims = self._look() or self._repair_if_due() or self._restore_if_due()
-                if victims:
-                    self._whole.clear()
-                    self._recover(victims)
-                elif self._restore is None and self._repair is None:
-                    self._whole.set()
-                if not victims:
-                    self._processes.wait(_LOOK_S)
+            while not self._closing.is_set() or self._recovery.own is not None:
+                self._pin()
+                self._do(self._recovery.turn())
         except BaseException as error:  # noqa: BLE001 - check() raises it in the owner's thread
             self._fatal = error
             self._log.error(log.GROUP_GIVEN_UP, error=str(error))
@@ -284,55 +218,6 @@ class Keeper:
             self._pins.close()
             self._whole.set()
 
-    def _look(self) -> dict[int, str]:
-        """Return which participants have to be replaced, and why the keeper ends those that live."""
-        self._pin()
-        self._recovery.end_abandoned()
-        # The words before the processes: a step that broke because of a death is seen after that.
-        view = self._group.view()
-        late, broken = epochs.late(view), epochs.ended_by(view, ())
-        ended = self._processes.ended()
-        stopped = self._stopped() if late or broken else ()
-        left = self._recovery.left() if broken else ()
-        leaving = self._may_end(left)
-        found = epochs.whom_to_replace(view, ended=ended, stopped=stopped, left=left, leaving=leaving)
-        if found:
-            return self._told(found)
-        now = time.monotonic()
-        overdue = self._overdue(view, began_s=now)
-        if overdue:
-            return overdue
-        if view.command != self._decided[0]:
-            self._decided = view.command, now
-        waited_s, drain_s = now - self._decided[1], self._config.deadlines.drain_s
-        hung = epochs.hung(view, stopped, waited_s=waited_s, limit_s=self._limits.hung_s, drain_s=drain_s)
-        return self._told(hung, f"it did not end a decided command within {waited_s:.0f} s")
-
-    def _told(self, found: Mapping[int, Cause], detail: str = "") -> dict[int, str]:
-        """Name the participants as they call themselves, and say why they are ended if they live."""
-        named = {self._group.named(rank): why for rank, why in found.items()}
-        return {rank: "" if why is Cause.ENDED else detail or why.value for rank, why in named.items()}
-
-    def _stopped(self) -> list[int]:
-        return [rank for rank in range(self._group.participants) if self._group.stopped(rank)]
-
-    def _overdue(self, view: View, *, began_s: float) -> dict[int, str]:
-        """Return which participants had their time to join the epoch, and did not.
-
-        A new process takes longer than one that lives, and is counted from its own start; one that lives is
-        counted from `began_s`.
-        """
-        now, limits, found = time.monotonic(), self._limits, {}
-        for index, status in enumerate(view.statuses):
-            rank = self._group.named(index)
-            if status.epoch == view.command.epoch:
-                self._starting.pop(rank, None)
-                continue
-            limit = limits.start_s if rank in self._starting else limits.rejoin_s
-            if now - self._starting.get(rank, began_s) > limit:
-                found[rank] = f"it did not join the epoch within {limit:g} s"
-        return found
-
     def _pin(self) -> None:
         """Keep what the group may have to load again. Its ranks do so, too, but all may die at once."""
         versions = self._recovery.versions()
@@ -340,65 +225,123 @@ class Keeper:
             self._pins.add(version)
         self._pins.keep(versions)
 
-    def _may_end(self, left: Collection[int]) -> bool:
-        """Whether the processes of participants that left their places may still be about to end."""
-        if not left:
-            self._leaving_since = None
-            return False
-        now = time.monotonic()
-        self._leaving_since = now if self._leaving_since is None else self._leaving_since
-        return now - self._leaving_since < _LEAVE_S
+    def _do(self, todo: GroupTodo) -> None:
+        """Do what is to be done with processes, tell what has ended, and wait for what comes next."""
+        self._tell_of_role(waits=todo is GroupTodo.TAKE_ROLE)
+        self._tell_ends()
+        if todo is GroupTodo.REPLACE:
+            self._end(self._recovery.drive.replaced)
+        elif todo is GroupTodo.START and self._start():
+            return
+        elif self._recovery.own is not None:
+            if self._recovery.opens is not None and self._recovery.opens.operation is Operation.UPDATE:
+                self._begin_recovery("its update was left aborted")
+            self._recovery.drive.wait(self._recovery)
+        else:
+            self._conclude()
+            self._processes.wait(_LOOK_S)
 
-    # -- recovering -----------------------------------------------------------------------------
+    # -- whose processes are replaced -----------------------------------------------------------
 
-    def _recover(self, victims: dict[int, str]) -> None:
-        self._lost_at_s = time.monotonic()
-        self._leaving_since = None
-        gone, delay_s = set(victims), self._end(victims)
-        self._restore = None  # the next epoch inherits what is still to be restored
-        while not self._closing.is_set():
-            self._begin(gone)
-            if self._closing.wait(delay_s):
-                return
-            number = self._recovery.epoch
-            for rank in sorted(gone):
-                self._start(rank, number)
-                self._starting[rank] = time.monotonic()
-            more = self._await_joined()
-            if not more and not self._closing.is_set():
-                self._restore = self._repetition(
-                    partial(self._recovery.next_attempt, limit=self._limits.restore_attempts),
-                    partial(self._recovery.restore, deadline_s=self._limits.restore_s),
-                )
-                more = self._restore_now(self._restore)
-            if not more:
-                return
-            # A rank that has lived and only did not come back in time is no sign of a crash loop.
-            counts = any(not why or rank in self._starting for rank, why in more.items())
-            delay_s = self._end(more, counts=counts)
-            gone = set(more)
+    def _whom(self, view: View) -> Mapping[int, Cause]:
+        """Return whose processes are to be replaced, and why.
 
-    def _end(self, victims: Mapping[int, str], *, counts: bool = True) -> float:
-        """End and reap, tell, and return how long to wait before they are replaced.
+        `view` was read before: a step that broke because of a death is seen after that.
+        """
+        if self._closing.is_set():
+            return {}
+        dead, self._recovery.leaving = self._recovery.dead, False
+        ended = set(self._processes.ended()) - dead
+        if ended or dead:  # the epoch ends because of these; what others do meanwhile is their doing
+            return epochs.whom_to_replace(view, ended=ended, stopped=()) if ended else {}
+        if self._recovery.own is None:
+            self._see_faults(view)
+        stopped = self._stopped() if epochs.late(view) or epochs.ended_by(view, ()) else ()
+        left = self._recovery.left()
+        leaving = bool(left) and not self._so_for("left", left, _LEAVE_S)  # they may end by themselves
+        self._recovery.leaving = leaving
+        found = epochs.whom_to_replace(view, ended=(), stopped=stopped, left=left, leaving=leaving)
+        if view.command != self._decided[0]:
+            self._decided = view.command, time.monotonic()
+        waited_s, drain_s = time.monotonic() - self._decided[1], self._config.deadlines.drain_s
+        hung = epochs.hung(view, stopped, waited_s=waited_s, limit_s=self._limits.hung_s, drain_s=drain_s)
+        return found or self._late(view) or hung
+
+    def _why(self, rank: int, cause: Cause) -> str:
+        """Say why the keeper ends a process; empty if it has ended by itself."""
+        limits = self._limits
+        match cause:
+            case Cause.ENDED:
+                return ""
+            case Cause.LATE:
+                limit_s = limits.start_s if rank in self._starting else limits.rejoin_s
+                return f"it did not join the epoch within {limit_s:g} s"
+            case Cause.FROZEN:
+                return f"it was stopped for {limits.replace_stopped_after_s:g} s"
+            case Cause.HUNG:
+                return f"it did not end a decided command within {time.monotonic() - self._decided[1]:.0f} s"
+            case Cause.FAULTED:
+                repaired = self._recovery.drive.state.repaired
+                return f"its teardown failed, and {repaired} times more when it was cleared"
+            case _:
+                return str(cause.value)
+
+    @property
+    def _starting(self) -> dict[int, float]:
+        """Whose process has not joined since it was started."""
+        return self._since.get("starting", {})
+
+    def _stopped(self) -> list[int]:
+        return [rank for rank in range(self._group.participants) if self._group.liveness.is_stopped(rank)]
+
+    def _late(self, view: View) -> dict[int, Cause]:
+        """Return which participants had their time to join the epoch, or to go on, and did not.
+
+        A new process takes longer than one that lives, and is counted from its own start.
+        """
+        limits = self._limits
+        missing = {rank for rank, word in enumerate(view.statuses) if word.epoch != view.command.epoch}
+        starting = missing & set(self._starting)
+        late = self._so_for("starting", starting, limits.start_s)
+        late += self._so_for("joining", missing - starting, limits.rejoin_s)
+        frozen: list[int] = []
+        if limits.replace_stopped_after_s is not None:
+            frozen = self._so_for("stopped", self._stopped(), limits.replace_stopped_after_s)
+        return dict.fromkeys(late, Cause.LATE) or dict.fromkeys(frozen, Cause.FROZEN)
+
+    def _so_for(self, what: str, participants: Collection[int], limit_s: float) -> list[int]:
+        """Return those of the participants, all of which are so now, that have been so for `limit_s`."""
+        now, before = time.monotonic(), self._since.get(what, {})
+        since = self._since[what] = {one: before.get(one, now) for one in participants}
+        return [one for one, since_s in since.items() if now - since_s >= limit_s]
+
+    # -- processes that end and start -------------------------------------------------------------
+
+    def _end(self, replaced: Mapping[int, Cause]) -> None:
+        """End and reap, tell, and say when they may be replaced.
 
         Raises
         ------
         RestartLimitError
             If it happens too often.
         """
-        deaths = []
-        for rank, why in victims.items():
-            epoch = self._recovery.epoch
+        self._begin_recovery("the loss")
+        epoch, limits, deaths = self._recovery.drive.look.view.command.epoch, self._limits, []
+        # A rank that has lived and only did not come back in time is no sign of a crash loop.
+        counts = any(cause is not Cause.LATE or rank in self._starting for rank, cause in replaced.items())
+        if any(cause is not Cause.ENDED and rank in self._starting for rank, cause in replaced.items()):
+            self._hung_s += limits.start_s
+        for index, cause in replaced.items():
+            rank, why = self._group.named(index), self._why(index, cause)
             end = self._processes.end(rank)
             death = Death(rank, end.pid, epoch, end.code, why, end.log)
             self._log.error(log.RANK_LOST, rank=rank, pid=end.pid, epoch=epoch, cause=death.cause)
             self._tell(death.sentence())
             deaths.append(death)
+            self._ended_as[rank] = death
+            self._recovery.dead.add(index)
         if not counts:
-            return 0.0
-        limits = self._limits
-        if any(why and rank in self._starting for rank, why in victims.items()):
-            self._hung_s += limits.start_s
+            return
         now = time.monotonic() - self._hung_s
         self._deaths = [(at, one) for at, one in self._deaths if now - at <= limits.within_s]
         self._deaths += [(now, death) for death in deaths]
@@ -407,205 +350,153 @@ class Keeper:
         )
         self._begun_s = [*self._begun_s[-limits.restarts :], now]
         if delay_s is None:
+            name, limit, last = self._config.name, limits.restarts, self._deaths[-1][1]
+            logs = f"; the logs stay in {self._logs}" if self._logs else ""
             raise RestartLimitError(
-                group=self._config.name,
-                limit=limits.restarts,
+                f"group {name!r} gives up after {len(self._deaths)} deaths, more than {limit} restarts "
+                f"within {limits.within_s:g} s; the last one: {last.sentence()}{logs}",
+                group=name,
+                limit=limit,
                 within_s=limits.within_s,
-                deaths=[death for _, death in self._deaths],
+                deaths=tuple(death for _, death in self._deaths),
+                rank=last.rank,
+                log=last.log,
                 directory=self._logs,
             )
-        return delay_s
+        self._start_at_s = time.monotonic() + delay_s
 
-    def _begin(self, gone: Collection[int]) -> None:
-        """Raise the epoch as soon as another controller's command has ended."""
-        told = ""
-        while not self._closing.is_set():
-            # A controller with the role ends soon: its command cannot go on without the dead. If it is
-            # stopped, or hangs itself, no other process may write: the recovery waits, and says so.
-            held_by = ""
-            if self._recovery.take_role(_TELL_S, self._closing.is_set):
-                try:
-                    self._recovery.begin(gone)
-                except RoleBusyError:
-                    pass
-                except DecisionHeldError as held:
-                    held_by = str(held)
-                else:
-                    return
-            line = (
-                f"the recovery waits: {held_by}"
-                if held_by
-                else f"the recovery waits for the controller in {self._recovery.role_holder()}"
-            )
-            if not held_by or line != told:
-                self._tell(line)
-            told = line
-            if held_by:
-                self._closing.wait(_LOOK_S)
+    def _start(self) -> bool:
+        """Start what was ended; return whether all were started, else it is to be tried again.
 
-    def _start(self, rank: int, epoch: int) -> None:
-        """Start a process, as soon as this one has the descriptors, the memory and the thread for that."""
-        told = False
-        while not self._closing.is_set():
+        This process may lack the descriptors, the memory or the thread for it.
+        """
+        command, has_role = self._recovery.drive.state.command, self._recovery.drive.has_role
+        if time.monotonic() < self._start_at_s:
+            return False
+        for index in sorted(self._recovery.dead):
+            rank = self._group.named(index)
             try:
-                self._processes.start(rank, epoch)
+                self._processes.start(rank, command.epoch)
             except (OSError, MemoryError, RuntimeError) as error:
                 if shortage_of(error) is None:
                     raise
-                if not told:
-                    self._tell(f"{self._config.name} waits with starting rank {rank}: {described(error)}")
-                told = True
-            else:
-                return
-            self._closing.wait(self._limits.delay_s)
+                lacks, self._lacks = self._lacks, described(error)
+                if lacks is None:
+                    self._tell(f"{self._config.name} waits with starting rank {rank}: {self._lacks}")
+                self._start_at_s = time.monotonic() + self._limits.delay_s
+                return False
+            self._lacks = None
+            self._recovery.dead.remove(index)
+            # What was so of others was so before they had to begin anew.
+            self._since = {"starting": {**self._starting, index: time.monotonic()}}
+            death = self._ended_as.pop(rank, None)
+            # One that had not joined is replaced without the role, which the journal needs.
+            if death is not None and self._recovery.take_role(_LOOK_S):
+                self._group.journal.note(
+                    kinds.RANK_REPLACED, command, replaced=rank, pid=death.pid, cause=death.cause
+                )
+            if not has_role:
+                self._recovery.release()
+        return True
 
-    def _await_joined(self) -> dict[int, str]:
-        """Wait until all have joined the epoch; return which have to be replaced before that."""
-        began_s = time.monotonic()
-        while not self._closing.is_set():
-            view = self._group.view()
-            ended = self._processes.ended()
-            overdue = self._overdue(view, began_s=began_s)
-            if ended:
-                return self._told(dict.fromkeys(ended, Cause.ENDED))
-            if all(status.epoch == view.command.epoch for status in view.statuses):
-                return {}
-            if overdue:
-                return overdue
-            self._processes.wait(_LOOK_S)
-        return {}
+    # -- what is told ---------------------------------------------------------------------------
 
-    def _await_end(self) -> dict[int, str]:
-        """Return which are gone: a process may have left its place a while before it has ended."""
-        deadline = time.monotonic() + _LEAVE_S
-        while not self._closing.is_set() and time.monotonic() < deadline:
-            ended = self._processes.ended()
-            if ended:
-                return self._told(dict.fromkeys(ended, Cause.ENDED))
-            self._processes.wait(_LOOK_S)
-        return self._told(dict.fromkeys(self._recovery.left(), Cause.LEFT))
+    def _begin_recovery(self, after: str) -> None:
+        self._recovering = self._recovering or (time.monotonic(), after)
+        self._whole.clear()
 
-    # -- commands that are given again while they fail -------------------------------------------
+    def _tell_of_role(self, *, waits: bool) -> None:
+        """Say that a recovery waits for another controller.
 
-    def _repetition(
-        self, following: Callable[..., Attempt], begin: Callable[[], Pending | None]
-    ) -> Repetition:
-        return Repetition(
-            self._recovery,
-            self._limits.backoff,
-            following=following,
-            begin=begin,
-            cancelled=self._closing.is_set,
-        )
+        One with the role ends soon: its command cannot go on without the dead. If it is stopped, or hangs
+        itself, no other process may write.
+        """
+        now = time.monotonic()
+        if not waits:
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = now
+        elif now - self._busy_since > _TELL_S:
+            self._busy_since = now
+            try:
+                self._recovery.drive.take_role(0.0)
+            except RoleBusyError as busy:
+                self._tell(f"the recovery waits: {busy}")
 
-    def _restore_if_due(self) -> dict[int, str]:
-        """Make the next attempt to restore once it is due; return which have to be replaced before that."""
-        restore = self._restore
-        if restore is None or self._repair is not None or time.monotonic() < restore.due_s:
-            return {}
-        return self._restore_now(restore)
-
-    def _restore_now(self, restore: Repetition) -> dict[int, str]:
-        try:
-            now, receipt = restore.attempt()
-        except (RankLostError, CommandOpenError) as error:
-            gone = self._await_end()
-            if gone:
-                return gone
-            self._recovery.release()
-            self._not_restored(restore, error)
-        except WsmError as error:
-            self._not_restored(restore, error)
-        else:
-            if now is Attempt.MAKE:
-                told = "is CLEARED, as it was before"
-                if receipt is not None:
-                    verb = "serves" if receipt.hold is None else "is held as before, and has"
-                    told = f"{verb} version {receipt.version} again"
-                self._restored(told)
-            elif now is not Attempt.WAIT:
-                self._restored("was given another command, and is restored no more")
-        return {}
-
-    def _not_restored(self, restore: Repetition, error: WsmError) -> None:
-        """Take in that an attempt has failed for a reason that may pass; the last one gives up."""
-        delay_s, number, epoch = restore.failed(), restore.failures, self._recovery.epoch
-        following = restore.following()
-        if self._closing.is_set():
-            self._restore = None
-        elif following is Attempt.OVERTAKEN:
-            self._restored("was given another command, and is restored no more")
-        elif following is Attempt.GIVE_UP or outcome.cannot_be_restored(error):
-            self._log.error(log.GROUP_NOT_RESTORED, epoch=epoch, attempts=number, error=str(error))
-            hopeless = outcome.cannot_be_restored(error)
-            how = "cannot be restored" if hopeless else f"is not restored after {number} attempts"
-            self._restored(f"{how} and stays CLEARED until it is updated: {error}")
-        else:
-            self._log.warning(
-                log.GROUP_RESTORE_FAILED, epoch=epoch, attempt=number, retry_s=delay_s, error=str(error)
-            )
-            limit = self._limits.restore_attempts
-            self._tell(
-                f"{self._config.name} is not restored yet, attempt {number + 1} of {limit} in {delay_s:g} s: "
-                f"{error}"
-            )
-
-    def _restored(self, held: str) -> None:
-        self._restore = None
-        epoch, seconds = self._recovery.epoch, time.monotonic() - self._lost_at_s
-        self._log.warning(log.GROUP_RECOVERED, epoch=epoch, seconds=seconds, held=held)
-        self._tell(f"{self._config.name} {held} (epoch {epoch}, {seconds:.2f} s after the loss)")
-        self.recoveries += 1  # last: what is told of a recovery that is counted can be read
-
-    def _repair_if_due(self) -> dict[int, str]:
-        """Clear the group again where a teardown failed, if that is due; return which are replaced instead.
+    def _see_faults(self, view: View) -> None:
+        """Put off the first repair of ranks whose teardown failed.
 
         A FAULTED rank may hold anything, and no rank serves beside it until all have released everything.
         Most causes pass (no descriptor was left, a view into the memory was open); one that stays goes with
         its process.
         """
-        faulted = epochs.faulted(self._group.view())
-        if not faulted:
-            self._repair = None
-            return {}
-        self._whole.clear()
-        repair = self._repair
-        if repair is None:
-            repair = self._repair = self._repetition(
-                lambda failed: epochs.next_repair(
-                    self._group.view(), failed=failed, limit=self._limits.repair_attempts
-                ),
-                partial(self._recovery.clear_again, deadline_s=self._limits.restore_s),
-            )
-            self._put_off(repair, f"a teardown failed on rank {', '.join(map(str, faulted))}")
-        following = repair.following()
-        if following is Attempt.WAIT or time.monotonic() < repair.due_s:
-            return {}
-        if following is Attempt.GIVE_UP:
-            self._repair = None
-            why = f"its teardown failed, and {repair.failures} times more when it was cleared"
-            return {self._group.named(rank): why for rank in faulted}
-        try:
-            now, receipt = repair.attempt()
-        except (RankLostError, CommandOpenError):
-            self._recovery.release()
-            repair.due_s = time.monotonic() + self._limits.delay_s  # a rank that is gone is replaced first
-        except WsmError as error:
-            repair.failed()
-            if not self._closing.is_set():
-                self._put_off(repair, f"clearing it again failed: {error}")
-        else:
-            if now is Attempt.MAKE and receipt is not None:
+        faulted = epochs.faulted(view)
+        if faulted and not self._is_faulted:
+            self._whole.clear()
+            why = f"a teardown failed on rank {', '.join(map(str, faulted))}"
+            self._tell_of_faults(why, self._recovery.put_off_repair())
+        self._is_faulted = bool(faulted)
+
+    def _tell_of_faults(self, why: str, again_s: float) -> None:
+        failed = self._recovery.drive.state.repaired
+        last = failed >= self._limits.repair_attempts
+        then = "that rank is replaced" if last else "all ranks are cleared again"
+        self._log.error(log.GROUP_FAULTED, failed=failed, retry_s=again_s, cause=why)
+        self._tell(f"{self._config.name} is FAULTED, {why}; {then} in {again_s:g} s")
+
+    def _tell_ends(self) -> None:
+        ends, self._recovery.ends = self._recovery.ends, []
+        for end in [] if self._closing.is_set() else ends:
+            receipt, error = end.receipt, end.error
+            if error is not None and end.opens.operation is Operation.CLEAR:
+                self._tell_of_faults(f"clearing it again failed: {error}", end.again_s)
+            elif error is not None:
+                self._tell_of_restore(error, end.again_s)
+            elif receipt is not None and end.opens.operation is Operation.CLEAR:
                 self._log.warning(log.GROUP_REPAIRED, epoch=receipt.epoch, sequence=receipt.sequence)
                 self._tell(
                     f"{self._config.name} is CLEARED, its teardown worked in the end; "
                     "the next update makes it serve"
                 )
-        return {}
+            elif receipt is not None:
+                verb = "serves" if receipt.hold is None else "is held as before, and has"
+                self._recovered(f"{verb} version {receipt.version} again")
 
-    def _put_off(self, repair: Repetition, why: str) -> None:
-        delay_s = repair.put_off(repair.failures + 1)
-        last = repair.failures >= self._limits.repair_attempts
-        then = "that rank is replaced" if last else "all ranks are cleared again"
-        self._log.error(log.GROUP_FAULTED, failed=repair.failures, retry_s=delay_s, cause=why)
-        self._tell(f"{self._config.name} is FAULTED, {why}; {then} in {delay_s:g} s")
+    def _tell_of_restore(self, error: WsmError, again_s: float) -> None:
+        """Tell of an attempt to restore that has failed."""
+        limit, epoch = self._limits.restore_attempts, self._recovery.drive.state.command.epoch
+        left = self._recovery.attempts_left()
+        hopeless = outcome.cannot_be_restored(error)
+        number = self._recovery.drive.state.failed if hopeless else limit - left
+        told = {"epoch": epoch, "error": str(error)}
+        if left > 0:
+            self._log.warning(log.GROUP_RESTORE_FAILED, attempt=number, retry_s=again_s, **told)
+            self._tell(
+                f"{self._config.name} is not restored yet, attempt {number + 1} of {limit} in {again_s:g} s: "
+                f"{error}"
+            )
+            return
+        self._log.error(log.GROUP_NOT_RESTORED, attempts=number, **told)
+        how = "cannot be restored" if hopeless else f"is not restored after {number} attempts"
+        self._recovered(f"{how} and stays CLEARED until it is updated: {error}")
+
+    def _conclude(self) -> None:
+        """See whether the group is whole again."""
+        view = self._recovery.drive.look.view
+        if self._recovery.dead or not decide.is_over(view) or epochs.faulted(view):
+            return
+        if epochs.unrestored(view) and self._recovery.attempts_left() > 0:
+            return
+        if self._recovering is not None:
+            begun = view.command.operation is not Operation.NONE
+            how = "was given another command, and is restored no more"
+            self._recovered(how if begun else "is CLEARED, as it was before")
+        self._whole.set()
+
+    def _recovered(self, how: str) -> None:
+        epoch = self._recovery.drive.state.command.epoch
+        since_s, after = self._recovering or (time.monotonic(), "the loss")
+        self._recovering, seconds = None, time.monotonic() - since_s
+        self._log.warning(log.GROUP_RECOVERED, epoch=epoch, seconds=seconds, held=how)
+        self._tell(f"{self._config.name} {how} (epoch {epoch}, {seconds:.2f} s after {after})")
+        self.recoveries += 1  # last: what is told of a recovery that is counted can be read

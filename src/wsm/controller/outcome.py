@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from wsm import log
 from wsm.clock import Clock
-from wsm.command import PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN, VERSION_HELD
-from wsm.controller import errors
+from wsm.command import (
+    OTHER_CONTENT,
+    PART_NOT_RESTORABLE,
+    SOURCE_OVERWRITTEN,
+    VERSION_GONE,
+    VERSION_HELD,
+    CommandArguments,
+)
 from wsm.controller.errors import (
     ActionOverdueError,
     CommandRefusedError,
@@ -24,15 +31,15 @@ from wsm.controller.errors import (
     RankLostError,
 )
 from wsm.controller.group_view import GroupView, Look
-from wsm.declared_plans import DeclaredAction, DeclaredPlansError
-from wsm.errors import WsmError
-from wsm.report import WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
-from wsm.signals.presence import Doing
-from wsm.states import decide
-from wsm.states import journal as kinds
+from wsm.errors import GroupError, WsmError
+from wsm.journal import entry as kinds
+from wsm.receipt import Outcome, Receipt, named
+from wsm.report import WITHOUT_WEIGHTS, AtHand, FailureReport, RankReport, ReportFormatError
+from wsm.states import decide, epochs
 from wsm.states.view import View, any_broken
-from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind, steps_ahead
-from wsm.status.blame import Hang, Late, Situation, blame, doings, late_then
+from wsm.states.words import CommandWord, StatusCode, StatusWord
+from wsm.status.culprits import Culprit, Situation, blame, doings, in_sentence, late_ranks, late_then, overdue
+from wsm.status.facts import who, whose_processes
 
 #: Longest time between two looks at processes and actions, in seconds; most deaths are told at once.
 LOOK_S = 0.02
@@ -64,53 +71,69 @@ def found_held(error: WsmError) -> bool:
 def cannot_be_restored(error: WsmError) -> bool:
     """Whether a restore failed because what it has to load is nowhere any more: it would fail again."""
     told = isinstance(error, (CommandRefusedError, RankFailedError)) and error.context["error"]
-    return told in (PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN)
+    return told in (PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN, OTHER_CONTENT)
 
 
-class ReportedTogether(NamedTuple):
-    """What the reports of all ranks say together, as a receipt has it.
+def is_gone(error: WsmError) -> bool:
+    """Whether a restore failed because what it has to load is not there now, or is something else."""
+    told = isinstance(error, (CommandRefusedError, RankFailedError)) and error.context["error"]
+    return told in VERSION_GONE or cannot_be_restored(error)
 
-    Parameters
-    ----------
-    manifest_digest : str or None
-        Of the manifest that those name which name one; None: none does, or they name several.
-    tensors, bytes : int
-        Loaded, by all.
-    pause_s : float
-        The longest, in seconds.
-    verified : bool or None
-        Whether digests were promised for all that ranks loaded; None if that is nothing, or not known.
-    restorable : bool
-        Whether every rank could load again what it reports to hold.
+
+def receipt(
+    group: GroupView,
+    view: View,
+    arguments: CommandArguments,
+    how: Outcome,
+    found: Sequence[RankReport] = (),
+    *,
+    version: str | None,
+    previous: str | None,
+    sequence: int | None = None,
+    seconds: float | None = None,
+    **more: Any,
+) -> Receipt:
+    """Return the receipt of a command; `more`: its fields besides what words and reports say.
+
+    `seconds`: how long the ranks took that were asked; None: none was, and `found` are reports of before.
     """
-
-    manifest_digest: str | None
-    tensors: int
-    bytes: int
-    pause_s: float
-    verified: bool | None
-    restorable: bool
-
-
-def told_by(found: Sequence[RankReport]) -> ReportedTogether:
-    """Return what reports say together."""
-    digests, tensors, loaded_bytes, pause_s, restorable = set[str](), 0, 0, 0.0, True
+    digests, tensors, staged, pause_s, restorable = set[str](), 0, 0, 0.0, True
     verified: bool | None = None
     is_known = True
     for report in found:
         if report.manifest_digest is not None:
             digests.add(report.manifest_digest)
-        tensors += report.tensors
-        loaded_bytes += report.bytes
-        pause_s = max(pause_s, report.pause_s)
         restorable = restorable and report.facts.get("restorable") is not False
+        if seconds is None:
+            continue
+        tensors += report.tensors
+        staged += report.bytes
+        pause_s = max(pause_s, report.pause_s)
         if report.tensors:
             count = report.facts.get("verified_tensors")
             is_known = is_known and count is not None
             verified = verified is not False and report.tensors == count
-    digest = digests.pop() if len(digests) == 1 else None
-    return ReportedTogether(
-        digest, tensors, loaded_bytes, pause_s, verified if is_known else None, restorable
+    missing = decide.missing_anywhere(view)
+    return Receipt(
+        request_id=arguments.request_id,
+        outcome=how,
+        epoch=view.command.epoch,
+        sequence=view.command.sequence if sequence is None else sequence,
+        version=version,
+        previous_version=previous,
+        manifest_digest=digests.pop() if len(digests) == 1 else None,
+        loaded=how is Outcome.UPDATED and (not found or tensors > 0),
+        seconds=seconds or 0.0,
+        pause_s=pause_s,
+        ranks=tuple(found),
+        tags=named(arguments.tags),
+        missing=named(missing),
+        restorable=restorable,
+        serving=not missing and not view.committed.held,
+        hold=group.hold(view),
+        staged_bytes=staged if how is Outcome.PREPARED else 0,
+        verified=verified if is_known else None,
+        **more,
     )
 
 
@@ -128,6 +151,8 @@ def disagreement(found: Sequence[RankReport]) -> dict[int, str]:
         if report.facts.get(WITHOUT_WEIGHTS):
             continue
         manifest = f"manifest {report.manifest_digest}"
+        if "publication" in report.facts:
+            manifest += f" of publication {report.facts['publication']}"
         if report.facts.get("manifest_scope") != "group":
             manifest = "no group manifest"
         elif not report.manifest_digest:
@@ -158,10 +183,10 @@ def failed(group: GroupView, command: CommandWord) -> tuple[int, ...]:
     return tuple(found)
 
 
-def seen(group: GroupView) -> tuple[Late, dict[int, str]]:
+def seen(group: GroupView) -> tuple[dict[int, str], dict[int, str]]:
     """Return the ranks that the open command waits for, and what each rank is doing that is not done."""
     facts = group.facts()
-    return Late.of(facts), doings(facts)
+    return late_ranks(facts), doings(facts)
 
 
 def broken(view: View, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -170,42 +195,27 @@ def broken(view: View, ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def aborted(
-    group: GroupView,
-    command: CommandWord,
-    *,
-    request_id: str,
-    operation: str,
-    then: Situation,
+    group: GroupView, command: CommandWord, *, request_id: str, operation: str, then: Situation
 ) -> WsmError:
     """Return the error for a command that was aborted, naming the first cause that is no echo of another."""
     status = group.status()
     now, advice = status.sentence(), " ".join(status.advice)
+    if epochs.is_to_be_restored(group.view()):
+        advice = ""  # this process restores the group now, and the error says how that ended
     reported = failures(group, command)
     found = blame(then, reported)
-    common = {"request_id": request_id, "operation": operation, "group": now}
+    common: dict[str, Any] = {"request_id": request_id, "operation": operation, "group": now}
     if found.lost:
-        return RankLostError(operation=operation, ranks=found.lost, group=now, advice=advice)
+        return ranks_lost(operation, found.lost, now, advice)
     if found.hang is not None:
-        hang, own = found.hang, reported.get(found.hang.rank)
-        return ActionOverdueError(
-            **common,
-            rank=hang.rank,
-            action=hang.action,
-            seconds=hang.seconds,
-            deadline_s=hang.deadline_s,
-            stopped=hang.stopped,
-            waiting={
-                rank: what
-                for rank, what in then.doing.items()
-                if rank != hang.rank and rank not in found.others
-            },
-            remote_traceback="" if own is None else own[0].traceback,
-            others=found.others,
-            advice=advice,
-        )
+        own = reported.get(found.hang.rank)
+        traceback = "" if own is None else own[0].traceback
+        error = _overdue_error(found.hang, found.others, then.doing, traceback, common)
+        return error.followed_by(advice) if advice else error
     failure = found.failure
     if failure is not None and found.refused:
         return CommandRefusedError(
+            f"{operation} was refused by {who(failure.rank)}: {failure.message} [{now}]",
             **common,
             rank=failure.rank,
             error=failure.error,
@@ -214,24 +224,88 @@ def aborted(
             unfit=failure.unfit,
         )
     if failure is not None:
+        cause = failure.message + late_then(failure, then)
         return RankFailedError(
+            f"{operation} failed on {who(failure.rank)} in {failure.action}: {cause} [{now}]",
             **common,
             rank=failure.rank,
             action=failure.action,
             error=failure.error,
-            cause=failure.message + late_then(failure, then),
+            cause=cause,
             no_room=failure.no_room,
             unfit=failure.unfit,
             remote_traceback=failure.traceback,
-            others=found.others,
+            others=dict(found.others),
         )
     prepared = reports(group, command, StatusCode.PREPARED)
     differing = disagreement(prepared) if prepared else {}
     if differing:
-        return errors.manifest_mismatch(**common, found=differing)
-    return CommandTimeoutError(
-        **common, deadline_s=then.deadline_s, gave_up=then.gave_up, late=then.late, advice=advice
+        ranks = ", ".join(f"rank {rank}: {what}" for rank, what in differing.items())
+        return GroupError(
+            f"{operation} was aborted because the ranks prepared different weights ({ranks}) [{now}]; "
+            "publish the version again, for all ranks at once",
+            code="manifest-mismatch",
+            unfit=True,
+            **common,
+            found=differing,
+        )
+    why = (
+        "because its caller gave up" if then.gave_up else f"after {then.deadline_s:.3g} s without a decision"
     )
+    fix = f"{advice or 'look at the late rank.'} If it is only slow, give a longer deadline."
+    return CommandTimeoutError(
+        f"{operation} was aborted {why}, waiting for {in_sentence(then.late)} [{now}]"
+        f"{'' if then.gave_up else _then(fix)}",
+        **common,
+        deadline_s=then.deadline_s,
+        gave_up=then.gave_up,
+        waiting=dict(then.late),
+    )
+
+
+def _overdue_error(
+    hang: Culprit,
+    others: Mapping[int, str],
+    doing: Mapping[int, str],
+    traceback: str,
+    common: Mapping[str, Any],
+) -> ActionOverdueError:
+    waiting = {rank: what for rank, what in doing.items() if rank != hang.rank and rank not in others}
+    also = "".join(f"; {who(other)} {what}" for other, what in others.items())
+    waits = f"; waiting for it: {in_sentence(waiting)}" if waiting else ""
+    operation, now, cause = common["operation"], common["group"], hang.sentence()
+    return ActionOverdueError(
+        f"{operation} was aborted because {who(hang.rank)} {cause}{also}{waits} [{now}]",
+        **common,
+        rank=hang.rank,
+        action=hang.action,
+        error="action-overdue",
+        cause=cause,
+        no_room=False,
+        seconds=hang.seconds,
+        deadline_s=hang.deadline_s,
+        stopped=hang.stopped,
+        waiting=waiting,
+        remote_traceback=traceback,
+        others=dict(others),
+    )
+
+
+def ranks_lost(operation: str, ranks: Sequence[int], now: str, advice: str) -> RankLostError:
+    """Return the error for a command that cannot go on, since processes are gone."""
+    again = advice or "ask again once it is replaced; without a supervisor, start the group again"
+    verb = "is" if len(ranks) == 1 else "are"
+    return RankLostError(
+        f"{operation} cannot go on: {whose_processes(ranks)} {verb} gone [{now}]{_then(again)}",
+        operation=operation,
+        ranks=tuple(ranks),
+        group=now,
+    )
+
+
+def _then(advice: str) -> str:
+    """Put what to do behind a sentence."""
+    return f"; {advice}" if advice else ""
 
 
 def _only(culprits: Collection[int], waiting: Mapping[int, StatusWord | None]) -> bool:
@@ -242,86 +316,53 @@ def _only(culprits: Collection[int], waiting: Mapping[int, StatusWord | None]) -
     )
 
 
-def _waits_in_step(view: View, rank: int, other: int) -> bool:
-    """Whether `rank` is inside a step that `other` has not entered: no rank leaves it before all are in."""
-    inside = view.steps[rank]
-    return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
-        steps_ahead(inside.step, view.steps[other].step) > 0
-    )
-
-
 class CommandWatch:
     """The ranks of one open command.
 
-    Parameters
-    ----------
-    group : GroupView
-        The group; its deaths are watched from the first look on, before any wait.
-    command : CommandWord
-        Which.
-    clock : Clock
-        What actions are timed by.
-
-    Attributes
-    ----------
-    lost : list of int
-        Whose processes are gone.
-    hangs : list of Hang
-        Whom the others wait for because of an action that is past its deadline.
+    `group`: the group; its deaths are watched from the first look on, before any wait. `clock`: what actions
+    are timed by. `hangs`: whom the others wait for because of an action that is past its deadline.
     """
 
     def __init__(self, group: GroupView, command: CommandWord, clock: Clock) -> None:
         self.lost: list[int] = []
-        self.hangs: list[Hang] = []
+        self.hangs: list[Culprit] = []
         self._group = group
         self._command = command
         self._clock = clock
-        # Who is inside an action, and since when that was seen; what is declared of it, once for an epoch.
-        self._since: dict[int, tuple[Doing, int, int]] = {}
-        self._actions: dict[tuple[int, Doing], DeclaredAction | None] = {}
+        # Who is inside an action, since when, and since when that was seen; which action it is.
+        self._inside: dict[int, tuple[int, int, AtHand | None]] = {}
         self._looked: tuple[int, int] | None = None
         self._said = {"epoch": command.epoch, "sequence": command.sequence}
 
-    def look(self, seen: Look, *, woken: bool) -> bool:
-        """Look at all of them; return whether a rank is newly lost or overdue.
+    def look(self, seen: Look, *, woken: bool) -> None:
+        """Look at all of them; a rank that is newly lost or overdue is logged, whatever comes of the command.
 
-        That is logged now, whatever comes of the command.
-
-        Parameters
-        ----------
-        seen : Look
-            What was read.
-        woken : bool
-            Whether it was a word that ended the last wait. Ranks write many, so that processes and clocks are
-            looked at only if a death has rung, or the last look at them was :data:`LOOK_S` ago.
+        `woken`: whether it was a word that ended the last wait. Ranks write many, so that processes and
+        clocks are looked at only if a death has rung, or the last look at them was :data:`LOOK_S` ago.
         """
-        now_ns, view = self._clock.monotonic_ns(), seen.view
+        now_ns = self._clock.monotonic_ns()
         if woken and self._looked is not None:
             looked_ns, rings = self._looked
             if rings == seen.rings and now_ns - looked_ns < LOOK_S * 1e9:
-                return False
+                return
         if self._looked is None:
             self._group.watch_deaths()
         self._looked = now_ns, seen.rings
-        found = False
         before, self.lost = self.lost, self._group.lost()
         for rank in self.lost:
             if rank not in before:
-                found = True
-                _log.error(log.RANK_LOST, **self._said, rank=rank, pid=self._group.pid(rank))
+                _log.error(log.RANK_LOST, **self._said, rank=rank, pid=self._group.liveness.pid(rank))
                 self._group.journal.note(kinds.RANK_LOST, self._command, lost=rank)
-        overdue, self.hangs = self.hangs, self._overdue(view, now_ns)
+        overdue, self.hangs = self.hangs, self._overdue(now_ns)
         for hang in self.hangs:
             if all((hang.rank, hang.action) != (known.rank, known.action) for known in overdue):
-                found = True
                 told = {"rank": hang.rank, "action": hang.action, "seconds": hang.seconds}
                 _log.error(log.ACTION_OVERDUE, **self._said, **told)
-        return found
 
     def wait_s(self, left_s: float) -> float:
         """Seconds until the next look is due, where the command itself has `left_s` seconds left."""
         left_s = min(LOOK_S, left_s)
-        for rank in self._since:
+        for rank in self._inside:
             action = self._action_of(rank)
             if action is not None:
                 left_s = min(left_s, action.deadline_s - self._elapsed_s(rank))
@@ -330,16 +371,7 @@ class CommandWatch:
     def is_hopeless(self, view: View, *, waited_s: float, settle_s: float, patient: bool) -> bool:
         """Whether participants that are not done with a decided command will not be, as far as is seen.
 
-        Parameters
-        ----------
-        view : View
-            What was read.
-        waited_s : float
-            Seconds since the decision.
-        settle_s : float
-            Seconds after which no rank is waited for any more.
-        patient : bool
-            Whether a stopped process is waited for like any other: it may be continued.
+        `patient`: whether a stopped process is waited for like any other: it may be continued.
         """
         waiting = decide.waiting_on(view)
         lost = [rank for rank in self.lost if rank in waiting]
@@ -347,89 +379,47 @@ class CommandWatch:
         if lost and _only(lost, waiting):
             return True
         if view.command.operation.is_abort and not patient:
-            frozen = [rank for rank in waiting if self._group.stopped(rank)]
+            frozen = [rank for rank in waiting if self._group.liveness.is_stopped(rank)]
             if frozen and _only({*lost, *frozen}, waiting):
                 return True
         # Nor do the ranks come back at once that wait for them inside a step or a collective.
         troubled = lost or self.hangs
         return waited_s > (min(LOST_S, settle_s) if troubled else settle_s)
 
-    def _overdue(self, view: View, now_ns: int) -> list[Hang]:
+    def _overdue(self, now_ns: int) -> list[Culprit]:
         """Return whom the others wait for because of an action that is past its deadline; mostly none."""
         for rank in range(self._group.participants):
-            presence = self._group.presence(rank)
-            known = self._since.get(rank)
-            if presence.doing.action is None:
-                self._since.pop(rank, None)
-            elif known is None or known[:2] != (presence.doing, presence.since_ns):
-                self._since[rank] = (presence.doing, presence.since_ns, now_ns)
-        late = []
-        for rank in self._since:
+            since_ns, known = self._group.presence(rank).since_ns, self._inside.get(rank)
+            if since_ns == 0:
+                self._inside.pop(rank, None)
+            elif known is None or known[0] != since_ns:
+                self._inside[rank] = since_ns, now_ns, None
+        for rank in self._inside:
             action = self._action_of(rank)
             if action is not None and self._elapsed_s(rank) > action.deadline_s:
-                late.append(rank)
-        return self._culprits(late, view) if late else []
+                return self._culprits()
+        return []
 
-    def _culprits(self, late: list[int], view: View) -> list[Hang]:
-        """Name the ranks that hold a collective action up: none leaves it before all are in."""
-        hangs: dict[int, Hang] = {}
-        for rank in late:
-            action = self._action_of(rank)
-            if action is None:
-                continue
-            who = (
-                self._held_up_by(rank, view)
-                if action.collective
-                else [rank, *self._stopped_before(rank, view)]
-            )
-            for culprit in who:
-                stopped = self._group.stopped(culprit)
-                hangs.setdefault(
-                    culprit,
-                    Hang(
-                        self._group.named(culprit),
-                        action.name,
-                        self._elapsed_s(rank),
-                        action.deadline_s,
-                        stopped,
-                    ),
-                )
-        return [hangs[rank] for rank in sorted(hangs)]
-
-    def _stopped_before(self, rank: int, view: View) -> list[int]:
-        """Return stopped ranks that hold this one inside a step, where it cannot see what it has staged."""
-        ranks = range(len(view.steps))  # a KV-cache process is inside no step
-        return [
-            other
-            for other in ranks
-            if rank in ranks and _waits_in_step(view, rank, other) and self._group.stopped(other)
-        ]
-
-    def _held_up_by(self, rank: int, view: View) -> list[int]:
-        index = view.statuses[rank].action
-        absent = [
-            other
-            for other in range(self._group.participants)
-            if other not in self._since
-            and (status := view.of_command(other)) is not None
-            and (status.code, status.action) == (StatusCode.RUNNING, index)
-        ]
-        inside = [other for other in self._since if view.statuses[other].action == index]
-        return absent or [other for other in inside if self._group.stopped(other)] or inside
+    def _culprits(self) -> list[Culprit]:
+        """Name the ranks that keep actions from their ends which are past their deadlines by this clock."""
+        facts, ranks = self._group.facts(), []
+        for rank in facts.ranks:
+            here = self._action_of(rank.rank) if rank.rank in self._inside else None
+            seconds = self._elapsed_s(rank.rank) if here is not None else None
+            if rank.action is not None and (here is None or str(here.action) != rank.action.name):
+                seconds = None
+            action = None if rank.action is None else replace(rank.action, seconds=seconds)
+            ranks.append(replace(rank, action=action))
+        return list(overdue(replace(facts, ranks=tuple(ranks))))
 
     def _elapsed_s(self, rank: int) -> float:
-        return (self._clock.monotonic_ns() - self._since[rank][2]) / 1e9
+        return (self._clock.monotonic_ns() - self._inside[rank][1]) / 1e9
 
-    def _action_of(self, rank: int) -> DeclaredAction | None:
-        """Return what a rank is inside of; None: it said nothing of its plans that this build reads."""
-        what = self._since[rank][0]
-        found = self._actions.get((rank, what))
-        if found is None:
-            try:
-                plans = self._group.plans(rank, self._command.epoch)
-            except DeclaredPlansError:
-                return None
-            plan = None if plans is None else plans.at(what.plan)
-            found = None if plan is None or what.action is None else plan.at(what.action)
-            self._actions[rank, what] = found
-        return found
+    def _action_of(self, rank: int) -> AtHand | None:
+        """Return what a rank is inside of; None: it said nothing of it that this build reads."""
+        since_ns, seen_ns, action = self._inside[rank]
+        if action is None:
+            said = self._group.at_hand(rank, self._command.epoch)
+            action = None if said is None or said.action is None else said
+            self._inside[rank] = since_ns, seen_ns, action
+        return action

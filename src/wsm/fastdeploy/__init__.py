@@ -10,7 +10,6 @@ _control_calls     FastDeploy's control requests (V1): its own method inside one
 _control_contract  what a control request does, from which state: tables and pure functions
 _entries           a rank inside FastDeploy's loop: it polls until rank 0 says that all leave
 _install           the way in: FastDeploy's module gets wsm's class
-_loop_contract     what an entry does, what the words say, when ranks leave: tables and pure functions
 _part_words        FastDeploy's words of one data-parallel part; its cache process, asked by one of them
 _runner_surfaces   FastDeploy's objects as wsm's surfaces, bound when its loop hands them in
 _models            FastDeploy's models as weights and loaders, and what is made of them behind a load

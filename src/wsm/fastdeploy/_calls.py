@@ -11,19 +11,47 @@ from types import CodeType, FrameType
 from typing import Any
 
 from wsm import log
-from wsm.actions.backends.required_call import required_call
+from wsm.actions import names
+from wsm.actions.backends import required_call
+from wsm.actions.base import Action, ActionContext
 from wsm.actions.measuring import DetailedMemory
 from wsm.actions.surfaces import GroupKind, MemorySurface, ProcessGroupSurface
 from wsm.errors import WsmError
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
-from wsm.signals.live_signal import LiveSignal
+from wsm.signals.fastdeploy import LiveSignal
+from wsm.states.plan_key import COMMANDED, Half, Request
+from wsm.strategies.errors import listed
 from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.files.version_file import read_version
 
 _log = log.logger("fastdeploy")
 
 _GIB = 1 << 30
+
+#: What FastDeploy says before an action of a plan, and behind it; and of which plans.
+_BEFORE = {
+    names.RELEASE_WEIGHTS: "infer engine stopped! start to clear checkpoint...",
+    names.LOAD_WEIGHTS: "infer engine stopped! start to load new checkpoint...",
+}
+_BEHIND = {
+    names.VERIFY_CLEARED: "Model Parameter clearance verified successfully",
+    names.DECLARE_CLEARED: "finished clearing checkpoint",
+    names.LOAD_WEIGHTS: "Updated {came}/{sent} parameters from {files} source",
+    names.VERIFY_LOADED: "Model Parameter update verified successfully",
+    names.RESUME_ADMITTING: "finished loading new checkpoint",
+}
+_SAID_OF = frozenset(
+    str(key)
+    for key in COMMANDED
+    if key.operation in (Request.CLEAR, Request.UPDATE) and (key.loads or key.weights is Half.GOES)
+)
+
+#: What stands behind the weights word in 2025 and in 2026.
+_LOOP_ARGUMENTS = (
+    ("model_runner", "pid"),
+    ("kv_cache_status", "model_runner", "pid", "block"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,21 +70,19 @@ class LoopCall:
     block: bool
 
     @classmethod
-    def of(cls, rest: Sequence[Any], *, block: bool | None) -> LoopCall:
-        """Read what stands behind the weights word, in the order of 2025 or of 2026.
+    def of(cls, rest: Sequence[Any], named: Mapping[str, Any]) -> LoopCall:
+        """Read what stands behind the weights word, in the order or by the names of 2025 or of 2026.
 
         Raises
         ------
         BadInputError (``unknown-call``)
             If it is neither.
         """
-        if len(rest) == 2 and block is None:
-            return cls(rest[0], block=True)
-        if len(rest) == 4:
-            return cls(rest[1], block=bool(rest[3]))
-        if len(rest) == 3 and block is not None:
-            return cls(rest[1], block=block)
-        raise errors.unknown_call(arguments=1 + len(rest))
+        for known in _LOOP_ARGUMENTS:
+            said = {**dict(zip(known, rest, strict=False)), **named}
+            if len(said) == len(rest) + len(named) == len(known) and said.keys() == set(known):
+                return cls(said["model_runner"], block=bool(said.get("block", True)))
+        raise errors.unknown_call(arguments=1 + len(rest), named=sorted(named))
 
 
 def device_memory() -> MemorySurface:
@@ -86,29 +112,33 @@ def deepep_buffers() -> Any:
     return importlib.import_module("fastdeploy.model_executor.layers.moe.ep").DeepEPBufferManager
 
 
+def say(sentence: str) -> None:
+    """Write one of FastDeploy's own sentences, which its runbooks look for."""
+    _log.info(log.FASTDEPLOY_SAYS, line=sentence)
+
+
 def list_parameters(state: Mapping[str, Any]) -> None:
     """Write a line for each parameter."""
     for name, parameter in state.items():
-        _log.debug(
-            log.PARAMETER_FOUND,
-            name=name,
-            shape=list(parameter.shape),
-            dtype=str(parameter.dtype),
-            place=str(getattr(parameter, "place", "")),
-        )
+        place = getattr(parameter, "place", "")
+        say(f"Model param: {name}, shape={parameter.shape}, dtype={parameter.dtype}, place={place}")
 
 
-def gpu_id(environment: Mapping[str, str] | None = None) -> int:
-    """Return the number of this process's device.
+def saying(plan: str, action: Action) -> None:
+    """Let an action of a clear or an update say FastDeploy's sentences; for ``PlanOptions.instrument``."""
+    own_run = action.run
 
-    Raises
-    ------
-    ValueError, IndexError
-        If the variables name none, as in FastDeploy.
-    """
-    found = os.environ if environment is None else environment
-    visible = found.get("CUDA_VISIBLE_DEVICES", "0").split(",")
-    return int(visible[int(found.get("FLAGS_selected_gpus", "0"))])
+    def run(context: ActionContext) -> None:
+        if action.name in _BEFORE:
+            say(_BEFORE[action.name])
+        own_run(context)
+        if action.name in _BEHIND:
+            came, more = (context.facts.get(name) or 0 for name in ("tensors", "unknown_tensors"))
+            files = listed(context.facts.get("files") or ())
+            say(_BEHIND[action.name].format(came=came, sent=came + more, files=files))
+
+    if plan in _SAID_OF:
+        vars(action)["run"] = run
 
 
 def version_in(directory: Path) -> str | None:
@@ -130,6 +160,7 @@ def verify(state: Mapping[str, Any], operation: str) -> None:
             f"Model Parameter {operation} verification failed: {len(wrong)} parameters {states}, "
             f"the first is {wrong[0]}"
         )
+    say(f"Model Parameter {operation} verified successfully")
 
 
 def require_match(name: str, source: Any, target: Any) -> None:
@@ -150,6 +181,7 @@ def take_state(state: Mapping[str, Any], brought: Mapping[str, Any], source: str
     """
     if not brought:
         raise ValueError(f"No parameter found in state dict from {source}")
+    say(f"Updated {len(brought.keys() & state.keys())}/{len(brought)} parameters from {source} source")
     for name, new in brought.items():
         target = state.get(name)
         if target is None:
@@ -248,16 +280,18 @@ def _top_of_loop(code: CodeType) -> int:
     return code.co_firstlineno
 
 
-def runner_of(caller: Any) -> Any:
-    """Return the model runner of an object with FastDeploy's event loop.
+def runner_of(caller: Any, *, otherwise: Any) -> Any:
+    """Return the model runner of an object with FastDeploy's event loop; `otherwise` where it has none.
 
     Raises
     ------
     BadInputError (``no-runner``)
-        If it has none.
+        If that is None, too.
     """
     for owner in (caller, getattr(caller, "worker", None)):
         runner = getattr(owner, "model_runner", None)
         if runner is not None:
             return runner
+    if otherwise is not None:
+        return otherwise
     raise errors.no_runner(caller=type(caller).__name__)

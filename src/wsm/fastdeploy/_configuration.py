@@ -162,6 +162,7 @@ def _way(
     model = str(_said(fd_config, "model_config.model"))
     rsync = {
         "verify_checksum": False,
+        "requires_manifest": False,  # FastDeploy's flag is the package's own check
         "rsync_config": rsync_config,
         **_place_in_job(fd_config, expert_parallel=whole),
     }

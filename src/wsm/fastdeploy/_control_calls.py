@@ -11,7 +11,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from wsm.actions import names
@@ -274,11 +274,11 @@ class ControlCalls:
 
     def load(self, *, verify_checksum: bool | None = None, transfer_mode: str | None = None) -> None:
         """Load and verify, as the method says."""
-        context = self.context
-        if verify_checksum is not None:
-            context.verify_checksum = verify_checksum
-        if transfer_mode is not None:
-            context.transfer_mode = TransferMode(transfer_mode)
+        context, call = self.context, self._call
+        if call is not None and verify_checksum is not None:
+            call.context = context = replace(context, verify_checksum=verify_checksum)
+        if call is not None and transfer_mode is not None:
+            call.context = replace(context, transfer_mode=TransferMode(transfer_mode))
         self.units(names.FREE_CACHES_FOR_LOAD, names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED)
 
     def _enter(self, call: OpenCall, plan: str, context: ActionContext) -> None:
@@ -297,7 +297,7 @@ class ControlCalls:
         except BaseException:
             for cache, was_there in zip(_caches(context.runner), before, strict=True):
                 is_there = cache.allocated_bytes() > 0
-                context.weights_touched |= was_there and not is_there
+                context.done.weights_touched |= was_there and not is_there
                 if is_there and not was_there:
                     cache.release()
             raise

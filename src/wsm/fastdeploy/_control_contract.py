@@ -10,9 +10,9 @@ import enum
 from collections.abc import Collection
 from typing import NamedTuple
 
-from wsm.fastdeploy._loop_contract import Given
 from wsm.states.decide import Resident
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+from wsm.states.weights_word import Given
 
 #: Which method was called, and whether all ranks hold the half that it is about (None: some do, or a teardown
 #: failed): what is given for it. Over weights that serve, ``update_weights`` loads them all the same.
@@ -38,13 +38,10 @@ class ControlCommand(NamedTuple):
         Which.
     tags : frozenset of Tag
         The halves that it changes.
-    force : bool
-        Whether it loads a version that is there.
     """
 
     given: Given
     tags: frozenset[Tag] = frozenset()
-    force: bool = False
 
 
 def command_of(method: str, tags: Collection[Tag], held: Collection[Resident]) -> ControlCommand:
@@ -67,8 +64,7 @@ def command_of(method: str, tags: Collection[Tag], held: Collection[Resident]) -
         if halves:
             if given is Given.CLEAR and any(held_by_all(tag, held) is None for tag in halves):
                 halves = frozenset(tags)
-            there = all(held_by_all(tag, held) for tag in halves)
-            return ControlCommand(given, halves, force=given is Given.UPDATE and there)
+            return ControlCommand(given, halves)
     return ControlCommand(Given.NOTHING)
 
 

@@ -17,13 +17,13 @@ from wsm.actions.base import Action, ActionContext, Plans
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.fastdeploy import _calls as calls
-from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._control_calls import ControlCalls
 from wsm.fastdeploy._entries import Brought, Entries
 from wsm.fastdeploy._part_words import PartWord
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces
-from wsm.states.vocabulary import Tag, WeightState
+from wsm.states import weights_word as contract
+from wsm.states.vocabulary import OnFailure, Tag, WeightState
 from wsm.strategies.transports.checkpoint_transfer import UNNAMED_OVER_IPC
 from wsm.worker import Worker
 
@@ -90,6 +90,9 @@ class DirectCalls:
     def clear_parameters(self, pid: Any = 0, shutdown_process_group: bool = False) -> None:  # noqa: ARG002 - FastDeploy's own signature
         """Give the weights back on every rank, and let the word say CLEARED. Collective, blocks.
 
+        It says so whatever it said before: FastDeploy's own loop waits for just that, also where UPDATING has
+        overtaken the clear, and a client asks for it again from CLEARED.
+
         Whether groups are shut down is the configuration's matter: FastDeploy's runners take it from there.
 
         Raises
@@ -98,7 +101,7 @@ class DirectCalls:
             What became of the group's command, on every rank.
         """
         self.clear_model_weight()
-        self._say(contract.CLEARING, contract.CLEARED)
+        self._update_shared_status(pid, contract.CLEARED)
 
     def update_parameters(self, pid: Any = 0, restart_process_group: bool = False) -> None:  # noqa: ARG002 - FastDeploy's own signature
         """Load the weights on every rank. Collective, blocks; :meth:`finalize_update` changes the word.
@@ -110,8 +113,10 @@ class DirectCalls:
         """
         self._load(lambda: None)
 
-    def finalize_update(self, pid: Any = 0) -> None:  # noqa: ARG002 - FastDeploy's own signature
+    def finalize_update(self, pid: Any = 0) -> None:
         """See that the weights are there, and let the word say NORMAL. Local: the group has agreed on them.
+
+        A clear that was asked for meanwhile is answered as one that kept the weights: NORMAL, ask again.
 
         Raises
         ------
@@ -125,7 +130,7 @@ class DirectCalls:
                 f"Model Parameter update verification failed: the weights are {self._worker.weights.name}"
             )
         if not self.first_load:
-            self._say(contract.UPDATING, contract.NORMAL)
+            self._update_shared_status(pid, contract.NORMAL)
 
     def clear_deepep_buffer(self) -> None:
         """Destroy the exchange buffer, where there is one. Collective."""
@@ -154,6 +159,8 @@ class DirectCalls:
         """Load the weights on every rank. Collective, blocks; raises as :meth:`update_parameters`."""
         self._load(lambda: None)
 
+    _update_ipc = _update_ipc_snapshot = reload_model_weights  # each the way that is configured
+
     def update_weights_by_rdma(
         self, version: str | None = None, verify_checksum: bool = False, transfer_mode: str | None = None
     ) -> Mapping[str, Any]:
@@ -172,6 +179,7 @@ class DirectCalls:
             As :meth:`clear_parameters`.
         """
         began = time.perf_counter()
+        calls.say(f"START rank:{self.local_rank} update_weights_by_rdma, version:{version}")
         self._load(
             lambda: self._asked_or_announced(version),
             verify_checksum=verify_checksum,
@@ -179,6 +187,7 @@ class DirectCalls:
         )
         total_s = time.perf_counter() - began
         brought = self._brought
+        calls.say(f"END update_weights_by_rdma, cost {total_s:.2f} seconds version:{self._worker.version}")
         return {
             "sync_cost": brought.sync_s,
             "update_cost": total_s - brought.sync_s if brought.apply_s is None else brought.apply_s,
@@ -212,11 +221,13 @@ class DirectCalls:
             "gdr_mtp_chunk_size": self._mtp_chunk_size,
         }
 
-    def _update_shared_status(self, pid: Any, status: int) -> None:  # noqa: ARG002 - FastDeploy's own signature
-        """Let the word of this rank's part say `status`, over whatever it says; for its first rank."""
-        now = self._own_word.read() if self._leads and not self._calls.inside else None
-        if now is not None:
-            self._own_word.change(now, int(status))
+    def _update_shared_status(self, pid: Any, status: int) -> None:
+        """Let a weights word say `status`, over whatever it says; for the first rank of each part.
+
+        `pid` is the port that the word is called by; None and 0 are this part's.
+        """
+        if self._leads and not self._calls.inside:
+            self._own_word.store(int(status), str(pid) if pid else None)
 
     def read_model_version_from_file(self) -> str | None:
         """Return the version that ``version.yaml`` names; None, and a line in the log, if it names none."""
@@ -231,10 +242,10 @@ class DirectCalls:
             self._calls.load(**options)
             return
         given = {name: value for name, value in options.items() if value is not None}
+        given["on_failure"] = OnFailure.CLEAR
 
         def begin(controller: Any) -> Any:
-            there = Tag.WEIGHTS not in controller.status().missing
-            return controller.begin_update(version(), tags={Tag.WEIGHTS}, force=there, **given)
+            return controller.begin_update(version(), tags={Tag.WEIGHTS}, force=True, **given)
 
         self._entries.together(begin)
 
@@ -255,8 +266,3 @@ class DirectCalls:
         if not asked:
             raise errors.no_version(directory=str(self.fd_config.model_config.model))
         return asked
-
-    def _say(self, before: int, after: int) -> None:
-        """Answer the word of this rank's part, from exactly what it asks."""
-        if self._leads and not self._calls.inside:
-            self._own_word.change(before, after)

@@ -6,20 +6,22 @@ FastDeploy's model runner makes one while it loads the model, and FastDeploy's e
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from wsm.actions.base import LoadFunction
+from wsm.actions.base import Action, LoadFunction
 from wsm.actions.measuring import AddressContract
 from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import MemorySurface
 from wsm.config import config_from_mapping
-from wsm.controller import Controller
-from wsm.controller._transaction import Pending
+from wsm.controller import Controller, Pending
+from wsm.errors import WsmError
 from wsm.fastdeploy import _calls as calls
 from wsm.fastdeploy import _control_contract as control
 from wsm.fastdeploy import errors
@@ -33,7 +35,6 @@ from wsm.fastdeploy._control_calls import (
 )
 from wsm.fastdeploy._direct_calls import DirectCalls, SingleActions
 from wsm.fastdeploy._entries import Deciding, Entries
-from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.fastdeploy._membership import Membership, meet, membership_of
 from wsm.fastdeploy._models import (
     checkpoint_models,
@@ -44,9 +45,14 @@ from wsm.fastdeploy._models import (
 )
 from wsm.fastdeploy._part_words import PartWord
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, examine
-from wsm.group_segment import declare_loop, own_new_group
+from wsm.group_segment import own_new_group
+from wsm.labels import is_unnamed
+from wsm.signals.owner_settings import declare_loop
 from wsm.signals.segment import Segment
-from wsm.states.vocabulary import KVState, Tag
+from wsm.states.vocabulary import KVState, OnFailure, Tag
+from wsm.states.weights_word import Entry, Given
+from wsm.strategies.files.shard_source import device_id_from_environment
+from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.worker import StepPermit, Worker
 
 #: Seconds for one command that FastDeploy's engine asks for, which waits 300 s itself and looks every second.
@@ -75,21 +81,20 @@ class DynamicWeightManager(DirectCalls):
     load : callable or None
         As of :class:`wsm.Worker`.
     directory : path or None
-        Where the segment and FastDeploy's words lie; ``/dev/shm`` by default.
+        Where segment and FastDeploy's words lie; the user's private directory and ``/dev/shm`` by default.
 
     Attributes
     ----------
-    fd_config, load_config, parallel_config, local_rank, rank, nranks, meta_src_id, model_list
+    fd_config, load_config, parallel_config, local_rank, rank, nranks, model_list
         As FastDeploy's.
-    ipc_path : str
-        Where the strategy ``ipc`` of FastDeploy looks.
     rdma_handle : None
         wsm has handles of its own.
 
     Raises
     ------
     GroupError (``no-boot``)
-        If the first load failed; on every rank.
+        If the first load failed; on every rank. As what fails in every method it is of FastDeploy's type, too
+        (FileNotFoundError, TypeError, ValueError, RuntimeError).
     RefusedError (``several-hosts``, ``already-managed``)
         If the ranks of the group run on several hosts, or this process is a rank already.
     RefusedError (``unknown-generation``), BadInputError (``call-missing``)
@@ -101,6 +106,7 @@ class DynamicWeightManager(DirectCalls):
 
     #: The one of this process, which FastDeploy's loop asks by its class.
     present: ClassVar[DynamicWeightManager | None] = None
+    _state: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -118,17 +124,19 @@ class DynamicWeightManager(DirectCalls):
         self.fd_config = fd_config
         self.load_config = fd_config.load_config
         self.parallel_config = fd_config.parallel_config
-        facts = read(fd_config, self.load_config)
+        try:
+            facts = read(fd_config, self.load_config)
+        except WsmError as error:
+            raise errors.as_fastdeploys(error) from error
         loading = sys._getframe(1).f_locals.get("self")  # FastDeploy's runner makes one in its load_model
-        if callable(getattr(loading, "load_model", None)):
-            examine(loading, facts)
+        self._maker = loading if callable(getattr(loading, "load_model", None)) else None
+        if self._maker is not None:
+            examine(self._maker, facts)
         member = member or membership_of(facts, self.parallel_config)
         self.rank = facts.tensor_parallel_rank
         self.local_rank = self.rank if local_rank is None else local_rank
         self.nranks = member.world_size
-        self.meta_src_id = self._get_gpu_id()
         self.first_load = True
-        self.ipc_path = f"/shared_ipc_meta/ipc_metas_{self.meta_src_id}"
         self.model_list = models if isinstance(models, list) else [models]
         self.rdma_handle = None
         self._mtp_chunk_size, self._over_ipc = facts.mtp_chunk_size, facts.over_ipc
@@ -138,14 +146,18 @@ class DynamicWeightManager(DirectCalls):
             self._ending = undo.pop_all()
         DynamicWeightManager.present = self
         try:
-            failure = self._entries.boot(self._attach_s)
+            booted = self._entries.boot(self._attach_s)
         except BaseException:
             self.close()
             raise
-        if failure:
+        if booted.failure:
             self.close()
-            raise errors.no_boot(rank=member.rank, group=self.group_name, why=failure)
+            failed = errors.no_boot(rank=member.rank, group=self.group_name, why=booted.failure)
+            raise errors.as_fastdeploys(failed, booted.cause)
         self.first_load = False
+        calls.say(
+            f"DynamicLoad model built successfully by {self.load_config.load_strategy}, rank={self.rank}"
+        )
         if member.rank == 0:
             declare_loop(self._segment, polls=False, place=calls.place_of_loop(sys._getframe(1)))
 
@@ -178,7 +190,7 @@ class DynamicWeightManager(DirectCalls):
         )
         self._calls, self._found_cache = ControlCalls(expected=facts.by_requests), False
         options = replace(
-            options, instrument=self._calls.instrument, rebuild_is_collective=facts.asks_cache_process
+            options, instrument=self._instrument, rebuild_is_collective=facts.asks_cache_process
         )
         if member.rank == 0:
             segment = own_new_group(config, directory=directory)
@@ -215,6 +227,10 @@ class DynamicWeightManager(DirectCalls):
             self._entries.seen = lambda rank: calls.last_seen(facts, rank, directory)
         undo.callback(self._entries.close)
 
+    def _instrument(self, plan: str, action: Action) -> None:
+        calls.saying(plan, action)
+        self._calls.instrument(plan, action)
+
     def _surfaces_of(
         self,
         facts: WorkerFacts,
@@ -238,13 +254,14 @@ class DynamicWeightManager(DirectCalls):
         )
 
     @staticmethod
-    def check_model_weights_status(model_weights_status: Any, *rest: Any, block: bool | None = None) -> None:
+    def check_model_weights_status(model_weights_status: Any, *rest: Any, **named: Any) -> None:
         """Do what FastDeploy's weights word asks, with all ranks of the group; called by its event loop.
 
         Takes the arguments of both generations: ``(model_weights_status, model_runner, pid)`` of 2025, which
         stays inside while the weights are away, and ``(model_weights_status, kv_cache_status, model_runner,
-        pid, block)`` of 2026. Collective: all ranks of the group come in the same turn of the loop. Blocks
-        until the word says NORMAL, or CLEARED where it asked for a clear and `block` is false.
+        pid, block)`` of 2026, by place or by name. Collective: all ranks of the group come in the same turn
+        of the loop. Blocks until the word says NORMAL, or CLEARED where it asked for a clear and `block` is
+        false.
 
         Raises
         ------
@@ -256,10 +273,11 @@ class DynamicWeightManager(DirectCalls):
         present = DynamicWeightManager.present
         if present is None:
             raise errors.no_worker()
-        asked = calls.LoopCall.of(rest, block=block)
+        asked = calls.LoopCall.of(rest, named)
         present._surfaces.bind(asked.model_runner)
         present._end_turn()
         entry = Entry(int(model_weights_status.value[0]), block=asked.block)
+        calls.say(f"dynamic weight manager is check model weights status! {entry.asked}")
         present._entries.stay(entry)
 
     def poll(self, model_runner: Any = None) -> None:
@@ -272,7 +290,8 @@ class DynamicWeightManager(DirectCalls):
         Parameters
         ----------
         model_runner : object or None
-            FastDeploy's; None looks for it where the caller's ``self`` has it.
+            FastDeploy's; None looks for it where the caller's ``self`` has it, and takes the one whose
+            ``load_model`` has made this manager else.
 
         Raises
         ------
@@ -281,8 +300,8 @@ class DynamicWeightManager(DirectCalls):
         """
         first = not self._polls
         if first:
-            runner = model_runner or calls.runner_of(sys._getframe(1).f_locals.get("self"))
-            self._surfaces.bind(runner)
+            caller = sys._getframe(1).f_locals.get("self")
+            self._surfaces.bind(model_runner or calls.runner_of(caller, otherwise=self._maker))
             self._polls = True
         self._end_turn()
         serves = self._entries.between_turns(self._surfaces.requests.in_flight)
@@ -311,7 +330,8 @@ class DynamicWeightManager(DirectCalls):
         Returns
         -------
         object
-            What `body` returns; None where there was nothing to do.
+            What `body` returns; None where there was nothing to do. Of a ``wakeup`` that returns nothing: the
+            version that is held, whether it was served last or is the announced one.
 
         Raises
         ------
@@ -347,6 +367,8 @@ class DynamicWeightManager(DirectCalls):
                     )
                 finally:
                     entered = call.entered
+            if request.method == "wakeup" and call.result is None:
+                return {"version": self._worker.version}
             return call.result
         finally:
             if control.settles(self._worker.weights, entered=entered):
@@ -361,18 +383,25 @@ class DynamicWeightManager(DirectCalls):
             "settle_s": REST_S,
             "request_id": f"fastdeploy-{request.method}",
         }
-        held = [rank.held for rank in controller.status().ranks]
-        command = control.command_of(request.method, request.tags, held)
+        resident = [rank.resident for rank in controller.status().ranks]
+        command = control.command_of(request.method, request.tags, resident)
         if command.given is Given.NOTHING:
             return None
         if command.given is Given.CLEAR:
             return controller.begin_clear(tags=command.tags, **options)
-        if request.method != "update_weights":
-            return controller.begin_update(tags=command.tags, **options)
-        version = self._asked_or_announced(request.version)
-        return controller.begin_update(
-            version, tags=command.tags, force=command.force, **options, **request.options
-        )
+        options["on_failure"] = OnFailure.CLEAR
+        loads = Tag.WEIGHTS in command.tags  # for an engine: what lies there now
+        version = self._served_last(controller) if loads else None
+        if request.method == "update_weights":
+            version = self._asked_or_announced(request.version)
+        return controller.begin_update(version, tags=command.tags, force=loads, **options, **request.options)
+
+    def _served_last(self, controller: Controller) -> str | None:
+        """Return the label that was served last; None where the source has it no more: the announced one."""
+        version = controller.status().version
+        if version is None or is_unnamed(version) or not self._worker.finds(version):
+            return None
+        return version
 
     def _settle_behind(self, model_runner: Any) -> None:
         """Let the runner step only with all that a step needs, and hold nothing that the group does not."""
@@ -394,10 +423,28 @@ class DynamicWeightManager(DirectCalls):
             self._permit.__exit__(None, None, None)
             self._permit = None
 
+    @cached_property
+    def meta_src_id(self) -> int:
+        """The number of this process's device, read when it is first asked for: not every way needs one."""
+        return self._get_gpu_id()
+
+    @cached_property
+    def ipc_path(self) -> str:
+        """Where the strategy ``ipc`` of FastDeploy looks."""
+        return f"{SHARED_DIRECTORY}/ipc_metas_{self.meta_src_id}"
+
     @property
     def state_dict(self) -> dict[str, Any]:
-        """Every parameter of the models by name, as they are now: a load may replace some."""
-        return state_of(self.model_list)
+        """Every parameter of the models by name, as they are now: a load may replace some.
+
+        One that is set takes its place for the methods that FastDeploy's tests call one by one; the group's
+        loads go by the models.
+        """
+        return state_of(self.model_list) if self._state is None else self._state
+
+    @state_dict.setter
+    def state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state
 
     @property
     def version(self) -> str | None:
@@ -417,8 +464,14 @@ class DynamicWeightManager(DirectCalls):
         calls.list_parameters(self.state_dict)
 
     def _get_gpu_id(self) -> int:
-        """Return the number of this process's device, as file names carry it."""
-        return calls.gpu_id()
+        """Return the number of this process's device, as file names carry it; 0 where there is none.
+
+        Raises
+        ------
+        BadInputError (``bad-device-id``)
+            If the environment names none by a number; a ValueError, too.
+        """
+        return device_id_from_environment(0, os.environ)
 
     def _verify_parameters(self, operation: str) -> None:
         """Raise RuntimeError unless every parameter holds memory after an update, and none after a clear."""

@@ -1,8 +1,8 @@
 """One rank inside FastDeploy's loop: it polls until rank 0 says that the entry is over.
 
-Rank 0 alone reads the deciding weights word, gives commands and answers (:mod:`._loop_contract` says what);
-all others do their part of commands and leave on rank 0's word in the segment. FastDeploy's own barrier
-stands before each entry, so all ranks count the same entries.
+Rank 0 alone reads the deciding weights word, gives commands and answers, by the tables of
+:mod:`wsm.states.weights_word`; all others do their part of commands and leave on rank 0's word in the
+segment. FastDeploy's own barrier stands before each entry, so all ranks count the same entries.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from typing import Any, NamedTuple
 
 from wsm import log
 from wsm.controller import Controller, Pending
-from wsm.controller.engine_bridge import mirrored
+from wsm.controller.engine_bridge import failed_again, held_by, is_ended
 from wsm.controller.errors import CommandWithdrawnError, UnsettledError
 from wsm.errors import GroupError, WsmError
-from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
-from wsm.fastdeploy._loop_contract import Entry, Given
 from wsm.fastdeploy._part_words import PartWord
-from wsm.group_segment import owner_adds, owner_awaits
 from wsm.receipt import Receipt
 from wsm.report import RankReport
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Liveness
+from wsm.signals.owner_settings import owner_adds, owner_awaits, settings_in
 from wsm.signals.ownership import OWNER_BYTE
-from wsm.signals.segment import Segment, owner_said
-from wsm.states.epochs import Backoff
+from wsm.signals.segment import Segment
+from wsm.states import weights_word as contract
 from wsm.states.errors import CommandOpenError
-from wsm.states.vocabulary import KVState, Tag, WeightState
-from wsm.status.facts import GroupStatus, named
+from wsm.states.vocabulary import KVState, OnFailure, Tag, WeightState
+from wsm.states.weights_word import Entry, FailedWish, Given
+from wsm.status.facts import named
 from wsm.worker import HOLD, Worker
 
 #: Seconds that a turn waits at most where there is nothing to do.
@@ -45,17 +44,11 @@ WAKE_LOOK_S = 0.2
 #: Seconds after which every stream of FastDeploy's has looked at the word: they look every 10 s.
 STREAMS_LOOK_S = 11.0
 
-#: How long a command waits that failed and is asked for still.
-AGAIN = Backoff(1.0, 30.0)
-
 #: Seconds after which ``wsm status`` names ranks that have not come in.
 MISSED_S = 1.0
 
 #: Bytes of a failure, and of all that is said of two entries; the owner's settings take 16 KiB in all.
 MAX_FAILURE, MAX_SAID = 1000, 14_000
-
-#: Under which name the owner's settings hold what is said of the entry at hand.
-_ENTRY = "entry"
 
 
 class Brought(NamedTuple):
@@ -100,10 +93,18 @@ class Came(NamedTuple):
         Why it has failed; empty if it has not.
     brought : sequence
         By rank, the fields of :class:`Brought`.
+    cause : str
+        The code of what has failed.
     """
 
     failure: str = ""
     brought: Sequence[Sequence[Any]] = ()
+    cause: str = ""
+
+    @classmethod
+    def to(cls, error: WsmError) -> Came:
+        """Return what the other ranks hear of a command that failed."""
+        return cls(_bounded(error), cause=errors.cause_of(error))
 
 
 class Said(NamedTuple):
@@ -171,13 +172,13 @@ class Entries:
     def close(self) -> None:
         """Let go of what runs beside FastDeploy's loop; nothing on this rank."""
 
-    def boot(self, attach_s: float) -> str:  # noqa: ARG002 - rank 0 waits that long for this one
-        """Take part in the load at start; return why it failed, or nothing. Blocks."""
+    def boot(self, attach_s: float) -> Came:  # noqa: ARG002 - rank 0 waits that long for this one
+        """Take part in the load at start; return what became of it. Blocks."""
         while not self._is_over():
             self._turn()
             if self._segment.lock_file.holder(OWNER_BYTE) is None:
-                return "rank 0 has ended"
-        return self._came().failure
+                return Came("rank 0 has ended")
+        return self._came()
 
     def stay(self, entry: Entry) -> None:
         """Take part in an entry until rank 0 says that it is over. Blocks.
@@ -216,7 +217,8 @@ class Entries:
             self._turn()
         came = self._came()
         if came.failure:
-            raise errors.call_failed(rank=self._worker.rank, why=came.failure)
+            error = errors.call_failed(rank=self._worker.rank, why=came.failure)
+            raise errors.as_fastdeploys(error, came.cause)
         self._brought = came.brought
 
     def commands(self, sequence: int) -> bool:
@@ -267,9 +269,7 @@ class Entries:
         """Let this part's word follow the deciding one."""
         own = None if self._word is None else self._word.read()
         if self._word is not None and own is not None:
-            shown = mirrored(said.word, own)
-            if said.over and said.word == contract.NORMAL and self._alike == (said.number, own):
-                shown = contract.NORMAL  # it asked for the same, and that is over without effect
+            shown = contract.mirrored(said.word, own, together=self._alike == (said.number, own))
             if shown == said.word:
                 self._alike = (said.number, shown)
             if shown != own:
@@ -296,8 +296,8 @@ class Entries:
             raise errors.rank_gone(rank=own, gone=gone, group=self._segment.name, entry=self.number)
 
     def _said(self) -> Said:
-        said = owner_said(self._segment).get(_ENTRY)
-        if not isinstance(said, Mapping):
+        said = settings_in(self._segment.settings).entry
+        if not said:
             return Said(-1, contract.NORMAL, 0, over=False)
         return Said(**{**said, "came": Came(*said["came"]), "before": Came(*said["before"])})
 
@@ -349,19 +349,19 @@ class Deciding(Entries):
         self._before = Came()
         self._commanded = 0  # the command that every rank has called for
         self._polls = False  # whether FastDeploy's loop has the second line
-        self._failed, self._failures, self._again_at = contract.NORMAL, 0, 0.0  # the word, how often, when
+        self._wish = FailedWish()  # what the word asks for still, of the entry at hand
         self._waking: threading.Thread | None = None
         self._stopping = threading.Event()
 
-    def boot(self, attach_s: float) -> str:
-        """Load the weights on every rank; return why that failed, or nothing. Blocks.
+    def boot(self, attach_s: float) -> Came:
+        """Load the weights on every rank; return what became of it. Blocks.
 
         Parameters
         ----------
         attach_s : float
             Seconds for the other ranks to join.
         """
-        failure, late_at = "", time.monotonic() + attach_s
+        came, late_at = Came(), time.monotonic() + attach_s
         while True:
             try:
                 self._run(
@@ -373,13 +373,13 @@ class Deciding(Entries):
                 if time.monotonic() < late_at:
                     self._turn()
                     continue
-                failure = _bounded(error)
+                came = Came.to(error)
             except WsmError as error:
-                failure = _bounded(error)
+                came = Came.to(error)
                 with suppress(GroupError):  # a rank is gone: the command never comes to its end
                     self._until_at_rest()
-            self._say(contract.NORMAL, over=True, came=Came(failure))
-            return failure
+            self._say(contract.NORMAL, over=True, came=came)
+            return came
 
     def stay(self, entry: Entry) -> None:
         """As :meth:`Entries.stay`; behind it a sleeping loop is woken where a trainer commands the group."""
@@ -420,6 +420,8 @@ class Deciding(Entries):
         self._say(entry.asked, over=False)
         self._await_all()
         self._adopt()
+        if entry.asked == contract.CLEARED:
+            self._follow()
         while not contract.leaves(entry, word := self._now()):
             if word in contract.ASKS:
                 answer = self._obey(entry, word)
@@ -429,6 +431,7 @@ class Deciding(Entries):
             else:
                 self._turn()
                 self._follow()
+        self._wish = FailedWish()
         self._say(word, over=True)
         return word
 
@@ -466,7 +469,7 @@ class Deciding(Entries):
                 self._until_at_rest(bound_s)  # of a command that rank 0 has left before its end
             pending = begin(self._controller)
             if pending is not None:  # said before this rank does its part, so before any rank changes a thing
-                self._commanded = self._controller.status().sequence
+                self._commanded = pending.written() or 0
                 self._say(self._now(), over=False)
             receipt = None
             if pending is not None:
@@ -479,9 +482,9 @@ class Deciding(Entries):
             self._brought = () if receipt is None else tuple(Brought.of(said) for said in receipt.ranks)
             came = Came(brought=self._brought)
         except WsmError as error:
-            came = Came(_bounded(error))
+            came = Came.to(error)
             self._until_at_rest(bound_s)
-            raise
+            raise errors.as_fastdeploys(error) from error
         finally:
             self._commanded = 0
             self._say(self._now(), over=True, came=came)
@@ -510,6 +513,7 @@ class Deciding(Entries):
                 self._require_all_here()
                 shown = self._rest(shown)
             self._worker.beat()
+        self._wish = FailedWish()
         self._back_to_normal(shown)
         return True
 
@@ -541,18 +545,22 @@ class Deciding(Entries):
         """
         self._turn()
         status = self._controller.status()
-        if not status.over or (word == self._failed and time.monotonic() < self._again_at):
+        own = self._woken or is_ended(self._wish, word, status)
+        if not status.over or (not own and self._wish.waits(word, time.monotonic())):
             return None
-        given = contract.given(word, held_by(status), woken=self._woken)
+        given = contract.given(word, held_by(status), own=own)
         if not between_turns:
             self._say(word, over=False)
-        if given is not Given.NOTHING and not self._command(given, word, status):
+        done = given is Given.NOTHING or self._command(given, word)
+        if done is None:
             return None
         status = self._controller.status()
-        answer = contract.answer(entry, word, held_by(status), gave=given, hold=status.hold is not None)
+        answer = contract.answer(
+            entry, word, held_by(status), gave=given, failed=not done, hold=status.hold is not None
+        )
         if answer is None:
             return None
-        self._failed, self._failures = contract.NORMAL, 0
+        self._wish = FailedWish()
         self._woken = answer == contract.UPDATING
         if answer == word:
             return None
@@ -563,33 +571,37 @@ class Deciding(Entries):
         self._log.info(log.ENGINE_WORD_ANSWERED, answer=WeightState(answer).name, answered=answered)
         return answer
 
-    def _command(self, given: Given, word: int, status: GroupStatus) -> bool:
-        """Run the command that is given; False: another process commands the group, look again."""
+    def _command(self, given: Given, word: int) -> bool | None:
+        """Run the command that is given; return whether it is done, None: another one is, look again."""
 
         def wanted() -> bool:
             return self._now() == word
 
+        pending = None
         try:
             if given is Given.CLEAR:
                 pending = self._controller.begin_clear(
-                    deadline_s=self._deadline_s, request_id="engine-clear", still_wanted=wanted
+                    deadline_s=self._deadline_s, request_id=given.request_id, still_wanted=wanted
                 )
             else:
                 pending = self._controller.begin_update(
-                    force=not status.missing,
+                    force=True,
+                    on_failure=OnFailure.CLEAR,
                     deadline_s=self._deadline_s,
-                    request_id="engine-update",
+                    request_id=given.request_id,
                     still_wanted=wanted,
                 )
             self._run(pending)
         except (RoleBusyError, CommandOpenError, CommandWithdrawnError):
             self._turn()
-            return False
+            return None
         except WsmError as error:
-            self._log.error(log.COMMAND_FAILED, asked=WeightState(word).name, error=str(error))
             self._until_at_rest()
-            self._failures = self._failures + 1 if word == self._failed else 1
-            self._failed, self._again_at = word, time.monotonic() + AGAIN.after(self._failures)
+            now = time.monotonic()
+            written = None if pending is None else pending.sequence
+            sequence = self._controller.status().sequence if written is None else written
+            self._wish = failed_again(self._wish, word, error, sequence=sequence, now=now, logger=self._log)
+            return False
         return True
 
     def _adopt(self) -> None:
@@ -685,7 +697,7 @@ class Deciding(Entries):
         if len(json.dumps(said._asdict())) > MAX_SAID:  # better no seconds than a rank that is told nothing
             came, before = (each._replace(brought=()) for each in (said.came, said.before))
             said = said._replace(came=came, before=before)
-        owner_adds(self._segment, **{_ENTRY: said._asdict()})
+        owner_adds(self._segment, entry=said._asdict())
         self._show(said)
 
 
@@ -695,13 +707,3 @@ def _bounded(error: WsmError) -> str:
     while (size := len(json.dumps(kept))) > MAX_FAILURE:
         kept = kept[: len(kept) * MAX_FAILURE // size]
     return text if kept == text else f"{kept}... (rank 0 has the rest)"
-
-
-def held_by(status: GroupStatus) -> int | None:
-    """Return NORMAL or CLEARED if that is what every rank is: whole, or without weights; else None."""
-    ranks = status.ranks
-    if all(rank.held.weights is WeightState.NORMAL and rank.held.kv is KVState.NORMAL for rank in ranks):
-        return contract.NORMAL
-    if status.engine_state is WeightState.CLEARED:
-        return contract.CLEARED
-    return None

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from wsm.actions.backends.loader_attributes import carrying_over
+from wsm.actions.backends.model_loading import carrying_over
 from wsm.actions.surfaces import WeightSurface
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.tensor import tied_names
@@ -38,8 +38,7 @@ def surfaces_of_models(models: Sequence[Any]) -> WeightSurface:
         return models[0]
     import paddle  # noqa: PLC0415 - only a worker with paddle's models has any
 
-    from wsm.actions.backends.device_weights import DeviceWeights  # noqa: PLC0415 - they need paddle
-    from wsm.actions.backends.paddle_weights import PaddleWeights  # noqa: PLC0415 - so do they
+    from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights  # noqa: PLC0415 - as above
 
     layers: Mapping[str, Any] = {"": _Together(models)}
     place = paddle.framework._current_expected_place()

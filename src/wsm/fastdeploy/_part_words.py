@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.signals.errors import EngineWordMissingError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states import weights_word as contract
 
 #: How long it is waited for; an action of a plan may take 60 s.
 ANSWERS_S = 50.0
@@ -61,6 +62,14 @@ class PartWord:
         word = self._attached()
         return word is not None and word.compare_exchange(before, after)
 
+    def store(self, value: int, suffix: str | None = None) -> None:
+        """Write over whatever the word says, as FastDeploy does; the word of `suffix`, if that is given."""
+        with (
+            suppress(EngineWordMissingError),
+            EngineWord(self._kind, suffix or self._suffix, directory=self._directory) as word,
+        ):
+            word.store(value)
+
     def close(self) -> None:
         """Let go of it. Idempotent."""
         if self._word is not None:
@@ -68,7 +77,7 @@ class PartWord:
             self._word = None
 
     def _attached(self) -> EngineWord | None:
-        if self._word is not None and (self._word.recreated() or self._word.removed()):
+        if self._word is not None and self._word.is_replaced():
             self.close()
         if self._word is None:
             try:
@@ -138,7 +147,7 @@ class TransferProcess:
         self._word.close()
 
     def _through(self, wish: int, own_part: Callable[[], None]) -> None:
-        before, answer = contract.OF_CACHE_PROCESS[wish]
+        before, answer = contract.BEFORE_AND_DONE[wish]
         until = time.monotonic() + ANSWERS_S
         if self._word.read() not in (None, wish, self._seen):
             # What it was asked before is answered first: it would write that answer over this wish.

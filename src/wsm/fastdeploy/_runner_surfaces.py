@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wsm.actions.backends.errors import call_missing
-from wsm.actions.backends.required_call import required_call
+from wsm.actions.backends import call_missing, required_call
 from wsm.actions.surfaces import (
     AuxiliarySurface,
     DeepEPSurface,
@@ -26,11 +25,11 @@ from wsm.actions.surfaces import (
     RoutingReplaySurface,
     WeightSurface,
 )
-from wsm.fastdeploy import _loop_contract as contract
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.fastdeploy._part_words import TransferProcess
-from wsm.signals.live_signal import LiveSignal
+from wsm.signals.fastdeploy import LiveSignal
+from wsm.states import weights_word as contract
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.training_names import TrainingNames
 

@@ -7,14 +7,14 @@ module                responsible for
 ====================  ==============================================================================
 :mod:`.app`           whose route answers which path (:func:`create_app`); the gate of a held group
 :mod:`.commands`      one group's commands: once per request id, held by a surface, kept
-:mod:`.closed_holds`  holds that no blind release ends
-:mod:`.kept`          what outlives a server: the ends of requests, and why a hold is closed
+:mod:`.hold_table`    what a hold means, and what makes it another
+:mod:`.closed_holds`  closes a hold, so that no blind release ends it
+:mod:`.kept`          what outlives a server: the ends of requests
 :mod:`.answers`       from receipts and errors to statuses, headers and bodies, and back
 :mod:`.bodies`        bodies of requests, read field by field: every front's
 :mod:`.surface`       what a front for one kind of trainer is
 :mod:`.surfaces`      those fronts
 :mod:`.native`        the front for programs and operators: ``/wsm/v1``
-:mod:`.texts`         text for trainers, from a group of ``wsm rollout``
 :mod:`.client`        programs that command a group over HTTP
 :mod:`.security`      who is let in: addresses, tokens, Host and Origin, bodies
 :mod:`.upstream`      what wsm does not know, forwarded to the server behind
@@ -25,10 +25,10 @@ module                responsible for
 
 from wsm.http.app import create_app
 from wsm.http.client import AsyncClient, Client
-from wsm.http.closed_holds import ClosedHold
 from wsm.http.commands import Commands, Origin
 from wsm.http.security import Security
 from wsm.http.surface import InHold, Surface, SurfaceRoute
+from wsm.states.holding import ClosedHold
 
 __all__ = [
     "AsyncClient",

@@ -1,4 +1,4 @@
-"""``wsm serve`` and ``wsm rollout --http``: where the app listens, and how it ends."""
+"""Where the app of ``wsm serve`` listens, and how it ends."""
 
 from __future__ import annotations
 

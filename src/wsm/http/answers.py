@@ -7,12 +7,13 @@ where its words are, and 422 where its weights are, also if ranks found it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from wsm import errors
-from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
+import wsm
+from wsm.errors import BadInputError, GroupError, RefusedError, WsmError
 from wsm.receipt import Receipt
 
 #: Seconds after which a caller that met another command, or a recovery, may ask again.
@@ -32,6 +33,7 @@ _STATUSES: Final = {
     "unauthorized": 401,
     "forbidden": 403,
     "misdirected": 421,
+    "wrong-group": 421,
     "upstream-unreachable": 502,
     "lease-over": 409,  # to commit it again cannot help; what was prepared is gone
     "segment-missing": 503,  # of a group that is started again
@@ -98,7 +100,8 @@ def failed(error: BaseException, *, request_id: str | None = None) -> HttpAnswer
     status = status_of(error)
     headers = {} if request_id is None else {"X-Wsm-Request-Id": request_id}
     if status == 503:
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+        left_s = error.context.get("left_s") if isinstance(error, WsmError) else None
+        headers["Retry-After"] = str(max(math.ceil(left_s or 0), RETRY_AFTER_S))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     body = {"error": error_mapping(error), "request_id": request_id}
@@ -129,26 +132,26 @@ def error_mapping(error: BaseException) -> dict[str, Any]:
     """Return an error as plain values, from which :func:`error_of` makes it anew."""
     if not isinstance(error, WsmError):
         sentence = "the server met an error of its own; its log has the traceback"
-        return {"type": "InternalError", "code": "internal", "message": sentence, "context": {}}
-    public = next(kind for kind in type(error).__mro__ if kind.__name__ in _TYPES)
-    context = {name: _UNTOLD.get(name, value) for name, value in error.context.items()}
+        family = {"type": "InternalError", "code": "internal"}
+        return {**family, "message": sentence, "retryable": True, "context": {}}
+    public = next(kind for kind in type(error).__mro__ if hasattr(wsm, kind.__name__))
     return {
         "type": public.__name__,
         "code": error.code,
         "message": str(error),
-        "retryable": status_of(error) == 503,
-        "context": json.loads(json_bytes(context)),
+        "retryable": error.retryable or status_of(error) in (500, 502, 503, 504),
+        "context": json.loads(json_bytes(untold(error.context))),
     }
 
 
-#: What of an error's context stays on its host, in logs: it quotes code and output of other processes.
-_UNTOLD: Final[Mapping[str, object]] = {"remote_traceback": "", "log": "", "deaths": ()}
+def untold(said: Any) -> Any:
+    """Return values without what stays on its host, in logs: it quotes code and output of other processes."""
+    if isinstance(said, Mapping):
+        return {name: _UNTOLD.get(name, untold(value)) for name, value in said.items()}
+    return [untold(each) for each in said] if isinstance(said, list | tuple) else said
 
-_FAMILIES: Final = {
-    kind.__name__: kind
-    for kind in (WsmError, RefusedError, BadInputError, GroupError, InternalError, errors.NoRoomError)
-}
-_TYPES: Final = frozenset((*_FAMILIES, *errors.PUBLIC))
+
+_UNTOLD: Final[Mapping[str, object]] = {"remote_traceback": "", "traceback": "", "log": "", "deaths": ()}
 
 
 def error_of(said: object, *, status: int) -> WsmError:
@@ -167,10 +170,8 @@ def error_of(said: object, *, status: int) -> WsmError:
         return family(f"the server answered {status}, and no error of wsm: {said!r}", code="http-status")
     name, code, context = told.get("type"), told.get("code"), told.get("context")
     kind: type[WsmError] = GroupError if status >= 500 else RefusedError
-    if name in _FAMILIES:
-        kind = _FAMILIES[name]
-    elif name in errors.PUBLIC:
-        kind = getattr(errors, name)
+    if isinstance(name, str) and name.endswith("Error"):
+        kind = getattr(wsm, name, kind)
     error = kind.__new__(kind)
     own = {str(key): value for key, value in context.items()} if isinstance(context, dict) else {}
     own.pop("message", None)

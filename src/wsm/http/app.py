@@ -7,10 +7,12 @@ an upstream's. The gate of a held group stands before every path that asks for t
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,12 +22,16 @@ from wsm import log, traces
 from wsm.errors import WsmError
 from wsm.http import errors
 from wsm.http.answers import HttpAnswer, failed
+from wsm.http.bodies import Fields
 from wsm.http.commands import Commands
+from wsm.http.hold_table import Text
 from wsm.http.native import routes as native
 from wsm.http.security import Security, SecurityGuard, path_of
 from wsm.http.surface import InHold, Surface, SurfaceRoute
+from wsm.typed import typed
 
 
+@typed
 def create_app(
     commands: Commands | str,
     *,
@@ -102,8 +108,9 @@ def _endpoint(
             with contextlib.suppress(Exception):
                 body = await request.body()
         try:
-            if route.data and surface is not None:
-                await admit(commands, surface.in_hold)
+            require_group(commands, request.headers, body)
+            if surface is not None:
+                await (admit(commands, surface.in_hold) if route.data else commands.catch_up())
             with traces.continued(request.headers.get("traceparent")):
                 answer = await route.handler(request, commands)
         except WsmError as error:
@@ -115,7 +122,7 @@ def _endpoint(
             log.logger("http").info(log.CLIENT_GONE, operation=route.path, why=why)
             answer = failed(errors.bad_body(field="body", problem=why))
         except Exception as error:  # noqa: BLE001 - a caller never sees a traceback, and the log does
-            log.logger("http").error(log.REQUEST_FAILED, operation=route.path, error=repr(error))
+            log.logger("http").error(log.REQUEST_FAILED, operation=route.path, error=traceback.format_exc())
             answer = failed(error)
         if isinstance(answer, HttpAnswer):
             return response_of(answer)
@@ -146,6 +153,22 @@ def response_of(answer: HttpAnswer) -> Response:
     return Response(answer.content(), answer.status, headers)
 
 
+def require_group(commands: Commands, headers: Headers, body: bytes | None = None) -> None:
+    """Refuse a request that names another group: by ``X-Wsm-Group``, or by the field ``group`` of its body.
+
+    Raises
+    ------
+    RefusedError
+        If it does (code ``wrong-group``).
+    """
+    asked = headers.get("x-wsm-group")
+    if asked is None and body is not None and b'"group"' in body:
+        with contextlib.suppress(WsmError):  # its route says what is wrong with it
+            asked = Fields.of(body).text("group")
+    if asked not in (None, commands.name):
+        raise errors.wrong_group(asked=str(asked), group=commands.name)
+
+
 async def admit(commands: Commands, in_hold: InHold) -> None:
     """Let a request for text pass once the group is open; what a hold means for it the surface says.
 
@@ -155,12 +178,10 @@ async def admit(commands: Commands, in_hold: InHold) -> None:
         If the group's hold is closed, or requests fail in a hold (code ``admission-closed``).
     """
     while await commands.is_held():
-        closed = await commands.closed()
-        if closed is not None and not closed.text_waits:
-            raise errors.admission_closed(why=f"{closed.verb} {closed.did}: {closed.reason}")
-        if in_hold is InHold.FAIL:
-            raise errors.admission_closed(why="the group is held")
-        await commands.until_open()
+        now, closed = await commands.hold_now()
+        if now.text is Text.FAILS or (in_hold is InHold.FAIL and now.text is Text.WAITS):
+            raise errors.admission_closed(why=str(closed) if now.text is Text.FAILS else "the group is held")
+        await commands.while_text_waits()
 
 
 class _Rest:
@@ -178,6 +199,7 @@ class _Rest:
             return
         in_hold = self._in_hold.get(_plain(path_of(scope)))
         try:
+            require_group(self._commands, Headers(scope=scope))
             if in_hold is not None:
                 await admit(self._commands, in_hold)
             if self._rest is None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, final
+from urllib.parse import quote
 
 import httpx
 
@@ -14,6 +15,7 @@ from wsm.http import errors
 from wsm.http.answers import error_of, json_bytes
 from wsm.http.commands import plain_arguments
 from wsm.receipt import Receipt
+from wsm.typed import typed_calls
 
 #: Seconds beyond a command's own deadlines that an answer may take.
 _MARGIN_S: Final = 30.0
@@ -23,9 +25,10 @@ _DEADLINES: Final = {"update": 300.0, "prepare": 300.0}
 class _Asking:
     """What both clients share: where the server is, what is sent, and what its answers mean."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, group: str | None) -> None:
         self.url = url
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        said = {"Authorization": token and f"Bearer {token}", "X-Wsm-Group": group}
+        self._headers = {name: value for name, value in said.items() if value is not None}
 
     def _options(self) -> dict[str, Any]:
         base = "http://localhost" if self.url.startswith("unix:") else self.url
@@ -52,6 +55,10 @@ class _Asking:
             "timeout": httpx.Timeout(seconds, connect=10.0),
         }
 
+    @staticmethod
+    def _place_of(request_id: str) -> str:
+        return f"/wsm/v1/commands/{quote(request_id, safe='')}"
+
     def _receipt(self, answer: httpx.Response) -> Receipt:
         said = self._content(answer)
         try:
@@ -77,6 +84,7 @@ class _Asking:
         return errors.upstream_unreachable(url=self.url, reason=f"{type(error).__name__}: {error}")
 
 
+@typed_calls
 @final
 class Client(_Asking):
     """Commands a group through a server of wsm. Blocks; safe for threads.
@@ -92,12 +100,19 @@ class Client(_Asking):
         Of the server's token file.
     transport : httpx transport or None
         How it is reached; None: as the URL says. No proxy of the environment is used.
+    group : str or None
+        The group that is meant: another one's server refuses each request (code ``wrong-group``).
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, transport: httpx.BaseTransport | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        group: str | None = None,
     ) -> None:
-        super().__init__(url, token)
+        super().__init__(url, token, group)
         options = self._options()
         uds = self._uds()
         self._client = httpx.Client(
@@ -158,7 +173,7 @@ class Client(_Asking):
 
     def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""
-        return dict(self._content(self._ask(method="GET", url=f"/wsm/v1/commands/{request_id}")))
+        return dict(self._content(self._ask(method="GET", url=self._place_of(request_id))))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield journal lines as they are written, until the caller stops."""
@@ -193,20 +208,26 @@ class Client(_Asking):
         self.close()
 
 
+@typed_calls
 @final
 class AsyncClient(_Asking):
     """As :class:`Client`, for coroutines. To cancel a call leaves its command as it is, under its request id.
 
     Parameters
     ----------
-    url, token, transport
+    url, token, transport, group
         As :class:`Client`.
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+        group: str | None = None,
     ) -> None:
-        super().__init__(url, token)
+        super().__init__(url, token, group)
         options = self._options()
         uds = self._uds()
         self._client = httpx.AsyncClient(
@@ -233,12 +254,15 @@ class AsyncClient(_Asking):
 
     async def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""
-        return dict(self._content(await self._ask(method="GET", url=f"/wsm/v1/commands/{request_id}")))
+        return dict(self._content(await self._ask(method="GET", url=self._place_of(request_id))))
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yield journal lines as they are written, until the caller stops."""
         try:
             async with self._client.stream("GET", "/wsm/v1/events", timeout=httpx.Timeout(60.0)) as answer:
+                if answer.status_code != 200:
+                    await answer.aread()
+                    self._content(answer)
                 async for line in answer.aiter_lines():
                     if line.startswith("data: "):
                         yield json.loads(line.removeprefix("data: "))

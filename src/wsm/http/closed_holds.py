@@ -1,115 +1,64 @@
-"""Holds that no blind release ends: closed, since a trainer may take for done what was refused, or failed.
+"""What closes the hold of a group over HTTP, and what opens it again besides other weights that commit.
 
-A hold that a refusal closed opens by an update with other weights, one that a failed update closed by the
-next update that succeeds; both by an explicit release. What may let requests in, and the closing itself, are
-told apart in time by one lock: either the group is open, or it is held and closed.
+Why a hold is closed stands in its own record in the group's segment (:mod:`wsm.states.holding`), written
+under the controller role: every server and every controller sees it, and it outlives them all. Where another
+command has the role, the closing waits in this server, which keeps text away and releases nothing until it
+is written.
 """
 
 from __future__ import annotations
 
-import enum
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from msgspec import structs
 
 from wsm import log
 from wsm.controller import Controller
 from wsm.controller import errors as controller_errors
+from wsm.controller.abandoned_commands import revise_hold
 from wsm.controller.group_view import GroupAccess
-from wsm.errors import RefusedError
-from wsm.http import errors
-from wsm.http.kept import KeptRequests
-from wsm.receipt import Outcome, Receipt
+from wsm.errors import RefusedError, WsmError
+from wsm.http.hold_table import HoldEvent, HoldState, Meaning, failure, meaning, state_of, success
+from wsm.receipt import Receipt
+from wsm.signals.errors import RoleBusyError
+from wsm.states.holding import ClosedBy, ClosedHold, Hold
 from wsm.states.vocabulary import After, Tag
 
-#: What the owners of holds over HTTP begin with.
-OWNERS: Final = "http:"
+#: Seconds that a caller waits for the controller role, and that a closing which was too late goes on waiting.
+ROLE_S = 5.0
+_LATER_S: Final = 3600.0
 
-#: Outcomes behind which a group has the version that was asked for.
-_BROUGHT: Final = (Outcome.UPDATED, Outcome.ALREADY_SERVED, Outcome.ALREADY_HELD)
-
-
-class ClosedBy(str, enum.Enum):
-    """What closed a hold.
-
-    REFUSED: a verb that is never honoured. FAILED: an update that failed. DELAYED: an update that failed, and
-    may pass when it is asked again, which its trainer was told.
-    """
-
-    REFUSED = "refused"
-    FAILED = "failed"
-    DELAYED = "delayed"
-
-
-@dataclass(frozen=True)
-class ClosedHold:
-    """Why a held group is not released blindly.
-
-    Parameters
-    ----------
-    hold : str
-        The id of the hold.
-    surface, verb, reason : str
-        What was refused, or failed, and why.
-    version : str or None
-        What the group had committed before.
-    by : ClosedBy
-        Whether it was refused, or failed.
-    """
-
-    hold: str
-    surface: str
-    verb: str
-    reason: str
-    version: str | None = None
-    by: ClosedBy = ClosedBy.REFUSED
-
-    @property
-    def text_waits(self) -> bool:
-        """Whether requests for text wait, as in any hold: the update is to be asked for again at once."""
-        return self.by is ClosedBy.DELAYED
-
-    @property
-    def did(self) -> str:
-        """What the verb did."""
-        return "was refused" if self.by is ClosedBy.REFUSED else "failed"
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any] | None) -> ClosedHold | None:
-        """Return what was kept; None where nothing was, or nothing that can be read."""
-        try:
-            return None if said is None else cls(**{**said, "by": ClosedBy(said.get("by", ClosedBy.REFUSED))})
-        except (TypeError, ValueError):
-            return None
+#: Characters of a verb or a reason that fit a record beside everything else.
+_MOST_TEXT: Final = 200
 
 
 class ClosedHolds:
-    """What is closed of one group, kept in a file that outlives the server. Safe for threads; all blocks.
+    """Closes and opens the hold that one group stands under. Safe for threads; all blocks.
 
     Parameters
     ----------
-    kept : KeptRequests
-        The file.
     attached : callable
         Returns the group's controller and its memory, as they are now.
     """
 
-    def __init__(self, kept: KeptRequests, attached: Callable[[], tuple[Controller, GroupAccess]]) -> None:
-        self._kept = kept
+    def __init__(self, attached: Callable[[], tuple[Controller, GroupAccess]]) -> None:
         self._attached = attached
-        self._deciding = threading.Lock()
+        # Of what could not be written yet: the hold's id, what happened to it, and why it is to be closed.
+        self._waiting: list[tuple[str, HoldEvent, ClosedHold]] = []
 
-    def now(self) -> ClosedHold | None:
-        """Return why the group's hold may not be released blindly; None: it may be, or there is none."""
-        closed = ClosedHold.of(self._kept.closed)
-        if closed is None:
-            return None
+    def now(self) -> tuple[Meaning, ClosedHold | None]:
+        """Return what the group's hold means now, and why it is closed; None: it is not."""
         group = self._attached()[1].group
         view = group.view()
-        hold = group.known_hold(view)
-        in_force = view.committed.held and hold is not None and hold.hold_id == closed.hold
-        return closed if in_force and group.known_version(view) in (None, closed.version) else None
+        hold = group.hold(view)
+        if hold is None:
+            return meaning(HoldState.OPEN), None
+        for waiting in tuple(self._waiting):
+            hold = _closed(hold, group.known_record(view).version, *waiting)
+        return meaning(state_of(hold)), hold.closed
 
     def close(
         self,
@@ -120,7 +69,7 @@ class ClosedHolds:
         by: ClosedBy = ClosedBy.REFUSED,
         before: str | None = None,
     ) -> bool:
-        """Close a hold; whether there is one. A release under way is waited for.
+        """Close a hold; whether there is one that is closed now. A command under way is waited for.
 
         A refusal closes the hold of any surface, since trainers of one group may speak to several; a failure
         that of its own surface alone, for another's trainer sees none.
@@ -133,45 +82,45 @@ class ClosedHolds:
             Which of the two.
         before : str or None
             Of a failure: what the group had before. If it has another version by now, the update brought it.
-        """
-        with self._deciding:
-            controller, access = self._attached()
-            view = access.group.view()
-            hold = access.group.known_hold(view)
-            refused, closed = by is ClosedBy.REFUSED, self.now()
-            if hold is None or not hold.owner.startswith(OWNERS):
-                return False
-            if not refused:
-                if hold.owner != f"{OWNERS}{surface}":
-                    return False
-                if closed is not None and closed.by is ClosedBy.REFUSED:
-                    return True  # by what opens less easily
-            version = access.group.known_version(view) if refused else before
-            self._kept.close(asdict(ClosedHold(hold.hold_id, surface, verb, reason, version, by)))
-            if hold.lease_s is not None:
-                controller.hold(in_flight=hold.in_flight, kv_policy=hold.kv_policy, owner=hold.owner)
-        log.logger("http").warning(log.HOLD_CLOSED, surface=surface, verb=verb, reason=reason)
-        return True
-
-    def reopen_after_success(self, surface: str) -> None:
-        """Let a hold that a failure of this surface closed be an ordinary one: an update has passed since."""
-        closed = ClosedHold.of(self._kept.closed)
-        if closed is not None and closed.by is not ClosedBy.REFUSED and closed.surface == surface:
-            self._kept.close(None)
-
-    def release(self, command: Callable[[], Receipt], *, explicit: bool) -> Receipt:
-        """Do a release, whole.
 
         Raises
         ------
-        RefusedError
-            If the hold is closed (code ``hold-closed``), unless the word is explicit.
+        RoleBusyError
+            If another controller has the role still. Until it is written this server keeps the hold closed.
         """
-        with self._deciding:
-            closed = None if explicit else self.now()
-            if closed is not None:
-                raise _refusal(closed)
-            return command()
+        group = self._attached()[1].group
+        view = group.view()
+        hold = group.known_hold(view)
+        event = failure(by, hold, surface)
+        if hold is None or event is HoldEvent.FAILED_ELSEWHERE or meaning(state_of(hold), event).may_release:
+            return False
+        version = group.known_record(view).version if event is HoldEvent.REFUSED else before
+        why = ClosedHold(surface, verb[:_MOST_TEXT], reason[:_MOST_TEXT], version, by)
+        return self._write(hold.hold_id, event, why)
+
+    def reopen(self, surface: str, *, sent: bool) -> None:
+        """Let a closed hold be an ordinary one, since an update of this surface has succeeded. Blocks.
+
+        One that a refusal closed is so only if its caller has `sent` the weights, by their path.
+
+        Raises
+        ------
+        RoleBusyError
+            If another controller has the role still: it is closed as before.
+        """
+
+        def opened(hold: Hold, _: str | None) -> Hold:
+            opens = meaning(state_of(hold), success(hold, surface, sent=sent)).may_release
+            return structs.replace(hold, closed=None) if opens else hold
+
+        if not self.now()[0].may_release:
+            revise_hold(self._attached()[1], opened, wait_s=ROLE_S)
+
+    def require_none(self) -> None:
+        """Refuse a release that is not forced where the hold is closed (code ``hold-closed``)."""
+        now, closed = self.now()
+        if not now.may_release and closed is not None:
+            raise controller_errors.hold_closed(closed=closed)
 
     def update(
         self,
@@ -203,53 +152,59 @@ class ClosedHolds:
             If the group is to serve, and its hold is another's (code ``held-by-another``), or closed and
             nothing was brought that could open it (``hold-closed``).
         """
-        closed = self.now()
-        if after is After.SERVE:
-            self._require_owned(owner)
-        if after is not After.SERVE or closed is None:
+        if after is After.SERVE and self._waiting:
+            self.require_none()
+        try:
             return command(after)
-        if decides_later or (tags is not None and Tag.WEIGHTS not in tags):
-            raise _refusal(closed)
+        except RefusedError as error:
+            closed = self.now()[1]
+            brings = not decides_later and (tags is None or Tag.WEIGHTS in tags)
+            if error.code != "hold-closed" or not brings:
+                raise
         receipt = command(After.AS_BEFORE)
-        self.reopen_after(receipt)
         if receipt.hold is None:
             return receipt
-        hold = str(receipt.hold["id"])
-        with self._deciding:
-            if self.now() is None:
-                opened = self._attached()[0].release(owner=owner, hold=hold)
-                return replace(receipt, serving=opened.serving, hold=opened.hold)
-        if not receipt.loaded:
-            raise _refusal(closed)
-        why = f"the group had these weights when {closed.verb} {closed.did}: it stays held and closed"
-        return replace(receipt, warning=why)
+        try:
+            self.require_none()
+            opened = self._attached()[0].release(owner=owner, hold=receipt.hold.hold_id, wait_s=ROLE_S)
+        except RefusedError as error:
+            if error.code != "hold-closed" or not receipt.loaded:
+                raise
+            why = f"it stays held and closed: the group had these weights when {closed}"
+            return structs.replace(receipt, warning=why)
+        return structs.replace(receipt, serving=opened.serving, hold=opened.hold)
 
-    def reopen_after(self, receipt: Receipt, *, sent: bool = False) -> None:
-        """Let a closed hold be an ordinary one again once its group was updated.
+    def _write(self, hold_id: str, event: HoldEvent, why: ClosedHold) -> bool:
+        """Write why a hold is closed; whether one is. A thread writes later what could not be in time."""
+        access, waiting = self._attached()[1], (hold_id, event, why)
 
-        Parameters
-        ----------
-        receipt : Receipt
-            Of a command that ended well.
-        sent : bool
-            Whether its caller has sent the weights, by their path: then the same ones are an update, too.
-        """
-        closed = ClosedHold.of(self._kept.closed)
-        if closed is None:
-            return
-        brought = receipt.outcome in _BROUGHT and (not receipt.tags or Tag.WEIGHTS.value in receipt.tags)
-        if receipt.outcome is Outcome.RELEASED or (brought and (sent or receipt.version != closed.version)):
-            self._kept.close(None)
+        def closes(hold: Hold, version: str | None) -> Hold:
+            return _closed(hold, version, *waiting)
 
-    def _require_owned(self, owner: str) -> None:
-        group = self._attached()[1].group
-        view = group.view()
-        hold = group.known_hold(view) if view.committed.held else None
-        if hold is not None and hold.owner != owner:
-            raise controller_errors.held_by_another(
-                operation="update that serves", owner=hold.owner, hold_id=hold.hold_id
-            )
+        def write(wait_s: float) -> bool:
+            hold = revise_hold(access, closes, wait_s=wait_s)
+            self._waiting.remove(waiting)
+            closed = hold is not None and hold.closed is not None
+            if closed:
+                log.logger("http").warning(
+                    log.HOLD_CLOSED, surface=why.surface, verb=why.verb, reason=why.reason
+                )
+            return closed
+
+        def write_later() -> None:
+            with suppress(WsmError):  # of a group that has ended
+                write(_LATER_S)
+
+        self._waiting.append(waiting)
+        try:
+            return write(ROLE_S)
+        except RoleBusyError:
+            threading.Thread(target=write_later, name="wsm-http-closing", daemon=True).start()
+            raise
 
 
-def _refusal(closed: ClosedHold) -> RefusedError:
-    return errors.hold_closed(surface=closed.surface, verb=closed.verb, did=closed.did, reason=closed.reason)
+def _closed(hold: Hold, version: str | None, hold_id: str, event: HoldEvent, why: ClosedHold) -> Hold:
+    """Return a hold as it is once it was closed; what closed it no longer counts behind another version."""
+    closed = structs.replace(hold, closed=why)
+    counts = hold.hold_id == hold_id and version in (None, why.version)
+    return closed if counts and meaning(state_of(hold), event).state is state_of(closed) else hold

@@ -10,17 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
+import hashlib
 import json
+import os
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
+
+from msgspec import structs
 
 from wsm import log
 from wsm.command import checked_request_id
@@ -28,17 +32,21 @@ from wsm.config import EngineWordsConfig
 from wsm.controller import Controller
 from wsm.controller.group_view import GroupAccess
 from wsm.errors import WsmError
-from wsm.group_segment import journal_directory_of
 from wsm.http import answers, errors
-from wsm.http.closed_holds import OWNERS, ClosedHold, ClosedHolds
+from wsm.http.closed_holds import ClosedHolds
+from wsm.http.hold_table import OWNERS, Meaning, Text
 from wsm.http.kept import KeptRequests
 from wsm.receipt import Receipt
-from wsm.rollout.run_directory import run_directory_path
 from wsm.shared_directory import remove_ours
 from wsm.signals.names import segment_path
+from wsm.signals.owner_settings import settings_in
+from wsm.signals.presence import ProcessIdentity
 from wsm.signals.segment import Segment
+from wsm.states.holding import ClosedHold
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, OnLease
-from wsm.status import Explanation, GroupFacts, GroupStatus, explain, read_facts
+from wsm.status import Explanation, GroupStatus, explain, read_facts
+from wsm.strategies.adopt.deciding import asked_label
+from wsm.typed import Seconds, Wait, typed, typed_calls
 
 #: Commands that may be under way or wait for their turn at once.
 MOST_COMMANDS: Final = 64
@@ -46,8 +54,17 @@ MOST_COMMANDS: Final = 64
 #: Seconds between two looks at a held group, whose release no word rings for.
 _LOOK_S = 0.02
 
+#: Seconds between two looks at a request that another server runs.
+_FOLLOWED_S = 0.05
+
 #: What is remembered under the source of weights that failed, and would fail again.
 _UNFIT: Final = "unfit"
+
+#: What is kept under a trainer's word for weights: the version that it called so last.
+_CALLED: Final = "called"
+
+#: Bytes of a request's arguments that are kept; of longer ones the digest is.
+_MOST_ARGUMENTS: Final = 4096
 
 #: Keywords that a request which is sent again may have otherwise.
 _TIMES: Final = frozenset({"deadline_s", "settle_s", "wait_s"})
@@ -57,6 +74,7 @@ _AFTER: Final = frozenset({*After, *(each.value for each in After)})
 _Read = TypeVar("_Read")
 
 
+@typed
 @dataclass(frozen=True)
 class Origin:
     """Where a command comes from.
@@ -81,6 +99,7 @@ class Origin:
         return f"{OWNERS}{self.surface}"
 
 
+@typed_calls
 class Commands:
     """Commands one group for callers over HTTP. Safe for threads and event loops.
 
@@ -93,8 +112,8 @@ class Commands:
     engine_words : EngineWordsConfig or None
         As :class:`wsm.Controller`.
     receipts : path or None
-        The file of what outlives this process; None: ``http.jsonl`` beside the journals, or where there are
-        none in the run directory of ``wsm rollout``, or beside the segment.
+        The file of what outlives this process; None: ``http.sqlite`` beside the journals, or where there are
+        none beside the ranks' logs, or beside the segment.
 
     Raises
     ------
@@ -121,10 +140,10 @@ class Commands:
         self._attaching = threading.Lock()
         self._group = self._attached()
         self._left: tuple[Controller, GroupAccess] | None = None
-        self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[bool]] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
         self.receipts_path = Path(receipts) if receipts is not None else self._place(journal_directory)
         self.kept = KeptRequests(self.receipts_path)
-        self.closed_holds = ClosedHolds(self.kept, self._now)
+        self.closed_holds = ClosedHolds(self._now)
         self.unsupported: Counter[tuple[str, ...]] = Counter()  # by surface and verb, since this server began
 
     # What is known ------------------------------------------------------------------------------------------
@@ -133,7 +152,7 @@ class Commands:
         """Read what the group is doing now."""
         return await self.read(self._status)
 
-    async def facts(self) -> GroupFacts:
+    async def facts(self) -> GroupStatus:
         """Read everything that is known of the group now."""
         return await self.read(self._facts)
 
@@ -149,6 +168,10 @@ class Commands:
         """Return the memory of the group, to be read."""
         return self._now()[1].group.segment
 
+    async def catch_up(self) -> None:
+        """Take in what other servers of the group have kept. Waits for a second at most."""
+        await _within(self._starters, self.kept.catch_up)
+
     async def is_held(self) -> bool:
         """Whether the group stands still. One look at memory, unless the group was started anew."""
         segment = self._group[1].group.segment
@@ -156,26 +179,24 @@ class Commands:
             return await self.read(lambda: self._now()[1].group.view().committed.held)
         return self._group[1].group.view().committed.held
 
-    async def closed(self) -> ClosedHold | None:
-        """Return why the group's hold may not be released blindly; None: it may be, or there is none."""
+    async def hold_now(self) -> tuple[Meaning, ClosedHold | None]:
+        """Return what the group's hold means now, and why it is closed; None: it is not."""
         return await self.read(self.closed_holds.now)
 
-    async def until_open(self) -> bool:
-        """Wait until the group is not held; False: the hold is closed. All who wait share one watch."""
+    async def while_text_waits(self) -> None:
+        """Wait until text passes, or fails. All who wait share one watch."""
         loop = asyncio.get_running_loop()
         watch = self._watches.get(loop)
         if watch is None or watch.done():
             watch = self._watches[loop] = loop.create_task(self._watch())
         await asyncio.wait({watch})
-        return watch.result()
+        watch.result()
 
-    async def _watch(self) -> bool:
+    async def _watch(self) -> None:
         while await self.is_held():
-            closed = await self.closed()
-            if closed is not None and not closed.text_waits:
-                return False
+            if (await self.hold_now())[0].text is not Text.WAITS:
+                return
             await asyncio.sleep(_LOOK_S)
-        return True
 
     async def prepared_by(self, surface: str) -> str | None:
         """Return the request id of what a surface has prepared and not decided; None: there is none."""
@@ -198,13 +219,33 @@ class Commands:
         RefusedError
             If none of that name is kept (code ``request-unknown``).
         """
+        self.kept.catch_up()
         found = self.kept.request(request_id)
         if found is None:
             raise errors.request_unknown(request_id=request_id)
+        server = _server_of(found.pop("server", None))
         with self._lock:
-            if found["state"] == "running" and request_id not in self._running:
-                found["state"] = "lost"  # the server that had begun it ended
+            lives = request_id in self._running
+        if server is not None and server.pid != os.getpid():
+            lives = server.is_known_alive
+        if found["state"] == "running" and not lives:
+            found["state"] = "lost"  # the server that had begun it ended
         return found
+
+    def call(self, word: str, version: str) -> None:
+        """Keep that a trainer calls a version so from now on. Blocks for a second at most."""
+        self.kept.remember(_CALLED, word, version)
+
+    def called(self, word: str) -> str:
+        """Return the version that a trainer called so last."""
+        return str(self.kept.note(_CALLED, word) or word)
+
+    def word_for(self, version: str | None) -> str | None:
+        """Return what a trainer calls a version; None if it calls another so by now."""
+        if version is None:
+            return None
+        word = asked_label(version)
+        return word if self.kept.note(_CALLED, word) in (None, version) else None
 
     # Commands -----------------------------------------------------------------------------------------------
 
@@ -214,7 +255,7 @@ class Commands:
         *,
         in_flight: InFlightPolicy = InFlightPolicy.ABORT,
         kv_policy: KVPolicy = KVPolicy.KEEP,
-        lease_s: float | None = None,
+        lease_s: Seconds | None = None,
         on_lease: OnLease | str = OnLease.STAY,
         **options: Any,
     ) -> Receipt:
@@ -231,22 +272,16 @@ class Commands:
             "in_flight": in_flight,
             "kv_policy": kv_policy,
             "lease_s": lease_s,
-            "on_lease": OnLease(on_lease) if on_lease in {each.value for each in OnLease} else on_lease,
+            "on_lease": on_lease,
             "owner": origin.owner,
             **options,
         }
 
-        def hold(controller: Controller, request_id: str) -> Receipt:
-            leased = asked
-            if self.closed_holds.now() is not None:  # its lease must not open what is closed
-                leased = {**asked, "lease_s": None, "on_lease": OnLease.STAY}
-            return controller.hold(request_id=request_id, **leased)
+        return await self.run(
+            origin, "hold", asked, lambda controller, name: controller.hold(request_id=name, **asked)
+        )
 
-        return await self.run(origin, "hold", asked, hold)
-
-    async def release(
-        self, origin: Origin, *, force: bool = False, explicit: bool = False, **options: Any
-    ) -> Receipt:
+    async def release(self, origin: Origin, *, force: bool = False, **options: Any) -> Receipt:
         """Let the ranks step again; of an open group it is a success.
 
         Parameters
@@ -254,9 +289,8 @@ class Commands:
         origin : Origin
             Who asks.
         force : bool
-            Release another's hold, too.
-        explicit : bool
-            Release a hold that is closed, too: an operator's word, and no trainer's ``finally``.
+            Release another's hold, too, and one that is closed: an operator's word, and no trainer's
+            ``finally``.
 
         Raises
         ------
@@ -266,11 +300,11 @@ class Commands:
         asked = {"force": force, "owner": origin.owner, **options}
 
         def release(controller: Controller, request_id: str) -> Receipt:
-            return self.closed_holds.release(
-                lambda: controller.release(request_id=request_id, **asked), explicit=explicit
-            )
+            if not force:
+                self.closed_holds.require_none()
+            return controller.release(request_id=request_id, **asked)
 
-        return await self.run(origin, "release", {**asked, "explicit": explicit}, release)
+        return await self.run(origin, "release", asked, release)
 
     async def clear(self, origin: Origin, **keywords: Any) -> Receipt:
         """Release weights, KV cache or both; keywords and errors as :meth:`wsm.Controller.clear`."""
@@ -352,8 +386,8 @@ class Commands:
     async def fail_closed(self, origin: Origin, *, verb: str, reason: str, **how: Any) -> bool:
         """Close a hold, since a verb was refused, or failed, that its trainer may take for done.
 
-        Until an update or an explicit release, every other release is refused; `how` and more as
-        :meth:`.ClosedHolds.close`. Returns whether there is such a hold; an open group stays as it is.
+        `how` and more as :meth:`.ClosedHolds.close`. Returns whether there is such a hold; an open group
+        stays as it is.
         """
         return await asyncio.to_thread(
             self.closed_holds.close, origin.surface, verb=verb, reason=reason, **how
@@ -381,13 +415,13 @@ class Commands:
         """
         request_id = uuid.uuid4().hex if origin.request_id is None else checked_request_id(origin.request_id)
         same = {name: value for name, value in asked.items() if name not in _TIMES}  # patience is no request
-        begun = _CommandUnderWay(request_id, operation, origin, plain_arguments(same), source)
+        begun = _CommandUnderWay(request_id, operation, origin, _kept_arguments(same), source)
         known = await _within(self._starters, lambda: self._begun(begun, command))
         if isinstance(known, Receipt):
             return known
         return await asyncio.shield(asyncio.wrap_future(known.end))
 
-    def close(self, wait_s: float = 0.0) -> None:
+    def close(self, wait_s: Wait = 0.0) -> None:
         """Let go of the group, once commands under way are over or `wait_s` has passed."""
         deadline = time.monotonic() + wait_s
         wait([running.end for running in self._running.values()], max(deadline - time.monotonic(), 0))
@@ -396,44 +430,95 @@ class Commands:
         for attached in (self._group, self._left or ()):
             for each in attached:
                 each.close()
+        self.kept.close()
         segment = segment_path(self.name, self.directory)
         if self.receipts_path.parent == segment.parent and not segment.exists():  # of a group that has ended
-            remove_ours(self.receipts_path)
+            for suffix in ("", "-journal"):
+                remove_ours(self.receipts_path.with_name(f"{self.receipts_path.name}{suffix}"))
 
     # The parts ----------------------------------------------------------------------------------------------
 
     def _begun(
         self, asked: _CommandUnderWay, command: Callable[[Controller, str], Receipt]
     ) -> _CommandUnderWay | Receipt:
-        """Begin a command unless its request id names one that runs, or that is done."""
+        """Begin a command unless its request id names one that is done, or runs here or at another server."""
         controller, access = self._now()
         run_id = access.group.segment.run_id
         with self._lock:
             running = self._running.get(asked.request_id)
-            kept = self.kept.request(asked.request_id)
-            if kept is not None and (kept["operation"], kept["asked"]) != (asked.operation, asked.asked):
-                raise errors.request_id_used(request_id=asked.request_id, operation=kept["operation"])
             if running is not None:
+                asked.require_same(running.operation, running.asked)
                 return running
-            if kept is not None and kept["state"] == "succeeded" and kept["run_id"] == run_id:
-                return Receipt.from_mapping(kept["receipt"])
-            if len(self._running) >= MOST_COMMANDS:
+            if len(self._running) >= MOST_COMMANDS and self.kept.request(asked.request_id) is None:
                 raise errors.server_busy(running=len(self._running))
             self._running[asked.request_id] = asked
-        self._keep(asked, run_id, state="running")
         try:
+            standing = self._claim(asked, run_id)
+            if standing is not None:
+                asked.require_same(standing["operation"], standing["asked"])
+            if standing is not None and standing["state"] == "succeeded":
+                self._over(asked, receipt=Receipt.from_mapping(standing["receipt"]))
+                return asked
             threading.Thread(
                 # In the trace of the request that is answered.
                 target=contextvars.copy_context().run,
-                args=(self._drive, asked, run_id, controller, command),
+                args=(self._drive if standing is None else self._follow, asked, run_id, controller, command),
                 name="wsm-http",
                 daemon=True,
             ).start()
         except RuntimeError:
-            with self._lock:
-                del self._running[asked.request_id]
-            raise errors.server_busy(running=len(self._running)) from None
+            busy = errors.server_busy(running=len(self._running))
+            self._over(asked, error=busy)
+            raise busy from None
+        except BaseException as error:
+            self._over(asked, error=error)
+            raise
         return asked
+
+    def _claim(self, asked: _CommandUnderWay, run_id: str) -> dict[str, Any] | None:
+        """Keep that a command begins here; return the request of its name that is done, or runs elsewhere."""
+
+        def is_free(kept: dict[str, Any]) -> bool:
+            if (kept["operation"], kept["asked"]) != (asked.operation, asked.asked):
+                return False
+            if kept["state"] == "succeeded":
+                return bool(kept["run_id"] != run_id)
+            return kept["state"] != "running" or not _runs_elsewhere(kept)
+
+        return self.kept.claim(self._record(asked, run_id, state="running"), is_free)
+
+    def _follow(
+        self,
+        asked: _CommandUnderWay,
+        run_id: str,
+        controller: Controller,
+        command: Callable[[Controller, str], Receipt],
+    ) -> None:
+        """Wait for the end of a command that another server runs; if that server ends before, run it."""
+        try:
+            while (known := self.request(asked.request_id))["state"] == "running":
+                time.sleep(_FOLLOWED_S)
+            if known["state"] == "succeeded":
+                self._over(asked, receipt=Receipt.from_mapping(known["receipt"]))
+            elif known["state"] == "failed":
+                self._over(asked, error=answers.error_of(known, status=500))
+            elif self._claim(asked, run_id) is None:
+                self._drive(asked, run_id, controller, command)
+            else:
+                self._follow(asked, run_id, controller, command)
+        except BaseException as error:  # noqa: BLE001 - who waits gets it, whatever it is
+            self._over(asked, error=error)
+
+    def _over(
+        self, asked: _CommandUnderWay, *, receipt: Receipt | None = None, error: BaseException | None = None
+    ) -> None:
+        """Tell who waits how a command ended."""
+        with self._lock:
+            self._running.pop(asked.request_id, None)
+        if receipt is not None:
+            asked.end.set_result(receipt)
+        else:
+            asked.end.set_exception(error)
 
     def _drive(
         self,
@@ -443,12 +528,12 @@ class Commands:
         command: Callable[[Controller, str], Receipt],
     ) -> None:
         """Bring one command to its end, keep that, and tell who waits. In a thread."""
-        asked.end.set_running_or_notify_cancel()
         try:
-            receipt = replace(command(controller, asked.request_id), request_id=asked.request_id)
-            if asked.operation in ("update", "commit", "release"):
-                self.closed_holds.reopen_after(receipt, sent=asked.source is not None)
-            self._keep(asked, run_id, state="succeeded", receipt=dict(receipt.to_mapping()))
+            receipt = structs.replace(command(controller, asked.request_id), request_id=asked.request_id)
+            if asked.operation in ("update", "commit") and asked.source is not None:
+                self.closed_holds.reopen(asked.origin.surface, sent=True)
+            done = self._record(asked, run_id, state="succeeded", receipt=dict(receipt.to_mapping()))
+            self.kept.keep(done)
         except BaseException as error:  # noqa: BLE001 - who waits gets it, whatever it is
             if not isinstance(error, WsmError):
                 log.logger("http").error(log.REQUEST_FAILED, operation=asked.operation, error=repr(error))
@@ -456,29 +541,26 @@ class Commands:
                 failure = {"run_id": run_id, "error": answers.error_mapping(error)}
                 self.kept.remember(_UNFIT, asked.source, failure)
             try:
-                self._keep(asked, run_id, state="failed", error=answers.error_mapping(error))
+                self.kept.keep(
+                    self._record(asked, run_id, state="failed", error=answers.error_mapping(error))
+                )
             finally:
-                with self._lock:
-                    del self._running[asked.request_id]
-                asked.end.set_exception(error)
+                self._over(asked, error=error)
         else:
-            with self._lock:
-                del self._running[asked.request_id]
-            asked.end.set_result(receipt)
+            self._over(asked, receipt=receipt)
 
-    def _keep(self, asked: _CommandUnderWay, run_id: str, **what: Any) -> None:
-        self.kept.keep(
-            {
-                "request_id": asked.request_id,
-                "operation": asked.operation,
-                "surface": asked.origin.surface,
-                "traceparent": asked.origin.traceparent,
-                "asked": asked.asked,
-                "run_id": run_id,
-                "at": time.time(),
-                **what,
-            }
-        )
+    def _record(self, asked: _CommandUnderWay, run_id: str, **what: Any) -> dict[str, Any]:
+        return {
+            "request_id": asked.request_id,
+            "operation": asked.operation,
+            "surface": asked.origin.surface,
+            "traceparent": asked.origin.traceparent,
+            "asked": asked.asked,
+            "run_id": run_id,
+            "server": ProcessIdentity.current(),
+            "at": time.time(),
+            **what,
+        }
 
     def _require_fit(self, source: str | None) -> None:
         failure = None if source is None else self.kept.note(_UNFIT, source)
@@ -488,7 +570,7 @@ class Commands:
     def _status(self) -> GroupStatus:
         return self._now()[1].group.status()
 
-    def _facts(self) -> GroupFacts:
+    def _facts(self) -> GroupStatus:
         segment = self._now()[1].group.segment
         return read_facts(self.name, segment, lock_file=segment.lock_file)
 
@@ -512,11 +594,12 @@ class Commands:
             return self._group
 
     def _place(self, journal_directory: str | Path | None) -> Path:
-        kept_in = journal_directory or journal_directory_of(self._group[1].group.segment)
-        if kept_in is not None:
-            return Path(kept_in).absolute() / "http.jsonl"
-        run = run_directory_path(self.name, self.directory)
-        return run / "http.jsonl" if run.is_dir() else run.with_suffix(".http")
+        segment = self._group[1].group.segment
+        said = settings_in(segment.settings)
+        kept_in = journal_directory or said.journals or said.logs
+        if kept_in:
+            return Path(kept_in).absolute() / "http.sqlite"
+        return segment.path.with_name(f"{segment.path.name}.http")
 
 
 class _CommandUnderWay:
@@ -531,6 +614,33 @@ class _CommandUnderWay:
         self.asked = asked
         self.source = source
         self.end: Future[Receipt] = Future()
+        self.end.set_running_or_notify_cancel()  # a caller that stops waiting cancels nothing
+
+    def require_same(self, operation: str, asked: Mapping[str, Any]) -> None:
+        """Refuse a request id that names another request (code ``request-id-used``)."""
+        if (operation, asked) != (self.operation, self.asked):
+            raise errors.request_id_used(request_id=self.request_id, operation=operation)
+
+
+def _kept_arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as they are kept and compared: those that are long by their digest."""
+    plain = plain_arguments(asked)
+    text = json.dumps(plain, sort_keys=True).encode()
+    return plain if len(text) <= _MOST_ARGUMENTS else {"sha256": hashlib.sha256(text).hexdigest()}
+
+
+def _runs_elsewhere(kept: Mapping[str, Any]) -> bool:
+    """Whether another server that lives runs a request."""
+    server = _server_of(kept.get("server"))
+    return server is not None and server.pid != os.getpid() and server.is_known_alive
+
+
+def _server_of(kept: object) -> ProcessIdentity | None:
+    """Return the server that has kept a request, as it said; None: it did not."""
+    try:
+        return ProcessIdentity(*map(int, kept))  # type: ignore[call-overload] # what is none is a TypeError
+    except (TypeError, ValueError):
+        return None
 
 
 async def _within(pool: ThreadPoolExecutor, question: Callable[[], _Read]) -> _Read:

@@ -1,29 +1,64 @@
-"""What outlives a server: ends of requests, why a hold is closed, what is remembered. One file, bounded.
+"""What outlives a server: ends of requests, and what is remembered. One sqlite file of a group's servers.
 
-A line of JSON for each thing that happens, appended before a caller is told of it; what a kill tore is left
-out when it is read. A file that cannot be written any more ends the file, never a command.
+The file is memory, and no authority: each server has all of it in its own memory, too, and goes on without a
+file that is damaged, full, foreign or hangs. One thread owns the connection. A transaction of it first reads
+what other servers have written, then writes what is said here, so that two servers that begin one request at
+once agree on which of them runs it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
 
 from wsm import log
-from wsm.shared_directory import ForeignPathError, create_ours, open_to_append, read_ours, remove_ours
+from wsm.receipt import Receipt
+from wsm.shared_directory import ForeignPathError, open_to_append
 
-#: Requests that are kept, the newest.
+#: Requests that are kept, the newest, and the bytes that they may take.
 KEPT_REQUESTS: Final = 1000
+KEPT_BYTES = 8 << 20
 
 #: Things of each kind that surfaces have remembered, the newest.
 KEPT_NOTES: Final = 256
 
-#: Bytes of a file after which it is written anew with what it means.
-_FILE_BYTES = 16 << 20
+#: Bytes of the file at most.
+_FILE_BYTES: Final = 16 << 20
+
+#: Seconds that a command waits for the file; while it hangs, none does. And those that a lock is waited for.
+WAIT_S = 1.0
+_LOCKED_S: Final = 30.0
+
+#: The kind of rows that are requests; all other kinds are of notes.
+_REQUEST: Final = "request"
+
+_VERSION: Final = 1
+_TABLE: Final = (
+    "CREATE TABLE kept (kind TEXT NOT NULL, name TEXT NOT NULL, value TEXT, change INTEGER NOT NULL, "
+    "PRIMARY KEY (kind, name))"
+)
+
+#: What every request that is kept says of itself.
+_FIELDS: Final = {
+    **dict.fromkeys(("request_id", "operation", "surface", "run_id", "state"), str),
+    "asked": dict,
+}
+
+
+class _KeptRow(NamedTuple):
+    """What is kept under a name, as JSON; None: nothing any more."""
+
+    kind: str
+    name: str
+    value: str | None
 
 
 class KeptRequests:
@@ -36,120 +71,238 @@ class KeptRequests:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
         self._lock = threading.Lock()
-        self._requests: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._closed: dict[str, Any] | None = None
-        self._notes: dict[str, OrderedDict[str, Any]] = {}
-        if path is not None:
-            self._read(path)
+        self._rows: dict[str, OrderedDict[str, str]] = {}
+        self._file = None if path is None else _RequestFile(path, self)
+        self.catch_up()
 
-    @property
-    def closed(self) -> dict[str, Any] | None:
-        """Why the hold that was closed last is closed, and which it is; None: none is."""
-        return self._closed
+    def catch_up(self) -> None:
+        """Take in what other servers of the group have kept since. Blocks for a second at most."""
+        self._say(None)
 
     def request(self, request_id: str) -> dict[str, Any] | None:
         """Return what is kept of a request."""
-        found = self._requests.get(request_id)  # one look, without the lock of a write: it may block
-        return None if found is None else dict(found)
+        found: dict[str, Any] | None = self.note(_REQUEST, request_id)
+        return found
+
+    def claim(
+        self, request: dict[str, Any], is_free: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any] | None:
+        """Keep a request that is to begin; return what stands under its name instead where that is not free.
+
+        Of several servers that claim one name at once, one does. Blocks for a second at most.
+        """
+        standing: list[dict[str, Any]] = []
+
+        def claimed() -> list[_KeptRow]:
+            known = self.request(request["request_id"])
+            if known is not None and not is_free(known):
+                standing.append(known)
+                return []
+            return [_row(_REQUEST, request["request_id"], request)]
+
+        self._say(claimed)
+        return standing[0] if standing else None
 
     def keep(self, request: dict[str, Any]) -> None:
-        """Keep what a request is now, in the place of what it was. Blocks for a write."""
-        with self._lock:
-            self._take(request)
-            self._append({"request": request})
-
-    def close(self, closed: dict[str, Any] | None) -> None:
-        """Keep why a hold is closed, or that none is. Blocks for a write."""
-        with self._lock:
-            if self._closed != closed:
-                self._closed = closed
-                self._append({"closed": closed})
+        """Keep what a request is now, in the place of what it was. Blocks for a second at most."""
+        self._say(lambda: [_row(_REQUEST, request["request_id"], request)])
 
     def note(self, kind: str, name: str) -> Any:
         """Return what is remembered under a name; None: nothing."""
-        found = self._notes.get(kind)
-        return None if found is None else found.get(name)
+        named = self._rows.get(kind)
+        found = None if named is None else named.get(name)
+        with suppress(ValueError, TypeError):  # a damaged file may say anything
+            return None if found is None else json.loads(found)
+        return None
 
     def remember(self, kind: str, name: str, value: Any) -> None:
-        """Remember plain values under a name; None: nothing any more. Blocks for a write."""
+        """Remember plain values under a name; None: nothing any more. Blocks for a second at most."""
+        if self.note(kind, name) != value:
+            self._say(lambda: [_row(kind, name, value)])
+
+    def take(self, rows: Iterable[_KeptRow]) -> None:
+        """Take in what is said of names, the newest last; a request that its readers cannot read is none."""
         with self._lock:
-            if self.note(kind, name) != value:
-                self._take_note(kind, name, value)
-                self._append({"note": [kind, name, value]})
+            for row in rows:
+                named = self._rows.setdefault(row.kind, OrderedDict())
+                named.pop(row.name, None)
+                if row.value is not None and (row.kind != _REQUEST or _is_request(row.value)):
+                    named[row.name] = row.value
+                while len(named) > (KEPT_REQUESTS if row.kind == _REQUEST else KEPT_NOTES):
+                    named.popitem(last=False)
+            requests = self._rows.get(_REQUEST, OrderedDict())
+            kept_bytes = sum(map(len, requests.values()))
+            while kept_bytes > KEPT_BYTES and len(requests) > 1:
+                kept_bytes -= len(requests.popitem(last=False)[1])
 
-    def _take_note(self, kind: str, name: str, value: Any) -> None:
-        notes = self._notes.setdefault(kind, OrderedDict())
-        notes.pop(name, None)
-        if value is not None:
-            notes[name] = value
-        while len(notes) > KEPT_NOTES:
-            notes.popitem(last=False)
+    def rows(self) -> list[_KeptRow]:
+        """Return all that is kept, the newest of each kind last."""
+        with self._lock:
+            return [
+                _KeptRow(kind, name, value)
+                for kind, named in self._rows.items()
+                for name, value in named.items()
+            ]
 
-    def _take(self, request: dict[str, Any]) -> None:
-        name = request["request_id"]
-        self._requests[name] = request
-        self._requests.move_to_end(name)
-        while len(self._requests) > KEPT_REQUESTS:
-            self._requests.popitem(last=False)
+    def close(self) -> None:
+        """End the thread that writes, once it has written. Does not wait."""
+        if self._file is not None:
+            self._file.asked.put(None)
 
-    def _read(self, path: Path) -> None:
-        try:
-            lines = read_ours(path).splitlines()
-        except FileNotFoundError:
-            return
-        except (OSError, ForeignPathError) as error:
-            self._end(error)
-            return
-        for line in lines:
+    def _say(self, say: Callable[[], Sequence[_KeptRow]] | None) -> None:
+        saying = _Saying(self, say)
+        if self._file is None or not self._file.exchange(saying):
+            saying.rows()
+
+
+class _Saying:
+    """What a caller says, found out once: by the thread of the file, or by the caller where that hangs."""
+
+    def __init__(self, kept: KeptRequests, say: Callable[[], Sequence[_KeptRow]] | None) -> None:
+        self._kept = kept
+        self.say = say
+        self._lock = threading.Lock()
+        self._rows: Sequence[_KeptRow] | None = None
+        self.done = threading.Event()
+
+    def rows(self) -> Sequence[_KeptRow]:
+        with self._lock:
+            if self._rows is None:
+                self._rows = [] if self.say is None else self.say()
+                self._kept.take(self._rows)
+            return self._rows
+
+
+class _RequestFile:
+    """The file of several servers, read and written by a thread of its own."""
+
+    def __init__(self, path: Path, kept: KeptRequests) -> None:
+        self._path = path
+        self._kept = kept
+        self.asked: SimpleQueue[_Saying | None] = SimpleQueue()
+        self._hangs = False
+        self._failed = ""
+        self._connection: sqlite3.Connection | None = None
+        self._inode = self._seen = 0  # of the file that is open, and the last change that was read of it
+        self._unwritten: deque[_KeptRow] = deque(maxlen=KEPT_REQUESTS)
+        threading.Thread(target=self._run, name="wsm-http-kept", daemon=True).start()
+
+    def exchange(self, saying: _Saying) -> bool:
+        """Have it written, and what others say read; waits `WAIT_S` at most. Whether that is done."""
+        self.asked.put(saying)
+        if self._hangs:
+            return False
+        if not saying.done.wait(WAIT_S):
+            self._hangs = True
+            self._say_once(f"no answer within {WAIT_S:g} s: commands go on without it")
+        return saying.done.is_set()
+
+    def _run(self) -> None:
+        while (saying := self.asked.get()) is not None:
             try:
-                said = json.loads(line)
-                if "closed" in said:
-                    self._closed = said["closed"]
-                elif "note" in said:
-                    kind, name, value = said["note"]
-                    self._take_note(str(kind), str(name), value)
-                elif isinstance(said["request"]["request_id"], str):
-                    self._take(said["request"])
-            except (ValueError, KeyError, TypeError, RecursionError):  # noqa: PERF203 - a line that a kill tore
-                continue
+                self._exchange(saying)
+                self._failed = ""
+            except (OSError, ForeignPathError, sqlite3.Error) as error:
+                self._unwritten.extend(saying.rows())
+                self._close()
+                self._say_once(str(error))
+                if type(error) is sqlite3.DatabaseError:
+                    with suppress(OSError):  # it is no database: set aside, and begun anew
+                        self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))
+            saying.done.set()
+            self._hangs = self._hangs and not self.asked.empty()
+        self._close()
 
-    def _append(self, said: dict[str, Any]) -> None:
-        if self._path is None:
-            return
+    def _exchange(self, saying: _Saying) -> None:
+        if not (self._connection or self._unwritten or saying.say or self._path.exists()):
+            return  # nothing is to be kept yet
+        connection, is_new = self._open()
+        connection.execute("BEGIN IMMEDIATE")
         try:
-            descriptor = open_to_append(self._path, reads=True)
-            try:
-                size = os.fstat(descriptor).st_size
-                if size > _FILE_BYTES:
-                    self._rewrite(self._path)  # with what is said now, too
-                    return
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                os.write(descriptor, b"\n" * torn + _line(said))
-            finally:
-                os.close(descriptor)
-        except (OSError, ForeignPathError) as error:
-            self._end(error)
+            is_new = self._prepared(connection) or is_new
+            news = "SELECT kind, name, value, change FROM kept WHERE change > ? ORDER BY change"
+            found = connection.execute(news, (self._seen,)).fetchall()
+            known = {(kind, name) for kind, name, *_ in found}
+            lacking = [row for row in self._kept.rows() if is_new and (row.kind, row.name) not in known]
+            self._kept.take(_KeptRow(*row[:3]) for row in found)
+            self._kept.take(self._unwritten)
+            said = [*lacking, *self._unwritten, *saying.rows()]
+            last = max([self._seen, *(row[3] for row in found)])
+            connection.executemany(
+                "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?)",
+                [(*row, change) for change, row in enumerate(said, last + 1)],
+            )
+            if said:
+                self._trim(connection)
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+        self._seen = last + len(said)
+        self._unwritten.clear()
 
-    def _rewrite(self, path: Path) -> None:
-        """Put what all lines mean in their place, in one step: a kill leaves the old file or the new one."""
-        new = path.with_name(f"{path.name}.new")
-        remove_ours(new)
-        kept: list[dict[str, Any]] = [{"closed": self._closed}]
-        kept += [{"request": each} for each in self._requests.values()]
-        for kind, notes in self._notes.items():
-            kept += [{"note": [kind, name, value]} for name, value in notes.items()]
-        with os.fdopen(create_ours(new, mode=None), "wb") as file:
-            file.writelines(_line(each) for each in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
+    def _prepared(self, connection: sqlite3.Connection) -> bool:
+        """Make the table where there is none yet; whether there was none."""
+        [(version,)] = connection.execute("PRAGMA user_version")
+        if version not in (0, _VERSION):
+            raise sqlite3.OperationalError(f"it is of version {version}, and this wsm reads {_VERSION}")
+        if version == 0:
+            connection.execute(_TABLE)
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+            self._seen = 0
+        return bool(version == 0)
 
-    def _end(self, error: Exception) -> None:
-        log.logger("http").error(log.RECEIPTS_ENDED, path=str(self._path), error=str(error))
-        self._path = None
+    def _trim(self, connection: sqlite3.Connection) -> None:
+        """Delete what is too old to be kept; what is only forgotten is told to others for as long."""
+        kept = {(row.kind, row.name) for row in self._kept.rows()}
+        rows = connection.execute(
+            "SELECT kind, name, value IS NULL FROM kept ORDER BY change DESC"
+        ).fetchall()
+        gone = [
+            (kind, name)
+            for place, (kind, name, is_forgotten) in enumerate(rows)
+            if (kind, name) not in kept and (not is_forgotten or place >= KEPT_REQUESTS)
+        ]
+        connection.executemany("DELETE FROM kept WHERE kind = ? AND name = ?", gone)
+
+    def _open(self) -> tuple[sqlite3.Connection, bool]:
+        """Open the file, and another one that lies there by now; whether that was done besides."""
+        if self._connection is not None:
+            with suppress(OSError):
+                if self._path.stat().st_ino == self._inode:
+                    return self._connection, False
+            self._close()
+        descriptor = open_to_append(self._path)  # refuses what is not ours
+        self._inode = os.fstat(descriptor).st_ino
+        os.close(descriptor)
+        self._seen = 0
+        self._connection = sqlite3.connect(self._path, timeout=_LOCKED_S, isolation_level=None)
+        self._connection.execute("PRAGMA synchronous = FULL")
+        [(page_bytes,)] = self._connection.execute("PRAGMA page_size")
+        self._connection.execute(f"PRAGMA max_page_count = {_FILE_BYTES // page_bytes}")
+        return self._connection, True
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _say_once(self, error: str) -> None:
+        if error != self._failed:
+            self._failed = error
+            log.logger("http").error(log.RECEIPTS_ENDED, path=str(self._path), error=error)
 
 
-def _line(said: object) -> bytes:
-    return f"{json.dumps(said, default=str)}\n".encode()
+def _is_request(value: str) -> bool:
+    """Whether this is all that a request says of itself, as every reader of it expects."""
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
+        said = json.loads(value)
+        if said["state"] == "succeeded":
+            Receipt.from_mapping(said["receipt"])
+        return all(isinstance(said[name], kind) for name, kind in _FIELDS.items())
+    return False
+
+
+def _row(kind: str, name: str, value: Any) -> _KeptRow:
+    return _KeptRow(kind, name, None if value is None else json.dumps(value, default=str))

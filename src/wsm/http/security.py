@@ -22,9 +22,13 @@ from wsm.errors import WsmError
 from wsm.http import errors
 from wsm.http.answers import HttpAnswer, failed
 from wsm.shared_directory import read_ours
+from wsm.typed import CountFrom0, Seconds, typed_calls
 
 #: Headers of one request. What forwards them takes time that grows with the square of their number.
 MOST_HEADERS: Final = 256
+
+#: Bytes of path, query and headers of one request together.
+MOST_HEAD: Final = 64 << 10
 
 #: Bytes of the largest body.
 MAX_BODY: Final = 16 << 20
@@ -41,6 +45,7 @@ _OPEN = frozenset({("GET", "/health"), ("GET", "/health_generate"), ("GET", "/pi
 _Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
+@typed_calls
 @dataclass(frozen=True)
 class Security:
     """Who is let in.
@@ -66,8 +71,8 @@ class Security:
     trusted: tuple[_Network, ...] = ()
     allowed_hosts: frozenset[str] = frozenset()
     readable: frozenset[tuple[str, str]] = frozenset()
-    max_body: int = MAX_BODY
-    body_s: float = BODY_S
+    max_body: CountFrom0 = MAX_BODY
+    body_s: Seconds = BODY_S
 
     def refusal(
         self, method: str, path: str, peer: str | None, headers: Sequence[tuple[bytes, bytes]]
@@ -123,13 +128,11 @@ class Security:
     def _needs_no_token(self, peer: str | None) -> bool:
         if peer is None:
             return True
-        try:
-            address = ipaddress.ip_address(peer.partition("%")[0])
-        except ValueError:
+        address = _address_of(peer.partition("%")[0])
+        if address is None:
             return False
-        mapped = getattr(address, "ipv4_mapped", None) or address
-        untold = mapped.is_loopback and self.admin is None  # what stands before a server asks from here, too
-        return untold or any(mapped in network for network in self.trusted)
+        untold = address.is_loopback and self.admin is None  # what stands before a server asks from here, too
+        return untold or any(address in network for network in self.trusted)
 
     def _as_browser(
         self, peer: str | None, headers: Sequence[tuple[bytes, bytes]], *, by_page_alone: bool
@@ -147,7 +150,7 @@ class Security:
             return errors.forbidden(why="a page of another site asks for it")
         for header in (b"origin", b"referer"):
             said = by_name.get(header)
-            if said is not None and urlsplit(said).netloc.lower() != (named or [""])[0].lower():
+            if said is not None and _place_of(said) != (named or [""])[0].lower():
                 return errors.forbidden(why=f"its {header.decode()} is {said[:100]!r}")
         told = by_name.keys() & {b"sec-fetch-site", b"origin", b"referer"}
         if by_page_alone and not told and by_name.get(b"user-agent", "").startswith("Mozilla/"):
@@ -158,16 +161,32 @@ class Security:
         """Whether a host names no domain, which a page's owner could let point here."""
         if host == "localhost" or host in self.allowed_hosts:
             return True
-        try:
-            return not ipaddress.ip_address(host).is_unspecified  # which reaches loopback from any page
-        except ValueError:
-            return False
+        address = _address_of(host)
+        return address is not None and not address.is_unspecified  # which reaches loopback from any page
+
+
+def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a text is, of IPv4 where it is mapped; None: it is none."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _place_of(url: str) -> str | None:
+    """Return host and port of a URL, in lower case; None: it is none."""
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _host_of(authority: str) -> str:
-    """Return the host of ``HOST:PORT``, in lower case and without brackets."""
+    """Return the host of ``HOST:PORT``, in lower case and without brackets, if those are a pair."""
     if authority.startswith("["):
-        return authority[1:].partition("]")[0].lower()
+        host, ends, _ = authority[1:].partition("]")
+        return host.lower() if ends else authority
     return authority.partition(":")[0].lower()
 
 
@@ -301,6 +320,9 @@ class SecurityGuard:
     def _refusal(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]], body: _Body) -> WsmError | None:
         if len(headers) > MOST_HEADERS:
             return errors.too_many_headers(limit=MOST_HEADERS)
+        asked = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+        if asked + sum(len(name) + len(value) for name, value in headers) > MOST_HEAD:
+            return errors.too_many_headers(limit=MOST_HEAD, of="bytes of path and headers")
         client, method = scope.get("client"), scope.get("method", "GET")
         peer = client[0] if client and client[0] else None
         refused = self._security.refusal(method, path_of(scope), peer, headers)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from wsm.http.answers import HttpAnswer
 from wsm.http.commands import Commands
+from wsm.typed import typed
 
 #: Paths whose GET only reads, whichever surface answers it.
 READS: Final = frozenset(
@@ -61,6 +62,7 @@ def verb_route(method: str, path: str, handler: Handler) -> SurfaceRoute:
     return SurfaceRoute(method, path, handler, reads=method == "GET" and path in READS)
 
 
+@typed
 @dataclass(frozen=True)
 class Surface:
     """A front for one kind of trainer.

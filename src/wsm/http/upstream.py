@@ -87,6 +87,9 @@ class Upstream:
             reason = f"{type(error).__name__}: {error}"
             await _tell(errors.upstream_unreachable(url=str(self._base), reason=reason), send)
             return
+        except httpx.InvalidURL as error:
+            await _tell(errors.bad_body(field="path", problem=str(error)), send)
+            return
         except WsmError as error:
             await _tell(error, send)
             return

@@ -14,14 +14,16 @@ from wsm.clock import monotonic_ns
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.metrics.follow import Followed
 from wsm.signals.lock_file import LockFile, open_lock_file
-from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name, lock_path, segment_path
+from wsm.signals.names import check_name, lock_path, segment_path
 from wsm.signals.segment import SegmentImage, existing_groups
-from wsm.status import GroupFacts, read_facts
+from wsm.status import GroupStatus, read_facts
+from wsm.typed import typed_calls
 
 #: Whose names of metrics there are aliases for.
 ALIASES: Final = ("vllm",)
 
 
+@typed_calls
 class Exporter:
     """The metrics of groups, read off their segments and journals at each scrape.
 
@@ -38,7 +40,7 @@ class Exporter:
     journals : path or None
         Where the group's journals are; None: where its owner says, else the rings of its segment.
     directory : path or None
-        Where segments lie; ``/dev/shm`` by default.
+        Where segments lie; this user's private directory by default.
     unsupported : mapping or None
         Of a server over HTTP: how often it has refused a verb that cannot be honoured, by surface and verb.
 
@@ -75,12 +77,12 @@ class Exporter:
         self._name = None if name is None else check_name(name)
         self._aliases = tuple(aliases)
         self._journals = None if journals is None else Path(journals)
-        self._directory = Path(directory or SHARED_MEMORY_DIRECTORY)
+        self._directory = None if directory is None else Path(directory)
         self._started_s = time.time()
         self._unsupported = unsupported
         self._scraping = threading.Lock()
         self._followed: dict[str, Followed] = {}
-        self._known: dict[str, GroupFacts] = {}
+        self._known: dict[str, GroupStatus] = {}
 
     def collect(self) -> list[Any]:
         """Return the families of a scrape, as ``prometheus_client`` asks a collector. Does not block.
@@ -110,7 +112,10 @@ class Exporter:
         """
         from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - an extra
 
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that it cannot compare
+            encode, content_type = choose_encoder("")
         body = encode(self)  # it asks for no more than collect()
         headers = (
             ("Content-Type", content_type),
@@ -119,14 +124,14 @@ class Exporter:
         )
         return 200, headers, body
 
-    def _read(self, name: str) -> tuple[GroupFacts, Any]:
+    def _read(self, name: str) -> tuple[GroupStatus, Any]:
         followed = self._followed.setdefault(name, Followed(self._journals))
         path = segment_path(name, self._directory)
         image: SegmentImage | None = None
         try:
             image = SegmentImage.read(path)
         except WsmError as error:
-            facts = GroupFacts(name, problem=str(error))
+            facts = GroupStatus(name, problem=str(error))
         else:
             locks = _locks(path)
             with contextlib.closing(locks) if locks else contextlib.nullcontext():

@@ -17,12 +17,12 @@ from prometheus_client.core import (
 )
 
 import wsm
+from wsm.journal import entry as kinds
 from wsm.metrics.history import Durations, JournalCounts
-from wsm.states import journal as kinds
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import Operation
-from wsm.status import GroupFacts, status_of
-from wsm.status.facts import ALIVE, DEAD, NEVER, STOPPED, UNKNOWN, RankFacts
+from wsm.status import GroupStatus
+from wsm.status.facts import ALIVE, DEAD, NEVER, STOPPED, UNKNOWN, RankStatus
 from wsm.status.rules import find
 
 _LIVES: Final = (ALIVE, STOPPED, DEAD, NEVER, UNKNOWN)
@@ -42,7 +42,6 @@ _EVENTS: Final = {
     kinds.STEP_BROKEN: ("wsm_steps_broken", "Steps that raised."),
     kinds.WAIT_EXPIRED: ("wsm_waits_expired", "Waits that passed their deadline, or actions that did."),
     kinds.INTERRUPTED: ("wsm_interruptions", "Times that communicators were broken under a collective."),
-    kinds.SHORTAGE_MET: ("wsm_shortages", "Times that a shortage cut short what the rank did."),
 }
 
 #: Names of vLLM, for dashboards that know them; what they are aliases of.
@@ -100,7 +99,7 @@ def _texts(labels: Mapping[str, object]) -> list[str]:
 
 
 def families(
-    groups: Sequence[tuple[GroupFacts, JournalCounts]],
+    groups: Sequence[tuple[GroupStatus, JournalCounts]],
     *,
     now_ns: int,
     started_s: float,
@@ -111,7 +110,7 @@ def families(
 
     Parameters
     ----------
-    groups : sequence of (GroupFacts, JournalCounts)
+    groups : sequence of (GroupStatus, JournalCounts)
         Each group once.
     now_ns : int
         The host's monotonic clock, which journals have their times of.
@@ -143,30 +142,38 @@ def families(
     return list(told.found.values())
 
 
-def _group(told: _Families, facts: GroupFacts) -> None:
+def _group(told: _Families, facts: GroupStatus) -> None:
     name = facts.name
     told.gauge("wsm_up", "Whether the group's segment can be read.", not facts.problem, group=name)
     told.gauge("wsm_serving", "Whether every rank may step.", facts.serving, group=name)
     text = "What 'wsm explain' finds first; 1 for the rule that applies."
-    told.info("wsm_finding", text, {"finding": find(facts).code}, group=name)
+    found = find(facts)
+    told.info("wsm_finding", text, {"finding": found.code}, group=name)
+    text = "The ranks that this finding is about, and the action that they keep from its end."
+    for rank in found.ranks:
+        told.info(
+            "wsm_finding_rank", text, {"finding": found.code, "action": found.action}, group=name, rank=rank
+        )
     if facts.problem:
         return
-    status, version = status_of(facts), facts.committed.version
+    version = facts.version
     command, hold = facts.command, facts.hold
     told.gauge("wsm_held", "Whether the group stands under a hold.", hold is not None, group=name)
     if hold is not None:
-        told.info("wsm_hold", "Whose hold that is.", {"owner": str(hold.get("owner", ""))}, group=name)
+        told.info("wsm_hold", "Whose hold that is.", {"owner": hold.owner}, group=name)
+    text = "Whether that hold is released by force alone, since an update was refused or failed."
+    told.gauge("wsm_hold_closed", text, facts.closed is not None, group=name)
     text = "Seconds until the lease of the hold runs out; absent: it has none."
     told.gauge("wsm_hold_lease_left_seconds", text, facts.lease_left_s, group=name)
     if version is not None:
         text = "The version that the group has committed."
         told.info("wsm_version", text, {"version": version}, group=name)
-    if command is not None:
+    if facts.epoch:
         text = "Incarnation of the group; grows when a rank is replaced."
         told.gauge("wsm_epoch", text, command.epoch, group=name)
         told.gauge("wsm_sequence", "Number of the last command.", command.sequence, group=name)
     text = "Whether a command of this kind is under way."
-    kind = None if status.over or command is None else _asked(facts)
+    kind = None if facts.over else facts.asked_operation
     for operation in _OPERATIONS:
         told.gauge(
             "wsm_command_in_flight", text, operation is kind, group=name, operation=operation.name.lower()
@@ -175,25 +182,17 @@ def _group(told: _Families, facts: GroupFacts) -> None:
     told.gauge("wsm_decision_left_seconds", text, facts.decision_left_s, group=name)
     text = "Whether the process that has the controller role lives and is stopped."
     told.gauge("wsm_controller_stopped", text, facts.controller_stopped, group=name)
+    text = "Seconds for which the command has waited for a word of its controller; absent: it waits for none."
+    late_s = facts.controller_unanswered_s
+    late_s = late_s if late_s is not None and late_s > 0 else None
+    told.gauge("wsm_controller_unanswered_seconds", text, late_s, group=name)
     text = "Whether a process replaces ranks that are lost."
     told.gauge("wsm_supervised", text, facts.supervisor_life == ALIVE, group=name)
     told.gauge("wsm_damaged_words", "Words that say what no word can say.", len(facts.damaged), group=name)
     told.gauge("wsm_ranks", "Participants of the group.", len(facts.ranks), group=name)
 
 
-def _asked(facts: GroupFacts) -> Operation | None:
-    """Return what the last command asked for; of a decision, what it is about."""
-    command, asked = facts.command, facts.arguments
-    if command is None or not command.operation.is_decision:
-        return None if command is None else command.operation
-    if asked is not None and asked.of_admission:
-        return Operation.RELEASE if facts.hold is not None and asked.hold is None else Operation.HOLD
-    if asked is not None and asked.clears:
-        return Operation.CLEAR
-    return Operation.HOT_UPDATE if command.operation.is_hot else Operation.UPDATE
-
-
-def _rank(told: _Families, group: str, rank: RankFacts) -> None:
+def _rank(told: _Families, group: str, rank: RankStatus) -> None:
     who = {"group": group, "rank": rank.rank}
     text = "State of the rank's weights, and of its KV cache."
     weights, kv = [state.name for state in WeightState], [state.name for state in KVState]
@@ -204,10 +203,10 @@ def _rank(told: _Families, group: str, rank: RankFacts) -> None:
         kind = "What the rank's loop does; broken: its last step raised."
         told.one_of("wsm_step_kind", kind, rank.step_kind, _STEPS, **who)
         text = "Number of the last step that the rank entered, modulo 2^27."
-        told.gauge("wsm_step", text, None if rank.step is None else rank.step.step, **who)
+        told.gauge("wsm_step", text, None if rank.step_kind is None else rank.step, **who)
     text = "Seconds since the rank's heartbeat grew; tells something only while a command is under way."
     told.gauge("wsm_rank_heartbeat_age_seconds", text, rank.beat_s, **who)
-    told.gauge("wsm_rank_status_age_seconds", "Seconds since its status changed.", rank.told_s, **who)
+    told.gauge("wsm_rank_status_age_seconds", "Seconds since its status changed.", rank.since_s, **who)
     text = "Bytes that the rank has prepared of a command which waits for its caller's decision."
     told.gauge("wsm_staged_bytes", text, rank.staged_bytes, **who)
     if rank.action is not None and rank.action.seconds is not None:
@@ -250,7 +249,7 @@ def _history(told: _Families, group: str, history: JournalCounts, now_ns: int) -
         told.gauge("wsm_command_age_seconds", text, age_s, group=group, operation=operation)
 
 
-def _as_vllm(told: _Families, facts: GroupFacts, history: JournalCounts) -> None:
+def _as_vllm(told: _Families, facts: GroupStatus, history: JournalCounts) -> None:
     """Tell the two metrics that vLLM has of weight updates, under its names."""
     every = Durations()
     for (operation, _), each in history.commands.items():
@@ -262,8 +261,8 @@ def _as_vllm(told: _Families, facts: GroupFacts, history: JournalCounts) -> None
     told.durations(
         "vllm:rl_weight_update_operation_duration_seconds", text, found, "operation", group=facts.name
     )
-    open_now = not facts.problem and not status_of(facts).over
-    updates = open_now and _asked(facts) in (Operation.UPDATE, Operation.HOT_UPDATE)
+    open_now = not facts.problem and not facts.over
+    updates = open_now and facts.asked_operation in (Operation.UPDATE, Operation.HOT_UPDATE)
     text = "Alias of wsm_command_in_flight, for updates."
     told.gauge(
         "vllm:rl_weight_update_operations_in_flight",

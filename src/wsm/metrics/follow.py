@@ -12,18 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from wsm.group_segment import journal_directory_of
+from wsm.journal import entry as kinds
+from wsm.journal.entry import JournalFormatError, read_ndjson
+from wsm.journal.lines import LONGEST_LINE_BYTES
 from wsm.metrics.history import JournalCounts
 from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
+from wsm.signals.owner_settings import settings_in
 from wsm.signals.segment import SegmentImage
-from wsm.states import journal as kinds
-from wsm.states.errors import JournalFormatError
-from wsm.states.journal import read_ndjson
 
 _CHUNK_BYTES: Final = 1 << 20
-
-#: No line is longer; what is, is no journal's.
-_MAX_LINE_BYTES: Final = 1 << 16
 
 #: Most lines of a file, which nothing is counted of; its kind stands near the beginning of a line.
 _UNCOUNTED: Final = tuple(f'"kind":"{kind}"'.encode() for kind in (kinds.INPUT, kinds.WORD_WRITTEN))
@@ -54,7 +51,7 @@ class Followed:
     def look(self, image: SegmentImage | None) -> None:
         """Take in what is new; `image` is None where the segment cannot be read any more."""
         if self._directory is None and image is not None:
-            self._directory = journal_directory_of(image)
+            self._directory = settings_in(image.settings).journals
         files = [] if self._directory is None else sorted(self._directory.glob("*.ndjson"))
         for path in files:
             file = self._files.setdefault(path, _File(path))
@@ -64,7 +61,7 @@ class Followed:
             self._look_at_rings(image)
 
     def _look_at_rings(self, image: SegmentImage) -> None:
-        rings = image.journals()
+        rings = image.journals
         if self._run_id != image.run_id or len(self._seen) != len(rings):
             self._run_id, self._seen = image.run_id, [0] * len(rings)
         for place, ring in enumerate(rings):
@@ -107,7 +104,7 @@ class _File:
             while True:
                 data = os.pread(descriptor, _CHUNK_BYTES, self._offset)
                 end = data.rfind(b"\n") + 1
-                if end == 0 and len(data) <= _MAX_LINE_BYTES:
+                if end == 0 and len(data) <= LONGEST_LINE_BYTES:
                     return  # a line that is not whole yet
                 end = end or len(data)
                 self._offset += end

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry
+from wsm.journal import entry as kinds
+from wsm.journal.entry import CONTROLLER, JournalEntry
 
 #: Upper bounds in seconds, up to what vLLM's have: an update of a large model takes minutes.
 BOUNDS: Final = (
@@ -101,7 +101,7 @@ class JournalCounts:
     command_errors : counts by operation and the error's code
     action_errors : counts by rank, action and the error's code
     events : counts by rank and kind of entry
-        What should not happen: lost ranks, broken steps, expired waits, interruptions, shortages; and starts.
+        What should not happen: lost ranks, broken steps, expired waits, interruptions; and starts.
     decisions : counts by decision
     loaded_bytes : float
         Of all ranks, by committed updates.
@@ -174,7 +174,6 @@ _EVENTS: Final = (
     kinds.STEP_BROKEN,
     kinds.WAIT_EXPIRED,
     kinds.INTERRUPTED,
-    kinds.SHORTAGE_MET,
 )
 
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from wsm.errors import RefusedError
-from wsm.shared_directory import ForeignPathError, create_ours, is_at, open_ours, remove_ours, remove_same
-from wsm.signals import errors
-from wsm.signals.errors import SegmentAccessError, SegmentBusyError, SegmentExistsError, SegmentMissingError
+from wsm.shared_directory import ForeignPathError, create_ours, is_at, open_ours, remove_same
+from wsm.signals.errors import SegmentAccessError, SegmentMissingError
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -34,25 +33,9 @@ class Memory(Protocol):
 
 
 class SharedFile:
-    """A shared mapping of a whole file.
+    """A shared mapping of the first `size` bytes of a file, which must have them.
 
-    Parameters
-    ----------
-    descriptor : int
-        The open file, read and write. The mapping keeps a duplicate; the caller closes this one.
-    path : Path
-        Where the file lies.
-    size : int
-        Bytes to map; the file must have them.
-
-    Attributes
-    ----------
-    size : int
-        Mapped bytes.
-    bytes : memoryview
-        All of it, element format ``B``.
-    address : int
-        Where byte 0 is mapped in this process; 0 once closed.
+    The caller closes its own descriptor. `address` is where byte 0 is mapped in this process, 0 once closed.
     """
 
     def __init__(self, descriptor: int, path: Path, size: int) -> None:
@@ -69,14 +52,10 @@ class SharedFile:
         return self.bytes.cast(element_format)  # type: ignore[call-overload,no-any-return] # only literals are declared
 
     def is_replaced(self) -> bool:
-        """Whether `path` names another file by now, or none. One ``stat``."""
         return not is_at(self.path, self._status)
 
     def missing_bytes(self) -> int:
-        """How many mapped bytes the file does not have any more: to touch one ends the process by SIGBUS.
-
-        One ``fstat``; 0 once it is unmapped.
-        """
+        """How many mapped bytes the file does not have any more: to touch one ends the process by SIGBUS."""
         try:
             return max(self.size - self._mapping.size(), 0)
         except ValueError:  # unmapped, by another thread maybe
@@ -87,23 +66,16 @@ class SharedFile:
             return 0
 
     def remove(self) -> None:
-        """Remove the name of the file if it still means this one."""
         remove_same(self.path, self._status)
 
     def close(self) -> None:
-        """Unmap. Does nothing the second time.
-
-        Raises
-        ------
-        SegmentBusyError
-            If another process holds a view into the memory; it stays mapped then.
-        """
+        """Unmap; idempotent. BufferError if a view into the memory is held, which stays mapped then."""
         self.bytes.release()
         try:
             self._mapping.close()
         except BufferError:
             self.bytes = memoryview(self._mapping)
-            raise SegmentBusyError(path=str(self.path)) from None
+            raise
         self.address = 0
 
 
@@ -111,12 +83,7 @@ class SharedFile:
 def opened(path: Path, *, also: Container[int] = ()) -> Iterator[tuple[int, int]]:
     """Open an existing file of this user, or of `also`, to share it; yields descriptor and size in bytes.
 
-    Raises
-    ------
-    SegmentMissingError
-        If there is none.
-    SegmentAccessError
-        If it must not be opened: it is another user's, or no regular file.
+    Raises SegmentMissingError, or SegmentAccessError if it is another user's, or no regular file.
     """
     try:
         descriptor = open_ours(path, also=also)
@@ -133,35 +100,14 @@ def opened(path: Path, *, also: Container[int] = ()) -> Iterator[tuple[int, int]
 def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFile:
     """Create `path` with `content` and zeros up to `size` bytes; it appears whole.
 
-    The bytes are allocated here, because a full ``/dev/shm`` would otherwise kill some process with
-    SIGBUS at its first store, much later.
-
-    Parameters
-    ----------
-    path : Path
-        Final path; must not exist.
-    unfinished : Path
-        Path in the same folder to build it under. What a dead predecessor left there is removed, so the
-        caller must be the only one that builds there now.
-    size : int
-        Bytes of the file.
-    content : bytes
-        The first bytes.
-
-    Raises
-    ------
-    SegmentExistsError
-        If `path` exists.
-    RefusedError
-        If there is no room.
-    SegmentAccessError
-        If the folder refuses the file.
+    The bytes are allocated here, because a full ``/dev/shm`` would else kill a process by SIGBUS at its first
+    store. It is built under `unfinished`, in the same folder; the caller must be the only one that builds
+    there. Raises FileExistsError, and RefusedError or SegmentAccessError if there is no room or the folder
+    refuses.
     """
     try:
-        remove_ours(unfinished)
+        unfinished.unlink(missing_ok=True)
         descriptor = create_ours(unfinished)
-    except ForeignPathError as error:
-        raise refusal(unfinished, error) from error
     except OSError as error:
         raise refusal(path, error, needed_bytes=size) from error
     try:
@@ -175,7 +121,7 @@ def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFi
             os.link(unfinished, path)
         except FileExistsError:
             memory.close()
-            raise SegmentExistsError(path=str(path)) from None
+            raise
         return memory
     finally:
         remove_same(unfinished, os.fstat(descriptor))
@@ -183,13 +129,18 @@ def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFi
 
 
 def refusal(path: Path, error: OSError | ForeignPathError, *, needed_bytes: int = 0) -> RefusedError:
-    """Say what the refusal to open or make `path` means and what to do."""
     if isinstance(error, ForeignPathError):
         return SegmentAccessError(path=str(path), reason=error.context["problem"])
     reason = error.strerror or str(error)
     if error.errno not in _FULL:
         return SegmentAccessError(path=str(path), reason=reason)
     room = os.statvfs(path.parent)
-    return errors.shared_memory_full(
-        path=str(path), needed_bytes=needed_bytes, free_bytes=room.f_bavail * room.f_frsize, reason=reason
+    free_bytes = room.f_bavail * room.f_frsize
+    return RefusedError(
+        f"{path} needs {needed_bytes} bytes and {free_bytes} are free ({reason}); "
+        "remove what is stale in that folder, or give it more (containers: --shm-size)",
+        code="shared-memory-full",
+        path=str(path),
+        needed_bytes=needed_bytes,
+        free_bytes=free_bytes,
     )

@@ -1,16 +1,9 @@
 """Which process stands for a participant or is the controller, and whether it lives.
 
-Knows processes and locks, and nothing of progress.
-
-A pidfd is the fast path (a look costs a quarter of a microsecond and it wakes a selector); it is
-trusted only after the start time agreed, so a reused pid is no participant. Where there is none (another pid
-or time namespace, an old kernel, seccomp), the byte lock that each participant holds tells. A stopped process
-is alive in both: that is a hang, and a hang is for the heartbeat to show.
-
-Tells at once when a process that stands for a participant dies, without looking again and again.
-
-A thread sleeps on the pidfds of all participants. Where there is no pidfd (another pid namespace, an old
-kernel), a death wakes no thread: callers look at :class:`wsm.signals.liveness.Liveness` now and then anyway.
+A pidfd is the fast path (a look costs a quarter of a microsecond, and a death wakes a thread that sleeps on
+it); it is trusted only after the start time agreed, so a reused pid is no participant. Where there is none
+(another pid or time namespace, an old kernel, seccomp), the byte lock that each participant holds tells. A
+stopped process is alive in both: that is a hang, and a hang is for the heartbeat to show.
 """
 
 from __future__ import annotations
@@ -18,13 +11,13 @@ from __future__ import annotations
 import enum
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import final
 
-from wsm.shortage import shortage_of
+from wsm.errors import shortage_of
 from wsm.signals.errors import RoleBusyError, SegmentReplacedError, SlotTakenError
 from wsm.signals.lock_file import LockHold
 from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE, STAND_IN_BYTE
@@ -79,31 +72,20 @@ class Registration:
     def __enter__(self) -> Registration:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.release()
 
 
 def register(segment: Segment, participant: int, timeout_s: float = 0.1) -> Registration:
     """Stand for `participant` from now on: record who this process is, and hold its byte lock.
 
-    Parameters
-    ----------
-    segment : Segment
-        The group's segment.
-    participant : int
-        Rank, or world size plus the helper's number.
-    timeout_s : float
-        How long to wait for a predecessor that is just dying, in seconds. Blocks that long at most. (The
-        kernel takes about 2 ms from SIGKILL until it gives the lock back.)
+    Blocks up to `timeout_s` seconds for a predecessor that is just dying: the kernel takes about 2 ms from
+    SIGKILL until it gives the lock back.
 
     Raises
     ------
-    BadInputError
-        If the segment has no such place.
-    SlotTakenError
-        If a live process, a stopped one included, stands there.
+    BadInputError, SlotTakenError
+        If the segment has no such place, or a live process, a stopped one included, stands there.
     SegmentReplacedError
         If the segment was removed or created anew since this process attached.
     """
@@ -145,15 +127,10 @@ def _stays_alive(identity: ProcessIdentity, timeout_s: float) -> bool:
 
 
 class ControllerRole:
-    """The controller role: the right to write the command word of `segment`. Taken per command.
+    """The controller role: the right to write the command word of a segment. Taken per command.
 
-    The kernel gives it back when its holder dies, so its holder knows that no other controller writes: a
-    successor never guesses by a timeout. It also excludes two threads of one process from each other.
-
-    Parameters
-    ----------
-    segment : Segment
-        The group's segment; must stay open while the role is held.
+    The kernel gives it back when its holder dies: a successor never guesses by a timeout. It also excludes
+    two threads of one process from each other. The segment must stay open while the role is held.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -162,19 +139,14 @@ class ControllerRole:
     def acquire(self, timeout_s: float) -> LockHold:
         """Take the role; use the result in ``with``, or call its ``release()``.
 
-        Parameters
-        ----------
-        timeout_s : float
-            How long to wait for another controller to end its command, in seconds; 0 to be refused at
-            once. Blocks that long at most.
+        Blocks up to `timeout_s` seconds while another controller ends its command; 0 to be refused at once.
 
         Raises
         ------
         RoleBusyError
             If another process or thread has the role still; names its pid.
         SegmentReplacedError
-            If the segment was removed or created anew meanwhile: a role over a dead group commands no
-            process.
+            If the segment was removed or created anew meanwhile: such a role commands no process.
         """
         lock_file = self._segment.lock_file
         hold = lock_file.acquire(CONTROLLER_BYTE, timeout_s)
@@ -194,6 +166,25 @@ class ControllerRole:
         pid = self.holder()
         return pid if pid and is_stopped(pid) else None
 
+    def end_holder(self, pid: int) -> bool:
+        """End the process that holds the role (SIGKILL), if it is `pid` still; return whether it was.
+
+        By a descriptor of the process, opened before the holder is asked for: the number may be another's.
+        """
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            return False
+        try:
+            if self.holder() != pid:
+                return False
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        except OSError:  # it has ended, or it is another user's
+            return False
+        finally:
+            os.close(process)
+        return True
+
     def is_supervisor(self, pid: int) -> bool:
         """Whether a process is the one that replaces the group's ranks."""
         supervisor = self._segment.supervisor
@@ -202,21 +193,16 @@ class ControllerRole:
     def try_to_stand_in(self) -> LockHold | None:
         """Take the right to write one decision while the role's holder is stopped; None if another has it.
 
-        While it is held no next command and no next epoch is written (:meth:`await_stand_in`), so the
-        command that is read now is the one at hand until the word stands there.
+        While it is held no next command and no next epoch is written (:meth:`await_stand_in`).
         """
         return self._segment.lock_file.try_acquire(STAND_IN_BYTE)
 
     def await_stand_in(self) -> None:
         """Wait until no process is about to write in the place of the role's holder; blocks 1 s at most.
 
-        To be asked, with the role, before a word is written that begins a command or an epoch: a decision
-        that another process writes late must find the command that it is about.
-
-        Raises
-        ------
-        RoleBusyError
-            If a process does not come to its end there; it is named.
+        The role's holder asks before a word that begins a command or an epoch: a decision that another
+        process writes late must find its command. Raises RoleBusyError, naming a process that does not come
+        to its end.
         """
         hold = self._segment.lock_file.acquire(STAND_IN_BYTE, _STAND_IN_S)
         if hold is None:
@@ -235,13 +221,7 @@ class ControllerRole:
 
 
 class Liveness:
-    """Watches the participants of one segment; one per process that cares. Safe for threads.
-
-    Parameters
-    ----------
-    segment : Segment
-        The group's segment.
-    """
+    """Watches the participants of one segment; one per process that cares. Safe for threads."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -255,8 +235,7 @@ class Liveness:
             watched = self._watch(participant)
             if watched is None:
                 return Life.NEVER
-            is_gone = watched.was_never_there or not watched.occupant.present
-            if is_gone or (watched.fd is not None and watched.ends.poll(0)):  # a zombie has ended
+            if watched.is_gone or (watched.fd is not None and watched.ends.poll(0)):  # a zombie has ended
                 return Life.DEAD
             if watched.fd is not None:
                 return Life.ALIVE
@@ -272,28 +251,21 @@ class Liveness:
         return self._segment.lock_file.holder(FIRST_PARTICIPANT_BYTE + participant) is not None
 
     def fd(self, participant: int) -> int | None:
-        """A descriptor that becomes readable when the present process of `participant` dies.
+        """A descriptor, owned by this object, that becomes readable when the present `participant` dies.
 
-        Returns
-        -------
-        int or None
-            None where there is no such descriptor: ask :meth:`look` now and then. It belongs to this
-            object, and is another one once the participant was replaced.
+        None where there can be none: ask :meth:`look` now and then. A replaced participant has another one.
         """
-        with self._mutex:
-            watched = self._watch(participant)
+        watched = self._watch(participant)
         return watched.fd if watched is not None else None
 
     def pid(self, participant: int) -> int | None:
         """Pid of the participant's last process, in its recorder's pid namespace; None if there was none."""
-        with self._mutex:
-            watched = self._watch(participant)
+        watched = self._watch(participant)
         return watched.occupant.identity.pid or None if watched is not None else None
 
     def identity(self, participant: int) -> ProcessIdentity | None:
         """The participant's process, dead or alive; None if there never was one, or it left in good order."""
-        with self._mutex:
-            watched = self._watch(participant)
+        watched = self._watch(participant)
         if watched is None or not watched.occupant.present:
             return None
         return watched.occupant.identity
@@ -304,7 +276,7 @@ class Liveness:
         return identity is not None and identity.is_stopped
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Close the descriptors. Idempotent."""
         with self._mutex:
             for watched in self._watched.values():
                 watched.close()
@@ -313,31 +285,29 @@ class Liveness:
     def _watch(self, participant: int) -> _WatchedParticipant | None:
         self._segment.check_participant(participant)
         self._segment.require_whole()
-        occupant = read_occupant(self._segment.words, self._segment.layout.occupant[participant])
-        if occupant is None:
-            return None
-        watched = self._watched.get(participant)
-        if watched is None or watched.occupant != occupant or watched.lacked_descriptor:
-            if watched is not None:
-                watched.close()
-            watched = self._watched[participant] = _WatchedParticipant(occupant)
-        return watched
+        with self._mutex:
+            occupant = read_occupant(self._segment.words, self._segment.layout.occupant[participant])
+            if occupant is None:
+                return None
+            watched = self._watched.get(participant)
+            if watched is None or watched.occupant != occupant or watched.lacked_descriptor:
+                if watched is not None:
+                    watched.close()
+                watched = self._watched[participant] = _WatchedParticipant(occupant)
+            return watched
 
 
 class _WatchedParticipant:
-    """One process under observation: by a pidfd if there can be one, else with no means of its own."""
-
     def __init__(self, occupant: Occupant) -> None:
         self.occupant = occupant
         self.fd: int | None = None
         self.ends = select.poll()
-        self.was_never_there = False
+        self.is_gone = not occupant.present
         self.lacked_descriptor = False
         if occupant.present and occupant.identity.is_visible:
             self._open(occupant.identity)
 
     def close(self) -> None:
-        """Close the pidfd."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
@@ -346,7 +316,7 @@ class _WatchedParticipant:
         try:
             self.fd = os.pidfd_open(identity.pid)
         except ProcessLookupError:
-            self.was_never_there = True
+            self.is_gone = True
             return
         except OSError as error:
             # An old kernel, or seccomp: the byte lock tells. So it does until there are descriptors again.
@@ -362,31 +332,12 @@ class _WatchedParticipant:
             self.lacked_descriptor = started is None
 
 
-#: Seconds after which a turn is repeated that a shortage has cut short.
-_AGAIN_S = 0.05
-
-
 class DeathWatch:
-    """A thread that sleeps until a participant dies.
+    """A thread that sleeps until one of the `participants` dies, and then calls `on_death`.
 
-    Parameters
-    ----------
-    liveness : Liveness
-        Of the group.
-    participants : sequence of int
-        Who is watched.
-    on_death : callable
-        Called in the thread after deaths.
-    on_turn : callable or None
-        Called in the thread after every wake-up; returns the seconds after which it wants to be called again
-        in any case, or None.
-    turn_after_s : float
-        Seconds from :meth:`refresh` to a turn: a thread that runs at once would cost its caller time.
-
-    Raises
-    ------
-    OSError, RuntimeError
-        If no descriptor, or no thread, is left for it.
+    `on_turn` is called after every wake-up; it returns the seconds after which it wants to be called again,
+    or None. `turn_after_s` seconds pass from :meth:`refresh` to a turn: a thread that runs at once would cost
+    its caller time. Raises OSError or RuntimeError if no descriptor, or no thread, is left.
     """
 
     def __init__(
@@ -411,6 +362,7 @@ class DeathWatch:
         try:
             self._thread.start()
         except RuntimeError:
+            self._closing = True
             self._bell.close()
             raise
 
@@ -421,10 +373,7 @@ class DeathWatch:
                 self._bell.set(0.0 if self._new else self._turn_after_s)
 
     def refresh(self) -> bool:
-        """Watch the processes that are there now, and have a turn soon; return whether each is watched.
-
-        Cheap while none was replaced.
-        """
+        """Watch the processes that are there now, and have a turn soon; return whether each is watched."""
         all_watched = True
         with self._changing:
             for participant in self._participants:
@@ -459,7 +408,6 @@ class DeathWatch:
         poller, watched = select.poll(), set[int]()
         poller.register(self._bell, select.POLLIN)
         timeout_s: float | None = None
-        untold = False
         while not self._closing:
             timeout_ms = None if timeout_s is None else timeout_s * 1e3
             ready = [descriptor for descriptor, _ in poller.poll(timeout_ms)]
@@ -475,16 +423,9 @@ class DeathWatch:
                     watched.add(descriptor)
             if self._closing:
                 break
-            untold = untold or bool(dead)
-            try:
-                if untold:
-                    self._on_death()
-                untold = False
-                timeout_s = None if self._on_turn is None else self._on_turn()
-            except (MemoryError, OSError, RuntimeError) as error:
-                if shortage_of(error) is None:
-                    raise
-                timeout_s = _AGAIN_S  # who watches must not be gone when the shortage is over
+            if dead:
+                self._on_death()
+            timeout_s = None if self._on_turn is None else self._on_turn()
         for descriptor in (*watched, *self._taken()):
             os.close(descriptor)
         self._bell.close()

@@ -1,15 +1,12 @@
 """Byte locks on one file, held by processes and given back by the kernel when they die.
 
-POSIX record locks (``fcntl``) belong to a process, and they have a trap: the process loses all its
-locks on a file when it closes *any* descriptor of that file. Hence the registry: a process opens each
-lock file once, for all its callers, and closes it when none of them uses it any more. Two threads of one
-process do not exclude each other by POSIX locks, so the registry does that as well.
+POSIX record locks (``fcntl``) belong to a process, which loses all its locks on a file when it closes *any*
+descriptor of it. Hence the registry: a process opens each lock file once, for all its callers. Two threads of
+one process do not exclude each other by POSIX locks, so the registry does that as well.
 
-A lock file may be removed while another process waits for a lock on it. The process that then acquires holds
-a lock on a file that no other process finds: :meth:`LockFile.is_current` tells, and has to be asked after
-acquiring.
-
-A forked child inherits none of the locks, and here it inherits no belief in them either.
+The owner of a group removes its lock file, and a hand may, so that another process locks what no path names
+any more: :meth:`LockFile.is_current` has to be asked after acquiring. A forked child inherits none of the
+locks, and here no belief in them either.
 """
 
 from __future__ import annotations
@@ -23,32 +20,23 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
-from wsm.shared_directory import ForeignPathError, create_ours, is_at, open_ours, remove_same
+from wsm.shared_directory import ForeignPathError, is_at, open_or_create_ours, open_ours, remove_same
 from wsm.signals._memory import refusal
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _REFUSED = (errno.EAGAIN, errno.EACCES)
 
-#: As a length: to the end of the file, however long it becomes.
-UNBOUNDED = 0
+#: As a length: all bytes that any participant can have.
+UNBOUNDED = 1 << 40
 
 _SHORTEST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.01
 
 
 class LockFile:
-    """A lock file that this process has open. Get one with :func:`create_lock_file`.
-
-    Parameters
-    ----------
-    path : Path
-        Where it lies.
-    descriptor : int
-        The open file; owned by this object from now on.
-    """
+    """A lock file that this process has open; get one with :func:`create_lock_file`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -62,13 +50,7 @@ class LockFile:
         return is_at(self.path, self._status)
 
     def try_acquire(self, start: int, length: int = 1) -> LockHold | None:
-        """Lock bytes now or not at all.
-
-        Returns
-        -------
-        LockHold or None
-            None if another process, or another part of this one, has any of them.
-        """
+        """Lock bytes now; None if another process, or another part of this one, has any of them."""
         with _registry.mutex:
             if self._held_here(start, length):
                 return None
@@ -86,8 +68,7 @@ class LockFile:
     def acquire(self, start: int, timeout_s: float) -> LockHold | None:
         """Lock one byte, waiting for it up to `timeout_s` seconds; None if that was not enough.
 
-        Record locks know no deadline, so this asks again after pauses that grow from 0.5 to 10 ms; a
-        release within this process is noticed at once.
+        Record locks know no deadline, so this asks again after pauses that grow from 0.5 to 10 ms.
         """
         deadline = time.monotonic() + timeout_s
         pause = _SHORTEST_PAUSE_S
@@ -100,18 +81,15 @@ class LockFile:
                 _registry.released.wait(min(pause, left))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    def holder(self, start: int, length: int = 1) -> int | None:
-        """Pid of a process that has any of the bytes, this one included.
+    def holder(self, byte: int) -> int | None:
+        """Pid of the process that has a byte, this one included.
 
-        Returns
-        -------
-        int or None
-            None if they are free; 0 if the holder lives in another pid namespace.
+        None if it is free; 0 if the holder lives in another pid namespace.
         """
         with _registry.mutex:
-            if self._held_here(start, length):
+            if self._held_here(byte, 1):
                 return os.getpid()
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
             kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
             return None if kind == fcntl.F_UNLCK else max(pid, 0)
 
@@ -128,12 +106,8 @@ class LockFile:
                 os.close(self._descriptor)
 
     def _held_here(self, start: int, length: int) -> bool:
-        for held_start, held_length in self._held.values():
-            ends_before = length != UNBOUNDED and start + length <= held_start
-            begins_after = held_length != UNBOUNDED and held_start + held_length <= start
-            if not (ends_before or begins_after):
-                return True
-        return False
+        held = self._held.values()
+        return any(start < begin + size and begin < start + length for begin, size in held)
 
 
 @final
@@ -162,39 +136,33 @@ class LockHold:
     def __enter__(self) -> LockHold:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.release()
 
 
 def create_lock_file(path: Path) -> LockFile:
-    """Open the lock file `path`, mode 0600; create it where it is missing.
+    """Open the lock file `path`, mode 0600, created where it is missing; ``close()`` gives it back.
 
-    Returns
-    -------
-    LockFile
-        The object that this process has for it already, if it has; give it back with ``close()``.
-
-    Raises
-    ------
-    SegmentAccessError, RefusedError
-        If it cannot be opened or created.
+    A process has one object for it. Raises SegmentAccessError or RefusedError if it cannot be opened or
+    created.
     """
-    # The sticky bit of /dev/shm may forbid root to "create" what exists: so opened first, created second.
-    file = None
-    while file is None:
-        file = open_lock_file(path) or _open(path, create_ours, FileExistsError)
-    return file
+    try:
+        return _open(path, open_or_create_ours)
+    except (OSError, ForeignPathError) as error:
+        raise refusal(path, error) from error
 
 
 def open_lock_file(path: Path) -> LockFile | None:
     """Open the lock file `path` if there is one; otherwise as :func:`create_lock_file`."""
-    return _open(path, open_ours, FileNotFoundError)
+    try:
+        return _open(path, open_ours)
+    except FileNotFoundError:
+        return None
+    except (OSError, ForeignPathError) as error:
+        raise refusal(path, error) from error
 
 
-def _open(path: Path, how: Callable[[Path], int], expected: type[OSError]) -> LockFile | None:
-    """Open or create a lock file; None if it was there when it was to be created, or the other way round."""
+def _open(path: Path, how: Callable[[Path], int]) -> LockFile:
     with _registry.mutex:
         # Found by stat first: opening it a second time to look would mean closing a descriptor of it.
         with contextlib.suppress(FileNotFoundError):
@@ -202,20 +170,13 @@ def _open(path: Path, how: Callable[[Path], int], expected: type[OSError]) -> Lo
             if known is not None:
                 known.users += 1
                 return known
-        try:
-            descriptor = how(path)
-        except expected:
-            return None
-        except (OSError, ForeignPathError) as error:
-            raise refusal(path, error) from error
+        descriptor = how(path)
         file = LockFile(path, descriptor)
         _registry.files[_inode_of(os.fstat(descriptor))] = file
         return file
 
 
 class _Registry:
-    """All lock files that this process has open, by device and inode."""
-
     def __init__(self) -> None:
         self.mutex = threading.RLock()
         self.released = threading.Condition(self.mutex)

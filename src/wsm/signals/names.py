@@ -1,8 +1,7 @@
-"""Where a group's files lie and what they are called. Pure: looks at no file.
+"""Where a group's files lie and what they are called.
 
-``{directory}/wsm.{name}`` is the segment, with ``.lock`` appended its lock file, with ``.new`` appended
-the segment while its owner still fills it. ``.run`` and ``.requests`` are kept for what an engine puts
-beside its segment, so no group may have a name that ends so either.
+``DIRECTORY/wsm.NAME`` is the segment, with ``.lock`` its lock file, with ``.new`` the segment while its owner
+still fills it. No name of a group ends so, or as an engine's files beside it (``.run``, ``.requests``).
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import os
 import re
 from pathlib import Path
 
+from wsm.private_directory import private_directory
 from wsm.signals.errors import SegmentNameError
-
-#: Where POSIX shared memory is a file on Linux; readable by everything that shares the IPC namespace.
-SHARED_MEMORY_DIRECTORY = Path("/dev/shm")  # noqa: S108 - this is the place, not a temporary file
 
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _MAX_NAME_LENGTH = 100
@@ -39,15 +36,14 @@ def check_name(name: str) -> str:
 
 
 def segment_path(name: str, directory: str | os.PathLike[str] | None = None) -> Path:
-    """Path of the segment `name`; `directory` is ``/dev/shm`` unless a test says otherwise."""
-    return Path(directory or SHARED_MEMORY_DIRECTORY) / f"wsm.{check_name(name)}"
+    """Return the path of the segment `name`, in `directory` or in the private directory of this user.
+
+    Raises SegmentNameError; ForeignPathError if the private directory must not be used.
+    """
+    check_name(name)
+    return (private_directory() if directory is None else Path(directory)) / f"wsm.{name}"
 
 
 def lock_path(path: Path) -> Path:
     """Path of the lock file beside the segment `path`."""
     return path.with_name(path.name + ".lock")
-
-
-def unfinished_path(path: Path) -> Path:
-    """Path under which the segment `path` is filled before it is published."""
-    return path.with_name(path.name + ".new")

@@ -1,14 +1,13 @@
 """Who stands at a place of a segment, and what it is doing right now: a process, its action, and since when.
 
-A pid alone names no process: it is reused, and in another pid namespace it means another process. Pid, start
-time and namespace together do. The record is several words, so unlike a word it can be read half
-written; its checksum tells, and then only the byte lock knows.
+A pid is reused, and in another pid namespace it means another process; pid, start time and namespace together
+name one. The record is several words, so it can be read half written; its checksum tells, and then only the
+byte lock knows.
 
-What a participant is doing stands in words beside its heartbeat, for status and errors. The protocol does not
-depend on them, and nothing waits for them: they name the action that a rank is in, and give waits their
-beginning, on a dead group too. Times are the writer's monotonic clock in ns, which all processes of one boot
-of a host share. Several words are not read as one: a reader may see the time of one action beside the name of
-the next, for the microsecond in which both are stored.
+What a participant is doing stands in words beside its heartbeat, for status and errors alone. The action is
+named in a slot (:class:`wsm.report.AtHand`). Times are the writer's monotonic clock in ns, which all
+processes of one boot share. A reader may see the time of one action beside the name of the next, for the
+microsecond in which both are stored.
 
 ==========  ==================================================================================
 word        says
@@ -16,8 +15,7 @@ word        says
 heartbeat   a counter that grows with every turn that is not the quiet path
 +1          when it grew last
 +2          when the status word was stored last
-+3          :class:`Doing`: the plan at hand, and the action that it is inside of
-+4          since when
++3          since when it is inside of an action; 0: it is inside of none
 ==========  ==================================================================================
 """
 
@@ -30,8 +28,6 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
-
-from wsm.states.words import MAX_ACTION
 
 _RECORD = struct.Struct("<3Q")
 _PRESENT = 1
@@ -93,10 +89,7 @@ def write_occupant(words: memoryview[int], index: int, occupant: Occupant) -> No
 
 
 def read_occupant(words: memoryview[int], index: int) -> Occupant | None:
-    """Return the record at `index`; None if none was ever written.
-
-    The identity is :data:`UNREADABLE` if the record is not whole.
-    """
+    """Return the record at `index`, with :data:`UNREADABLE` if it is not whole; None if there was none."""
     pid, start_time, pid_namespace, seal = words[index : index + 4].tolist()
     if not (pid or seal):
         return None
@@ -145,34 +138,7 @@ def _seal(occupant: Occupant) -> int:
 
 _BEAT_AT = 1
 _TOLD_AT = 2
-_DOING = 3
-_SINCE = 4
-
-_MAX_PLAN = 254
-
-
-class Doing(NamedTuple):
-    """The plan that a participant works through, and the action of it that it is inside of.
-
-    ``plan`` is a place in the list of its plans; ``action`` a place in all actions of that plan, those
-    before parking and those of the commit included. None: none.
-    """
-
-    plan: int | None = None
-    action: int | None = None
-
-    def pack(self) -> int:
-        """Return the word; places that do not fit are left out, for they only inform."""
-        plan, action = self
-        plans = 0 if plan is None or plan >= _MAX_PLAN else plan + 1
-        return plans << 8 | (0 if action is None or action >= MAX_ACTION else action + 1)
-
-    @classmethod
-    def unpack(cls, word: int) -> Doing:
-        """Read the word; bits that this build does not know are ignored."""
-        return cls(
-            ((word >> 8) & 0xFF) - 1 if word & 0xFF00 else None, (word & 0xFF) - 1 if word & 0xFF else None
-        )
+_SINCE = 3
 
 
 class Presence(NamedTuple):
@@ -181,31 +147,16 @@ class Presence(NamedTuple):
     heartbeat: int
     beat_at_ns: int
     told_at_ns: int
-    doing: Doing
     since_ns: int
 
 
 def read_presence(words: memoryview[int], heartbeat: int) -> Presence:
     """Read what stands beside the heartbeat at index `heartbeat`."""
-    counter, beat_at, told_at, doing, since = words[heartbeat : heartbeat + _SINCE + 1].tolist()
-    return Presence(counter, beat_at, told_at, Doing.unpack(doing), since)
+    return Presence(*words[heartbeat : heartbeat + _SINCE + 1].tolist())
 
 
 class PresenceWords:
-    """The words of one participant, in the hands of that participant.
-
-    Parameters
-    ----------
-    words : memoryview
-        Of the segment.
-    heartbeat : int
-        Index of its heartbeat.
-
-    Attributes
-    ----------
-    beside : callable or None
-        Called with every beat.
-    """
+    """The words of one participant from its `heartbeat` on, in its own hands; each beat calls `beside`."""
 
     def __init__(self, words: memoryview[int], heartbeat: int) -> None:
         self.beside: Callable[[], None] | None = None
@@ -223,7 +174,6 @@ class PresenceWords:
         """Say that the status word was stored just now."""
         self._words[self._heartbeat + _TOLD_AT] = now_ns
 
-    def does(self, doing: Doing, now_ns: int) -> None:
-        """Say what begins now."""
-        self._words[self._heartbeat + _SINCE] = now_ns
-        self._words[self._heartbeat + _DOING] = doing.pack()
+    def inside(self, since_ns: int) -> None:
+        """Say since when the participant is inside of an action; 0: of none."""
+        self._words[self._heartbeat + _SINCE] = since_ns

@@ -1,33 +1,19 @@
 """Reading a group's words, waiting until one of them is no longer what it was, and waking those that wait.
 
-:class:`ViewReader` reads every word once, in one order, into a view; a word that is what it was the last time
-is not unpacked again. It knows no states.
+A wait is one kernel call on all words (``futex_waitv``, Linux 5.16); elsewhere it looks again after pauses of
+0.05 to 1 ms. The kernel compares before it sleeps, so no wake-up is lost. A futex compares 32 bits:
+:mod:`wsm.states.words` says which half of a word changes with what a process waits for, and the writer wakes
+that half. No call carries the PRIVATE flag, since waiter and waker are different processes. A wait returns
+for any reason; the caller looks again.
 
-There are three ways to wait, best first: one kernel call that watches all words (``futex_waitv``); a futex
-on the first word with a 1 ms cap, so that a change of another word is seen then; short sleeps where the
-kernel has no futex for us. All three return at once if a word has changed already: the kernel itself compares
-before it sleeps, so a wake-up between looking and sleeping is not lost.
-
-A futex compares 32 bits. Which half of a word changes with what a process waits for is said in
-:mod:`wsm.states.words`; the writer wakes that half.
-
-The kernel's futex calls on an address, through libc. Knows addresses and 32-bit values only.
-
-None of them carries the PRIVATE flag: the memory is a shared file mapping, and waiter and waker are
-different processes. Every wait has a timeout. A wait returns for any reason; the caller looks again.
-
-A futex word of this process alone: one thread wakes another that waits for words of a segment.
-
-What happens outside the segment (a process died, a caller gave up) reaches a waiting thread through it at
-once. A count, not a flag: the process that waits says what it has heard, so that no ring is lost between
-looking and falling asleep.
+What happens outside of the segment (a process died, a caller gave up) wakes a waiting thread by an
+:class:`Alarm`, whose rings are counted: the waiting thread says how many it has heard, so none is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import enum
 import errno
 import functools
 import math
@@ -49,17 +35,7 @@ from wsm.states.words import CommandWord, CommittedWord, StatusWord, StepWord
 
 
 class WordsRead(NamedTuple):
-    """One reading.
-
-    Parameters
-    ----------
-    view : View
-        What was read.
-    command : int
-        The command word as it stands in memory, for a later wait for a change.
-    steps, statuses : tuple of int
-        The step words and the status words, likewise.
-    """
+    """One reading: the view, and the words as they stand in memory, for a later wait for a change."""
 
     view: View
     command: int
@@ -68,13 +44,7 @@ class WordsRead(NamedTuple):
 
 
 class ViewReader:
-    """Reads one segment. Safe for threads.
-
-    Parameters
-    ----------
-    segment : Segment
-        Attached; must stay open.
-    """
+    """Reads one segment, which must stay open. Safe for threads; unpacks only words that have changed."""
 
     def __init__(self, segment: Segment) -> None:
         layout = segment.layout
@@ -92,13 +62,7 @@ class ViewReader:
         self._last: tuple[tuple[int, ...], tuple[Any, ...], WordsRead] | None = None
 
     def read(self) -> WordsRead:
-        """Read every word once, one after the other.
-
-        Raises
-        ------
-        wsm.states.errors.WordFormatError
-            If a word is damaged.
-        """
+        """Read every word once, one after the other; a damaged one is a WordFormatError."""
         raw = self._load(self._segment.words)
         last = self._last
         if last is not None and last[0] == raw:
@@ -117,14 +81,14 @@ class ViewReader:
         return found
 
 
+#: Linux's ``futex`` by processor; ``futex_waitv`` has the same number on all of them.
 _FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
-_FUTEX_WAITV_NUMBER = 449  # Linux 5.16, the same on every architecture
-_FUTEX_WAIT = 0
+_FUTEX_WAITV_NUMBER = 449
 _FUTEX_WAKE = 1
 _FUTEX_32 = 2
-_EVERYBODY = 2**31 - 1
+_ALL_WAITERS = 2**31 - 1
 
-#: Most words that one call of :func:`wait_any` takes.
+#: Most words that the kernel watches in one call.
 MAX_WAITERS = 128
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -146,13 +110,6 @@ class _Waiter(ctypes.Structure):
 
 
 @functools.cache
-def has_futex() -> bool:
-    """Whether the kernel lets this process use futexes."""
-    cell = ctypes.c_uint32()
-    return _FUTEX_NUMBER is not None and wake_all(ctypes.addressof(cell)) == 0
-
-
-@functools.cache
 def has_wait_any() -> bool:
     """Whether the kernel has ``futex_waitv`` and lets this process use it."""
     if _FUTEX_NUMBER is None:
@@ -162,35 +119,13 @@ def has_wait_any() -> bool:
     return ctypes.get_errno() == errno.EINVAL
 
 
-def wait_one(address: int, value: int, timeout_s: float) -> None:
-    """Sleep while the 32 bits at `address` are `value`, until woken, for `timeout_s` seconds at most."""
-    timeout = _timespec(timeout_s)
-    _libc.syscall(
-        ctypes.c_long(_FUTEX_NUMBER or 0),
-        ctypes.c_void_p(address),
-        ctypes.c_int(_FUTEX_WAIT),
-        ctypes.c_uint32(value),
-        ctypes.byref(timeout),
-        None,
-        0,
-    )
-
-
 def wait_any(expected: Sequence[tuple[int, int]], timeout_s: float) -> None:
-    """Sleep while every 32 bits are as expected, until woken on any, for `timeout_s` seconds at most.
-
-    Parameters
-    ----------
-    expected : sequence of (int, int)
-        Address and value of 1 to 128 words.
-    timeout_s : float
-        Seconds.
-    """
-    waiters = (_Waiter * len(expected))(
-        *[_Waiter(value, address, _FUTEX_32, 0) for address, value in expected]
-    )
+    """Sleep while the 32 bits at 1 to 128 addresses are as expected, until woken on any or the time is up."""
+    waiters = (_Waiter * len(expected))()
+    for waiter, (address, value) in zip(waiters, expected, strict=True):
+        waiter.address, waiter.value, waiter.flags = address, value, _FUTEX_32
     # This call takes a point in time, not a span.
-    until = _timespec(time.monotonic() + timeout_s)
+    until = _Timespec(*divmod(time.monotonic_ns() + int(timeout_s * 1e9), 1_000_000_000))
     _libc.syscall(
         ctypes.c_long(_FUTEX_WAITV_NUMBER),
         ctypes.byref(waiters),
@@ -207,7 +142,7 @@ def wake_all(address: int) -> int:
         ctypes.c_long(_FUTEX_NUMBER or 0),
         ctypes.c_void_p(address),
         ctypes.c_int(_FUTEX_WAKE),
-        ctypes.c_int(_EVERYBODY),
+        ctypes.c_int(_ALL_WAITERS),
         None,
         None,
         0,
@@ -215,24 +150,8 @@ def wake_all(address: int) -> int:
     return woken
 
 
-def _timespec(seconds: float) -> _Timespec:
-    whole = int(seconds)
-    return _Timespec(whole, int((seconds - whole) * 1e9))
-
-
-_MASK = 0xFFFFFFFF
-
-
 class Alarm:
-    """Rings; every ring is counted. Safe for threads.
-
-    Attributes
-    ----------
-    rings : int
-        How often it rang, modulo 2**32.
-    address : int
-        Where the same count lies for the kernel.
-    """
+    """Rings; every ring is counted, modulo 2**32, here and at an address for the kernel. Safe for threads."""
 
     def __init__(self) -> None:
         self.rings = 0
@@ -241,9 +160,9 @@ class Alarm:
         self._counting = threading.Lock()
 
     def ring(self) -> None:
-        """Wake the process that waits."""
+        """Wake the thread that waits."""
         with self._counting:
-            self.rings = (self.rings + 1) & _MASK
+            self.rings = (self.rings + 1) & 0xFFFFFFFF
             self._cell.value = self.rings
         wake_all(self.address)
 
@@ -251,20 +170,14 @@ class Alarm:
 class AlarmClock:
     """A descriptor that becomes readable some time after it was set; no thread runs before that.
 
-    Where the kernel refuses such descriptors it is readable at once.
-
-    Raises
-    ------
-    OSError
-        If no descriptor is left for it.
+    Raises OSError if no descriptor is left for it.
     """
 
     def __init__(self) -> None:
-        flags = os.O_CLOEXEC | os.O_NONBLOCK
-        self._fd: int = _libc.timerfd_create(time.CLOCK_MONOTONIC, flags)
-        self._has_timer = self._fd >= 0
-        if not self._has_timer:
-            self._fd = os.eventfd(0, flags)
+        self._fd: int = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._fd < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def fileno(self) -> int:
         """The descriptor; it stays the same."""
@@ -272,11 +185,9 @@ class AlarmClock:
 
     def set(self, seconds: float) -> None:
         """Let it be readable after `seconds`; what was set before does not count."""
-        if self._has_timer:
-            once = (_Timespec * 2)(_timespec(0.0), _timespec(max(seconds, 1e-9)))  # struct itimerspec
-            _libc.timerfd_settime(self._fd, 0, ctypes.byref(once), None)
-        else:
-            os.eventfd_write(self._fd, 1)
+        after = divmod(max(int(seconds * 1e9), 1), 1_000_000_000)
+        once = (_Timespec * 2)(_Timespec(), _Timespec(*after))  # struct itimerspec
+        _libc.timerfd_settime(self._fd, 0, ctypes.byref(once), None)
 
     def clear(self) -> None:
         """Make it unreadable."""
@@ -289,19 +200,11 @@ class AlarmClock:
 
 
 _CAP_S = 0.001
-_SHORTEST_SLEEP_S = 0.00005
+_SHORTEST_PAUSE_S = 0.00005
 _HALF_BYTES = 4
 _HALF_BITS = 32
 _HALF_MASK = (1 << _HALF_BITS) - 1
 _LOW_HALF_COMES_FIRST = sys.byteorder == "little"
-
-
-class WaitMode(enum.Enum):
-    """How :func:`wait` sleeps."""
-
-    ANY = "any"  # one call watches all words
-    FIRST = "first"  # one call watches the first word, 1 ms at a time
-    SLEEP = "sleep"  # looks every 0.05 to 1 ms
 
 
 @dataclass(frozen=True)
@@ -313,62 +216,40 @@ class Watch:
     seen: int
 
 
-@functools.cache
-def best_mode() -> WaitMode:
-    """The best way to wait that this kernel allows; found out once per process."""
-    if has_wait_any():
-        return WaitMode.ANY
-    return WaitMode.FIRST if has_futex() else WaitMode.SLEEP
-
-
 def wait(
     segment: Segment,
     watches: Sequence[Watch],
     timeout_s: float,
     *,
-    mode: WaitMode | None = None,
     cancelled: Callable[[], bool] = bool,
     alarm: Alarm | None = None,
     heard: int = 0,
 ) -> bool:
-    """Block until a word differs from what was seen, or until the time is up.
+    """Block until a word differs from what was seen, in any of its 64 bits, or until the time is up.
 
     Parameters
     ----------
-    segment : Segment
-        Whose words.
-    watches : sequence of Watch
-        What was read. The more urgent first: where the kernel can watch one word only, it is that.
     timeout_s : float
         Seconds; 0 looks once.
-    mode : WaitMode or None
-        None for the best one.
     cancelled : callable
         Asked after every wake-up, with or without a change; true ends the wait.
     alarm : Alarm or None
-        Ends the wait too, once it has rung more often than `heard`.
-    heard : int
-        How often it had rung before the words were read.
+        Ends the wait too, once it has rung more often than `heard`, its rings before the words were read.
 
     Returns
     -------
     bool
-        True if a word differs now, in any of its 64 bits, or the alarm rang; False if the time was up or it
-        was cancelled.
+        False if the time was up, or it was cancelled.
 
     Raises
     ------
-    SegmentClosedError
-        If the segment is closed, or gets closed by another thread meanwhile.
-    SegmentTruncatedError
-        If another process has cut its file short.
+    SegmentClosedError, SegmentTruncatedError
+        If another thread closes the segment, or another process has cut its file short.
     """
-    how = mode or best_mode()
-    # Where the kernel does not watch all of the words, the words have to be looked at again.
-    waiters = len(watches) + (alarm is not None)
-    watches_all = how is WaitMode.ANY and 0 < waiters <= MAX_WAITERS
-    cap = math.inf if watches_all else _CAP_S
-    pause = _SHORTEST_SLEEP_S
+    sleeps = not watches or not has_wait_any()
+    # Words that the kernel does not watch have to be looked at again.
+    cap = _CAP_S if sleeps or len(watches) + (alarm is not None) > MAX_WAITERS else math.inf
+    pause = _SHORTEST_PAUSE_S
     deadline = time.monotonic() + timeout_s
     try:
         words, expected = segment.words, _expected(segment, watches, alarm, heard)
@@ -382,13 +263,11 @@ def wait(
             left = deadline - time.monotonic()
             if left <= 0 or cancelled():
                 return False
-            if how is WaitMode.SLEEP or not watches:
-                time.sleep(min(pause, left))  # this kernel wakes no thread, or there is no word to watch
+            if sleeps:
+                time.sleep(min(pause, left))
                 pause = min(pause * 2, cap)
-            elif how is WaitMode.ANY:
-                wait_any(expected, min(left, cap))
             else:
-                wait_one(*expected[0], min(left, cap))
+                wait_any(expected, min(left, cap))
     except ValueError:
         if segment.is_closed:
             raise SegmentClosedError(path=str(segment.path)) from None
@@ -396,21 +275,9 @@ def wait(
 
 
 def wake(segment: Segment, index: int, high: bool = False) -> int:
-    """Wake those who wait for the word at `index`; to be called after its store. One system call.
+    """Wake those who wait for one half of the word at `index`, after its store, by one system call.
 
-    Parameters
-    ----------
-    segment : Segment
-        Whose word.
-    index : int
-        Index into ``segment.words``.
-    high : bool
-        Which half they watch.
-
-    Returns
-    -------
-    int
-        How many were woken; 0 where they sleep without the kernel's help.
+    Returns how many the kernel has woken.
     """
     return max(wake_all(_address_of(segment, index, high)), 0)
 
@@ -418,7 +285,6 @@ def wake(segment: Segment, index: int, high: bool = False) -> int:
 def _expected(
     segment: Segment, watches: Sequence[Watch], alarm: Alarm | None, heard: int
 ) -> list[tuple[int, int]]:
-    """Return what the kernel is to compare, address and value, as many as it takes: words, then the alarm."""
     expected: list[tuple[int, int]] = []
     for watch in watches[: MAX_WAITERS - (alarm is not None)]:
         half = watch.seen >> _HALF_BITS if watch.high else watch.seen & _HALF_MASK
@@ -436,18 +302,9 @@ def _address_of(segment: Segment, index: int, high: bool) -> int:
 class Bell:
     """A descriptor that becomes readable when the command word changes, for loops that wait in a selector.
 
-    A daemon thread waits for the word and rings. It holds no lock and touches nothing but the word, so
-    it hides no hang of the loop that it serves. A segment that was created anew rings once, too.
-
-    Parameters
-    ----------
-    segment : Segment
-        Close the bell before the segment.
-    seen : int or None
-        The command word that the loop has dealt with; another one that is there already rings at once. None
-        takes what is there.
-    on_ring : callable
-        Called in the bell's thread after each ring.
+    A daemon thread waits for the word, rings and calls `on_ring`. It holds no lock and touches nothing but
+    the word, so it hides no hang of the loop. A segment that was created anew rings once, too. `seen` is the
+    command word that the loop has dealt with; None takes what is there. Close the bell before the segment.
     """
 
     _PATIENCE_S = 0.25
@@ -472,10 +329,7 @@ class Bell:
         return bool(select.select([self._fd], [], [], 0)[0])
 
     def clear(self) -> bool:
-        """Make the descriptor unreadable; return whether it was readable.
-
-        Clear first and read the word after, so that no ring is lost.
-        """
+        """Make the descriptor unreadable, before the word is read; return whether it was readable."""
         try:
             os.eventfd_read(self._fd)
         except BlockingIOError:

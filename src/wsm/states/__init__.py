@@ -18,13 +18,11 @@ module                  answers
 :mod:`.phases`          what does a rank remember? The third table: what it looks for, and what follows
 :mod:`.rank`            the walk over it, and what its conditions mean: the next thing to do, the outcome
 :mod:`.holding`         may a step begin at all? Who holds a group, who releases it, when does a lease end?
-:mod:`.decide`          may a command begin, what is decided, when is it over, and what does a successor do?
+:mod:`.decide`          may a command begin, can it be committed, and when is it over?
 :mod:`.epochs`          what does a group's new incarnation owe it, and which processes are replaced?
-:mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
-:mod:`.replay`          can it have happened? A journal held against the tables
-:mod:`.rerun`           does the core answer today what it answered then? Its inputs, recorded and asked again
-:mod:`.spans`           what was when, and for how long? Journals as spans of time, and as a Chrome trace
-:mod:`.check`           are the three tables sound, each alone and all together?
+:mod:`.group`           what does a process do for its group next? The table of that side, and its walk
+:mod:`.weights_word`    what does FastDeploy's weights word ask, what is done about it, what does it say?
+:mod:`.check`           are the tables sound, each alone and all together?
 ======================  ==========================================================================
 
 Beside them: :mod:`.errors`. What the tables look like is drawn by ``wsm diagrams``.

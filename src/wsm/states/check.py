@@ -1,4 +1,4 @@
-"""Static checks of the four tables: faults that `transitions` would show at run time, if at all.
+"""Static checks of all tables: faults that `transitions` would show at run time, if at all.
 
 It accepts unknown states, rows that can never be taken, events that collide with a model's methods, and
 states without a way out. Each check takes tables and yields findings, so that the tests can seed a fault and
@@ -16,11 +16,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
+from typing import TypeVar
 
 from wsm.states import command_events, phases
 from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course
 from wsm.states.errors import IllegalTransitionError
+from wsm.states.group import (
+    PERMITS,
+    ROWS,
+    CommandStage,
+    GroupRow,
+    GroupWhen,
+    Writes,
+    by_stage,
+    processes_of,
+)
 from wsm.states.joint import (
     BESIDE,
     FORBIDDEN,
@@ -52,6 +64,8 @@ from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
 from wsm.states.words import Operation
 
+Node = TypeVar("Node")
+
 #: Values of the events that end a decision, and everything.
 _ABORT, _COMMIT, _LOST = "abort", "commit", "lost"
 _FLAGS = (False, True)
@@ -59,17 +73,7 @@ _FLAGS = (False, True)
 
 @dataclass(frozen=True)
 class TableFault:
-    """Something wrong with a table.
-
-    Parameters
-    ----------
-    check : str
-        Name of the check.
-    where : str
-        Which machine, state or event.
-    problem : str
-        What is wrong with it.
-    """
+    """What the check has found wrong; `where`: which machine, state or event."""
 
     check: str
     where: str
@@ -80,8 +84,8 @@ class TableFault:
 
 
 def check_everything() -> list[TableFault]:
-    """Run every check of the four tables, each alone and all together; an empty list is good news."""
-    return [*check_tables(), *check_phases()] or list(check_beside())
+    """Run every check of all tables, each alone and all together; an empty list is good news."""
+    return [*check_tables(), *check_phases(), *check_group()] or list(check_beside())
 
 
 def check_tables(charts: Sequence[Chart] = CHARTS) -> list[TableFault]:
@@ -99,11 +103,14 @@ def check_chart(chart: Chart) -> list[TableFault]:
 
 def check_joint(edges: Sequence[JointEdge]) -> Iterator[TableFault]:
     """Look at every joint state that can be reached: it must be allowed, and there must be a way on."""
+    onward: dict[JointState, list[JointState]] = {}
+    for edge in edges:
+        onward.setdefault(edge.source, []).append(edge.dest)
     for joint in states_of(edges):
         reason = FORBIDDEN.get((joint.weights, joint.kv))
         if reason is not None:
             yield TableFault("joint pair", str(joint), f"can be reached, although {reason}")
-        ahead = ahead_of(edges, joint)
+        ahead = reached(joint, lambda state: onward.get(state, ()))
         if START not in ahead:
             yield TableFault("joint dead end", str(joint), "no way to holding nothing")
         if not any(serving(later.weights, later.kv) for later in ahead):
@@ -149,8 +156,8 @@ def _one_row_per_case(chart: Chart) -> Iterator[TableFault]:
 def _a_refusal_ends_the_event(chart: Chart) -> Iterator[TableFault]:
     """Let the machine take every event with every fact: no row is taken in the place of a refused one."""
     machine = ChartMachine(chart)
-    for weights, kv, stale, held in product(WeightState, KVState, _FLAGS, _FLAGS):
-        joint = JointState(weights, kv, stale, held)
+    for weights, kv, stale, had_version in product(WeightState, KVState, _FLAGS, _FLAGS):
+        joint = JointState(weights, kv, stale, had_version)
         if chart.machine is MachineName.ADMISSION:  # it depends on nothing that is held
             return
         state = joint.of(chart.machine)
@@ -166,13 +173,7 @@ def _a_refusal_ends_the_event(chart: Chart) -> Iterator[TableFault]:
 
 
 def _every_state_is_reachable(chart: Chart) -> Iterator[TableFault]:
-    seen, waiting = {chart.initial}, [chart.initial]
-    while waiting:
-        here = waiting.pop()
-        for row in chart.rows:
-            if row.source is here and row.dest not in seen:
-                seen.add(row.dest)
-                waiting.append(row.dest)
+    seen = reached(chart.initial, lambda here: (row.dest for row in chart.rows if row.source is here))
     for state in chart.states:
         if state not in seen:
             yield _found("unreachable state", chart, state, f"no way leads there from {chart.initial.name}")
@@ -293,17 +294,7 @@ EVENTS: tuple[Event, ...] = (*WeightEvent, *KVEvent)
 
 @dataclass(frozen=True)
 class JointEdge:
-    """One way from a joint state to another.
-
-    Parameters
-    ----------
-    source, dest : JointState
-        From where to where.
-    row : Row
-        The row of the table that it takes.
-    kv_kept : bool
-        The KV policy under which it leads there.
-    """
+    """One way from a joint state to another; `kv_kept`: the KV policy under which it leads there."""
 
     source: JointState
     row: Row
@@ -325,36 +316,26 @@ def outgoing(joint: JointState) -> Iterator[JointEdge]:
             yield edge
 
 
+def reached(start: Node, onward: Callable[[Node], Iterable[Node]]) -> tuple[Node, ...]:
+    """Return everything that can be reached, the start included, nearest first."""
+    seen, waiting = {start: None}, deque([start])
+    while waiting:
+        for there in onward(waiting.popleft()):
+            if there not in seen:
+                seen[there] = None
+                waiting.append(there)
+    return tuple(seen)
+
+
 def explore(start: JointState = START) -> tuple[JointEdge, ...]:
     """Return every edge that can be reached, nearest first; always in the same order."""
-    edges: list[JointEdge] = []
-    seen, waiting = {start}, deque([start])
-    while waiting:
-        for edge in outgoing(waiting.popleft()):
-            edges.append(edge)
-            if edge.dest not in seen:
-                seen.add(edge.dest)
-                waiting.append(edge.dest)
-    return tuple(edges)
+    states = reached(start, lambda joint: (edge.dest for edge in outgoing(joint)))
+    return tuple(edge for joint in states for edge in outgoing(joint))
 
 
 def states_of(edges: Iterable[JointEdge]) -> tuple[JointState, ...]:
     """Return every joint state that the edges touch, once, in their order."""
     return tuple(dict.fromkeys(state for edge in edges for state in (edge.source, edge.dest)))
-
-
-def ahead_of(edges: Iterable[JointEdge], start: JointState) -> frozenset[JointState]:
-    """Return the joint states that lie ahead of `start`."""
-    onward: dict[JointState, list[JointState]] = {}
-    for edge in edges:
-        onward.setdefault(edge.source, []).append(edge.dest)
-    seen, waiting = {start}, [start]
-    while waiting:
-        for state in onward.get(waiting.pop(), ()):
-            if state not in seen:
-                seen.add(state)
-                waiting.append(state)
-    return frozenset(seen)
 
 
 #: What can come of each thing to do. What is not here is looked at again, or is a step, which moves no phase.
@@ -384,15 +365,7 @@ PROMISES: dict[Phase, frozenset[phases.Event]] = {
 
 @dataclass(frozen=True)
 class PhaseTables:
-    """Both tables, as they are checked together.
-
-    Parameters
-    ----------
-    looks : sequence of LookRow
-        In the order in which they are asked.
-    outcomes : sequence of OutcomeRow
-        In the order in which they are asked.
-    """
+    """Both tables, the rows of each in the order in which they are asked."""
 
     looks: Sequence[LookRow] = LOOKS
     outcomes: Sequence[OutcomeRow] = OUTCOMES
@@ -448,26 +421,14 @@ def _every_thing_to_do_has_its_outcomes(tables: PhaseTables) -> Iterator[TableFa
 
 
 def _idle_is_reached_from_everywhere(tables: PhaseTables) -> Iterator[TableFault]:
-    edges = {(row.phase, row.to) for row in tables.rows if row.to is not None}
-    for phase in Phase:
-        if phase is Phase.IDLE:
-            continue
-        if Phase.IDLE not in _ahead(phase, edges):
+    def onward(phase: Phase) -> Iterator[Phase]:
+        return (row.to for row in tables.rows if row.phase is phase and row.to is not None)
+
+    for phase in set(Phase) - {Phase.IDLE}:
+        if Phase.IDLE not in reached(phase, onward):
             yield _in_phase("trap", phase, "no way leads back to IDLE but a new epoch")
-        if phase not in _ahead(Phase.IDLE, edges):
+        if phase not in reached(Phase.IDLE, onward):
             yield _in_phase("unreachable phase", phase, "no way leads there from IDLE")
-
-
-def _ahead(start: Phase, edges: set[tuple[Phase, Phase]]) -> set[Phase]:
-    seen: set[Phase] = set()
-    waiting = [start]
-    while waiting:
-        here = waiting.pop()
-        for source, dest in edges:
-            if source is here and dest not in seen:
-                seen.add(dest)
-                waiting.append(dest)
-    return seen
 
 
 def _promises_are_kept(tables: PhaseTables) -> Iterator[TableFault]:
@@ -518,9 +479,32 @@ def _conditions_are_known(tables: PhaseTables) -> Iterator[TableFault]:
             yield TableFault("unused condition", condition.name, "no row has it")
 
 
-def _name(row: LookRow | OutcomeRow) -> str:
+def check_group(rows: Sequence[GroupRow] = ROWS) -> Iterator[TableFault]:
+    """Look at the group's side: each stage has an answer, and no process writes more than it may."""
+    for stage, asked in by_stage(rows).items():
+        if not asked or asked[-1].when:
+            yield _at_stage("no answer", stage, "its last row has conditions, so a look may find nothing")
+        for place, row in enumerate(asked):
+            if any(set(earlier.when) <= set(row.when) for earlier in asked[:place]):
+                yield _at_stage("row that is never taken", stage, f"an earlier row hides {_name(row)}")
+    for row in rows:
+        for may in processes_of(row):
+            if row.writes is not None and row.writes not in PERMITS[may]:
+                problem = f"{_name(row)} stores {row.writes.value}, and is taken where one may {may.value}"
+                yield _at_stage("row that writes too much", row.stage, problem)
+    for condition in set(GroupWhen) - {each for row in rows for each in row.when}:
+        yield TableFault("unused condition", condition.name, "no row has it")
+    for writes in set(Writes) - {row.writes for row in rows}:
+        yield TableFault("idle word", writes.name, "no row stores it")
+
+
+def _at_stage(check: str, stage: CommandStage, problem: str) -> TableFault:
+    return TableFault(check, f"stage {stage.name}", problem)
+
+
+def _name(row: LookRow | OutcomeRow | GroupRow) -> str:
     conditions = ", ".join(condition.name for condition in row.when) or "always"
-    what = row.todo.name if isinstance(row, LookRow) else row.event.name
+    what = row.event.name if isinstance(row, OutcomeRow) else row.todo.name
     return f"{what} ({conditions})"
 
 
@@ -544,22 +528,12 @@ _PHASE_CHECKS: tuple[Callable[[PhaseTables], Iterator[TableFault]], ...] = (
 class CommandMoment:
     """Where a rank is in a command: its phase, its machines, and what decides about its ways on.
 
-    Parameters
-    ----------
-    phase : Phase
-        Of the command.
-    joint : JointState
-        Of the machines.
-    operation : Operation
-        What the rank took in.
-    asked : Asked or None
-        The command; None: none is at hand.
-    torn : bool
-        Whether a teardown has begun, which is never taken back.
-    ends : Todo or None
-        By which way out it ends, once the group has found that: KEEP or DROP.
-    discards : bool
-        Whether a discard plan is under way.
+    `operation`: what the rank took in.
+    `asked`: the command; None: none is at hand.
+    `torn`: whether a teardown has begun, which is never taken back.
+    `ends`: by which way out it ends, once the group has found that: KEEP or DROP.
+    `discards`: whether a discard plan is under way.
+    `passing`: whether more events are fired in the same call, so that nothing else can happen here.
     """
 
     phase: Phase
@@ -569,6 +543,7 @@ class CommandMoment:
     torn: bool = False
     ends: Todo | None = None
     discards: bool = False
+    passing: bool = False
 
 
 _HALVES = tuple(frozenset({tag}) for tag in Tag)
@@ -594,20 +569,15 @@ _OF_THE_REQUEST: dict[When, frozenset[Request]] = {
 def moments() -> frozenset[CommandMoment]:
     """Return every moment of every command, from every state at rest, as the three tables lead there.
 
-    What other ranks say may be anything; what a shortage cuts short may be cut short anywhere.
+    What other ranks say may be anything; any event may be refused, which fails the command there.
     """
-    start = CommandMoment(Phase.IDLE, START)
-    seen, waiting = {start}, [start]
-    while waiting:
-        for moment in _ahead_of(waiting.pop()):
-            if moment not in seen:
-                seen.add(moment)
-                waiting.append(moment)
-    return frozenset(seen)
+    return frozenset(reached(CommandMoment(Phase.IDLE, START), _ahead_of))
 
 
 def _ahead_of(moment: CommandMoment) -> Iterator[CommandMoment]:
     asked = moment.asked
+    if moment.passing:
+        return
     if asked is None:
         yield from _taken_in(moment.joint)
         return
@@ -617,7 +587,7 @@ def _ahead_of(moment: CommandMoment) -> Iterator[CommandMoment]:
             yield here
             yield from _done(here, asked, look.todo)
     for event in (phases.Event.FAILED, phases.Event.EXPIRED):
-        yield from _told(moment, asked, event, command_events.fail(moment.joint))
+        yield from _told(moment, asked, event, Course.led(moment.joint, command_events.fail))
 
 
 def _taken_in(joint: JointState) -> Iterator[CommandMoment]:
@@ -640,24 +610,24 @@ def _taken_in(joint: JointState) -> Iterator[CommandMoment]:
 
 
 def _done(moment: CommandMoment, asked: Asked, todo: Todo) -> Iterator[CommandMoment]:
-    """Iterate over what can come of a thing to do."""
     joint, stays = moment.joint, Course(moment.joint)
     if todo in _SIMPLE:
         yield from _told(moment, asked, _SIMPLE[todo], stays)
     elif todo is Todo.BEGIN:
-        legal = command_events.objection(asked) is None
+        legal = command_events.objection(asked, stays) is None
         yield from _told(moment, asked, phases.Event.BEGAN if legal else phases.Event.REFUSED, stays)
     elif todo is Todo.ACCEPT and asked.request is not Request.HOT_UPDATE:  # that parks for the commit alone
         begun = replace(asked, begun=True)
-        course = command_events.begin(begun, joint)
+        course = Course.led(joint, partial(command_events.begin, begun))
         yield from _told(replace(moment, asked=begun), begun, phases.Event.ACCEPTED, course)
     elif todo is Todo.RUN:
         change = CacheChange.RELEASED if asked.request is Request.CLEAR else CacheChange.READY
-        for course in (stays, command_events.followed(joint, change)):
+        for course in (stays, Course.led(joint, partial(command_events.followed, change))):
             yield from _told(moment, asked, phases.Event.ACTION_DONE, course)
     elif todo is Todo.FINISH:
         with suppress(IllegalTransitionError):  # not all actions are run yet
-            yield from _told(moment, asked, phases.Event.FINISHED, command_events.finish(asked, joint))
+            course = Course.led(joint, partial(command_events.finish, asked))
+            yield from _told(moment, asked, phases.Event.FINISHED, course)
     elif todo is Todo.COMMIT:
         yield from _committed(moment, asked)
     elif (todo is Todo.DROP or (todo is Todo.KEEP and not moment.torn)) and moment.ends in (None, todo):
@@ -680,39 +650,40 @@ def _told(
         there = replace(moment, phase=row.to, joint=course.joint, torn=torn)
         yield CommandMoment(Phase.IDLE, course.joint) if row.to is Phase.IDLE else there
     if rows and event is not phases.Event.FAILED:
-        for joint in (moment.joint, *(fired.to for fired in course.fired)):
-            yield from _told(moment, asked, phases.Event.FAILED, command_events.fail(joint))
+        for joint in (moment.joint, *(to for _, to in course.fired)):
+            failed = Course.led(joint, command_events.fail)
+            yield from _told(moment, asked, phases.Event.FAILED, failed)
 
 
 def _committed(moment: CommandMoment, asked: Asked) -> Iterator[CommandMoment]:
-    """Iterate over a commit; the flip of a hot update begins, ends and commits in one call, or in several."""
+    """Iterate over a commit; the flip of a hot update begins, ends and commits in one call."""
     course = Course(moment.joint)
     if asked.request is Request.HOT_UPDATE:
-        if moment.joint.weights is not WeightState.PREPARED:
-            course = command_events.begin(asked, moment.joint)
-        course = _and_then(course, command_events.finish(asked, course.joint))
-    course = _and_then(course, command_events.commit(course.joint))
-    yield from (replace(moment, joint=fired.to) for fired in course.fired)
+        command_events.begin(asked, course)
+        command_events.finish(asked, course)
+    command_events.commit(course)
+    yield from _passed(moment, course)
     yield CommandMoment(Phase.IDLE, course.joint)
 
 
 def _left(moment: CommandMoment, asked: Asked) -> Iterator[CommandMoment]:
     """Iterate over a way out: its events, then its discard plan, which succeeds or fails."""
     if not moment.discards:
+        course = Course(moment.joint)
         way_out = command_events.keep if moment.ends is Todo.KEEP else command_events.drop
-        course, plan = way_out(asked, moment.joint)[:2]
-        yield from (replace(moment, joint=fired.to) for fired in course.fired)
+        plan = way_out(asked, course).plan
+        yield from _passed(moment, course)
         discards = replace(moment, joint=course.joint, discards=True)
         yield CommandMoment(Phase.IDLE, course.joint) if plan is None else discards
         return
-    released = command_events.followed(moment.joint, CacheChange.RELEASED)
+    released = Course.led(moment.joint, partial(command_events.followed, CacheChange.RELEASED))
     yield replace(moment, joint=released.joint)
-    yield CommandMoment(Phase.IDLE, command_events.freed(moment.joint).joint)
-    yield CommandMoment(Phase.IDLE, command_events.not_freed(moment.joint).joint)
+    for end in (command_events.freed, command_events.not_freed):
+        yield CommandMoment(Phase.IDLE, Course.led(moment.joint, end).joint)
 
 
-def _and_then(course: Course, later: Course) -> Course:
-    return Course(later.joint, (*course.fired, *later.fired))
+def _passed(moment: CommandMoment, course: Course) -> Iterator[CommandMoment]:
+    return (replace(moment, joint=to, passing=True) for _, to in course.fired)
 
 
 def _asks_for(conditions: Iterable[When], request: Request) -> bool:

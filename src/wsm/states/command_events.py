@@ -8,9 +8,9 @@ where it wants them already, and the other half only where it must.
 
 A command moves the machines of a rank at a few moments: when all ranks stand (:func:`begin`), when an action
 has changed the KV cache (:func:`followed`), when the plan is done (:func:`finish`), and at the decision
-(:func:`commit`, :func:`keep`, :func:`drop`). Each function here takes where the rank is and what was asked,
-and returns a :class:`Course`: the events in their order, each led through the tables. A way out that frees
-memory names the plan that does it; :func:`freed` and :func:`not_freed` say what its end means.
+(:func:`commit`, :func:`keep`, :func:`drop`). Each function here fires the events of its moment, one after the
+other, into the :class:`Machines` that it is given; they decide, and raise what they refuse. A way out that
+frees memory names the plan that does it; :func:`freed` and :func:`not_freed` say what its end means.
 
 **What was held before is what is kept.** An aborted update goes back only if no rank touched its weights;
 then the KV cache says what undoing has left, and the weights' ABORT is fired between, as the joint rules want
@@ -22,16 +22,16 @@ it: after PREPARED the decision comes first, before it the cache is finished fir
 half goes on to clear that half, on every rank. Where the arguments of the command cannot be read, a rank
 cannot know which half the others gave back, and serves nothing until all of it is cleared.
 
-The worker fires these events with their times and journals them; the explorer takes them as they are. Pure;
-knows no action by name, of the words the operation alone, no time.
+A worker gives its live machines, with a clock and a journal behind them; the explorer and the static checks
+give a :class:`Course`, which the tables lead. Knows no action by name, of the words the operation alone.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import START, JointState, serving, step
@@ -80,73 +80,69 @@ class CacheChange(enum.Enum):
     READY = "rebuilt, or emptied"
 
 
-class Fired(NamedTuple):
-    """One event, with its flags, as :meth:`wsm.states.machine.LifeCycle.fire` takes it.
+class Machines(Protocol):
+    """Weights and KV cache of one rank, as their events reach them."""
 
-    Parameters
-    ----------
-    event : WeightEvent or KVEvent
-        What happens.
-    kept : bool
-        For ``abort``: the outcome of the group.
-    kv_kept : bool
-        For ``update`` of the weights: the KV policy of the command.
-    cause : str
-        Why, for the journal; empty: the command.
-    to : JointState
-        Where it leads.
-    """
+    @property
+    def joint(self) -> JointState:
+        """Where they are."""
+        ...
 
-    event: Event
-    kept: bool
-    kv_kept: bool
-    cause: str
-    to: JointState
+    def can(self, event: Event) -> bool:
+        """Whether they would take an event in now."""
+        ...
 
+    def fire(self, event: Event, *, kept: bool = False, kv_kept: bool = True, cause: str = "") -> None:
+        """Take in one event.
 
-@dataclass(frozen=True)
-class Course:
-    """Events, in the order in which they are fired, and where they lead.
-
-    Parameters
-    ----------
-    joint : JointState
-        Where the rank is behind the last of them.
-    fired : tuple of Fired
-        The events.
-    """
-
-    joint: JointState
-    fired: tuple[Fired, ...] = ()
-
-    def then(self, event: Event, *, kept: bool = False, kv_kept: bool = True, cause: str = "") -> Course:
-        """Return the course with one more event.
+        `kept`: for ``abort``: the outcome of the group. `kv_kept`: for ``update`` of the weights: the KV
+        policy of the command. `cause`: why, for the journal; empty: the command.
 
         Raises
         ------
         IllegalTransitionError
-            If the tables or the joint rules refuse it.
+            If they refuse it; nothing has moved.
         """
-        _, after = step(self.joint, event, kept=kept, kv_kept=kv_kept)
-        return Course(after, (*self.fired, Fired(event, kept, kv_kept, cause, after)))
+        ...
+
+
+@dataclass
+class Course:
+    """Machines that the tables and the joint rules lead; `fired`: the events so far, and where each led."""
+
+    joint: JointState
+    fired: list[tuple[Event, JointState]] = field(default_factory=list)
+
+    @classmethod
+    def led(cls, joint: JointState, *moments: Callable[[Course], object]) -> Course:
+        """Return the course of moments of a command, one after the other, from where the machines are."""
+        course = cls(joint)
+        for moment in moments:
+            moment(course)
+        return course
+
+    def can(self, event: Event) -> bool:
+        """Whether tables and joint rules take an event in now."""
+        try:
+            step(self.joint, event)
+        except IllegalTransitionError:
+            return False
+        return True
+
+    def fire(self, event: Event, *, kept: bool = False, kv_kept: bool = True, cause: str = "") -> None:
+        """Take in one event; `cause` is for the journal of a worker."""
+        del cause
+        _, self.joint = step(self.joint, event, kept=kept, kv_kept=kv_kept)
+        self.fired.append((event, self.joint))
 
 
 @dataclass(frozen=True)
 class Asked:
     """A command, as far as it decides which events are fired on one rank.
 
-    Parameters
-    ----------
-    request : Request
-        What is asked.
-    tags : frozenset of Tag
-        What it is about. Empty: nothing in memory; of a clear: its arguments cannot be read.
-    before : JointState
-        Where the rank was when its work was set up.
-    keeps_kv : bool
-        Whether the KV policy keeps blocks of the old weights.
-    begun : bool
-        Whether the machines have left where they were before.
+    `tags`: what it is about. Empty: nothing in memory; of a clear: its arguments cannot be read. `before`:
+    where the rank was when its work was set up. `keeps_kv`: whether the KV policy keeps blocks of the old
+    weights. `begun`: whether the machines have left where they were before.
     """
 
     request: Request
@@ -181,21 +177,13 @@ class Asked:
 
 
 class WayOut(NamedTuple):
-    """A way out of a command, or of an epoch.
+    """What a way out of a command, or of an epoch, leaves to be done behind its events.
 
-    Parameters
-    ----------
-    course : Course
-        Events to be fired at once.
-    plan : PlanKey or None
-        The discard plan to be run then, one action after the other; None: what is held stays.
-    faulted : bool
-        Whether the rank ends FAULTED, if no plan is to be run.
-    leaves : bool
-        Whether the rank leaves its epoch: what broke with a peer is let go before the discard plan.
+    `plan`: the discard plan to be run then, one action after the other; None: what is held stays. `faulted`:
+    whether the rank ends FAULTED, if no plan is to be run. `leaves`: whether the rank leaves its epoch: what
+    broke with a peer is let go before the discard plan.
     """
 
-    course: Course
     plan: PlanKey | None = None
     faulted: bool = False
     leaves: bool = False
@@ -233,7 +221,7 @@ _NEEDS_WHOLE = {
 }
 
 
-def objection(asked: Asked) -> str | None:
+def objection(asked: Asked, machines: Machines) -> str | None:
     """Say why a command cannot begin where the rank is; None if it can."""
     joint = asked.before
     if asked.request in _NEEDS_WHOLE:
@@ -246,70 +234,63 @@ def objection(asked: Asked) -> str | None:
     if asked.request is Request.UPDATE and asked.plan is None:
         return f"nothing of {sentence_of(asked.tags)} is missing"
     first = _first_events(asked)[0]
-    try:
-        step(joint, first)
-    except IllegalTransitionError:
-        state = joint.weights if isinstance(first, WeightEvent) else joint.kv
-        return f"there is no way from {state.name} by {asked.request.value}"
-    return None
+    if machines.can(first):
+        return None
+    state = joint.weights if isinstance(first, WeightEvent) else joint.kv
+    return f"there is no way from {state.name} by {asked.request.value}"
 
 
-def begin(asked: Asked, joint: JointState) -> Course:
-    """Begin the transition: all ranks stand at the same step.
-
-    For a hot update the flip begins here; if a shortage cut its beginning short, it goes on from there.
-    """
-    course = Course(joint)
+def begin(asked: Asked, machines: Machines) -> None:
+    """Begin the transition: all ranks stand at the same step. For a hot update the flip begins here."""
     if asked.request in OF_ADMISSION:
-        return course
-    cut_short = asked.request is Request.HOT_UPDATE and joint.weights is WeightState.UPDATING
-    for event in () if cut_short else _first_events(asked):
-        course = course.then(event, kv_kept=asked.keeps_kv or event is not WeightEvent.UPDATE)
-    replaced = course.joint.weights is WeightState.UPDATING and course.joint.kv is KVState.NORMAL
-    return course.then(KVEvent.UPDATE) if replaced and not asked.keeps_kv else course
+        return
+    for event in _first_events(asked):
+        machines.fire(event, kv_kept=asked.keeps_kv or event is not WeightEvent.UPDATE)
+    joint = machines.joint
+    replaced = joint.weights is WeightState.UPDATING and joint.kv is KVState.NORMAL
+    if replaced and not asked.keeps_kv:
+        machines.fire(KVEvent.UPDATE)
 
 
-def followed(joint: JointState, change: CacheChange) -> Course:
+def followed(change: CacheChange, machines: Machines) -> None:
     """Let the KV cache's machine follow an action, while the weights are at work, too.
 
     A KV cache that moves alone arrives when all is done (:func:`finish`, :func:`commit`, :func:`freed`).
     """
-    course = Course(joint)
-    if joint.weights not in _AT_WORK:
-        return course
+    if machines.joint.weights not in _AT_WORK:
+        return
     if change is CacheChange.READY:
-        return _brought_back(course)
-    return course.then(KVEvent.CLEARED) if joint.kv is KVState.CLEARING else course
+        _bring_back(machines)
+    elif machines.joint.kv is KVState.CLEARING:
+        machines.fire(KVEvent.CLEARED)
 
 
-def finish(asked: Asked, joint: JointState) -> Course:
+def finish(asked: Asked, machines: Machines) -> None:
     """Say that everything which can fail is behind this rank."""
     if asked.request is Request.CLEAR:
-        return freed(joint)
-    course = Course(joint)
-    if joint.weights is not WeightState.UPDATING:
-        return course
-    if Tag.KV_CACHE in asked.tags or joint.kv is KVState.UPDATING:
-        course = _brought_back(course)
-    return course.then(WeightEvent.PREPARED)
+        freed(machines)
+    elif machines.joint.weights is WeightState.UPDATING:
+        if Tag.KV_CACHE in asked.tags or machines.joint.kv is KVState.UPDATING:
+            _bring_back(machines)
+        machines.fire(WeightEvent.PREPARED)
 
 
-def commit(joint: JointState) -> Course:
+def commit(machines: Machines) -> None:
     """Serve the new version, or take in that the KV cache is back over the same weights."""
-    course = Course(joint)
-    if joint.weights is WeightState.PREPARED:
-        return course.then(WeightEvent.COMMIT)
-    return course.then(KVEvent.REBUILT) if joint.kv is KVState.UPDATING else course
+    if machines.joint.weights is WeightState.PREPARED:
+        machines.fire(WeightEvent.COMMIT)
+    elif machines.joint.kv is KVState.UPDATING:
+        machines.fire(KVEvent.REBUILT)
 
 
-def fail(joint: JointState, cause: str = "") -> Course:
+def fail(machines: Machines, cause: str = "") -> None:
     """Take in that the command failed: a teardown of the weights leaves them FAULTED, all else moves nothing.
 
     What failed is said by the phase (:mod:`wsm.states.phases`) and its word; the decision leads out of it.
     A KV cache that was to go alone stays CLEARING until then.
     """
-    course = Course(joint)
-    return course.then(WeightEvent.FAIL, cause=cause) if joint.weights is WeightState.CLEARING else course
+    if machines.joint.weights is WeightState.CLEARING:
+        machines.fire(WeightEvent.FAIL, cause=cause)
 
 
 def is_torn(joint: JointState) -> bool:
@@ -318,71 +299,87 @@ def is_torn(joint: JointState) -> bool:
     return gone or joint.kv is KVState.CLEARING
 
 
-def keep(asked: Asked, joint: JointState) -> WayOut:
+def called_off(
+    tags: frozenset[Tag] | None, *, clears: bool, of_admission: bool
+) -> tuple[Request, frozenset[Tag]]:
+    """Return request and tags by which a rank ends a command that was aborted before it had begun here.
+
+    `tags`: what the command's arguments name; None: they cannot be read, and what others give back is
+    unknown. `clears`, `of_admission`: whether they say that it is a clear; a hold or a release.
+    """
+    if tags is None:
+        return Request.CLEAR, frozenset()
+    if of_admission:
+        return Request.HOLD, tags
+    return Request.CLEAR, tags if clears else ALL_TAGS
+
+
+def keep(asked: Asked, machines: Machines) -> WayOut:
     """End an aborted command that touched no rank, after it was undone: hold what was held before."""
-    moves = asked.request not in OF_ADMISSION
-    cut_short = not asked.begun and joint.weights is WeightState.CLEARING
-    if moves and (joint.weights is WeightState.FAULTED or cut_short):
-        return _drop_all(Course(joint))
+    moves, joint = asked.request not in OF_ADMISSION, machines.joint
+    if moves and joint.weights is WeightState.FAULTED:
+        return _drop_all(machines)
     if not (moves and asked.begun):
-        return WayOut(Course(joint))
-    course = Course(joint)
+        return WayOut()
     if joint.weights in _AT_REST:
-        return WayOut(_kv_as_before(asked, course))
-    if joint.held:
+        _kv_as_before(asked, machines)
+        return WayOut()
+    if joint.had_version:
         if joint.weights is WeightState.PREPARED:
-            course = course.then(WeightEvent.ABORT, kept=True)
-        course = _kv_as_before(asked, course)
-        if course.joint.weights is WeightState.UPDATING:
-            course = course.then(WeightEvent.ABORT, kept=True)
-        return WayOut(course)
+            machines.fire(WeightEvent.ABORT, kept=True)
+        _kv_as_before(asked, machines)
+        if machines.joint.weights is WeightState.UPDATING:
+            machines.fire(WeightEvent.ABORT, kept=True)
+        return WayOut()
     if asked.before.kv is not KVState.NORMAL:
-        return _drop_all(course)
+        return _drop_all(machines)
     # What an update has begun to load goes, the KV cache stays.
-    return WayOut(_kv_as_before(asked, course).then(WeightEvent.ABORT), DISCARD_WEIGHTS)
+    _kv_as_before(asked, machines)
+    machines.fire(WeightEvent.ABORT)
+    return WayOut(DISCARD_WEIGHTS)
 
 
-def drop(asked: Asked, joint: JointState) -> WayOut:
+def drop(asked: Asked, machines: Machines) -> WayOut:
     """End an aborted command that touched some rank: hold nothing, or not the half that was to be cleared."""
-    course, gives_back = Course(joint), asked.gives_back
+    gives_back = asked.gives_back
     if gives_back == ALL_TAGS:
-        return _drop_all(course)
+        return _drop_all(machines)
     if asked.before.weights is WeightState.FAULTED:
-        return WayOut(course, faulted=True)  # half a teardown repairs nothing
-    return (
-        _drop_half(course, takes_weights=Tag.WEIGHTS in gives_back) if gives_back else _drop_unknown(course)
-    )
+        return WayOut(faulted=True)  # half a teardown repairs nothing
+    if not gives_back:
+        return _drop_unknown(machines)
+    return _drop_half(machines, takes_weights=Tag.WEIGHTS in gives_back)
 
 
-def leave(joint: JointState) -> WayOut:
+def leave(machines: Machines) -> WayOut:
     """Give back everything in the old epoch, which has ended; only then the rank joins the new one.
 
     Where an action of it fails (:func:`not_freed`) the rank never joins, and its process is replaced.
     """
-    return _drop_all(Course(joint))._replace(leaves=True)
+    return _drop_all(machines)._replace(leaves=True)
 
 
-def freed(joint: JointState) -> Course:
+def freed(machines: Machines) -> None:
     """Take in that the last action of a teardown is done: what was CLEARING is CLEARED."""
-    course = Course(joint)
-    if joint.kv is KVState.CLEARING:
-        course = course.then(KVEvent.CLEARED)
-    return course.then(WeightEvent.CLEARED) if joint.weights is WeightState.CLEARING else course
+    if machines.joint.kv is KVState.CLEARING:
+        machines.fire(KVEvent.CLEARED)
+    if machines.joint.weights is WeightState.CLEARING:
+        machines.fire(WeightEvent.CLEARED)
 
 
-def not_freed(joint: JointState, cause: str = "") -> Course:
+def not_freed(machines: Machines, cause: str = "") -> None:
     """Take in that an action of a teardown failed: the rank is FAULTED, unless it held nothing before."""
-    course = Course(joint)
-    return course if joint == START else course.then(WeightEvent.FAIL, cause=cause)
+    if machines.joint != START:
+        machines.fire(WeightEvent.FAIL, cause=cause)
 
 
-def lose(joint: JointState) -> Course:
+def lose(machines: Machines) -> None:
     """Begin a new epoch with nothing; refused while anything is held."""
-    return Course(joint).then(KVEvent.LOST).then(WeightEvent.LOST)
+    machines.fire(KVEvent.LOST, cause="a new epoch")
+    machines.fire(WeightEvent.LOST, cause="a new epoch")
 
 
 def _first_events(asked: Asked) -> list[Event]:
-    """Say with which events a command begins, weights first."""
     clears = asked.request is Request.CLEAR
     events: list[Event] = []
     if Tag.WEIGHTS in asked.tags:
@@ -392,57 +389,58 @@ def _first_events(asked: Asked) -> list[Event]:
     return events or [KVEvent.UPDATE]
 
 
-def _brought_back(course: Course) -> Course:
+def _bring_back(machines: Machines) -> None:
     """Say that the KV cache is whole again; an engine without one is always in step."""
-    if course.joint.kv is KVState.CLEARED:
-        course = course.then(KVEvent.UPDATE)
-    return course.then(KVEvent.REBUILT) if course.joint.kv is KVState.UPDATING else course
+    if machines.joint.kv is KVState.CLEARED:
+        machines.fire(KVEvent.UPDATE)
+    if machines.joint.kv is KVState.UPDATING:
+        machines.fire(KVEvent.REBUILT)
 
 
-def _kv_as_before(asked: Asked, course: Course) -> Course:
+def _kv_as_before(asked: Asked, machines: Machines) -> None:
     """Let the KV cache's machine say what undoing has left: what there was before."""
-    kv = course.joint.kv
+    kv = machines.joint.kv
     if asked.before.kv is KVState.CLEARED and kv is not KVState.CLEARED:
-        return course.then(KVEvent.CLEAR, cause="what was built is given back").then(KVEvent.CLEARED)
-    if kv is KVState.UPDATING:
-        return course.then(KVEvent.REBUILT, cause="the old cache is still whole")
-    return course
+        machines.fire(KVEvent.CLEAR, cause="what was built is given back")
+        machines.fire(KVEvent.CLEARED)
+    elif kv is KVState.UPDATING:
+        machines.fire(KVEvent.REBUILT, cause="the old cache is still whole")
 
 
-def _drop_all(course: Course) -> WayOut:
-    if course.joint == START:
-        return WayOut(course)
-    course = _weights_leave(course)
-    if course.joint.kv is not KVState.CLEARED:
-        course = course.then(KVEvent.CLEAR)
-    return WayOut(course, DISCARD)
+def _drop_all(machines: Machines) -> WayOut:
+    if machines.joint == START:
+        return WayOut()
+    _weights_leave(machines)
+    if machines.joint.kv is not KVState.CLEARED:
+        machines.fire(KVEvent.CLEAR)
+    return WayOut(DISCARD)
 
 
-def _drop_half(course: Course, *, takes_weights: bool) -> WayOut:
-    away = (
-        course.joint.weights is WeightState.CLEARED if takes_weights else course.joint.kv is KVState.CLEARED
-    )
+def _drop_half(machines: Machines, *, takes_weights: bool) -> WayOut:
+    joint = machines.joint
+    away = joint.weights is WeightState.CLEARED if takes_weights else joint.kv is KVState.CLEARED
     if away:
-        return WayOut(course)
+        return WayOut()
     if not takes_weights:
-        return WayOut(course.then(KVEvent.CLEAR), DISCARD_KV_CACHE)
-    course = _weights_leave(course)
-    beside = course.joint.kv is KVState.NORMAL
-    return WayOut(course, DISCARD_HELD_WEIGHTS if beside else DISCARD)
+        machines.fire(KVEvent.CLEAR)
+        return WayOut(DISCARD_KV_CACHE)
+    _weights_leave(machines)
+    beside = machines.joint.kv is KVState.NORMAL
+    return WayOut(DISCARD_HELD_WEIGHTS if beside else DISCARD)
 
 
-def _drop_unknown(course: Course) -> WayOut:
+def _drop_unknown(machines: Machines) -> WayOut:
     """Serve nothing, since keeping either half may be keeping what the other ranks have not."""
-    if course.joint == START:
-        return WayOut(course)
-    if course.joint.weights is WeightState.FAULTED:  # it was here before, and its end was not remembered
-        return WayOut(course, faulted=True)
-    normal = course.joint.weights is WeightState.NORMAL
-    course = course.then(WeightEvent.CLEAR if normal else KVEvent.CLEAR)
-    cause = "the command's arguments cannot be read"
-    return WayOut(course.then(WeightEvent.FAIL, cause=cause), faulted=True)
+    if machines.joint == START:
+        return WayOut()
+    if machines.joint.weights is WeightState.FAULTED:  # it was here before, and its end was not remembered
+        return WayOut(faulted=True)
+    normal = machines.joint.weights is WeightState.NORMAL
+    machines.fire(WeightEvent.CLEAR if normal else KVEvent.CLEAR)
+    machines.fire(WeightEvent.FAIL, cause="the command's arguments cannot be read")
+    return WayOut(faulted=True)
 
 
-def _weights_leave(course: Course) -> Course:
-    leaves = course.joint.weights in (WeightState.NORMAL, WeightState.FAULTED)
-    return course.then(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
+def _weights_leave(machines: Machines) -> None:
+    leaves = machines.joint.weights in (WeightState.NORMAL, WeightState.FAULTED)
+    machines.fire(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)

@@ -1,4 +1,4 @@
-"""What can be wrong with an event, a word, a table or a journal."""
+"""What can be wrong with an event, a word or a table."""
 
 from __future__ import annotations
 
@@ -35,58 +35,14 @@ class JointRuleError(IllegalTransitionError):
         )
 
 
-def flag_not_bool(*, flag: str, value: object) -> BadInputError:
-    """Return the error that a flag of an event is not exactly True or False. Nothing was changed."""
-    return BadInputError(
-        f"{flag} must be True or False, not {type(value).__name__} {value!r}; convert it with bool()",
-        code="flag",
-        flag=flag,
-        value=value,
-    )
-
-
-def concurrent_fire(*, event: str) -> InternalError:
-    """Return the error that two threads fired events into one life cycle at the same time."""
-    return InternalError(
-        f"{event!r} was fired while another event was being taken in; "
-        "one thread at a time may drive a life cycle, the one that runs the event loop",
-        code="concurrent-fire",
-        event=event,
-    )
-
-
-def machine_disagrees(*, machine: str, event: str, expected: str, found: str) -> InternalError:
-    """Return the error that a machine did something else than its table says."""
-    return InternalError(
-        f"the {machine} machine answered {event!r} with {found}, its table says {expected}; "
-        "this is a bug in wsm, or a version of transitions that wsm was not tested with",
-        code="machine-disagrees",
-        machine=machine,
-        event=event,
-        expected=expected,
-        found=found,
-    )
-
-
-class JournalCapacityError(BadInputError):
-    """A journal was asked to hold less than one entry."""
-
-    def __init__(self, *, capacity: int) -> None:
-        super().__init__(
-            f"a journal cannot hold {capacity} entries; give it a capacity of 1 or more", capacity=capacity
-        )
-
-
-class JournalFormatError(BadInputError):
-    """A line of an exported journal is not what this build writes."""
-
-    def __init__(self, *, line: int, problem: str) -> None:
-        super().__init__(
-            f"line {line} of the journal is unusable: {problem}; "
-            "read it with the version of wsm that wrote it, or cut the file before that line",
-            line=line,
-            problem=problem,
-        )
+def require_bools(**flags: object) -> None:
+    """Refuse a flag of an event that is not exactly True or False: it would fail both guards of a row."""
+    for flag, value in flags.items():
+        if type(value) is not bool:
+            is_now = f"{type(value).__name__} {value!r}"
+            raise BadInputError(
+                f"{flag} must be True or False, not {is_now}; convert it with bool()", code="flag"
+            )
 
 
 class ProtocolViolationError(InternalError):

@@ -12,6 +12,10 @@ may have ended long ago. Its owner may ask for it again, which renews its lease,
 **A command under a hold stays under it.** Its in-flight policy is about the requests that the hold has set
 aside, since there are no others.
 
+**A closed hold** (:class:`ClosedHold`) is released by force alone, and no lease ends it: its trainer may take
+for done what was refused, or failed. A commit of other weights makes it an ordinary one; a restore, a death
+or a new process does not.
+
 **A lease that runs out** ends by an ordinary release, given by the process that keeps the group. It looks at
 the lease again once it has the controller role, since renewing needs that, too. Memory that is not whole
 belongs to the owner that has cleared it, so such a group stays held.
@@ -22,9 +26,10 @@ Pure: functions of words, of the committed record and of a clock's reading.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection
+from typing import Annotated, Any
+
+import msgspec
 
 from wsm.states.vocabulary import (
     Admission,
@@ -36,98 +41,98 @@ from wsm.states.vocabulary import (
     Tag,
 )
 
+#: The owner of a hold whose caller names none.
+ANY_OWNER = "unnamed"
+
 #: No clock reads so late, in ns, and no lease lasts so long, in seconds.
 LATEST = 1 << 63
 
 
-@dataclass(frozen=True)
-class Hold:
-    """What is known of a hold besides that it is one.
+class ClosedBy(str, enum.Enum):
+    """What closed a hold.
 
-    Parameters
-    ----------
-    hold_id : str
-        Names it; commands may carry it.
-    owner : str
-        Who asked for it, and may release it.
-    in_flight : InFlightPolicy
-        What became of running requests.
-    kv_policy : KVPolicy
-        KEEP or DROP: what became of the blocks in the KV cache.
-    lease_s : float or None
-        Seconds after which it runs out unless its owner asks again; None: never.
-    on_lease : OnLease
-        What happens then.
-    renewed_ns : int
-        When its owner asked last, by the host's monotonic clock, in ns.
+    REFUSED: a verb that is never honoured. FAILED: an update that failed. DELAYED: an update that failed, and
+    may pass when it is asked again, which its trainer was told.
     """
 
-    hold_id: str
+    REFUSED = "refused"
+    FAILED = "failed"
+    DELAYED = "delayed"
+
+
+class ClosedHold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a held group is released by force alone.
+
+    `surface`, `verb`, `reason`: whose verb was refused, or failed, and why. `version`: what the group had
+    committed before; None: not known.
+    """
+
+    surface: str
+    verb: str
+    reason: str
+    version: str | None = None
+    by: ClosedBy = ClosedBy.REFUSED
+
+    def __str__(self) -> str:
+        did = "was refused" if self.by is ClosedBy.REFUSED else "failed"
+        return f"{self.verb} {did} over {self.surface} ({self.reason})"
+
+
+class Hold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of a hold besides that it is one.
+
+    `owner`: who asked for it, and may release it. `lease_s`: seconds after which it runs out unless its owner
+    asks again; None: never. `renewed_ns`: when its owner asked last, by the host's monotonic clock, in ns.
+    `closed`: why it is released by force alone; None: its owner releases it.
+    """
+
+    hold_id: str = msgspec.field(name="id")
     owner: str
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.KEEP
-    lease_s: float | None = None
+    lease_s: Annotated[float, msgspec.Meta(gt=0, lt=LATEST)] | None = None
     on_lease: OnLease = OnLease.STAY
-    renewed_ns: int = 0
+    renewed_ns: Annotated[int, msgspec.Meta(ge=0, le=LATEST - 1)] = 0
+    closed: ClosedHold | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {
-            "id": self.hold_id,
-            "owner": self.owner,
-            "in_flight": self.in_flight.value,
-            "kv_policy": self.kv_policy.value,
-            "lease_s": self.lease_s,
-            "on_lease": self.on_lease.value,
-            "renewed_ns": self.renewed_ns,
-        }
+        """Return it as JSON values; ``closed`` is there only where it is."""
+        said: dict[str, Any] = msgspec.to_builtins(self)
+        if self.closed is None:
+            del said["closed"]
+        return said
 
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Hold:
-        """Return what :meth:`facts` has described.
-
-        Raises
-        ------
-        ValueError
-            If the values describe none.
-        """
-        try:
-            hold_id, owner, lease_s = facts["id"], facts["owner"], facts["lease_s"]
-            renewed_ns = facts["renewed_ns"]
-            hold = cls(
-                hold_id,
-                owner,
-                InFlightPolicy(facts["in_flight"]),
-                KVPolicy(facts["kv_policy"]),
-                lease_s,
-                OnLease(facts["on_lease"]),
-                renewed_ns,
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
-        texts = isinstance(hold_id, str) and isinstance(owner, str)
-        clock = type(renewed_ns) is int and 0 <= renewed_ns < LATEST
-        seconds = lease_s is None or (type(lease_s) in (int, float) and 0 < lease_s < LATEST)
-        if not (texts and clock and seconds):
-            raise ValueError(f"{facts}")
-        return hold
+    @staticmethod
+    def known(hold: Hold | None) -> Hold | None:
+        """Return a hold; None: there is none, or nothing is known of it but that it is one."""
+        return None if hold == UNKNOWN_HOLD else hold
 
     def left_s(self, now_ns: int) -> float | None:
         """Return the seconds until its lease runs out, negative if that is past; None: it has none."""
         return None if self.lease_s is None else self.lease_s - (now_ns - self.renewed_ns) / 1e9
 
 
-def held_after(after: After, *, held: bool) -> bool:
-    """Whether the group is held once a command is committed.
+#: A hold whose record is lost: only the committed word says that there is one.
+UNKNOWN_HOLD = Hold("", "")
 
-    Parameters
-    ----------
-    after : After
-        What the command leaves.
-    held : bool
-        Whether the group was held before it.
-    """
+
+def held_after(after: After, *, held: bool) -> bool:
+    """Whether the group is held behind a commit, which leaves `after`; `held`: whether it was before."""
     return held if after is After.AS_BEFORE else after is After.HELD
+
+
+def keeps_closed(
+    hold: Hold | None, version: str | None, *, loads: bool, restores: bool, other: bool = False
+) -> ClosedHold | None:
+    """Return why a hold is closed still behind a command; None: it is not, or no longer.
+
+    `hold`: what is known of the hold that the command stays under, or would end. `version`: what it commits;
+    None: not known yet. `loads`, `restores`, `other`: whether it brings weights, whether only to restore what
+    was there, and whether it is known to have brought other content under the same label.
+    """
+    closed = None if hold is None else hold.closed
+    brings = loads and not restores and version is not None
+    return None if closed is not None and brings and (other or version != closed.version) else closed
 
 
 def event_to(admission: Admission, *, held: bool) -> AdmissionEvent | None:
@@ -144,6 +149,7 @@ class Answer(enum.Enum):
     RENEW = "renew"  # the owner has the hold already: its lease begins anew
     NOTHING = "nothing"  # of a release: the group is open already
     NOT_THE_OWNER = "not the owner"  # refused, and the owner is named
+    CLOSED = "closed"  # of a release: refused, unless it is forced
     CANNOT_SERVE = "cannot serve"  # of a release: refused, and what is missing is named
 
 
@@ -157,25 +163,17 @@ def asked_to_hold(hold: Hold | None, *, held: bool, owner: str) -> Answer:
 def asked_to_release(
     hold: Hold | None, *, held: bool, owner: str, forced: bool, missing: Collection[Tag]
 ) -> Answer:
-    """Say what becomes of a request to release the group.
+    """Say what becomes of a request to release the group; of a hold without a record no owner is asked for.
 
-    Parameters
-    ----------
-    hold : Hold or None
-        What is known of the hold; None: nothing, and then no owner is asked for.
-    held : bool
-        Whether the group is held.
-    owner : str
-        Who asks.
-    forced : bool
-        Whether another's hold is released, too.
-    missing : collection of Tag
-        What the group lacks that a step needs.
+    `forced`: whether another's hold is released, too, and one that is closed. `missing`: what the group lacks
+    that a step needs.
     """
     if not held:
         return Answer.NOTHING
     if not forced and hold is not None and hold.owner != owner:
         return Answer.NOT_THE_OWNER
+    if not forced and hold is not None and hold.closed is not None:
+        return Answer.CLOSED
     return Answer.CANNOT_SERVE if missing else Answer.COMMAND
 
 
@@ -194,16 +192,8 @@ def in_flight_objection(
 ) -> str | None:
     """Say why a rank cannot honour a command's in-flight policy under a hold; None if it can.
 
-    Parameters
-    ----------
-    policy : InFlightPolicy
-        Of the command.
-    held : bool
-        Whether the rank is held.
-    set_aside : int or None
-        How many requests the hold has set aside; None: the scheduler cannot tell.
-    can_end : bool
-        Whether the scheduler can end what it has set aside.
+    `set_aside`: how many requests the hold has set aside, None: the scheduler cannot tell; `can_end`: whether
+    the scheduler can end them.
     """
     if not held or policy is InFlightPolicy.KEEP or set_aside == 0:
         return None
@@ -227,27 +217,15 @@ class LeaseEnd(enum.Enum):
 def lease_end(
     hold: Hold | None, now_ns: int, *, held: bool, is_over: bool, whole: bool, owed: bool
 ) -> LeaseEnd:
-    """Say what is due about the lease of a hold.
+    """Say what is due about the lease of a hold, of which `hold` is known, at `now_ns` of the host's clock.
 
-    Parameters
-    ----------
-    hold : Hold or None
-        What is known of the hold.
-    now_ns : int
-        The host's monotonic clock, in ns.
-    held : bool
-        Whether the group is held.
-    is_over : bool
-        Whether no command is open.
-    whole : bool
-        Whether every rank has in memory what a step needs: its committed version.
-    owed : bool
-        Whether the group is to be restored to what it served.
+    `is_over`: whether no command is open; `whole`: whether every rank has what a step needs; `owed`: whether
+    the group is to be restored to what it served.
     """
     left_s = None if hold is None or not held else hold.left_s(now_ns)
     if hold is None or left_s is None or left_s > 0:
         return LeaseEnd.NOTHING
-    if hold.on_lease is OnLease.STAY:
+    if hold.on_lease is OnLease.STAY or hold.closed is not None:
         return LeaseEnd.STAYS
     if not is_over or owed:
         return LeaseEnd.WAIT

@@ -11,13 +11,13 @@ And two facts that no pair of states can tell, because they are about how a rank
   command's KV policy keeps its blocks, it is *stale* from the ``update`` of the weights until it is rebuilt
   or forgotten, or the old weights are kept. A stale cache keeps a rank from PREPARED, so it never meets the
   new weights.
-* An aborted update goes back to NORMAL only where it came from NORMAL: a rank that *held* nothing has nothing
-  to keep, whatever it is told.
+* An aborted update goes back to NORMAL only where it came from NORMAL: a rank that *had no version* has
+  nothing to keep, whatever it is told.
 
 Weights and KV cache may be taken away and brought back one by one. So NORMAL may rest beside CLEARED, on
-either side: it is held, and :func:`serving` is false. What keeps such a half from serving is that function
-alone, which asks for both. A KV cache that outlives its weights meets the next ones as any old cache does:
-stale, unless it is kept.
+either side: it is in memory, and :func:`serving` is false. What keeps such a half from serving is that
+function alone, which asks for both. A KV cache that outlives its weights meets the next ones as any old cache
+does: stale, unless it is kept.
 
 **Beside the phases.** What is real and no state of the two machines is a phase of the command
 (:mod:`.phases`): a rank that FAILED or STOPPED stands where the failure found it, STAGING and STAGED stand
@@ -36,8 +36,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wsm.errors import BadInputError
-from wsm.states.errors import IllegalTransitionError, JointRuleError, flag_not_bool
+from wsm.states.errors import IllegalTransitionError, JointRuleError, require_bools
 from wsm.states.phases import Phase
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, MachineName, Row, State
 from wsm.states.vocabulary import (
@@ -57,22 +56,14 @@ from wsm.states.words import Operation
 class JointState(NamedTuple):
     """Where one rank is.
 
-    Parameters
-    ----------
-    weights : WeightState
-        Of the weights' machine.
-    kv : KVState
-        Of the KV cache's machine.
-    kv_stale : bool
-        Whether the KV cache holds what weights computed that are being replaced.
-    held : bool
-        Whether the update under way came from NORMAL, so that there is a version to go back to.
+    `kv_stale`: whether the KV cache holds what weights computed that are being replaced. `had_version`:
+    whether the update under way came from NORMAL, so that there is a version to go back to.
     """
 
     weights: WeightState
     kv: KVState
     kv_stale: bool = False
-    held: bool = False
+    had_version: bool = False
 
     def __str__(self) -> str:
         return f"weights {self.weights.name}, KV cache {self.kv.name}{' (stale)' if self.kv_stale else ''}"
@@ -98,18 +89,9 @@ FORBIDDEN: dict[tuple[WeightState, KVState], str] = {
 class Need:
     """What an event of one machine needs the other machine to be.
 
-    Parameters
-    ----------
-    event : Event
-        The event.
-    states : frozenset of State
-        States of the other machine in which it is legal.
-    why : str
-        The reason, for the error.
-    guard : Guard or None
-        Only for rows with this guard; None: for every row of the event.
-    source : frozenset of State
-        Only for rows that start in one of these; empty: for every row of the event.
+    `states`: states of the other machine in which it is legal. `guard`: only for rows with this guard; None:
+    for every row of the event. `source`: only for rows that start in one of these; empty: for every row of
+    the event.
     """
 
     event: Event
@@ -171,7 +153,7 @@ NEEDS: tuple[Need, ...] = (
     ),
 )
 
-#: Why a rank that held nothing cannot keep it.
+#: Why a rank that had no version cannot keep one.
 NOTHING_HELD = "this update began without a version to go back to; abort it with kept=False"
 
 #: Why a stale KV cache keeps a rank from PREPARED.
@@ -200,7 +182,7 @@ def objection(joint: JointState, row: Row) -> str | None:
             return need.why
     if row.event is WeightEvent.PREPARED and joint.kv_stale:
         return STALE
-    if row.guard is Guard.KEPT and not joint.held:
+    if row.guard is Guard.KEPT and not joint.had_version:
         return NOTHING_HELD
     if isinstance(row.dest, KVState):
         return FORBIDDEN.get((joint.weights, row.dest))
@@ -210,15 +192,8 @@ def objection(joint: JointState, row: Row) -> str | None:
 def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
     """Return where a row leads, whether the joint rules like it or not.
 
-    Parameters
-    ----------
-    joint : JointState
-        Where the rank is.
-    row : Row
-        A row of one of the tables that starts there.
-    kv_kept : bool
-        Whether the command's KV policy keeps the blocks of the old weights; looked at only for the
-        ``update`` of the weights.
+    `kv_kept`: whether the command's KV policy keeps the blocks of the old weights; looked at only for the
+    ``update`` of the weights.
     """
     if isinstance(row.dest, Admission):
         return joint
@@ -226,9 +201,9 @@ def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
         return joint._replace(kv=row.dest, kv_stale=False)
     if row.event is WeightEvent.UPDATE:
         stale = joint.kv is KVState.NORMAL and not kv_kept
-        return JointState(row.dest, joint.kv, stale, held=row.source is WeightState.NORMAL)
+        return JointState(row.dest, joint.kv, stale, had_version=row.source is WeightState.NORMAL)
     under_way = row.dest in (WeightState.UPDATING, WeightState.PREPARED)
-    return JointState(row.dest, joint.kv, joint.kv_stale and under_way, joint.held and under_way)
+    return JointState(row.dest, joint.kv, joint.kv_stale and under_way, joint.had_version and under_way)
 
 
 def no_row(chart: Chart, state: State, event: Event) -> IllegalTransitionError:
@@ -241,32 +216,13 @@ def no_row(chart: Chart, state: State, event: Event) -> IllegalTransitionError:
     )
 
 
-def flag_error(**flags: object) -> BadInputError:
-    """Return the error for the first flag that is no bool: it would fail both guards of an event."""
-    flag, value = next((flag, value) for flag, value in flags.items() if type(value) is not bool)
-    return flag_not_bool(flag=flag, value=value)
-
-
 def step(
     joint: JointState, event: Event, *, kept: bool = False, kv_kept: bool = True
 ) -> tuple[Row, JointState]:
     """Take in one event by the tables and the joint rules.
 
-    Parameters
-    ----------
-    joint : JointState
-        Where the rank is.
-    event : Event
-        What happens.
-    kept : bool
-        For ``abort``: the group's outcome, see :class:`wsm.states.table.Guard`.
-    kv_kept : bool
-        For ``update`` of the weights: the command's KV policy, see :func:`follow`.
-
-    Returns
-    -------
-    Row, JointState
-        The row that was taken, and where it leads.
+    `kept`: for ``abort``: the group's outcome, see :class:`wsm.states.table.Guard`. `kv_kept`: for ``update``
+    of the weights: the command's KV policy, see :func:`follow`.
 
     Raises
     ------
@@ -277,10 +233,9 @@ def step(
     wsm.errors.BadInputError
         If a flag is not a bool.
     """
-    if {type(kept), type(kv_kept)} != {bool}:
-        raise flag_error(kept=kept, kv_kept=kv_kept)
-    state: State
-    chart, state = (WEIGHT_CHART, joint.weights) if isinstance(event, WeightEvent) else (KV_CHART, joint.kv)
+    require_bools(kept=kept, kv_kept=kv_kept)
+    chart = chart_of(event)
+    state = joint.of(chart.machine)
     row = chart.find(state, event, kept=kept)
     if row is None:
         raise no_row(chart, state, event)
@@ -296,16 +251,8 @@ def step(
 class Beside:
     """States of weights and KV cache that may stand beside phases of a command.
 
-    Parameters
-    ----------
-    phases : tuple of Phase
-        Beside which phases.
-    commands : frozenset of (Operation, frozenset of Tag)
-        For which commands; empty: for each, and beside none.
-    weights, kv : tuple of states
-        Each of the one beside each of the other.
-    why : str
-        What it means, for a reviewer.
+    `commands`: for which commands; empty: for each, and beside none. `weights`, `kv`: each of the one beside
+    each of the other.
     """
 
     phases: tuple[Phase, ...]
@@ -478,7 +425,7 @@ BESIDE: tuple[Beside, ...] = (
         _HOT,
         (_W.UPDATING, _W.PREPARED),
         (_K.NORMAL,),
-        "the flip: in one call, or gone on with in the next where it was cut short",
+        "the flip",
     ),
     Beside((_P.COMMITTING,), _HOT, (_W.UPDATING,), (_K.UPDATING,), "the flip forgets the old blocks"),
     # the way back
@@ -539,18 +486,9 @@ def stands_beside(
 
     Not asked of a rank that leaves its epoch: it has no command any more.
 
-    Parameters
-    ----------
-    phase : Phase
-        Where the rank is in the command.
-    operation : Operation
-        What it took in: CLEAR, UPDATE, HOT_UPDATE; ABORT or HOT_ABORT if the command was aborted before it
-        was read; NONE where there is none.
-    tags : frozenset of Tag or None
-        What the command is about, as far as it was missing or held; empty: its arguments cannot be read;
-        None: not known (yet).
-    joint : JointState
-        Where weights and KV cache are.
+    `operation`: what it took in: CLEAR, UPDATE, HOT_UPDATE; ABORT or HOT_ABORT if the command was aborted
+    before it was read; NONE where there is none. `tags`: what the command is about, as far as it was missing
+    or held; empty: its arguments cannot be read; None: not known (yet).
     """
     if joint[:2] in _beside(phase, operation, tags):
         return None

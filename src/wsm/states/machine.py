@@ -2,14 +2,14 @@
 
 The only module that knows the `transitions` library; all others see :class:`LifeCycle`. The library decides:
 the guard of a row and the joint rules about it (:func:`wsm.states.joint.objection`) are the conditions of its
-transition, so a machine takes what the tables allow, and nothing else. :func:`wsm.states.joint.step` says the
-same without a machine, for the explorer; a test goes through every state, event and flag and holds both
-together.
+transition, so a machine takes what the tables allow, and nothing else. The tables are asked behind it, for
+the record and for the text of a refusal. :func:`wsm.states.joint.step` says the same without a machine, for
+the explorer; a test goes through every state, event and flag and holds both together.
 
 What `transitions` does surprisingly is shut out here:
 
 * With ``queued=True`` it answers True even where a condition said no, and drops what is queued when one event
-  raises. So nothing is queued: observers run after the machine is at rest.
+  raises. So nothing is queued.
 * A row whose condition says no is passed over for the next row of the same event. The guards of such rows
   exclude each other, so none is taken in the place of another; :mod:`.check` tries it with every fact.
 * ``on_exception``, ``finalize_event`` and ``ignore_invalid_triggers`` swallow errors, so none is set. Besides
@@ -23,20 +23,38 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from transitions import Machine, MachineError
 
+from wsm.errors import InternalError
 from wsm.states import joint
-from wsm.states.errors import IllegalTransitionError, concurrent_fire, machine_disagrees
+from wsm.states.errors import IllegalTransitionError, require_bools
 from wsm.states.joint import JointState
-from wsm.states.journal import TransitionRecord
 from wsm.states.table import ADMISSION_CHART, KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Row, State
 from wsm.states.vocabulary import Admission, AdmissionEvent, KVEvent, KVState, WeightEvent, WeightState
 
-Observer = Callable[[TransitionRecord], None]
+
+class TransitionRecord(NamedTuple):
+    """One transition that happened.
+
+    `source`, `dest`: names of states; the same where the event was taken in without a change. `guard`: value
+    of the guard that let it through. `at_ns`: monotonic clock of the host, as the caller read it. `kv_kept`:
+    whether the KV policy keeps the old weights' blocks; tells something for ``update`` of weights only.
+    """
+
+    machine: str
+    source: str
+    event: str
+    dest: str
+    guard: str | None
+    at_ns: int
+    epoch: int
+    sequence: int
+    cause: str
+    kv_kept: bool = True
 
 
 class Edge(NamedTuple):
@@ -49,49 +67,27 @@ class Edge(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """All that a condition may look at: flags and states alone, so that a proof can go through all of them.
-
-    Parameters
-    ----------
-    joint : JointState
-        Where weights and KV cache are, and what their states alone do not tell.
-    kept : bool
-        For ``abort``: the outcome of the group.
-    """
+    """All that a condition may look at: flags and states alone, so that a proof goes through all of them."""
 
     joint: JointState
     kept: bool
 
+
+#: How many transitions a life cycle remembers.
+_RECORDS = 256
 
 #: Name of the condition that every transition has; a guard has the name of its value.
 _JOINT_RULES = "joint_rules"
 
 
 class _Model:
-    """What `transitions` keeps the state on; it binds a method per event to it, and none is called.
-
-    Attributes
-    ----------
-    state : State
-        Where the machine is: a member of the chart's states. Only the machine assigns it.
-    """
+    """What `transitions` keeps the state on; it binds a method per event to it, and none is called."""
 
     state: Any
 
 
 class ChartMachine:
-    """One chart as a machine of `transitions`. Private to :class:`LifeCycle` and to the static checks.
-
-    Parameters
-    ----------
-    chart : Chart
-        What it is built from.
-
-    Attributes
-    ----------
-    model : _Model
-        Where it is.
-    """
+    """One chart as a machine of `transitions`. Private to :class:`LifeCycle` and to the static checks."""
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
@@ -106,31 +102,16 @@ class ChartMachine:
             queued=False,
         )
 
-    def take(self, event: Event, facts: Facts, expected: State | None) -> bool:
-        """Let the machine decide; return whether it moved. Nothing is left to be done behind the move.
-
-        Parameters
-        ----------
-        expected : State or None
-            Where the table leads; None: it has no row.
-
-        Raises
-        ------
-        wsm.errors.InternalError
-            If it went elsewhere.
-        """
+    def take(self, event: Event, facts: Facts) -> bool:
+        """Let the machine decide; return whether it took the event in."""
         try:
-            moved = bool(self._machine.events[event.value].trigger(self.model, facts=facts))
+            return bool(self._machine.events[event.value].trigger(self.model, facts=facts))
         except MachineError:  # no row of this state takes the event
             return False
-        if moved and self.model.state is not expected:
-            raise machine_disagrees(
-                machine=self.chart.machine.value,
-                event=event.value,
-                expected="no transition" if expected is None else expected.name,
-                found=str(self.model.state.name),
-            )
-        return moved
+
+    def would_take(self, event: Event, facts: Facts) -> bool:
+        """Ask the machine whether :meth:`take` would take the event in; nothing moves."""
+        return bool(getattr(self.model, f"may_{event.value}")(facts=facts))
 
     def would_go(self, state: State, event: Event, facts: Facts) -> State | None:
         """Return where the machine goes from a state, or None if it refuses; it is where it was afterwards.
@@ -209,32 +190,34 @@ def _at(known: JointState, admission: Admission) -> _At:
     return _At(known, admission, whole, whole and admission is Admission.OPEN)
 
 
+class LifeCycleView(NamedTuple):
+    """The machines of a rank at one moment, for readers.
+
+    `edges`: every transition that there is, by machine, as `transitions` itself reports them. `records`: what
+    happened last, the newest at the end; 256 at most.
+    """
+
+    weights: WeightState
+    kv: KVState
+    admission: Admission
+    edges: Mapping[str, frozenset[Edge]]
+    records: tuple[TransitionRecord, ...]
+
+
 class LifeCycle:
     """Where one rank is, and the one way to change that.
 
     One thread at a time. An event costs about ten microseconds; a serving loop fires none.
-
-    Parameters
-    ----------
-    observers : iterable of callable
-        Each is called with every :class:`TransitionRecord`, in the order of the transitions, after the
-        machines are at rest; it may fire. What one raises reaches the caller of :meth:`fire` after the
-        others were called; the transition stands.
     """
 
-    def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._weights = ChartMachine(WEIGHT_CHART)
-        self._kv = ChartMachine(KV_CHART)
-        self._admission = ChartMachine(ADMISSION_CHART)
-        self._by_event: dict[type[Event], ChartMachine] = {
-            WeightEvent: self._weights,
-            KVEvent: self._kv,
-            AdmissionEvent: self._admission,
+    def __init__(self) -> None:
+        self._machines: dict[type[Event], ChartMachine] = {
+            WeightEvent: ChartMachine(WEIGHT_CHART),
+            KVEvent: ChartMachine(KV_CHART),
+            AdmissionEvent: ChartMachine(ADMISSION_CHART),
         }
-        self._at = _at(joint.START, self._admission.model.state)
-        self._observers = tuple(observers)
-        self._undelivered: deque[TransitionRecord] = deque()
-        self._delivering = False
+        self._at = _at(joint.START, Admission.OPEN)
+        self._records: deque[TransitionRecord] = deque(maxlen=_RECORDS)
         self._inside = threading.Lock()
 
     #: Where the weights are, where the KV cache is, and whether steps may begin whatever is held. Fields of
@@ -257,11 +240,8 @@ class LifeCycle:
         wsm.errors.BadInputError
             If `kept` is not a bool.
         """
-        if {type(kept)} != {bool}:
-            raise joint.flag_error(kept=kept)
-        machine = self._by_event[type(event)]
-        row = machine.chart.find(machine.model.state, event, kept=kept)
-        return row is not None and joint.objection(self.joint, row) is None
+        require_bools(kept=kept)
+        return self._machines[type(event)].would_take(event, Facts(self.joint, kept))
 
     def fire(
         self,
@@ -276,26 +256,10 @@ class LifeCycle:
     ) -> TransitionRecord:
         """Take in one event.
 
-        Parameters
-        ----------
-        event : WeightEvent, KVEvent or AdmissionEvent
-            What happened; its type says to which machine.
-        at_ns : int
-            Monotonic clock, in ns; goes into the record.
-        epoch, sequence : int
-            The command that it belongs to; go into the record.
-        kept : bool
-            For ``abort``: no rank touched its weights, and this one held a version.
-        kv_kept : bool
-            For ``update`` of the weights: False says that the blocks of the old weights must not survive, and
-            ``prepared`` is refused until the KV cache was rebuilt or forgotten.
-        cause : str
-            Why; goes into the record.
-
-        Returns
-        -------
-        TransitionRecord
-            What happened.
+        `at_ns`: monotonic clock, in ns; goes into the record. `kept`: for ``abort``: no rank touched its
+        weights, and this one held a version. `kv_kept`: for ``update`` of the weights: False says that the
+        blocks of the old weights must not survive, and ``prepared`` is refused until the KV cache was rebuilt
+        or forgotten.
 
         Raises
         ------
@@ -309,104 +273,69 @@ class LifeCycle:
             If another thread is in here. Nothing was changed by this call.
         """
         if not self._inside.acquire(blocking=False):
-            raise concurrent_fire(event=event.value)
+            raise InternalError(
+                f"{event.value!r} was fired while another event was being taken in; one thread at a time may "
+                "drive a life cycle, the one that runs the event loop",
+                code="concurrent-fire",
+                event=event.value,
+            )
         try:
-            if {type(kept), type(kv_kept)} != {bool}:
-                raise joint.flag_error(kept=kept, kv_kept=kv_kept)
-            before = self.joint
-            machine = self._by_event[type(event)]
-            row = machine.chart.find(machine.model.state, event, kept=kept)
-            there, record = self._at, None
-            if row is not None:
-                # What may raise for want of memory comes before the move, so that no move goes unrecorded.
-                admission = row.dest if isinstance(row.dest, Admission) else there.admission
-                there = _at(joint.follow(before, row, kv_kept=kv_kept), admission)
-                record = TransitionRecord(
-                    machine.chart.machine.value,
-                    row.source.name,
-                    event.value,
-                    row.dest.name,
-                    None if row.guard is None else row.guard.value,
-                    at_ns,
-                    epoch,
-                    sequence,
-                    cause,
-                    kv_kept,
-                )
-            moved = False
-            try:
-                moved = machine.take(event, Facts(before, kept), None if row is None else row.dest)
-            finally:
-                # Also where a shortage or a signal cut it short behind the move.
-                came = row is not None and row.source is not row.dest and machine.model.state is row.dest
-                if moved or came:
-                    self._at = there
+            require_bools(kept=kept, kv_kept=kv_kept)
+            machine = self._machines[type(event)]
+            source: State = machine.model.state
+            if not machine.take(event, Facts(self.joint, kept)):
+                raise self._refusal(machine, event, kept=kept)
+            row = machine.chart.find(source, event, kept=kept)
+            if row is None or machine.model.state is not row.dest:
+                raise _disagreement(machine, event, row, found=str(machine.model.state.name))
+            admission = row.dest if isinstance(row.dest, Admission) else self.admission
+            self._at = _at(joint.follow(self.joint, row, kv_kept=kv_kept), admission)
+            guard = None if row.guard is None else row.guard.value
+            record = TransitionRecord(
+                machine.chart.machine.value,
+                row.source.name,
+                event.value,
+                row.dest.name,
+                guard,
+                at_ns,
+                epoch,
+                sequence,
+                cause,
+                kv_kept,
+            )
+            self._records.append(record)
+            return record
         finally:
             self._inside.release()
-        if not moved or record is None:
-            raise self._refusal(machine, event, kept=kept)
-        if self._observers:
-            self._deliver(record)
-        return record
 
-    def lose(
-        self, *, at_ns: int, epoch: int, sequence: int, cause: str = "a new epoch"
-    ) -> tuple[TransitionRecord, ...]:
-        """Take in that a new epoch has begun, the KV cache first; both are CLEARED by then.
-
-        The parameters are those of :meth:`fire`. Returns both records.
-
-        Raises
-        ------
-        IllegalTransitionError
-            If anything is held still. Nothing was changed.
-        """
-        return tuple(
-            self.fire(event, at_ns=at_ns, epoch=epoch, sequence=sequence, cause=cause)
-            for event in (KVEvent.LOST, WeightEvent.LOST)
-        )
+    def view(self) -> LifeCycleView:
+        """Return what a reader may know."""
+        return LifeCycleView(self.weights, self.kv, self.admission, self.edges(), tuple(self._records))
 
     def edges(self) -> dict[str, frozenset[Edge]]:
         """Return the edges of the live machines by name, for the proof that a drawing shows these."""
-        return {machine.chart.machine.value: machine.edges() for machine in self._machines}
-
-    @property
-    def _machines(self) -> tuple[ChartMachine, ...]:
-        return self._weights, self._kv, self._admission
+        return {machine.chart.machine.value: machine.edges() for machine in self._machines.values()}
 
     def _refusal(self, machine: ChartMachine, event: Event, *, kept: bool) -> Exception:
-        """Return the error that says which rule refused the event."""
-        if isinstance(event, AdmissionEvent):
+        row = machine.chart.find(machine.model.state, event, kept=kept)
+        if row is None:
             return joint.no_row(machine.chart, machine.model.state, event)
-        try:
-            row, _ = joint.step(self.joint, event, kept=kept)
-        except IllegalTransitionError as error:
-            return error
-        return machine_disagrees(
-            machine=machine.chart.machine.value, event=event.value, expected=row.dest.name, found="a refusal"
-        )
-
-    def _deliver(self, record: TransitionRecord) -> None:
-        """Call the observers; what they fire themselves reaches all of them after this record."""
-        self._undelivered.append(record)
-        if self._delivering:
-            return
-        self._delivering = True
-        raised: list[BaseException] = []
-        try:
-            while self._undelivered:
-                current = self._undelivered.popleft()
-                for observer in self._observers:
-                    raised += _call(observer, current)
-        finally:
-            self._delivering = False
-        if raised:
-            raise raised[0]
+        if not isinstance(event, AdmissionEvent):
+            try:
+                joint.step(self.joint, event, kept=kept)
+            except IllegalTransitionError as error:
+                return error
+        return _disagreement(machine, event, row, found="a refusal")
 
 
-def _call(observer: Observer, record: TransitionRecord) -> list[BaseException]:
-    try:
-        observer(record)
-    except BaseException as error:  # noqa: BLE001 - raised by the caller, when all observers were called
-        return [error]
-    return []
+def _disagreement(machine: ChartMachine, event: Event, row: Row | None, *, found: str) -> InternalError:
+    name, expected = machine.chart.machine.value, "no transition" if row is None else row.dest.name
+    return InternalError(
+        f"the {name} machine answered {event.value!r} with {found}, its table says {expected}; this is a bug "
+        "in wsm, or a version of transitions that wsm was not tested with",
+        code="machine-disagrees",
+        machine=name,
+        event=event.value,
+        expected=expected,
+        found=found,
+    )

@@ -41,10 +41,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from wsm.states.vocabulary import TableKey
 from wsm.states.words import Operation, StatusCode, StatusWord, StepWord
 
 
-class Phase(enum.Enum):
+class Phase(TableKey):
     """Where a rank is within a command."""
 
     IDLE = "idle"
@@ -62,10 +63,8 @@ class Phase(enum.Enum):
     STAGING = "staging"
     STAGED = "staged"
 
-    __hash__ = object.__hash__  # an enumeration's own is a function in Python; a rank asks thousands a second
 
-
-class Todo(enum.Enum):
+class Todo(TableKey):
     """The next thing to do, and in brackets the events that can come of it."""
 
     SERVE = "serve"  # a step may be entered if there is work [ENTERED]
@@ -85,41 +84,23 @@ class Todo(enum.Enum):
     KEEP = "keep"  # aborted, no rank touched its weights: as before the command [KEPT]
     DROP = "drop"  # aborted, a rank touched its weights: hold no weights [CLEARED, FAULTED]
 
-    __hash__ = object.__hash__  # as of a phase
-
 
 @dataclass(frozen=True)
 class RankState:
     """Everything that a rank must remember to follow the protocol.
 
-    Attributes
-    ----------
-    rank, epoch : int
-        Who, and in which incarnation of the group.
-    step : int
-        The last step that was entered.
-    done : int
-        The last sequence that this rank is terminal for.
-    holds : bool
-        Whether it holds all that a step needs: verified weights, and a KV cache.
-    held : bool
-        Whether the group is held: no step begins, whatever this rank holds.
-    broken : bool
-        Whether a step raised; no further step in this epoch.
-    weights, kv : int
-        Signed state codes for the status word; the shell keeps them true.
-    phase, sequence, operation
-        The command at hand; `operation` is what was asked, not what was decided.
-    parked : bool
-        Whether the step word says PARKED for this command at this step.
-    accepted, touched : bool
-        Whether all ranks stood, and whether this rank's weights are no longer the old ones.
-    collective : tuple of bool
-        One per action of the plan: whether it needs a vote.
-    action, ready : int
-        The next action's index; one more than the index of the last vote.
-    steps : bool
-        Whether it takes part in steps. A helper does not: it has no step word, and stands nowhere.
+    `step`: the last step that was entered.
+    `done`: the last sequence that this rank is terminal for.
+    `holds`: whether it holds all that a step needs: verified weights, and a KV cache.
+    `held`: whether the group is held: no step begins, whatever this rank holds.
+    `broken`: whether a step raised; no further step in this epoch.
+    `weights`, `kv`: signed state codes for the status word; the shell keeps them true.
+    `phase`, `sequence`, `operation`: of the command at hand, as it was asked, not as it was decided.
+    `parked`: whether the step word says PARKED for this command at this step.
+    `accepted`, `touched`: whether all ranks stood; whether this rank's weights are no longer the old ones.
+    `collective`: one per action of the plan: whether it needs a vote.
+    `action`, `ready`: the next action's index; one more than the index of the last vote.
+    `steps`: whether it takes part in steps. A helper does not: it has no step word, and stands nowhere.
     """
 
     rank: int
@@ -153,7 +134,20 @@ class Move:
     status: StatusWord | None = None
 
 
-class When(enum.Enum):
+@dataclass(frozen=True)
+class Do:
+    """What a rank's loop does next.
+
+    `todo`: what it does then. LOOK: it reads the words again. `meanwhile`: SERVE, JOIN or WAIT: how its turn
+    ends where that has not come to its end.
+    """
+
+    move: Move
+    todo: Todo
+    meanwhile: Todo = Todo.WAIT
+
+
+class When(TableKey):
     """A condition of a row; its value is the text of the diagrams."""
 
     # of the command word
@@ -186,8 +180,6 @@ class When(enum.Enum):
     NEVER_READY = "a peer will never vote"
     ALL_STOPPED = "all have stopped"
     ALL_STOPPED_ANY_TOUCHED = "all have stopped, some touched"
-
-    __hash__ = object.__hash__  # as of a phase
 
 
 class Effect(enum.Enum):
@@ -228,22 +220,11 @@ class Event(enum.Enum):
 class Happened:
     """What came of a thing to do, as :func:`wsm.states.rank.take_in` takes it: a plain value, like a view.
 
-    Parameters
-    ----------
-    event : Event
-        What came of it.
-    weights, kv : int or None
-        Signed codes of the state machines by then; None: as they were.
-    collective : tuple of bool
-        BEGAN: one per action of the plan, whether it needs a vote.
-    touched : bool
-        ACTION_DONE, FAILED, STOPPED: whether this rank's weights are no longer the old ones.
-    serves : bool
-        COMMITTED: whether nothing is missing that a step needs.
-    held : bool or None
-        COMMITTED: whether the group is held from here on; None: as it was.
-    step : int
-        ENTERED: the number of the step, where several were entered since; 0: the next one.
+    `weights`, `kv`: signed codes of the state machines by then; None: as they were. `collective`: BEGAN: one
+    per action of the plan, whether it needs a vote. `touched`: ACTION_DONE, FAILED, STOPPED: whether this
+    rank's weights are no longer the old ones. `serves`: COMMITTED: whether nothing is missing that a step
+    needs. `held`: COMMITTED: whether the group is held from here on; None: as it was. `step`: ENTERED: the
+    number of the step, where several were entered since; 0: the next one.
     """
 
     event: Event
@@ -260,22 +241,9 @@ class Happened:
 class LookRow:
     """What follows in a phase when the conditions hold.
 
-    Parameters
-    ----------
-    phase : Phase
-        Where the rank is.
-    when : tuple of When
-        All of them must hold; empty: always.
-    todo : Todo
-        The next thing to do.
-    to : Phase or None
-        The next phase; None: the same.
-    says : StatusCode or None
-        What the rank writes in its status word.
-    change : Effect or None
-        What else it remembers.
-    broken : str
-        The rule of the protocol that is broken if this row is ever taken; empty for all others.
+    `to`: the next phase; None: the same. `says`: what the rank writes in its status word. `change`: what else
+    it remembers. `broken`: the rule of the protocol that is broken if this row is ever taken; empty for all
+    others.
     """
 
     phase: Phase
@@ -291,20 +259,8 @@ class LookRow:
 class OutcomeRow:
     """What follows in a phase when something was done.
 
-    Parameters
-    ----------
-    phase : Phase
-        Where the rank is.
-    event : Event
-        What came of it.
-    when : tuple of When
-        Conditions of the rank itself; all must hold.
-    to : Phase
-        The next phase; IDLE forgets the command.
-    says : StatusCode or None
-        What the rank writes in its status word.
-    change : Effect or None
-        What else it remembers.
+    `when`: conditions of the rank itself; all must hold. `to`: the next phase; IDLE forgets the command.
+    `says`: what the rank writes in its status word. `change`: what else it remembers.
     """
 
     phase: Phase
@@ -436,10 +392,6 @@ OUTCOMES: tuple[OutcomeRow, ...] = (
         for phase in (_P.DRAINING, _P.PARKING)
     ),
 )
-
-#: What counts as failed where a shortage of memory, descriptors or threads has broken it off: how far it came
-#: is unknown. All else is done again, with the same outcome.
-FAILS_WHEN_CUT_SHORT = frozenset({_T.BEGIN, _T.ACCEPT, _T.RUN})
 
 #: Which of the configured deadlines a wait in a phase has; a vote has that of its action. Where no row of
 #: EXPIRED is, a report is all that follows.

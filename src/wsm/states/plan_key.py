@@ -60,13 +60,6 @@ class PlanKey(NamedTuple):
     As text it is the name of the plan in diagrams, journals, receipts and errors: ``remaining`` where the
     other half is gone already, ``only`` where it stays away, ``held`` where weights go that were served and
     not those that an update was bringing.
-
-    Parameters
-    ----------
-    operation : Request or Repair
-        What is done.
-    weights, kv : Half
-        What becomes of each.
     """
 
     operation: Request | Repair
@@ -122,15 +115,9 @@ def plan_for(request: Request, tags: Collection[Tag], *, weights: bool, kv: bool
     too; a KV cache that is there needs no rebuilding. What is not named moves only where it must: new weights
     make a KV cache that is there forget what other weights computed.
 
-    Parameters
-    ----------
-    request : Request
-        What is asked. A hot update is about weights that serve, whatever `tags` say; a hold or a release
-        leaves what is there, and a hold may forget the blocks of a KV cache.
-    tags : collection of Tag
-        What it is about.
-    weights, kv : bool
-        Whether each is in memory.
+    `request`: what is asked. A hot update is about weights that serve, whatever `tags` say; a hold or a
+    release leaves what is there, and a hold may forget the blocks of a KV cache. `weights`, `kv`: whether
+    each is in memory.
     """
     if request is Request.HOT_UPDATE:
         return HOT if weights and kv else None

@@ -3,8 +3,9 @@
 Two inputs, both plain values: :func:`advance` looks at a :class:`View` and says what to do, :func:`take_in`
 takes in what :class:`Happened`, the end of that thing to do or a step. Both walk the tables of
 :mod:`.phases`; what the conditions of its rows mean is said at the end. Each returns a :class:`Move`: the new
-state, the words to write (the step word first, then the status word), and the next thing to do. Nothing here
-knows what an action is or what a weight is; the shell fires the state machines of :mod:`wsm.states`.
+state, the words to write (the step word first, then the status word), and the next thing to do.
+:func:`step` is what a loop asks, the worker's and the explorer's: it says besides what goes on meanwhile.
+Nothing here knows what an action is or what a weight is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from wsm.states.errors import EpochUsedError, ProtocolViolationError
 from wsm.states.phases import (
     LOOKS,
     OUTCOMES,
+    Do,
     Effect,
     Event,
     Happened,
@@ -65,18 +67,9 @@ def join(
 ) -> Move:
     """Enter the epoch that the command word names, with nothing resident.
 
-    Parameters
-    ----------
-    rank : int
-        The slot.
-    command : CommandWord
-        What the controller's word says now.
-    step, status : StepWord, StatusWord
-        What stands in the slot's own words; no process writes the step word of a helper.
-    steps : bool
-        False for a helper.
-    held : bool
-        What the committed word says: whether the group is held, as its epoch before was.
+    `command`: what the controller's word says now. `step`, `status`: what stands in the slot's own words; no
+    process writes the step word of a helper. `steps`: false for a helper. `held`: what the committed word
+    says: whether the group is held, as its epoch before was.
 
     Raises
     ------
@@ -131,7 +124,6 @@ def advance(state: RankState, view: View) -> Move:
 
 
 def _written(moved: RankState, row: LookRow | OutcomeRow, todo: Todo) -> Move:
-    """Return the move of a row that was taken: what is remembered now, and the words that say so."""
     step = None
     if row.change is Effect.STANDS:
         step = StepWord(moved.epoch, moved.sequence, StepKind.PARKED, step_in_word(moved.step))
@@ -139,7 +131,7 @@ def _written(moved: RankState, row: LookRow | OutcomeRow, todo: Todo) -> Move:
 
 
 def take_in(state: RankState, happened: Happened) -> Move:
-    """Take in what came of a thing to do: the row of its event, or of a step its own word.
+    """Take in how a thing to do ended: the row of its event, or of a step its own word.
 
     Raises
     ------
@@ -211,31 +203,26 @@ def may_step(state: RankState, view: View) -> bool:
     return may and not any_broken(view.steps, epoch=state.epoch)
 
 
-def meanwhile(state: RankState, view: View) -> Todo:
-    """Return what a rank may do while a drain or a staging is under way: step on, or wait."""
-    beside = state.phase in (Phase.DRAINING, Phase.STAGING)
-    return Todo.SERVE if beside and may_step(state, view) else Todo.WAIT
-
-
-def before_joining(state: RankState, view: View, *, idle: bool) -> Todo:
-    """Return what a rank looks after before it joins a step that peers are in; JOIN: nothing.
+def step(state: RankState, seen: View | Happened, *, idle: bool = False) -> Do:
+    """Take one input in, and say what a rank's loop does next.
 
     Ranks step on while a hot update is begun and staged, so a rank that is always a little late would find
-    them ahead for ever. To the others it is as if they had entered that step a moment later.
+    them ahead for ever. It looks after those two before it joins; to the others it is as if they had entered
+    that step a moment later.
 
-    Parameters
-    ----------
-    state : RankState
-        Where the rank is.
-    view : View
-        What it has read.
-    idle : bool
-        Whether it has not stepped since it looked last; what it was to begin then it has tried already.
+    `idle`: whether it has not stepped since it looked last; what it was to begin then it has tried already.
     """
-    if state.phase is Phase.STAGING:
-        return Todo.STAGE if all_answered(view) else Todo.JOIN
-    begins = state.phase is Phase.BEGINNING and state.operation.is_hot
-    return Todo.BEGIN if begins and not idle else Todo.JOIN
+    if isinstance(seen, Happened):
+        return Do(take_in(state, seen), Todo.LOOK)
+    move = advance(state, seen)
+    todo, after = move.todo, move.state
+    if todo is Todo.JOIN:
+        begins = after.phase is Phase.BEGINNING and after.operation.is_hot and not idle
+        stages = after.phase is Phase.STAGING and all_answered(seen)
+        first = Todo.STAGE if stages else Todo.BEGIN if begins else Todo.JOIN
+        return Do(move, first, Todo.JOIN)
+    beside = todo in (Todo.DRAIN, Todo.STAGE) and may_step(after, seen)
+    return Do(move, todo, Todo.SERVE if beside else Todo.WAIT)
 
 
 def find_look(state: RankState, view: View) -> LookRow:
@@ -264,7 +251,6 @@ def find_outcome(state: RankState, event: Event) -> OutcomeRow | None:
 
 
 def _changed(state: RankState, row: LookRow | OutcomeRow, view: View | None) -> RankState:
-    """Return what the rank remembers after it has taken a row, the command still at hand."""
     changes: dict[str, Any] = {} if row.to is None or row.to is Phase.IDLE else {"phase": row.to}
     match row.change:
         case Effect.TAKES_COMMAND if view is not None:

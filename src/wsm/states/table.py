@@ -7,12 +7,12 @@ has a table here. A row says: in this state, when this happens and that holds, b
 a table is refused, visibly, and changes nothing.
 
 **The tables are the single source.** The `transitions` machines (:mod:`.machine`), the static checks
-(:mod:`.check`), which go through all joint states, the replay of journals
-(:mod:`.replay`) and every diagram are made from these rows. A row that changes changes all of them,
-and must change the literal table in the tests by hand: that is the review.
+(:mod:`.check`), which go through all joint states, the check of journals (:mod:`wsm.journal.replay`)
+and every diagram are made from these rows. A row that changes changes all of them, and must change the
+literal table in the tests by hand: that is the review.
 
 **A machine decides, it never works.** Entering CLEARING frees nothing; it says that freeing has begun.
-The worker runs the plan outside of the machine, one action per turn, and brings what came of it back as an
+The worker runs the plan outside of the machine, one action per turn, and brings back how that ended as an
 event (``cleared``, ``prepared``, ``rebuilt``, ``fail``). So a plan that raises half-way leaves no machine
 half-way.
 
@@ -55,7 +55,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wsm.states.errors import flag_not_bool
+from wsm.states.errors import require_bools
 from wsm.states.plan_key import (
     DISCARD,
     DISCARD_HELD_WEIGHTS,
@@ -105,8 +105,7 @@ class Guard(enum.Enum):
             If `kept` is not a bool. `transitions` compares with ``==``: any other truthy value would fail
             both guards, and the event would vanish.
         """
-        if type(kept) is not bool:
-            raise flag_not_bool(flag="kept", value=kept)
+        require_bools(kept=kept)
         return kept is (self is Guard.KEPT)
 
 
@@ -114,20 +113,8 @@ class Guard(enum.Enum):
 class Row:
     """One transition.
 
-    Parameters
-    ----------
-    source : State
-        Where it starts.
-    event : Event
-        What happens.
-    dest : State
-        Where it ends; the source again where an event is taken in without a change.
-    guard : Guard or None
-        What must hold; None: nothing.
-    note : str
-        What it means, for a reviewer.
-    plans : tuple of PlanKey
-        The work that it starts: the first one usually, another one as the note says.
+    `dest`: where it ends; the source again where an event is taken in without a change. `plans`: the work
+    that it starts: the first one usually, another one as the note says.
     """
 
     source: State
@@ -142,24 +129,8 @@ class Row:
 class Chart:
     """A table with what the checks and the diagrams must know about it besides its rows.
 
-    Parameters
-    ----------
-    machine : MachineName
-        Whose life it describes.
-    rows : tuple of Row
-        The table.
-    states, events : tuple
-        Every state and event that there is, in the order in which they are shown.
-    initial : State
-        Where a new process starts.
-    meanings : mapping of State to str
-        What it means to be there, in one line.
-    working : mapping of State to Event
-        States in which work is going on, with the event that says that it succeeded.
-    deciding : frozenset of State
-        States that only a decision of the group ends.
-    final : frozenset of State
-        States that are never left, except by a new epoch.
+    `working`: states in which work is going on, with the event that says that it succeeded. `deciding`:
+    states that only a decision of the group ends. `final`: states that are never left, except by a new epoch.
     """
 
     machine: MachineName
@@ -274,7 +245,6 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         note="teardown is idempotent",
         plans=(DISCARD, DISCARD_HELD_WEIGHTS),
     ),
-    Row(_W.FAULTED, _E.ABORT, _W.FAULTED, note="another rank's failure repairs nothing here"),
     # a new epoch
     Row(
         _W.CLEARED,

@@ -3,7 +3,9 @@
 Theory of operation
 -------------------
 The words of a view were loaded one after the other and may be stale in any mixture; every rule that
-looks at a view is exact under that. Nothing here knows how a view was read.
+looks at a view is exact under that. Nothing here knows how a view was read. Where no memory is shared, it is
+made of what ranks answer (:func:`view_of_answers`); a rank without an answer is neither PREPARED nor failed,
+and nothing is over.
 
 **Park and vote: how ranks agree on the step after which they stop, without a collective.** A rank stores
 RUNNING before it enters a step and PARKED when it stands at a boundary for a command. It may stop behind step
@@ -19,8 +21,9 @@ is enough, however late it comes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wsm.states.words import (
     CommandWord,
@@ -38,44 +41,102 @@ from wsm.states.words import (
 class View:
     """One reading of a group's words.
 
-    Parameters
-    ----------
-    command : CommandWord
-        The controller's word.
-    steps : sequence of StepWord
-        One per rank; helpers have none.
-    statuses : sequence of StatusWord
-        One per participant: the ranks first, then the helpers.
-    committed : CommittedWord
-        The last version that the whole group committed; only the controller looks at it.
+    `steps`: one per rank; helpers have none. `statuses`: one per participant: the ranks first, then the
+    helpers. `committed`: the last version that the whole group committed; only the controller looks at it.
+    `silent`: participants that have not answered; none where words are shared.
     """
 
     command: CommandWord
     steps: Sequence[StepWord]
     statuses: Sequence[StatusWord]
     committed: CommittedWord = field(default_factory=lambda: CommittedWord(0, None))
+    silent: frozenset[int] = frozenset()
 
     def of_command(self, participant: int) -> StatusWord | None:
         """Return the participant's status if it belongs to the command of this view, else None."""
         status = self.statuses[participant]
-        if (status.epoch, status.sequence) == (self.command.epoch, self.command.sequence):
-            return status
-        return None
+        return status if status[:2] == self.command[:2] else None
+
+    def of_all(self) -> list[StatusWord | None]:
+        """Return the status of each participant, as far as it belongs to the command of this view."""
+        at_hand = self.command[:2]
+        return [status if status[:2] == at_hand else None for status in self.statuses]
+
+    def of_ranks(self) -> list[StatusWord | None]:
+        """Return that of each rank."""
+        return self.of_all()[: len(self.steps)]
+
+    @property
+    def unstored(self) -> bool:
+        """Whether the command was committed, and the committed word does not say so."""
+        return self.command.operation.is_commit and self.committed.sequence != self.command.sequence
+
+
+class RankAnswer(NamedTuple):
+    """What one rank says where no word is shared.
+
+    `term`: which driver it answers: a successor asks under a higher number, and from then on the rank takes
+    no command of a lower one in, however late that arrives. `heard`: the last command that it has taken in;
+    one of its decision. `committed`: the last version that it was told is committed.
+    """
+
+    rank: int
+    term: int
+    heard: CommandWord
+    status: StatusWord
+    committed: CommittedWord
+
+
+def view_of_answers(
+    participants: int,
+    answers: Iterable[RankAnswer],
+    *,
+    term: int,
+    recorded: CommandWord | None = None,
+    committed: CommittedWord | None = None,
+) -> View:
+    """Return the view of a driver that has these answers, in any order, some late, some doubled.
+
+    A decision is what a rank has heard, or what the driver has recorded before it told the first one. Words
+    only grow, so that of several answers the furthest counts. Of steps nothing is known.
+
+    `answers`: to this driver, and to earlier ones, which do not count. `recorded`, `committed`: what the
+    driver has recorded; None: nothing, as a successor on another host.
+    """
+    statuses: dict[int, StatusWord] = {}
+    command, stored = recorded or CommandWord.unpack(0), committed or CommittedWord(0, None)
+    for answer in answers:
+        if answer.term != term:
+            continue
+        statuses[answer.rank] = max(statuses.get(answer.rank, answer.status), answer.status, key=_how_far)
+        command = max(command, answer.heard, key=_how_decided)
+        stored = max(stored, answer.committed, key=_sequence)
+    words = [statuses.get(index, _SILENCE) for index in range(participants)]
+    return View(command, (), words, stored, frozenset(range(participants)) - set(statuses))
+
+
+#: The status of a participant that has not answered: of no epoch, and nothing that could serve.
+_SILENCE = StatusWord(0, 0, StatusCode.NONE)
+
+
+def _how_far(status: StatusWord) -> tuple[int, int, int]:
+    return status[:3]
+
+
+def _how_decided(command: CommandWord) -> tuple[int, int, bool]:
+    return command.epoch, command.sequence, command.operation.is_decision
+
+
+def _sequence(committed: CommittedWord) -> int:
+    return committed.sequence
 
 
 def is_behind(steps: Sequence[StepWord], *, rank: int, epoch: int, step: int, sequence: int) -> bool:
     """Whether a peer is in a later step that needs this rank.
 
-    Parameters
-    ----------
-    steps : sequence of StepWord
-        One per rank.
-    rank, epoch, step : int
-        This rank, its epoch, the last step that it entered.
-    sequence : int
-        The command that this rank stands for; 0 if it knows of none. A peer that has finished that
-        command already does not wait for this rank in a later step: it will follow when it has
-        finished too.
+    `steps`: one per rank. `rank`, `epoch`, `step`: this rank, its epoch, the last step that it entered.
+    `sequence`: the command that this rank stands for; 0 if it knows of none. A peer that has finished that
+    command already does not wait for this rank in a later step: it will follow when it has finished too.
     """
     for index, peer in enumerate(steps):
         if index == rank or peer.epoch != epoch:
@@ -124,7 +185,7 @@ _ACCEPTED = frozenset((StatusCode.ACCEPTED, StatusCode.RUNNING, StatusCode.PREPA
 
 def all_answered(view: View) -> bool:
     """Whether every rank has answered the command, and so has looked at what it is to load, or refused it."""
-    return all(view.of_command(index) is not None for index in range(len(view.steps)))
+    return None not in view.of_ranks()
 
 
 def all_ready(view: View, action: int) -> bool:
@@ -132,20 +193,15 @@ def all_ready(view: View, action: int) -> bool:
 
     A participant without steps is in no communicator: no rank waits for it inside.
     """
-    return all(
-        (status := view.of_command(index)) is not None and status.ready > action
-        for index in range(len(view.steps))
-    )
+    return all(status is not None and status.ready > action for status in view.of_ranks())
 
 
 def never_ready(view: View, action: int) -> list[int]:
     """Return the ranks that have said that they will never enter `action`."""
     return [
-        index
-        for index in range(len(view.steps))
-        if (status := view.of_command(index)) is not None
-        and status.code >= StatusCode.FAILED
-        and status.ready <= action
+        rank
+        for rank, status in enumerate(view.of_ranks())
+        if status is not None and status.code >= StatusCode.FAILED and status.ready <= action
     ]
 
 
@@ -155,42 +211,30 @@ def failed_inside(view: View, action: int) -> list[int]:
     Such a rank says so before its connections close: one that finds its own closed finds that word, too.
     """
     return [
-        index
-        for index in range(len(view.steps))
-        if (status := view.of_command(index)) is not None
-        and StatusCode.FAILED <= status.code <= StatusCode.STOPPED_TOUCHED
-        and status.action == action
-        and status.ready > action
+        rank
+        for rank, status in enumerate(view.of_ranks())
+        if status is not None and status.code.is_failure and status.action == action and status.ready > action
     ]
 
 
 def all_stopped(view: View) -> bool:
     """Whether every participant has stopped for the aborted command."""
-    return all(
-        (status := view.of_command(index)) is not None and status.code >= StatusCode.STOPPED_UNTOUCHED
-        for index in range(len(view.statuses))
-    )
+    stopped = StatusCode.STOPPED_UNTOUCHED
+    return all(status is not None and status.code >= stopped for status in view.of_all())
 
 
 def any_accepted(view: View) -> bool:
     """Whether some rank has accepted the command, which it does only where all ranks stand."""
     return any(
-        (status := view.of_command(index)) is not None and (status.ready or status.code in _ACCEPTED)
-        for index in range(len(view.steps))
+        status is not None and (status.ready or status.code in _ACCEPTED) for status in view.of_ranks()
     )
 
 
 def any_committed(view: View) -> bool:
     """Whether some rank serves the command's version; a hot update brings that only where all stand."""
-    return any(
-        (status := view.of_command(index)) is not None and status.code is StatusCode.DONE_COMMITTED
-        for index in range(len(view.steps))
-    )
+    return any(status is not None and status.code is StatusCode.DONE_COMMITTED for status in view.of_ranks())
 
 
 def any_touched(view: View) -> bool:
     """Whether any participant's weights are not whole; asked once :func:`all_stopped` holds."""
-    return any(
-        (status := view.of_command(index)) is not None and status.code in _TOUCHED
-        for index in range(len(view.statuses))
-    )
+    return any(status is not None and status.code in _TOUCHED for status in view.of_all())

@@ -11,6 +11,15 @@ import enum
 from collections.abc import Iterable
 
 
+class TableKey(enum.Enum):
+    """An enumeration whose members are looked up at every look of a rank.
+
+    The hash of :class:`enum.Enum` is a function in Python; this one is not.
+    """
+
+    __hash__ = object.__hash__
+
+
 class WeightState(enum.IntEnum):
     """Where the weights of one rank are.
 
@@ -45,22 +54,18 @@ class KVState(enum.IntEnum):
     CLEARED = -2
 
 
-class Admission(enum.Enum):
+class Admission(TableKey):
     """Whether a rank may step, whatever it has in memory; while HELD it stands."""
 
     OPEN = "open"
     HELD = "held"
 
-    __hash__ = object.__hash__  # an enumeration's own is a function in Python
 
-
-class AdmissionEvent(enum.Enum):
+class AdmissionEvent(TableKey):
     """What can happen to the admission of a rank."""
 
     HOLD = "hold"
     RELEASE = "release"
-
-    __hash__ = object.__hash__  # an enumeration's own is a function in Python
 
 
 class After(enum.Enum):
@@ -84,7 +89,7 @@ class OnLease(enum.Enum):
     SERVE = "serve"
 
 
-class WeightEvent(enum.Enum):
+class WeightEvent(TableKey):
     """What can happen to the weights."""
 
     CLEAR = "clear"
@@ -96,10 +101,8 @@ class WeightEvent(enum.Enum):
     ABORT = "abort"
     LOST = "lost"
 
-    __hash__ = object.__hash__  # an enumeration's own is a function in Python
 
-
-class KVEvent(enum.Enum):
+class KVEvent(TableKey):
     """What can happen to the KV cache."""
 
     CLEAR = "clear"
@@ -108,10 +111,8 @@ class KVEvent(enum.Enum):
     REBUILT = "rebuilt"
     LOST = "lost"
 
-    __hash__ = object.__hash__  # an enumeration's own is a function in Python
 
-
-class Tag(enum.Enum):
+class Tag(TableKey):
     """What a command can take away and bring back by itself. A rank serves only with both.
 
     WEIGHTS are the parameters, with whatever lives and dies with them (process groups that a clear shuts
@@ -120,8 +121,6 @@ class Tag(enum.Enum):
 
     WEIGHTS = "weights"
     KV_CACHE = "kv_cache"
-
-    __hash__ = object.__hash__  # an enumeration's own is a function in Python
 
 
 #: What a command means that names no tags.
@@ -170,6 +169,16 @@ class HotFallback(enum.Enum):
 
     REFUSE = "refuse"
     IN_PLACE = "in_place"
+
+
+class OnFailure(enum.Enum):
+    """What becomes of a group that served, once an update in place has overwritten its weights and failed.
+
+    RESTORE loads the version again that served before. CLEAR leaves the group without weights.
+    """
+
+    RESTORE = "restore"
+    CLEAR = "clear"
 
 
 class UnknownTensors(enum.Enum):

@@ -2,13 +2,13 @@
 
 Whatever must be read consistently is in one word, because one aligned 64-bit load never tears and
 two loads read as a pair do. Every field has a fixed width and refuses to wrap
-(:class:`wsm.signals.errors.FieldOverflowError`). All words are unsigned and little-endian; a zero word
+(:class:`wsm.states.errors.FieldOverflowError`). All words are unsigned and little-endian; a zero word
 means "never written", which is why epochs start at 1.
 
 =========  ======================================================================  ================
 word       fields, from the most significant bit                                   written by
 =========  ======================================================================  ================
-command    spare 21, owes 1, epoch 11, sequence 24, decider 2, operation 5         controller
+command    spare 22, epoch 11, sequence 24, decider 2, owes 1, operation 4         controller
 committed  sequence 24, held 1, version id 38, present 1                           controller
 status     spare 2, epoch 11, sequence 24, weights 3, kv 3, ready 8, action 8,     that participant
            code 5
@@ -47,7 +47,7 @@ WEIGHT_CODES = range(-3, 3)
 KV_CODES = range(-2, 2)
 
 #: Of which fields of these words a journal's inputs are made; inputs of other ones cannot be run again.
-WORDS_VERSION = 2
+WORDS_VERSION = 3
 
 _LOW_EPOCH_BITS = 6
 _HALF_OF_STEPS = 1 << (STEP_BITS - 1)
@@ -67,7 +67,6 @@ class Decider(enum.IntEnum):
 
     CONTROLLER = 0  # the process that wrote the command; its successor, in its place
     CALLER = 1  # the caller of that process, once all are PREPARED
-    OUTSIDE = 2  # another system, once all are PREPARED
 
 
 def step_in_word(step: int) -> int:
@@ -86,21 +85,13 @@ def steps_ahead(one: int, other: int) -> int:
 class Operation(enum.IntEnum):
     """What the command word asks for, or what was decided about it.
 
-    Attributes
-    ----------
-    is_decision : bool
-        Whether the word carries a final decision.
-    is_commit : bool
-        Whether the decision is to serve the new version.
-    is_abort : bool
-        Whether the decision is against the command.
-    is_hot : bool
-        Whether new weights are staged beside the old ones while the group serves.
-    is_of_admission : bool
-        Whether the group is asked to stand still or to go on, and moves nothing in memory.
+    `is_open`: whether it asks for something that is not decided yet. `is_hot`: whether new weights are staged
+    beside the old ones while the group serves. `is_of_admission`: whether the group is asked to stand still
+    or to go on, and moves nothing in memory.
     """
 
     is_decision: bool
+    is_open: bool
     is_commit: bool
     is_abort: bool
     is_hot: bool
@@ -123,6 +114,7 @@ for _each in Operation:
     _each.is_commit = _each in (Operation.COMMIT, Operation.HOT_COMMIT)
     _each.is_abort = _each in (Operation.ABORT, Operation.HOT_ABORT)
     _each.is_decision = _each.is_commit or _each.is_abort
+    _each.is_open = not (_each.is_decision or _each is Operation.NONE)
     _each.is_hot = _each in (Operation.HOT_UPDATE, Operation.HOT_COMMIT, Operation.HOT_ABORT)
     _each.is_of_admission = _each in (Operation.HOLD, Operation.RELEASE)
 
@@ -132,12 +124,8 @@ _LAST_OPERATION = max(Operation)
 class StatusCode(enum.IntEnum):
     """How far a participant is with a sequence. Grows within one sequence; compare with ``>=``.
 
-    Attributes
-    ----------
-    is_terminal : bool
-        Whether the participant is done with the sequence.
-    is_failure : bool
-        Whether the participant will never be PREPARED for the sequence (terminal codes aside).
+    `is_terminal`: whether the participant is done with the sequence. `is_failure`: whether the participant
+    will never be PREPARED for the sequence (terminal codes aside).
     """
 
     is_terminal: bool
@@ -186,8 +174,8 @@ class StepKind(enum.IntEnum):
 class CommandWord(NamedTuple):
     """``(epoch, sequence, operation, decider)``: what the controller asks, or what was decided.
 
-    ``owes``: whether the group is owed its committed version since it lost a rank, and this command leaves
-    that so unless its commit brings the version (:func:`wsm.states.epochs.unrestored`).
+    ``owes``: whether the group is owed its committed version behind this command, unless that commits an
+    update (:func:`wsm.states.epochs.unrestored`).
     """
 
     epoch: int
@@ -205,7 +193,7 @@ class CommandWord(NamedTuple):
         """Return the 64-bit value."""
         if self.epoch >> EPOCH_BITS or self.sequence >> SEQUENCE_BITS:
             raise _overflow(epoch=(self.epoch, MAX_EPOCH), sequence=(self.sequence, MAX_SEQUENCE))
-        return self.owes << 42 | self.epoch << 31 | self.sequence << 7 | self.decider << 5 | self.operation
+        return self.epoch << 31 | self.sequence << 7 | self.decider << 5 | self.owes << 4 | self.operation
 
     @classmethod
     def unpack(cls, word: int) -> CommandWord:
@@ -216,15 +204,15 @@ class CommandWord(NamedTuple):
         WordFormatError
             If operation or decider is none that this build knows.
         """
-        code, decider = word & 0x1F, (word >> 5) & 3
-        if word >> 43 or code > _LAST_OPERATION or decider > Decider.OUTSIDE:
+        code, decider = word & 0xF, (word >> 5) & 3
+        if word >> 42 or code > _LAST_OPERATION or decider > Decider.CALLER:
             raise WordFormatError(kind="command", word=word)
         return cls(
             (word >> 31) & MAX_EPOCH,
             (word >> 7) & MAX_SEQUENCE,
             Operation(code),
             Decider(decider),
-            bool(word >> 42),
+            bool(word >> 4 & 1),
         )
 
 
@@ -307,18 +295,18 @@ class StatusWord(NamedTuple):
         Raises
         ------
         WordFormatError
-            If a code is none that this build knows.
+            If a code or an action is none that this build knows.
         """
-        code = word & 0x1F
+        code, action = word & 0x1F, word >> 5 & 0xFF
         weights, kv = _SIGNED[word >> 24 & 7], _SIGNED[word >> 21 & 7]
         known = code <= StatusCode.DONE_FAULTED and weights in WEIGHT_CODES and kv in KV_CODES
-        if not known or word >> 62:
+        if not known or action > MAX_ACTION or word >> 62:
             raise WordFormatError(kind="status", word=word)
         return cls(
             word >> 51,
             (word >> 27) & MAX_SEQUENCE,
             StatusCode(code),
-            (word >> 5) & 0xFF,
+            action,
             (word >> 13) & 0xFF,
             weights,
             kv,
@@ -363,7 +351,6 @@ class StepWord(NamedTuple):
 
 
 def _overflow(**fields: tuple[int, int]) -> FieldOverflowError:
-    """Return the error for the first field that is beyond its limit."""
     for field, (value, limit) in fields.items():
         if not 0 <= value <= limit:
             return FieldOverflowError(field=field.replace("_", " "), value=value, limit=limit)

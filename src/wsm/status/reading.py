@@ -6,104 +6,75 @@ Judges nothing, writes nothing, asks no process. Whatever is damaged becomes a f
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 from wsm.clock import monotonic_ns
 from wsm.command import ARGUMENTS_KIND, CommandArguments
-from wsm.committed_record import CommittedRecord, CommittedRecordError, committed_record
-from wsm.declared_plans import PLANS_KIND, DeclaredAction, DeclaredPlan, DeclaredPlans
+from wsm.committed_record import NOTHING_COMMITTED, CommittedRecord, CommittedRecordError, committed_record
 from wsm.errors import WsmError
-from wsm.report import FailureReport, RankReport
-from wsm.signals.layout import SETTINGS_KEY, Layout
+from wsm.journal import entry as kinds
+from wsm.journal.entry import JournalEntry
+from wsm.report import AT_HAND_KIND, AtHand, FailureReport, RankReport
 from wsm.signals.lock_file import LockFile
-from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE
-from wsm.signals.presence import Occupant, Presence, ProcessIdentity, is_stopped, read_occupant, read_presence
-from wsm.signals.segment import SegmentImage
-from wsm.signals.slot import LineRing, PayloadSlot
-from wsm.states import journal as kinds
+from wsm.signals.owner_settings import settings_in
+from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE, OWNER_BYTE
+from wsm.signals.presence import (
+    Occupant,
+    Presence,
+    ProcessIdentity,
+    is_stopped,
+    own_pid_namespace,
+    read_occupant,
+    read_presence,
+)
+from wsm.signals.segment import Segment, SegmentImage
+from wsm.states.decide import CONTROLLER_GRACE_S
 from wsm.states.errors import WordFormatError
-from wsm.states.holding import Hold
-from wsm.states.journal import JournalEntry, read_ndjson
+from wsm.states.holding import UNKNOWN_HOLD, Hold
 from wsm.states.vocabulary import KVState, WeightState
-from wsm.states.words import CommandWord, CommittedWord, Decider, StatusCode, StatusWord, StepWord
+from wsm.states.words import (
+    CommandWord,
+    CommittedWord,
+    Decider,
+    StatusCode,
+    StatusWord,
+    StepWord,
+    code_name,
+)
 from wsm.status.facts import (
     ALIVE,
     DEAD,
     NEVER,
+    NO_STATUS,
+    NO_STEP,
     STOPPED,
     UNKNOWN,
     ActionFacts,
-    Awaited,
     FailureFacts,
-    GroupFacts,
-    RankFacts,
+    ForeignPid,
+    GroupStatus,
+    RankStatus,
 )
 
+_Parsed = TypeVar("_Parsed")
 _Word = TypeVar("_Word", CommandWord, CommittedWord, StatusWord, StepWord)
 
-#: Under which codes rank 0's report names the version of a command that names none itself.
+#: The codes under which rank 0's report names the version of a command that names none itself.
 _NAMING = (StatusCode.DRAINING, StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 
 
-class Source(Protocol):
-    """What is read: a :class:`wsm.signals.segment.Segment`, or a copy of one."""
-
-    world_size: int
-    run_id: str
-    words: memoryview[int]
-
-    @property
-    def layout(self) -> Layout:
-        """Indexes into `words`."""
-
-    @property
-    def participants(self) -> int:
-        """Number of ranks and helpers."""
-
-    @property
-    def owner(self) -> ProcessIdentity | None:
-        """The process that owns the segment."""
-
-    @property
-    def supervisor(self) -> ProcessIdentity | None:
-        """The process that replaces ranks."""
-
-    @property
-    def records(self) -> tuple[PayloadSlot, ...]:
-        """Slots for what the group has committed."""
-
-    @property
-    def settings(self) -> PayloadSlot:
-        """Slot for what the owner says of the whole group."""
-
-    def arguments(self, sequence: int) -> PayloadSlot:
-        """Slot for the arguments of a command."""
-
-    def report(self, participant: int) -> PayloadSlot:
-        """Slot for what a participant reports."""
-
-    def last_commit(self, participant: int) -> PayloadSlot:
-        """Slot for what a participant reports of a commit."""
-
-    def error(self, participant: int) -> PayloadSlot:
-        """Slot for why a participant failed."""
-
-    def plans(self, participant: int) -> PayloadSlot:
-        """Slot for a participant's plans."""
-
-    def journals(self) -> list[LineRing]:
-        """Rings of all participants, and behind them that of the controllers."""
+Source: TypeAlias = Segment | SegmentImage
 
 
-def facts_of_file(name: str, path: Path) -> GroupFacts:
+def facts_of_file(name: str, path: Path) -> GroupStatus:
     """Read the facts of the group whose segment, or a copy of it, lies at `path`; never raises for them."""
     try:
         image = SegmentImage.read(path)
     except WsmError as error:
-        return GroupFacts(name, problem=str(error))
+        return GroupStatus(name, problem=str(error))
     return read_facts(name, image)
 
 
@@ -113,81 +84,99 @@ def read_facts(
     *,
     lock_file: LockFile | None = None,
     with_journal: bool = True,
-    known: GroupFacts | None = None,
-) -> GroupFacts:
+    known: GroupStatus | None = None,
+) -> GroupStatus:
     """Read everything that is known of a group. Does not block.
 
     Parameters
     ----------
     name : str
-        What the group is called.
+        The name of the group.
     source : Segment or SegmentImage
         Its memory, or a copy.
     lock_file : LockFile or None
-        Of the living group; None: what locks say cannot be known.
+        The lock file of the living group; None: nothing is known of its locks.
     with_journal : bool
         Whether the rings are read, too: milliseconds where all else takes microseconds.
-    known : GroupFacts or None
-        What was read of this segment before. Which version served is looked for in the rings once for each
-        command.
+    known : GroupStatus or None
+        The status that was read of this segment before: the rings are searched for the version that served
+        once for each command.
     """
+    settings = settings_in(source.settings)
     reader = _Reader(source, lock_file, tuple(read_journal(source)) if with_journal else ())
     layout = source.layout
     command = reader.word("command word", CommandWord, layout.command)
     committed, record_lost = reader.committed()
+    hold = Hold.known(committed.hold)
     ranks = tuple(reader.rank(rank, command) for rank in range(source.participants))
-    arguments = None if command is None else _arguments(source, command)
+    arguments = _arguments(source, command)
     owner, supervisor = source.owner, source.supervisor
+    owner_life = NEVER if owner is None else reader.life_of(owner, OWNER_BYTE)
+    supervisor_life = NEVER
+    if supervisor is not None:
+        supervisor_life = owner_life if supervisor == owner else _life_of(supervisor)
     controller_pid = None if lock_file is None else lock_file.holder(CONTROLLER_BYTE)
+    if controller_pid == 0:
+        controller_pid = ForeignPid(0)
     served = committed.version
     if served is None and _some_cleared(ranks):
-        if (
-            known is not None
-            and (known.command, known.committed) == (command, committed)
-            and _some_cleared(known.ranks)
-        ):
+        same = known is not None and (known.command, known.committed) == (command, committed)
+        if known is not None and same and _some_cleared(known.ranks):
             served = known.served_version
         else:
             served = _served_before(reader.journal or tuple(read_journal(source)))
-    return GroupFacts(
+    facts = GroupStatus(
         name,
         damaged=tuple(reader.damaged),
         run_id=source.run_id,
         command=command,
         arguments=arguments,
-        asked_version=None if command is None else _asked_version(source, command, arguments),
+        asked_version=_asked_version(source, command, arguments),
         committed=committed,
         record_lost=record_lost,
-        lease_left_s=reader.lease_left_s(committed),
+        lease_left_s=None if hold is None else hold.left_s(reader.now_ns),
         served_version=served,
         served_bases=_bases(source, served, committed),
         role_known=lock_file is not None,
         controller_pid=controller_pid,
         controller_stopped=bool(controller_pid) and is_stopped(controller_pid or 0),
-        owner_pid=None if owner is None else owner.pid,
-        owner_lives=owner is not None and owner.is_known_alive,
-        supervisor_pid=None if supervisor is None else supervisor.pid or None,
-        supervisor_life=NEVER if supervisor is None else _life_of(supervisor),
+        owner_pid=None if owner is None else _pid_of(owner),
+        owner_lives=owner_life in (ALIVE, STOPPED),
+        supervisor_pid=_pid_of(supervisor) if supervisor and supervisor_life in (ALIVE, STOPPED) else None,
+        supervisor_life=supervisor_life,
         ranks=ranks,
-        awaited=_awaited(source),
-        obeys_engine_alone=_said(source, "loop").get("polls") is False,
+        awaited=settings.awaited,
+        logs=settings.logs,
+        obeys_engine_alone=settings.loop is not None and not settings.loop.polls,
+        read_at_ns=reader.now_ns,
         journal=reader.journal,
     )
+    waited_s = _unanswered_s(facts, None if arguments is None else reader.age_s(arguments.issued_ns))
+    hung = waited_s is not None and waited_s > CONTROLLER_GRACE_S
+    return replace(facts, controller_unanswered_s=waited_s, controller_hung=hung)
 
 
-def _awaited(source: Source) -> Awaited | None:
-    said = _said(source, "awaited")
-    return Awaited(tuple(map(int, said["ranks"])), str(said["where"]), str(said["seen"])) if said else None
+def _unanswered_s(group: GroupStatus, command_age_s: float | None) -> float | None:
+    """Return for how many seconds the command has waited for a word of the role's holder; None: for none.
 
-
-def _said(source: Source, name: str) -> Mapping[str, Any]:
-    """Return what the owner says under a name; empty where it says nothing, or nothing that can be read."""
-    data = source.settings.read(*SETTINGS_KEY)
-    try:
-        said = None if data is None else json.loads(data).get(name)
-    except (ValueError, AttributeError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    Negative while the holder has time left.
+    """
+    command, arguments = group.command, group.arguments
+    if group.controller_pid is None:
+        return None
+    told = [rank.since_s for rank in group.ranks if rank.since_s is not None]
+    if group.is_over:
+        return min(told, default=None) if group.is_unwritten else None
+    due = [rank.since_s for rank in group.ranks if group.has_failed(rank) and rank.since_s is not None]
+    deadline_s = None if arguments is None else arguments.deadline_s
+    left_s = None if deadline_s is None else deadline_s - (command_age_s or 0.0)
+    if all(group.answer(rank) is StatusCode.PREPARED for rank in group.ranks):
+        left_s = group.decision_left_s
+        if command.decider is Decider.CONTROLLER:
+            due = told
+    if command.operation.is_decision or (left_s is None and not due):
+        return None
+    return min(due) if due else -(left_s or 0.0)
 
 
 class _Reader:
@@ -198,143 +187,119 @@ class _Reader:
         self.journal = journal
         self._source = source
         self._lock_file = lock_file
-        self._now_ns = monotonic_ns()
+        self.now_ns = monotonic_ns()
 
-    def word(self, what: str, kind: type[_Word], index: int) -> _Word | None:
+    def word(self, what: str, kind: type[_Word], index: int) -> _Word:
+        """Read a word; a damaged one is noted, and read as one that says nothing."""
         word = self._source.words[index]
         try:
             return kind.unpack(word)
         except WordFormatError:
             self.damaged.append(f"the {what} is {word:#018x}, which it cannot be")
-            return None
+            return kind.unpack(0)
 
     def committed(self) -> tuple[CommittedRecord, str]:
         """Read what the group has committed; and why that is not known, if it is not."""
         word = self.word("committed word", CommittedWord, self._source.layout.committed)
-        if word is None:
-            return CommittedRecord(0), ""
         try:
             return committed_record(self._source), ""
+        except WordFormatError:
+            return NOTHING_COMMITTED, ""
         except CommittedRecordError as error:
-            return CommittedRecord(word.sequence, hold={} if word.held else None), str(error)
+            return CommittedRecord(word.sequence, hold=UNKNOWN_HOLD if word.held else None), str(error)
 
-    def lease_left_s(self, committed: CommittedRecord) -> float | None:
-        """Seconds until the lease of a hold runs out; None: it has none, or nothing is known of it."""
-        try:
-            return Hold.of(committed.hold or {}).left_s(self._now_ns)
-        except ValueError:
-            return None
-
-    def rank(self, rank: int, command: CommandWord | None) -> RankFacts:
+    def rank(self, rank: int, command: CommandWord) -> RankStatus:
         source, layout = self._source, self._source.layout
         status = self.word(f"status word of rank {rank}", StatusWord, layout.status[rank])
-        step = None
+        step = NO_STEP
         if rank < source.world_size:
             step = self.word(f"step word of rank {rank}", StepWord, layout.step[rank])
         occupant = read_occupant(source.words, layout.occupant[rank])
         presence = read_presence(source.words, layout.heartbeat[rank])
-        if status is not None and status.epoch == 0:
-            status = None  # zero words say nothing
-        plan = None if status is None else self._plan(rank, status, presence)
-        return RankFacts(
+        if status.epoch == 0:
+            status = NO_STATUS
+        said = source.at_hand[rank].read(status.epoch, 0, AT_HAND_KIND) if status.epoch else None
+        at_hand = None if said is None else AtHand.from_bytes(said)
+        return RankStatus(
             rank=rank,
             helper=rank >= source.world_size,
             life=self._life(rank, occupant),
-            pid=None if occupant is None else occupant.identity.pid or None,
+            pid=None if occupant is None else _pid_of(occupant.identity),
             status=status,
-            step=step,
-            weights=self._state(WeightState, rank, None if status is None else status.weights),
-            kv=self._state(KVState, rank, None if status is None else status.kv),
+            step_word=step,
+            code=code_name(command.operation, status.code),
+            weights=WeightState(status.weights).name,
+            kv=KVState(status.kv).name,
             heartbeat=presence.heartbeat,
-            told_s=self._age_s(presence.told_at_ns),
-            beat_s=self._age_s(presence.beat_at_ns),
-            plan=None if plan is None else plan.name,
-            action=None if status is None else self._action(plan, status, presence),
+            since_s=self.age_s(presence.told_at_ns),
+            beat_s=self.age_s(presence.beat_at_ns),
+            plan=None if at_hand is None else at_hand.plan,
+            action=self._action(at_hand, status, presence),
             failure=self._failure(rank),
-            staged_bytes=0 if command is None else self._staged_bytes(rank, command),
+            staged_bytes=self._staged_bytes(rank, command),
         )
 
     def _staged_bytes(self, rank: int, command: CommandWord) -> int:
         """Return what a rank has prepared of a command that its controller does not decide."""
         if command.operation.is_decision or command.decider is Decider.CONTROLLER:
             return 0
-        data = self._source.report(rank).read(command.epoch, command.sequence, StatusCode.PREPARED)
-        try:
-            return 0 if data is None else RankReport.from_bytes(rank, data).bytes
-        except WsmError:
-            return 0
+        data = self._source.reports[rank].read(command.epoch, command.sequence, StatusCode.PREPARED)
+        report = None if data is None else _reported(data)
+        return 0 if report is None else report.bytes
 
     def _life(self, rank: int, occupant: Occupant | None) -> str:
         if occupant is None:
             return NEVER
         if not occupant.present:
             return DEAD
-        life = _life_of(occupant.identity)
+        return self.life_of(occupant.identity, FIRST_PARTICIPANT_BYTE + rank)
+
+    def life_of(self, identity: ProcessIdentity, byte: int) -> str:
+        """Return what is known of a process that has a byte of the lock file while it lives."""
+        life = _life_of(identity)
         if life in (ALIVE, STOPPED) or self._lock_file is None:
             return life
         # Another pid namespace, a hidden /proc, or dead indeed: the byte lock knows.
-        holder = self._lock_file.holder(FIRST_PARTICIPANT_BYTE + rank)
-        return DEAD if holder is None else ALIVE
+        return DEAD if self._lock_file.holder(byte) is None else ALIVE
 
-    def _state(self, kind: type[WeightState | KVState], rank: int, code: int | None) -> str:
-        if code is None:
-            return "CLEARED"
-        try:
-            return kind(code).name
-        except ValueError:
-            self.damaged.append(f"the status word of rank {rank} names state {code}, which there is not")
-            return "unknown"
-
-    def _age_s(self, at_ns: int) -> float | None:
+    def age_s(self, at_ns: int) -> float | None:
+        """Seconds since a time of the host's monotonic clock; None: not known."""
         # A time of a boot before this one, or of another host, may lie in the future.
-        return (self._now_ns - at_ns) / 1e9 if 0 < at_ns <= self._now_ns else None
+        return (self.now_ns - at_ns) / 1e9 if 0 < at_ns <= self.now_ns else None
 
-    def _plan(self, rank: int, status: StatusWord, presence: Presence) -> DeclaredPlan | None:
-        if presence.doing.plan is None:
+    def _action(self, at_hand: AtHand | None, status: StatusWord, presence: Presence) -> ActionFacts | None:
+        """Return the action that a rank is inside of, or that its status word says it comes to."""
+        if at_hand is None or at_hand.action is None:
             return None
-        data = self._source.plans(rank).read(status.epoch, 0, PLANS_KIND)
-        try:
-            return None if data is None else _declared(data).at(presence.doing.plan)
-        except WsmError:
+        seconds = self.age_s(presence.since_ns)
+        if seconds is None and status.code is not StatusCode.RUNNING:
             return None
-
-    def _action(
-        self, plan: DeclaredPlan | None, status: StatusWord, presence: Presence
-    ) -> ActionFacts | None:
-        if plan is None:
-            return None
-        inside = None if presence.doing.action is None else plan.at(presence.doing.action)
-        if inside is not None:
-            return _action_facts(inside, self._age_s(presence.since_ns))
-        named = plan.numbered(status.action) if status.code is StatusCode.RUNNING else None
-        return None if named is None else _action_facts(named, None)
+        return ActionFacts(at_hand.action, at_hand.deadline_s, seconds, at_hand.collective)
 
     def _failure(self, rank: int) -> FailureFacts | None:
-        last = self._source.error(rank).last()
+        last = self._source.errors[rank].last()
         if last is None:
             return None
         (epoch, sequence, kind), data = last
-        try:
-            report = FailureReport.from_bytes(rank, data)
-        except WsmError:
+        report = _parsed(functools.partial(FailureReport.from_bytes, rank), data)
+        if report is None:
             return None
         told = [
             one.at_ns
             for one in self.journal
             if (one.kind, one.rank, one.epoch, one.sequence) == (kinds.COMMAND_FAILED, rank, epoch, sequence)
         ]
-        age_s = self._age_s(told[-1]) if told else None
+        age_s = self.age_s(told[-1]) if told else None
         return FailureFacts(epoch, sequence, kind == StatusCode.REFUSED, report, age_s)
 
 
-@functools.lru_cache(maxsize=16)
-def _declared(data: bytes) -> DeclaredPlans:
-    """Read plans, which are equal on most ranks and in every epoch."""
-    return DeclaredPlans.from_bytes(data)
-
-
-def _action_facts(action: DeclaredAction, seconds: float | None) -> ActionFacts:
-    return ActionFacts(action.name, action.deadline_s, seconds)
+def _pid_of(identity: ProcessIdentity) -> int | None:
+    """Return the pid of a process, marked where it is one of another pid namespace."""
+    if identity.pid_namespace in (0, own_pid_namespace()) or not identity.pid:
+        return identity.pid or None
+    foreign = ForeignPid(identity.pid)
+    foreign.namespace = identity.pid_namespace
+    return foreign
 
 
 def _life_of(identity: ProcessIdentity) -> str:
@@ -347,51 +312,47 @@ def _life_of(identity: ProcessIdentity) -> str:
 
 def _arguments(source: Source, command: CommandWord) -> CommandArguments | None:
     data = source.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
+    return None if data is None else _parsed(CommandArguments.from_bytes, data)
+
+
+def _parsed(parse: Callable[[bytes], _Parsed], data: bytes) -> _Parsed | None:
+    """Return what `data` says; None if this build cannot read it."""
     try:
-        return None if data is None else CommandArguments.from_bytes(data)
+        return parse(data)
     except WsmError:
         return None
+
+
+@functools.lru_cache(maxsize=64)
+def _reported(data: bytes) -> RankReport | None:
+    """Read a report; the same bytes are read at each look."""
+    return _parsed(functools.partial(RankReport.from_bytes, 0), data)
 
 
 def _asked_version(source: Source, command: CommandWord, arguments: CommandArguments | None) -> str | None:
     if arguments is None or arguments.clears or arguments.version is not None:
         return None if arguments is None else arguments.version
-    for code in _NAMING:
-        data = source.report(0).read(command.epoch, command.sequence, code)
-        try:
-            if data is not None:
-                return RankReport.from_bytes(0, data).version
-        except WsmError:
-            return None
-    return None
+    slots = [source.reports[0].read(command.epoch, command.sequence, code) for code in _NAMING]
+    named = [report for data in slots if data is not None and (report := _reported(data)) is not None]
+    return named[0].version if named else None
 
 
-def _some_cleared(ranks: tuple[RankFacts, ...]) -> bool:
+def _some_cleared(ranks: tuple[RankStatus, ...]) -> bool:
     return any(rank.weights == "CLEARED" for rank in ranks)
 
 
 def _bases(source: Source, version: str | None, committed: CommittedRecord) -> tuple[str, ...]:
     """Return what some rank put `version` on: as it reported it, or prepared it and died before it did."""
     for rank in range(source.participants):
-        prepared = source.report(rank).last()
-        slots = [source.last_commit(rank).last()]
+        prepared = source.reports[rank].last()
+        slots = [source.last_commits[rank].last()]
         if prepared is not None and prepared[0][1:] == (committed.load_sequence, StatusCode.PREPARED):
             slots.append(prepared)
         for last in slots:
-            held, bases = (None, ()) if last is None else _reported(last[1])
-            if bases and held == version:
-                return bases
+            report = None if last is None else _reported(last[1])
+            if report is not None and report.bases and report.version == version:
+                return report.bases
     return ()
-
-
-@functools.lru_cache(maxsize=64)
-def _reported(data: bytes) -> tuple[str | None, tuple[str, ...]]:
-    """Read which version a report names, and what it was put on; the same bytes are read at each look."""
-    try:
-        report = RankReport.from_bytes(0, data)
-    except WsmError:
-        return None, ()
-    return report.version, report.bases
 
 
 def _served_before(journal: tuple[JournalEntry, ...]) -> str | None:
@@ -402,9 +363,5 @@ def _served_before(journal: tuple[JournalEntry, ...]) -> str | None:
 
 def read_journal(source: Source) -> list[JournalEntry]:
     """Return what stands in the rings, by time; broken lines are left out."""
-    entries: list[JournalEntry] = []
-    for ring in source.journals():
-        for line in ring.lines():
-            # Without its line feed a line counts as torn, and is skipped where it cannot be read.
-            entries += read_ndjson([line])
+    entries = [entry for ring in source.journals for entry in ring.entries()]
     return sorted(entries, key=lambda one: one.at_ns)

@@ -1,4 +1,4 @@
-"""What is known of a group as text for people and as plain values for programs. Pure.
+"""The status of a group as text for people and as plain values for programs. Pure.
 
 The first sentence, of :mod:`.rules`, says what the group does or holds and why; then what was asked last,
 what each rank is doing and waits for, what failed, and what to do. What belongs to an older
@@ -7,73 +7,53 @@ command stands apart.
 
 from __future__ import annotations
 
-import datetime as dt
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import msgspec
+
+from wsm.journal import entry as kinds
+from wsm.journal.entry import JournalEntry
 from wsm.printable import printable
-from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry
 from wsm.states.words import (
-    FEW_SEQUENCES,
-    CommandWord,
-    Decider,
     Operation,
     StatusCode,
-    StatusWord,
-    StepKind,
-    code_name,
 )
-from wsm.status._advice import Advice, Finding
-from wsm.status.facts import FailureFacts, GroupFacts, GroupStatus, RankFacts, RankStatus, named, who
-from wsm.status.rank_progress import asked, is_current, is_done, late_ranks, not_parked
-from wsm.status.rules import find
+from wsm.status.culprits import DOES, Wait, late_ranks, wait_of
+from wsm.status.facts import (
+    FailureFacts,
+    ForeignPid,
+    GroupStatus,
+    RankStatus,
+    named,
+    process,
+    who,
+)
+from wsm.status.rules import Finding, find
 
-#: How wide the text is.
+#: The width of the text.
 COLUMNS = 80
 
-#: How many of the last transitions are told.
+#: The number of transitions that are kept.
 TRANSITIONS = 50
 
+#: A repair is mentioned for so many seconds.
+_RECENT_S = 600
+
 _SECOND_NS = 1_000_000_000
-_TOLD = frozenset(
-    (kinds.TRANSITION, kinds.DECISION, kinds.COMMAND_ISSUED, kinds.COMMAND_OVER, kinds.RANK_LOST)
+_TOLD = (
+    *(kinds.TRANSITION, kinds.DECISION, kinds.COMMAND_ISSUED),
+    *(kinds.COMMAND_OVER, kinds.RANK_LOST, kinds.RANK_REPLACED),
 )
 _LOOSE_ENDS = frozenset((kinds.ACTION_STARTED, kinds.ACTION_FINISHED, kinds.ACTION_FAILED))
 _HEADINGS = ("rank", "pid", "life", "weights", "KV", "step", "code/sequence")
-_RIGHT = (True, True, False, False, False, False, False)
-
-
-@dataclass(frozen=True)
-class Wait:
-    """A wait of one rank.
-
-    Parameters
-    ----------
-    rank : int
-        The rank that waits.
-    ranks : tuple of int
-        The ranks that it waits for; empty: the controller.
-    what : str
-        For what.
-    seconds : float or None
-        How long so far.
-    left_s : float or None
-        Seconds left of its deadline, negative beyond it; None where it cannot be known from outside.
-    """
-
-    rank: int
-    ranks: tuple[int, ...]
-    what: str
-    seconds: float | None = None
-    left_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a group serves or does not.
+    """An explanation of why a group serves or does not.
 
     Parameters
     ----------
@@ -86,21 +66,23 @@ class Explanation:
     finding : str
         Its code: an entry of the runbook in docs/operating.md.
     sentences : tuple of str
-        What was asked last, and what every rank is doing.
+        Sentences about the last command and about each rank.
     waits : tuple of Wait
-        Which rank waits for which.
+        The waits of ranks.
     errors : tuple of FailureFacts
-        What failed in the last command, by rank.
+        The failures of the last command, by rank.
     earlier : tuple of FailureFacts
         The last failures of ranks in older commands, the latest first.
+    repairs : tuple of str
+        Sentences about the ranks that were replaced in the last ten minutes, the latest first.
     advice : tuple of str
-        What to do next.
+        The next things to do.
     commands : tuple of str
         The shell commands that the advice names.
     transitions : tuple of JournalEntry
         The last transitions of all ranks and the last words of controllers, oldest first.
-    facts : GroupFacts
-        What all that was told from.
+    facts : GroupStatus
+        The status that all this was made from.
     """
 
     group: str
@@ -111,42 +93,36 @@ class Explanation:
     waits: tuple[Wait, ...]
     errors: tuple[FailureFacts, ...]
     earlier: tuple[FailureFacts, ...]
+    repairs: tuple[str, ...]
     advice: tuple[str, ...]
     commands: tuple[str, ...]
     transitions: tuple[JournalEntry, ...]
-    facts: GroupFacts
+    facts: GroupStatus
 
-    def text(self, *, transitions: int = TRANSITIONS) -> str:
-        """Return everything as text of at most 80 columns where words allow it."""
-        told = self.transitions[-transitions:] if transitions else ()
-        earlier = [_wrapped(f"{_age(one)}{_failure(one)}", bullet="- ") for one in self.earlier]
-        parts = [
-            _wrapped(f"{self.group} {self.headline}."),
-            "\n".join(_wrapped(sentence, bullet="- ") for sentence in self.sentences),
-            "\n".join(_wrapped(_failure(error), bullet="! ") for error in self.errors),
-            "\n".join(_wrapped(advice, bullet="> ") for advice in self.advice),
-            "\n".join(["Earlier:", *earlier]) if earlier else "",
-            "\n".join(["Last transitions:", *map(_line, told)]) if told else "",
-        ]
-        return "\n\n".join(part for part in parts if part)
+    def text(self) -> str:
+        """Return it as text of at most 80 columns where words allow it; transitions are not in it."""
+        before = [*self.repairs, *(_failure(one, with_age=True) for one in self.earlier)]
+        return _blocks(
+            [_wrapped(f"{self.group} {self.headline}.")],
+            _listed("- ", self.sentences),
+            _listed("! ", map(_failure, self.errors)),
+            _listed("> ", self.advice),
+            ["Earlier:", *_listed("- ", before)] if before else [],
+        )
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
-        command = self.facts.command
+        told = {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("facts", "transitions")
+        }
         return {
-            "group": self.group,
-            "serving": self.serving,
-            "headline": self.headline,
-            "finding": self.finding,
-            "sentences": list(self.sentences),
-            "waits": [asdict(wait) for wait in self.waits],
-            "errors": [asdict(error) for error in self.errors],
-            "earlier": [asdict(error) for error in self.earlier],
-            "advice": list(self.advice),
-            "commands": list(self.commands),
-            "epoch": None if command is None else command.epoch,
-            "sequence": None if command is None else command.sequence,
-            "operation": None if command is None else command.operation.name,
+            **msgspec.to_builtins(told),
+            "transitions": [msgspec.structs.asdict(one) for one in self.transitions],
+            "epoch": self.facts.epoch or None,
+            "sequence": self.facts.sequence if self.facts.epoch else None,
+            "operation": self.facts.operation if self.facts.epoch else None,
             "version": self.facts.committed.version,
             "request_id": self.facts.request_id,
             "controller_pid": self.facts.controller_pid,
@@ -154,18 +130,15 @@ class Explanation:
             "supervisor_pid": self.facts.supervisor_pid,
             "damaged": list(self.facts.damaged),
             "ranks": [_rank_mapping(rank, self.facts) for rank in self.facts.ranks],
-            "transitions": [{**one._asdict(), "facts": dict(one.facts)} for one in self.transitions],
         }
 
 
-def explain(group: GroupFacts) -> Explanation:
+def explain(group: GroupStatus) -> Explanation:
     """Turn the facts of a group into sentences."""
-    found = _found(group)
+    found = find(group)
     waits = [wait_of(rank, group) for rank in group.ranks]
-    failures = [
-        rank.failure for rank in group.ranks if rank.failure is not None and not rank.failure.is_no_fault
-    ]
-    older = [one for one in failures if not is_current(one, group)]
+    last = [rank.failure for rank in group.ranks if rank.failure is not None]
+    older = [one for one in last if not (one.is_no_fault or group.is_current(one))]
     return Explanation(
         group=group.name,
         serving=group.serving,
@@ -173,8 +146,9 @@ def explain(group: GroupFacts) -> Explanation:
         finding=found.code,
         sentences=tuple(_sentences(group)),
         waits=tuple(wait for wait in waits if wait is not None),
-        errors=tuple(one for one in failures if is_current(one, group)),
+        errors=tuple(group.failures),
         earlier=tuple(sorted(older, key=lambda one: (one.epoch, one.sequence), reverse=True)),
+        repairs=tuple(_repairs(group)),
         advice=tuple(advice.text for advice in found.advice),
         commands=tuple(command for advice in found.advice for command in advice.commands),
         transitions=tuple(one for one in group.journal if one.kind in _TOLD)[-TRANSITIONS:],
@@ -182,137 +156,94 @@ def explain(group: GroupFacts) -> Explanation:
     )
 
 
-def status_of(group: GroupFacts) -> GroupStatus:
-    """Return what programs get of the facts of a group whose words are whole."""
-    command = group.command or CommandWord(0, 0, Operation.NONE)
-    found = _found(group)
-    is_written = not command.operation.is_commit or group.committed.sequence == command.sequence
-    return GroupStatus(
-        name=group.name,
-        run_id=group.run_id,
-        epoch=command.epoch,
-        sequence=command.sequence,
-        operation=command.operation.name,
-        over=is_written and all(is_done(rank, group) for rank in group.ranks),
-        version=group.committed.version,
-        controller_pid=group.controller_pid,
-        owner_pid=group.owner_pid,
-        ranks=tuple(_rank_status(rank, command) for rank in group.ranks),
-        controller_stopped=group.controller_stopped,
-        supervisor_pid=group.supervisor_pid if group.supervisor_life in ("alive", "stopped") else None,
-        headline=found.short,
-        because=found.because,
-        advice=tuple(advice.text for advice in found.advice),
-        hold=group.hold,
-        decision_left_s=group.decision_left_s,
-    )
+def status_of(group: GroupStatus) -> GroupStatus:
+    """Return the status with what the rules say of it."""
+    found = find(group)
+    advice = tuple(advice.text for advice in found.advice)
+    return replace(group, headline=found.short, because=found.because, advice=advice)
 
 
-def status_text(group: GroupFacts) -> str:
+def status_text(group: GroupStatus) -> str:
     """Return the whole picture of one group: what is found, and a table of ranks that fits 80 columns."""
-    command, found = group.command, _found(group)
-    words = [] if command is None else [f"epoch {command.epoch}", f"sequence {command.sequence}"]
-    if command is not None:
-        words[-1] += f" ({command.operation.name})"
-    if group.committed.version is not None:
-        words.append(f"committed version {group.committed.version}")
-    roles = {
-        "owner": group.owner_pid,
-        "supervisor": group.supervisor_pid if group.supervisor_life in ("alive", "stopped") else None,
-        "controller": group.controller_pid,
-    }
-    busy = _busy(group, found)
+    found, words = find(group), []
+    if group.epoch:
+        words = [f"epoch {group.epoch}", f"sequence {group.sequence} ({group.operation})"]
+    if group.version is not None:
+        words.append(f"committed version {group.version}")
+    roles = {"owner": group.owner_pid, "supervisor": group.supervisor_pid, "controller": group.controller_pid}
     processes = [f"{role} pid {pid}" for role, pid in roles.items() if pid is not None]
-    return "\n".join(
-        (
-            _wrapped(f"{group.name} {found.sentence}."),
-            *(_wrapped(advice.text, bullet="> ") for advice in found.advice),
-            "",
-            *_table(group),
-            "",
-            *(_wrapped(one, bullet="- ") for one in busy),
-            *([""] if busy else []),
-            ", ".join(words),
-            *([", ".join(processes)] if processes else []),
+    return _blocks(
+        [_wrapped(f"{group.name} {found.sentence}."), *_listed("> ", [one.text for one in found.advice])],
+        _table(group) if group.ranks else [],
+        _listed("- ", _busy(group, found)),
+        [
+            *(", ".join(words), ", ".join(processes)),
+            *map(_wrapped, _of_another_container(group)),
             *([] if group.serving else [f"'wsm explain {group.name}' says more"]),
-        )
+        ],
     )
 
 
-def _found(group: GroupFacts) -> Finding:
-    """Return what the rules find, and what is to be done besides before its numbers end."""
-    found, command = find(group), group.command
-    if command is None or command.commands_left >= FEW_SEQUENCES:
-        return found
-    ends = f"{command.commands_left} more commands can be given to this group. Before that end all of its"
-    advice = Advice(f"{ends} processes and start it again: it counts from 0 then.")
-    return replace(found, advice=(*found.advice, advice))
-
-
-def status_line(group: GroupFacts) -> str:
+def status_line(group: GroupStatus) -> str:
     """Return one group in one line, for a list of several."""
     return textwrap.shorten(printable(f"{group.name} {find(group).sentence}"), COLUMNS, placeholder=" ...")
 
 
-def rank_sentence(rank: RankFacts, group: GroupFacts) -> str:
+def rank_sentence(rank: RankStatus, group: GroupStatus) -> str:
     """Say what a rank is doing now, or did last."""
     what = _doing(rank, group)
     if rank.life == "dead":
-        gone = f"process {rank.pid} is gone" if rank.pid else "process is gone"
-        return f"{_name(rank)}, whose {gone}, last said that it {what}."
+        gone = f"{process(rank.pid)} is gone" if rank.pid else "process is gone"
+        said = "" if rank.epoch < group.epoch else "last said that it "
+        return f"{_name(rank)}, whose {gone}, {said}{what}."
     stopped = f"; its process {rank.pid} is stopped" if rank.life == "stopped" else ""
     return f"{_name(rank)} {what}{stopped}."
 
 
-def wait_of(rank: RankFacts, group: GroupFacts) -> Wait | None:
-    """Return for whom a rank waits; None if it waits for nothing, or cannot wait any more."""
-    command, status = group.command, rank.status
-    if command is None or status is None or rank.life in ("dead", "never"):
-        return None
-    rule = _WAITS.get(rank.code(command) or StatusCode.NONE)
-    return None if rule is None else rule(rank, status, group)
-
-
-def _sentences(group: GroupFacts) -> list[str]:
+def _sentences(group: GroupStatus) -> list[str]:
     if group.problem:
         return []
-    found = [_command(group)]
+    found = [_command(group), *_of_another_container(group)]
     for rank in group.ranks:
         found.append(rank_sentence(rank, group))
-        if rank.life == "dead" and (action := _died_in(rank.rank, group)) is not None:
-            found.append(f"When it died, {who(rank.number)} was inside {action}.")
+        last = [one for one in group.journal if one.rank == rank.rank and one.kind in _LOOSE_ENDS]
+        if rank.life == "dead" and last and last[-1].kind == kinds.ACTION_STARTED:
+            found.append(f"When it died, {who(rank.number)} was inside {last[-1].facts.get('name')}.")
     return found
 
 
-def _command(group: GroupFacts) -> str:
+def _of_another_container(group: GroupStatus) -> list[str]:
+    """Say which pids are none of this pid namespace, and what cannot be known of such processes."""
+    pids = (group.owner_pid, group.supervisor_pid, *(rank.pid for rank in group.ranks))
+    found = sorted({pid.namespace for pid in pids if isinstance(pid, ForeignPid)})
+    ranks = [rank.number for rank in group.ranks if isinstance(rank.pid, ForeignPid)]
+    if not found:
+        return []
+    told = f"The pids of {named(ranks)} are of" if ranks else "Pids of its processes are of"
+    spaces = f"pid namespace {', '.join(map(str, found))}, another container"
+    return [f"{told} {spaces}: whether a process is stopped there is not known here."]
+
+
+def _command(group: GroupStatus) -> str:
     command = group.command
-    if command is None:
+    if not group.epoch:
         return "What was asked last cannot be read."
     version = group.committed.version
-    held = "No version was ever committed" if version is None else f"Version {version} was committed last"
+    last = "No version was ever committed" if version is None else f"Version {version} was committed last"
     if command.operation.name == "NONE":
-        return f"{held}; nothing was asked in epoch {command.epoch} yet."
+        return f"{last}; nothing was asked in epoch {command.epoch} yet."
     request = f" by request {group.request_id}" if group.request_id else ""
     by = f", process {group.controller_pid}" if group.controller_pid else ""
-    how = {
-        Operation.COMMIT: "committed",
-        Operation.HOT_COMMIT: "committed",
-        Operation.ABORT: "aborted",
-        Operation.HOT_ABORT: "aborted",
-    }.get(command.operation)
-    decided = "" if how is None else f"; it was {how}"
-    if any(
-        rank.failure is not None and rank.failure.is_no_fault and is_current(rank.failure, group)
-        for rank in group.ranks
-    ):
-        decided = "; it found nothing to do"
+    decided = "; it was committed" if command.operation.is_commit else ""
+    if command.operation.is_abort:
+        decided = "; it found nothing to do" if group.found_nothing_to_do else "; it was aborted"
     return (
-        f"{held}; the last command is the {asked(group)}{request}{by} (epoch {command.epoch}, sequence "
+        f"{last}; the last command is the {group.asked}{request}{by} (epoch {command.epoch}, sequence "
         f"{command.sequence}){decided}."
     )
 
 
-def _busy(group: GroupFacts, found: Finding) -> list[str]:
+def _busy(group: GroupStatus, found: Finding) -> list[str]:
     """Return the sentences of the ranks that a command under way waits for."""
     if found.code not in ("under-way", "action-overdue", "rank-stopped", "joining"):
         return []
@@ -320,45 +251,45 @@ def _busy(group: GroupFacts, found: Finding) -> list[str]:
     return [rank_sentence(rank, group) for rank in group.ranks if rank.number in late]
 
 
-def _died_in(rank: int, group: GroupFacts) -> str | None:
-    """Return the action that a rank's journal leaves open."""
-    last = [one for one in group.journal if one.rank == rank and one.kind in _LOOSE_ENDS]
-    return str(last[-1].facts.get("name")) if last and last[-1].kind == kinds.ACTION_STARTED else None
+def _failure(failure: FailureFacts, *, with_age: bool = False) -> str:
+    report, age_s, age = failure.report, failure.age_s, ""
+    if with_age and age_s is not None:
+        age = f"{age_s:.0f} s ago: " if age_s < _RECENT_S else f"{age_s / 60:.0f} min ago: "
+    what = "refused" if failure.refused else f"failed in {report.action}"
+    return f"{age}Rank {report.rank} {what} (sequence {failure.sequence}): {report.message}"
 
 
-def _failure(failure: FailureFacts) -> str:
-    report = failure.report
-    what = "refused" if failure.refused else "failed in"
-    where = "" if failure.refused else f" {report.action}"
-    return f"Rank {report.rank} {what}{where} (sequence {failure.sequence}): {report.message}"
+def _repairs(group: GroupStatus) -> Iterator[str]:
+    """Say which ranks were replaced in the last ten minutes, and how soon the group served again."""
+    for one in reversed(group.journal):
+        ago_s, facts = (group.read_at_ns - one.at_ns) / 1e9, one.facts
+        if one.kind == kinds.RANK_REPLACED and ago_s < _RECENT_S:
+            in_epoch = [each for each in group.journal if each.epoch == one.epoch]
+            over = [each.at_ns for each in in_epoch if each.facts.get("ended") == "updated"]
+            then = f"; the group served again {(over[0] - one.at_ns) / 1e9:.0f} s later" if over else ""
+            who_ended = f"rank {facts.get('replaced')} (process {facts.get('pid')}) {facts.get('cause')}"
+            yield f"{ago_s:.0f} s ago: {who_ended}, and was replaced{then}"
 
 
-def _age(failure: FailureFacts) -> str:
-    age_s = failure.age_s
-    if age_s is None:
-        return ""
-    return f"{age_s:.0f} s ago: " if age_s < 600 else f"{age_s / 60:.0f} min ago: "
-
-
-def _doing(rank: RankFacts, group: GroupFacts) -> str:
-    status, command = rank.status, group.command
+def _doing(rank: RankStatus, group: GroupStatus) -> str:
     if rank.life == "never":
         return "has not attached yet"
-    if status is None or command is None:
+    if not (rank.epoch and group.epoch):
         return "has said nothing that can be read"
-    if status.epoch < command.epoch:
-        return f"has not joined epoch {command.epoch} yet; it is still in epoch {status.epoch}"
-    if rank.is_broken and rank.step is not None:
-        return f"broke: its step {rank.step.step} raised, or its communicators were cut"
-    return _answering(rank, group, command)
+    if rank.epoch < group.epoch:
+        return f"has not joined epoch {group.epoch} yet: its last word is of epoch {rank.epoch}"
+    if rank.is_broken:
+        return f"broke: its step {rank.step} raised, or its communicators were cut"
+    if group.command.operation is Operation.NONE:
+        return DOES[StatusCode.ATTACHED]
+    return _answering(rank, group)
 
 
-def _answering(rank: RankFacts, group: GroupFacts, command: CommandWord) -> str:
-    code = rank.code(command)
-    if command.operation is Operation.NONE:
-        return _CODES[StatusCode.ATTACHED]
+def _answering(rank: RankStatus, group: GroupStatus) -> str:
+    code = group.answer(rank)
     if code is None:
-        return f"has not answered the {asked(group)} (sequence {command.sequence}) yet{_where(rank)}"
+        where = f"; it is in step {rank.step} or earlier" if rank.step_kind == "running" else ""
+        return f"has not answered the {group.asked} (sequence {group.sequence}) yet{where}"
     wait = wait_of(rank, group)
     if wait is not None:
         waits = "waits for" if wait.seconds is None else f"has been waiting {wait.seconds:.1f} s for"
@@ -368,153 +299,79 @@ def _answering(rank: RankFacts, group: GroupFacts, command: CommandWord) -> str:
             return f"is inside {rank.action.name}"
         left_s = rank.action.deadline_s - rank.action.seconds
         return f"has been inside {rank.action.name} for {rank.action.seconds:.1f} s{_left(left_s)}"
-    since = "" if code.is_terminal or rank.told_s is None else f", which it said {rank.told_s:.1f} s ago"
-    return f"{_said(rank, code, group)}{'' if rank.life == 'dead' else since}"
+    is_old = code.is_terminal or rank.since_s is None or rank.life == "dead"
+    return f"{'' if is_old else f'said {rank.since_s:.1f} s ago that it '}{_said(rank, code, group)}"
 
 
-def _said(rank: RankFacts, code: StatusCode, group: GroupFacts) -> str:
-    command = group.command
-    if command is not None and code_name(command.operation, code) == "STAGING":
+def _said(rank: RankStatus, code: StatusCode, group: GroupStatus) -> str:
+    if rank.code == "STAGING":
         return "stages the new version beside the one that serves"
     if code in (StatusCode.DONE_CLEARED, StatusCode.DONE_COMMITTED, StatusCode.DONE_KEPT):
         return f"is done and {_holds(rank, code, group)}"
-    return _CODES[code]
+    return DOES[code]
 
 
-def _holds(rank: RankFacts, code: StatusCode, group: GroupFacts) -> str:
+def _holds(rank: RankStatus, code: StatusCode, group: GroupStatus) -> str:
     version = group.committed.version
-    held = [
-        what
-        for what, state in (
-            (f"version {version}", rank.weights),
-            ("the KV cache" if rank.helper else "a KV cache", rank.kv),
-        )
-        if state == "NORMAL"
-    ]
     if rank.weights == rank.kv == "NORMAL":
         verb = "serves" if code is StatusCode.DONE_COMMITTED else "kept"
-        if group.hold is not None:
-            verb = "stands with"
-        return f"{verb} version {version}"
-    return f"holds {held[0]} alone" if held else "holds nothing"
-
-
-def _where(rank: RankFacts) -> str:
-    if rank.step is None:
-        return ""
-    return f"; it is in step {rank.step.step} or earlier" if rank.step.kind is StepKind.RUNNING else ""
+        return f"{verb if group.hold is None else 'stands with'} version {version}"
+    if rank.weights == "NORMAL":
+        return f"holds version {version} alone"
+    kv_cache = "the KV cache" if rank.helper else "a KV cache"
+    return f"holds {kv_cache} alone" if rank.kv == "NORMAL" else "holds nothing"
 
 
 def _left(left_s: float | None) -> str:
     if left_s is None:
         return ""
-    return (
-        f", {left_s:.1f} s before its deadline" if left_s >= 0 else f", {-left_s:.1f} s beyond its deadline"
-    )
+    return f", {abs(left_s):.1f} s {'before' if left_s >= 0 else 'beyond'} its deadline"
 
 
-def _name(rank: RankFacts) -> str:
+def _name(rank: RankStatus) -> str:
     """Call a rank by its number, and a KV-cache process what it is, at the beginning of a sentence."""
     return "The KV-cache process" if rank.helper else f"Rank {rank.rank}"
 
 
-def _parking(rank: RankFacts, status: StatusWord, group: GroupFacts) -> Wait:
-    steps = [one.step for one in group.ranks if one.step is not None]
-    late = () if rank.step is None else not_parked(steps, sequence=status.sequence, step=rank.step.step)
-    what = f"{named(late)} to stop at the same step" if late else "nothing that can be seen"
-    return Wait(rank.rank, tuple(late), what, rank.told_s)
+def _blocks(*blocks: Iterable[str]) -> str:
+    """Join lines to blocks with an empty line between them; what is empty is left out."""
+    return "\n\n".join(filter(None, ("\n".join(filter(None, lines)) for lines in blocks)))
 
 
-def _running(rank: RankFacts, status: StatusWord, group: GroupFacts) -> Wait | None:
-    if rank.action is None or rank.action.seconds is not None or status.ready <= status.action:
-        return None  # it is inside: inside a collective it is waited for like every other
-    late = tuple(one.rank for one in group.ranks if _ready(one, group) <= status.action)
-    what = f"{named(late)} to be ready for {rank.action.name}" if late else f"its turn in {rank.action.name}"
-    left_s = None if rank.told_s is None else rank.action.deadline_s - rank.told_s
-    return Wait(rank.rank, late, what, rank.told_s, left_s)
+def _listed(bullet: str, texts: Iterable[str]) -> list[str]:
+    return [_wrapped(text, bullet) for text in texts]
 
 
-_DECISIONS = {
-    Decider.CONTROLLER: "the controller's decision",
-    Decider.CALLER: "its caller's decision",
-    Decider.OUTSIDE: "a decision that is made outside",
-}
-
-
-def _prepared(rank: RankFacts, _status: StatusWord, group: GroupFacts) -> Wait | None:
-    command = group.command
-    if command is None or command.operation.is_decision:
-        return None
-    late = tuple(one.rank for one in group.ranks if one.code(command) is not StatusCode.PREPARED)
-    what = f"{named(late)} to be prepared" if late else _DECISIONS[command.decider]
-    return Wait(rank.rank, late, what, rank.told_s)
-
-
-def _failed(rank: RankFacts, _status: StatusWord, group: GroupFacts) -> Wait | None:
-    if group.command is None or group.command.operation.is_decision:
-        return None
-    return Wait(rank.rank, (), "the controller's decision", rank.told_s)
-
-
-def _ended(rank: RankFacts, _status: StatusWord, group: GroupFacts) -> Wait:
-    late = tuple(one.rank for one in group.ranks if _code(one, group.command) < StatusCode.STOPPED_UNTOUCHED)
-    what = f"{named(late)} to stop" if late else "nothing that can be seen"
-    return Wait(rank.rank, late, what, rank.told_s)
-
-
-def _code(rank: RankFacts, command: CommandWord | None) -> StatusCode:
-    return (None if command is None else rank.code(command)) or StatusCode.NONE
-
-
-def _ready(rank: RankFacts, group: GroupFacts) -> int:
-    if group.command is None or rank.code(group.command) is None or rank.status is None:
-        return 0
-    return rank.status.ready
-
-
-def _wrapped(text: str, bullet: str = "", *, rest: str | None = None) -> str:
+def _wrapped(text: str, bullet: str = "") -> str:
     return textwrap.fill(
         printable(" ".join(text.split())),
         COLUMNS,
         initial_indent=bullet,
-        subsequent_indent=" " * len(bullet) if rest is None else rest,
+        subsequent_indent=" " * len(bullet),
         break_long_words=False,
         break_on_hyphens=False,
     )
 
 
-def _line(one: JournalEntry) -> str:
-    by = "controller" if one.rank == CONTROLLER else f"r{one.rank}"
-    facts = one.facts
-    if one.kind == kinds.TRANSITION:
-        what = f"{facts.get('machine')}: {facts.get('source')} --{facts.get('event')}--> {facts.get('dest')}"
-    else:
-        what = f"{one.kind} {' '.join(f'{key}={value}' for key, value in facts.items())}"
-    return _wrapped(f"{_time(one.wall_ns)} {by} s{one.sequence} {what}", "  ", rest=" " * 6)
-
-
-def _time(wall_ns: int) -> str:
-    try:
-        moment = dt.datetime.fromtimestamp(wall_ns // _SECOND_NS, tz=dt.timezone.utc)
-    except (OverflowError, ValueError, OSError):
-        return f"{wall_ns} ns"
-    return f"{moment:%H:%M:%S}.{wall_ns % _SECOND_NS // 1_000_000:03d}"
-
-
-def _table(group: GroupFacts) -> list[str]:
-    rows = [_HEADINGS, *(_row(rank, group) for rank in group.ranks)]
+def _table(group: GroupStatus) -> list[str]:
+    rows = [_HEADINGS, *map(_row, group.ranks)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     # The widest words that there are leave room for one space between columns.
     gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= COLUMNS else " "
-    return [gap.join(_aligned(row, widths)).rstrip() for row in rows]
+    lines = []
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        padded[:2] = [cell.rjust(width) for cell, width in zip(row[:2], widths, strict=False)]
+        lines.append(gap.join(padded).rstrip())
+    return lines
 
 
-def _row(rank: RankFacts, group: GroupFacts) -> tuple[str, ...]:
+def _row(rank: RankStatus) -> tuple[str, ...]:
     if rank.life == "never":
         return (str(rank.rank), "-", rank.life, "-", "-", "-", "-")
-    told = _rank_status(rank, group.command or CommandWord(0, 0, Operation.NONE))
-    step = "KV cache" if rank.helper else f"{told.step_kind} {told.step}"
-    code = f"{told.code}({told.action})" if told.code == "RUNNING" else told.code
+    told = rank.to_mapping()
+    step = "KV cache" if rank.helper else f"{told['step_kind']} {told['step']}"
+    index = f"({told['action']})" if rank.code == "RUNNING" else ""
     return (
         str(rank.rank),
         str(rank.pid or "-"),
@@ -522,79 +379,18 @@ def _row(rank: RankFacts, group: GroupFacts) -> tuple[str, ...]:
         rank.weights,
         rank.kv,
         step,
-        f"{code}/{told.sequence}",
+        f"{rank.code}{index}/{rank.sequence}",
     )
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    return [
-        cell.rjust(width) if right else cell.ljust(width)
-        for cell, width, right in zip(row, widths, _RIGHT, strict=True)
-    ]
-
-
-def _rank_status(rank: RankFacts, command: CommandWord) -> RankStatus:
-    status = rank.status or StatusWord(0, 0, StatusCode.NONE)
-    inside = rank.action is not None and rank.action.seconds is not None
-    return RankStatus(
-        rank=rank.rank,
-        life=rank.life,
-        pid=rank.pid,
-        weights=rank.weights,
-        kv=rank.kv,
-        code=code_name(command.operation, status.code),
-        epoch=status.epoch,
-        sequence=status.sequence,
-        action=status.action,
-        step_kind=rank.step_kind or "none",
-        step=0 if rank.step is None else rank.step.step,
-        heartbeat=rank.heartbeat,
-        doing=rank.action.name if inside and rank.action is not None else None,
-        since_s=rank.told_s,
-        staged_bytes=rank.staged_bytes,
-    )
-
-
-def _rank_mapping(rank: RankFacts, group: GroupFacts) -> Mapping[str, Any]:
-    code = None if group.command is None else rank.code(group.command)
+def _rank_mapping(rank: RankStatus, group: GroupStatus) -> Mapping[str, Any]:
+    same = ("rank", "life", "pid", "pid_namespace", "weights", "kv", "step_kind", "staged_bytes", "plan")
+    code = group.answer(rank)
     return {
-        "rank": rank.rank,
-        "life": rank.life,
-        "pid": rank.pid,
-        "weights": rank.weights,
-        "kv": rank.kv,
+        **{name: getattr(rank, name) for name in same},
         "code": None if code is None else code.name,
-        "epoch": None if rank.status is None else rank.status.epoch,
-        "step": None if rank.step is None else rank.step.step,
-        "step_kind": rank.step_kind,
-        "since_s": rank.told_s,
-        "staged_bytes": rank.staged_bytes,
-        "plan": rank.plan,
+        "epoch": rank.epoch or None,
+        "step": None if rank.step_kind is None else rank.step,
+        "since_s": rank.since_s,
         "action": None if rank.action is None else asdict(rank.action),
     }
-
-
-_CODES = {
-    StatusCode.NONE: "has said nothing",
-    StatusCode.ATTACHED: "has joined this epoch and seen no command in it",
-    StatusCode.DRAINING: "lets its running requests come to their end",
-    StatusCode.PARKING: "stands still",
-    StatusCode.ACCEPTED: "has accepted the command",
-    StatusCode.RUNNING: "works through its plan",
-    StatusCode.PREPARED: "is prepared",
-    StatusCode.FAILED: "has failed",
-    StatusCode.REFUSED: "has refused the command",
-    StatusCode.STOPPED_UNTOUCHED: "has stopped, its old weights whole,",
-    StatusCode.STOPPED_TOUCHED: "has stopped, its weights partly overwritten,",
-    StatusCode.DONE_FAULTED: "is done, and could not release what it held",
-}
-
-_WAITS: dict[StatusCode, Callable[[RankFacts, StatusWord, GroupFacts], Wait | None]] = {
-    StatusCode.PARKING: _parking,
-    StatusCode.RUNNING: _running,
-    StatusCode.PREPARED: _prepared,
-    StatusCode.FAILED: _failed,
-    StatusCode.REFUSED: _failed,
-    StatusCode.STOPPED_UNTOUCHED: _ended,
-    StatusCode.STOPPED_TOUCHED: _ended,
-}

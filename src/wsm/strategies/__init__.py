@@ -12,7 +12,6 @@ training_names, training_names_file   what a trainer calls the tensors of a mode
 offer, observer, errors               what a strategy yields, who follows it, what goes wrong
 strategy, sections                    what a strategy is; what it reads of a configuration
 registry                              the strategies by name, and those that other packages announce
-own_sections                          what sections wsm's own strategies read
 load                                  the worker's entry, and the memory that a load would take
 inventory                             what files and shared memory really hold
 applier                               the one place where bytes reach a model, and what is checked before
@@ -24,94 +23,103 @@ mooncake                              the transport over Mooncake's engine
 adopt                                 what trainers write, taken in as a version; the transport ``files``
 delta                                 ``delta``: what changed since the version that a rank holds
 trainer                               what all trainers' sides share
-messages                              framed messages between peers, and their errors
+peer_errors                           what goes wrong between a trainer and a rank that talk
+promise                               what a publisher promises of a version, whatever way it travels
 documents                             sealed JSON: manifests, metas, lists
 files                                 formats, names, directories, files written whole or not at all
 byte_copy, paddle_dtypes              copying bytes with the lock of Python let go; dtypes of paddle by name
 ====================================  ====================================================================
 """
 
-from wsm.strategies.adopt.adopt import Adoption, AdoptSettings, AdoptWay, adopt
-from wsm.strategies.adopt.configured import adopt_settings
-from wsm.strategies.adopt.deciding import Relabel
-from wsm.strategies.applier.coverage import EVERY_NAME
-from wsm.strategies.applier.memory_target import MemoryTarget
-from wsm.strategies.buckets.sender import BucketSender, Sending, SendReport
-from wsm.strategies.buckets.source import IpcAsyncSource
-from wsm.strategies.delta.between import delta_between
-from wsm.strategies.delta.publish import DeltaReport, publish_delta
-from wsm.strategies.delta.source import DeltaSource
-from wsm.strategies.files.version_file import read_version, write_version
-from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
-from wsm.strategies.ipc.shared_tensors import SharedReport, SharedTensors
-from wsm.strategies.ipc.source import IpcSource
-from wsm.strategies.load import LoadReport, Preview, inspect, load
-from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
-from wsm.strategies.mooncake.publisher import MooncakePublisher, MooncakeReport
-from wsm.strategies.mooncake.transfer_engine import EngineSettings
-from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.registry import STRATEGIES, register_strategy
-from wsm.strategies.sections import Sections
-from wsm.strategies.snapshot.manifest import ShardManifest
-from wsm.strategies.snapshot.publish import PublishReport, StagedVersion, publish_snapshot
-from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.snapshot.version_manifest import VersionManifest
-from wsm.strategies.strategy import Strategy
-from wsm.strategies.tensor import TensorSpec, WeightTarget
-from wsm.strategies.trainer.retention import Retention
-from wsm.strategies.training_names import TrainingNames
-from wsm.strategies.transports.by_version import GdrSource, RsyncSource
-from wsm.strategies.transports.stream_manifest import with_manifest
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "EVERY_NAME",
-    "STRATEGIES",
-    "AdoptSettings",
-    "AdoptWay",
-    "Adoption",
-    "BucketSender",
-    "DeltaReport",
-    "DeltaSource",
-    "EngineSettings",
-    "GdrSource",
-    "IpcAsyncSource",
-    "IpcSource",
-    "LoadReport",
-    "ManifestScope",
-    "MemoryTarget",
-    "MooncakePublisher",
-    "MooncakeReport",
-    "MooncakeTransport",
-    "Offer",
-    "OfferedTensor",
-    "Preview",
-    "PublishReport",
-    "Relabel",
-    "Retention",
-    "RsyncSource",
-    "Sections",
-    "SendReport",
-    "Sending",
-    "ShardManifest",
-    "SharedDeviceTensors",
-    "SharedReport",
-    "SharedTensors",
-    "SnapshotSource",
-    "StagedVersion",
-    "Strategy",
-    "TensorSpec",
-    "TrainingNames",
-    "VersionManifest",
-    "WeightTarget",
-    "adopt",
-    "adopt_settings",
-    "delta_between",
-    "inspect",
-    "load",
-    "publish_delta",
-    "publish_snapshot",
-    "read_version",
-    "register_strategy",
-    "with_manifest",
-    "write_version",
-]
+from wsm.named import import_when_named
+
+if TYPE_CHECKING:
+    from wsm.strategies.adopt.adopt import Adoption as Adoption
+    from wsm.strategies.adopt.adopt import AdoptSettings as AdoptSettings
+    from wsm.strategies.adopt.adopt import AdoptWay as AdoptWay
+    from wsm.strategies.adopt.adopt import adopt as adopt
+    from wsm.strategies.adopt.configured import adopt_settings as adopt_settings
+    from wsm.strategies.adopt.deciding import Relabel as Relabel
+    from wsm.strategies.applier.coverage import EVERY_NAME as EVERY_NAME
+    from wsm.strategies.applier.memory_target import MemoryTarget as MemoryTarget
+    from wsm.strategies.buckets.sender import BucketSender as BucketSender
+    from wsm.strategies.buckets.sender import Sending as Sending
+    from wsm.strategies.buckets.sender import SendReport as SendReport
+    from wsm.strategies.buckets.source import IpcAsyncSource as IpcAsyncSource
+    from wsm.strategies.delta.between import delta_between as delta_between
+    from wsm.strategies.delta.publish import DeltaReport as DeltaReport
+    from wsm.strategies.delta.publish import publish_delta as publish_delta
+    from wsm.strategies.delta.source import DeltaSource as DeltaSource
+    from wsm.strategies.files.version_file import read_version as read_version
+    from wsm.strategies.files.version_file import write_version as write_version
+    from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors as SharedDeviceTensors
+    from wsm.strategies.ipc.shared_tensors import SharedReport as SharedReport
+    from wsm.strategies.ipc.shared_tensors import SharedTensors as SharedTensors
+    from wsm.strategies.ipc.source import IpcSource as IpcSource
+    from wsm.strategies.load import LoadReport as LoadReport
+    from wsm.strategies.load import Preview as Preview
+    from wsm.strategies.load import inspect as inspect
+    from wsm.strategies.load import load as load
+    from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport as MooncakeTransport
+    from wsm.strategies.mooncake.publisher import MooncakePublisher as MooncakePublisher
+    from wsm.strategies.mooncake.publisher import MooncakeReport as MooncakeReport
+    from wsm.strategies.mooncake.transfer_engine import EngineSettings as EngineSettings
+    from wsm.strategies.offer import ManifestScope as ManifestScope
+    from wsm.strategies.offer import Offer as Offer
+    from wsm.strategies.offer import OfferedTensor as OfferedTensor
+    from wsm.strategies.registry import STRATEGIES as STRATEGIES
+    from wsm.strategies.registry import register_strategy as register_strategy
+    from wsm.strategies.sections import Sections as Sections
+    from wsm.strategies.snapshot.manifest import ShardManifest as ShardManifest
+    from wsm.strategies.snapshot.manifest import VersionManifest as VersionManifest
+    from wsm.strategies.snapshot.publish import PublishReport as PublishReport
+    from wsm.strategies.snapshot.publish import StagedVersion as StagedVersion
+    from wsm.strategies.snapshot.publish import publish_snapshot as publish_snapshot
+    from wsm.strategies.snapshot.source import SnapshotSource as SnapshotSource
+    from wsm.strategies.strategy import Strategy as Strategy
+    from wsm.strategies.tensor import TensorSpec as TensorSpec
+    from wsm.strategies.tensor import WeightTarget as WeightTarget
+    from wsm.strategies.trainer.retention import Retention as Retention
+    from wsm.strategies.training_names import TrainingNames as TrainingNames
+    from wsm.strategies.transports.by_version import GdrSource as GdrSource
+    from wsm.strategies.transports.by_version import RsyncSource as RsyncSource
+    from wsm.strategies.transports.stream_manifest import with_manifest as with_manifest
+
+
+import_when_named(
+    __name__,
+    {
+        "wsm.strategies.adopt.adopt": "Adoption AdoptSettings AdoptWay adopt",
+        "wsm.strategies.adopt.configured": "adopt_settings",
+        "wsm.strategies.adopt.deciding": "Relabel",
+        "wsm.strategies.applier.coverage": "EVERY_NAME",
+        "wsm.strategies.applier.memory_target": "MemoryTarget",
+        "wsm.strategies.buckets.sender": "BucketSender Sending SendReport",
+        "wsm.strategies.buckets.source": "IpcAsyncSource",
+        "wsm.strategies.delta.between": "delta_between",
+        "wsm.strategies.delta.publish": "DeltaReport publish_delta",
+        "wsm.strategies.delta.source": "DeltaSource",
+        "wsm.strategies.files.version_file": "read_version write_version",
+        "wsm.strategies.ipc.shared_device_tensors": "SharedDeviceTensors",
+        "wsm.strategies.ipc.shared_tensors": "SharedReport SharedTensors",
+        "wsm.strategies.ipc.source": "IpcSource",
+        "wsm.strategies.load": "LoadReport Preview inspect load",
+        "wsm.strategies.mooncake.mooncake_transport": "MooncakeTransport",
+        "wsm.strategies.mooncake.publisher": "MooncakePublisher MooncakeReport",
+        "wsm.strategies.mooncake.transfer_engine": "EngineSettings",
+        "wsm.strategies.offer": "ManifestScope Offer OfferedTensor",
+        "wsm.strategies.registry": "STRATEGIES register_strategy",
+        "wsm.strategies.sections": "Sections",
+        "wsm.strategies.snapshot.manifest": "ShardManifest VersionManifest",
+        "wsm.strategies.snapshot.publish": "PublishReport StagedVersion publish_snapshot",
+        "wsm.strategies.snapshot.source": "SnapshotSource",
+        "wsm.strategies.strategy": "Strategy",
+        "wsm.strategies.tensor": "TensorSpec WeightTarget",
+        "wsm.strategies.trainer.retention": "Retention",
+        "wsm.strategies.training_names": "TrainingNames",
+        "wsm.strategies.transports.by_version": "GdrSource RsyncSource",
+        "wsm.strategies.transports.stream_manifest": "with_manifest",
+    },
+)

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wsm.strategies.applier.tensor_copy import digest_source
+from wsm.strategies.applier.tensor_copy import NoSteps, digest_source
 from wsm.strategies.digest import RunningDigest, shard_digest
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.files.part_file import open_part
@@ -55,8 +55,8 @@ class Inventory:
         The version that it proves to be.
     digest : str
         Digest of all tensors, as load reports and receipts have it.
-    manifest_digest : str or None
-        Digest of the manifest; None without one.
+    manifest_digest, publication : str or None
+        Digest of what was published, and the publication; None without a manifest.
     tensors : tuple of TensorDigest or None
         Every tensor; None where only the digest of all is known.
     """
@@ -67,6 +67,7 @@ class Inventory:
     digest: str
     manifest_digest: str | None = None
     tensors: tuple[TensorDigest, ...] | None = None
+    publication: str | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def take_inventory(
             digest=_digest(rows),
             manifest_digest=offer.manifest_digest,
             tensors=rows,
+            publication=offer.publication,
         )
 
 
@@ -160,7 +162,7 @@ def _read_all(
     done = 0
     for tensor in tensors:
         proof = None if tensor.check_chunk is None else _Proof(tensor.check_chunk)
-        digest = digest_source(replace(tensor, digest=None, check_chunk=proof), _ToTheEnd())
+        digest = digest_source(replace(tensor, digest=None, check_chunk=proof), NoSteps())
         done += tensor.spec.nbytes
         if progress is not None:
             progress(done, max(done, total))
@@ -181,16 +183,6 @@ class _Proof:
             self._check_chunk(done, digest)
         except DigestMismatchError as error:
             self.problem = str(error)
-
-
-class _ToTheEnd:
-    """Steps of a read whose caller neither ends nor follows it."""
-
-    def go_on(self) -> None:
-        """Go on."""
-
-    def moved(self, nbytes: int) -> None:
-        """Count nothing."""
 
 
 def _digest(rows: Iterable[TensorDigest]) -> str:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
+from wsm import log
 from wsm.clock import Clock, SystemClock
+from wsm.errors import RefusedError
 from wsm.labels import checked_version
 from wsm.strategies import errors
 from wsm.strategies.applier import admission
@@ -28,14 +30,18 @@ from wsm.strategies.applier.coverage import check_tied_coverage
 from wsm.strategies.applier.feeding import feed_loaders, feed_models
 from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
+from wsm.strategies.applier.tensor_set import tensors_in
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.errors import LoadCancelledError
-from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint
+from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint, stamping
 from wsm.strategies.offer import ManifestScope, Offer
 from wsm.strategies.registry import strategy_for
-from wsm.strategies.strategy import OverTarget, Strategy
-from wsm.strategies.tensor import WeightTarget, tied_names
+from wsm.strategies.strategy import OverTarget
+from wsm.strategies.tensor import HoldingTarget, ServedTarget, WeightTarget, tied_names
 from wsm.strategies.training_names import TrainingNames
+from wsm.typed import typed
+
+_log = log.logger("strategies")
 
 #: So many more containers must exist than at the last collection before the next one begins. Ten thousand
 #: tensors make about as many; ten times the bound gains nothing more.
@@ -82,9 +88,9 @@ class LoadReport:
     version : str or None
         The version that the source proved to hold; None if nothing there said so.
     manifest_digest : str
-        Digest of the manifest; the digest of the tensors where there was none.
+        Digest of what was published; the digest of the tensors where there was no manifest.
     manifest_scope : ManifestScope
-        GROUP: equal on every rank of a publication, to be compared. RANK, LOADED: this rank's own.
+        GROUP: equal on every rank that loads the version, to be compared. RANK, LOADED: this rank's own.
     digest : str
         Digest of the tensors as they are in memory now; equal weights have an equal one.
     bytes, tensors : int
@@ -115,6 +121,10 @@ class LoadReport:
         Whether models took them that say nothing beforehand, and did with them what is theirs to know.
     auxiliary : int
         How many of the tensors were for auxiliary models, too, where those say nothing beforehand.
+    tensor_set : str or None
+        Which tensors such models were given, for the `before` of the next load; None: they were given none.
+    publication : str or None
+        The publication that it is of, the same on every rank that loads one; None if nothing says so.
     """
 
     strategy: str
@@ -137,6 +147,8 @@ class LoadReport:
     unknown: tuple[str, ...] = ()
     through_models: bool = False
     auxiliary: int = 0
+    tensor_set: str | None = None
+    publication: str | None = None
 
     @property
     def apply_s(self) -> float:
@@ -163,6 +175,7 @@ class Preview:
     peak_extra_bytes: int
 
 
+@typed
 def load(
     source: object,
     target: WeightTarget,
@@ -178,6 +191,8 @@ def load(
     loaders: Sequence[ModelLoader | CheckpointModel] = (),
     names: TrainingNames | None = None,
     admit: Admit | None = None,
+    before: str | None = None,
+    anew: bool = False,
     clock: Clock | None = None,
 ) -> LoadReport:
     """Load one version into `target`: every tensor exactly once, or an error. Blocks. Not collective.
@@ -202,7 +217,8 @@ def load(
     progress : callable, optional
         ``progress(bytes applied, bytes in all)``, after each MiB at most.
     cancelled : callable, optional
-        True ends the load.
+        True ends the load. Without it a load has no end of its own: each wait for a peer is bounded, and a
+        peer that goes on a few bytes at a time is not. In a group a command's deadline cancels.
     threads : int, optional
         How many copy and digest, the calling one included, where the strategy can be read in parallel; by
         default :func:`wsm.strategies.applier.parallel_copy.default_threads`. Whatever is called back, is
@@ -215,6 +231,11 @@ def load(
     admit : callable, optional
         Told what memory the load will take, before its first byte, where the target says what it holds;
         what it raises ends the load. Without it every load is admitted.
+    before : str, optional
+        The ``tensor_set`` of the last whole version that models took which say nothing beforehand: they must
+        be brought the same tensors again. Without it every element of every parameter must be written.
+    anew : bool, optional
+        Whether they may be brought other tensors than `before`, as without it.
     clock : Clock, optional
         For the seconds in the report.
 
@@ -236,13 +257,23 @@ def load(
     once = Taint(taint)
     observer = LoadObserver(once, progress, cancelled, touched=lambda: once.touched)
     wanted = None if version is None else checked_version(version)
-    opened = _opened(strategy, source, wanted, target, observer, threads=threads)
     threads = threads or default_threads()
+    if isinstance(strategy, OverTarget):
+        opened = strategy.open_over(source, wanted, observer, target, threads)
+    else:
+        opened = strategy.open(source, wanted, observer)
     applied: Applied | None = None
     try:
-        with ExitStack() as stack:
+        with stamping(once), ExitStack() as stack:
             with rare_collections():
-                offer = _renamed(stack.enter_context(opened).read_by(threads), names, loaders)
+                offer = stack.enter_context(opened).read_by(threads)
+                feeds = bool(loaders) and offer.chunk_tensors is not None
+                if names is not None and not feeds:  # loaders take a checkpoint's own names
+                    offer = names.offer(offer)
+            if collects := not feeds and _collects(offer, target):
+                beside = sum(spec.nbytes for spec in target.specs().values())
+                offer = replace(offer, peak_extra_bytes=offer.peak_extra_bytes + beside)
+            _log.info(log.LOAD_BEGUN, strategy=name, version=offer.version, files=errors.listed(offer.files))
             need = None if admit is None else memory_need(offer, target)
             if admit is not None and need is not None:
                 admit(need)
@@ -250,17 +281,24 @@ def load(
                 offer,
                 target,
                 observer,
-                loaders,
+                loaders if feeds else (),
                 allowed_unknown=allowed_unknown,
                 partial=partial,
+                collects=collects,
                 threads=threads,
+                before=before,
+                anew=anew,
             )
     except LoadCancelledError as error:
         if applied is None:
             raise
-        raise LoadCancelledError(
-            tensors_applied=applied.tensors, tensors=applied.tensors, touched=once.touched
-        ) from error
+        with stamping(once):
+            raise LoadCancelledError(tensors_applied=applied.tensors, tensors=applied.tensors) from error
+    seconds = (clock.monotonic_ns() - begun) / _NANOSECONDS
+    return _report(name, offer, applied, partial=partial, seconds=seconds)
+
+
+def _report(name: str, offer: Offer, applied: Applied, *, partial: bool, seconds: float) -> LoadReport:
     return LoadReport(
         strategy=name,
         version=offer.version,
@@ -272,7 +310,7 @@ def load(
         verified=applied.verified,
         files=offer.files,
         ignored=offer.ignored,
-        seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
+        seconds=seconds,
         peak_extra_bytes=offer.peak_extra_bytes + applied.extra_bytes,
         adopted_bytes=applied.adopted,
         partial=partial,
@@ -282,6 +320,8 @@ def load(
         unknown=applied.unknown,
         through_models=applied.through_models,
         auxiliary=applied.auxiliary,
+        tensor_set=applied.tensor_set,
+        publication=offer.publication,
     )
 
 
@@ -293,15 +333,23 @@ def _applied(
     *,
     allowed_unknown: Collection[str],
     partial: bool,
+    collects: bool,
     threads: int,
+    before: str | None,
+    anew: bool,
 ) -> Applied:
     """Bring what is offered to the model's loaders where they take it in chunks, else to the target."""
-    if _through_loaders(offer, loaders):
+    if loaders:
         if partial:
-            raise errors.partial_feed()
+            raise RefusedError(
+                "a partial update cannot go through the loaders of models: what is missing may be half of a "
+                "fused parameter; bring a whole version, or name a strategy that applies by name",
+                code="partial-feed",
+            )
         models = [loader for loader in loaders if isinstance(loader, CheckpointModel)]
         if models:
-            return feed_models(offer, models, target, observer)
+            known = tensors_in(before) if before else None
+            return feed_models(offer, models, target, observer, before=known, anew=anew)
         declared = [loader for loader in loaders if not isinstance(loader, CheckpointModel)]
         return feed_loaders(offer, declared, target, observer, allowed_unknown=allowed_unknown)
     return apply_tensors(
@@ -313,35 +361,19 @@ def _applied(
         origins=offer.files,
         allowed_unknown=allowed_unknown,
         partial=partial,
-        threads=threads if offer.parallel else 1,
+        collects=collects,
+        threads=threads if offer.parallel or collects else 1,
     )
 
 
-def _renamed(
-    offer: Offer, names: TrainingNames | None, loaders: Sequence[ModelLoader | CheckpointModel] = ()
-) -> Offer:
-    """Return the offer under the target's names; loaders take a checkpoint's own."""
-    return offer if names is None or _through_loaders(offer, loaders) else names.offer(offer)
+def _collects(offer: Offer, target: WeightTarget) -> bool:
+    """Whether a stream is collected first: where it could cost weights that are there."""
+    in_place = not isinstance(target, ServedTarget)  # what is staged leaves the version that serves as it is
+    held = not isinstance(target, HoldingTarget) or any(True for _ in target.held())
+    return offer.whole and not offer.declared and in_place and held
 
 
-def _through_loaders(offer: Offer, loaders: Sequence[ModelLoader | CheckpointModel]) -> bool:
-    return bool(loaders) and offer.chunk_tensors is not None
-
-
-def _opened(
-    strategy: Strategy,
-    source: object,
-    version: str | None,
-    target: WeightTarget,
-    observer: LoadObserver,
-    *,
-    threads: int | None,
-) -> AbstractContextManager[Offer]:
-    if isinstance(strategy, OverTarget):
-        return strategy.open_over(source, version, observer, target, threads or default_threads())
-    return strategy.open(source, version, observer)
-
-
+@typed
 def inspect(
     source: object,
     version: str | int | None = None,
@@ -369,7 +401,9 @@ def inspect(
     strategy = strategy_for(name, source)
     wanted = None if version is None else checked_version(version)
     with rare_collections(), strategy.preview(source, wanted) as seen:
-        offer = _renamed(seen.read_by(threads or default_threads()), names)
+        offer = seen.read_by(threads or default_threads())
+        if names is not None:
+            offer = names.offer(offer)
         known = offer.known
         if target is not None and known is not None:
             check_tied_coverage(

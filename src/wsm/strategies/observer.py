@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from wsm.errors import WsmError
+from wsm.strategies.errors import LoadCancelledError
 
 
 def no_taint() -> None:
@@ -47,6 +51,22 @@ class Taint:
         if not self.touched:
             self._tell()
             self.touched = True
+
+
+@contextmanager
+def stamping(taint: Taint) -> Iterator[None]:
+    """Let an error that ends a load say whether the target was touched, and the message what that means."""
+    try:
+        yield
+    except WsmError as error:
+        if taint.touched:
+            error.followed_by("the load ended part way", touched=True)
+        elif isinstance(error, LoadCancelledError):
+            error.followed_by("the target is as it was", touched=False)
+        else:
+            error.context = {**error.context, "touched": False}
+            vars(error)["touched"] = False
+        raise
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ end. Knows no files and no targets.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from wsm.labels import recorded_version
 from wsm.strategies.byte_copy import copy_bytes
@@ -21,7 +21,7 @@ from wsm.strategies.tensor import TensorSpec
 class ManifestScope(enum.Enum):
     """What a manifest digest speaks for, and so with whose it may be compared.
 
-    GROUP: the manifest of a version; equal on all ranks that load shards of one publication. RANK: this
+    GROUP: a version as it was published; equal on all ranks that load it, of whatever group. RANK: this
     rank's shard alone. LOADED: there was no manifest; the digest was computed from what arrived.
     """
 
@@ -110,6 +110,8 @@ class Offer:
         Digest of the manifest; None without one.
     manifest_scope : ManifestScope
         Whom that digest speaks for.
+    publication : str or None
+        The publication that it is of, which is the same on all ranks that load one; None if nothing says so.
     ignored : tuple of str
         Names that were looked at and left out, each with a warning in the log.
     peak_extra_bytes : int
@@ -132,6 +134,10 @@ class Offer:
     chunk_tensors : int or None
         Set where the tensors are a checkpoint's, for the loaders of the models: how many an auxiliary model
         gets at once. None where they are the target's own.
+    whole : bool
+        Whether an undeclared stream is collected in host memory before a target is touched that serves.
+    unwritten : sequence of str
+        Patterns of the names of parameters that the models' loaders may leave unwritten, in whole or in part.
     """
 
     version: str | None
@@ -139,6 +145,7 @@ class Offer:
     files: tuple[str, ...]
     manifest_digest: str | None
     manifest_scope: ManifestScope
+    publication: str | None = field(default=None, kw_only=True)
     ignored: tuple[str, ...] = ()
     peak_extra_bytes: int = 0
     thread_bytes: int = 0
@@ -148,6 +155,8 @@ class Offer:
     promised: tuple[TensorSpec, ...] | None = None
     waited_s: Callable[[], float] | None = None
     chunk_tensors: int | None = None
+    whole: bool = False
+    unwritten: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Take a number for its digits, as a strategy from elsewhere may say it."""

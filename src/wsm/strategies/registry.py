@@ -1,8 +1,8 @@
 """The one registry of load strategies, used by boot, update, wake-up, configurations and commands alike.
 
-FastDeploy keeps one map for updates and one for reloads, and they drifted apart. A new strategy of wsm is one
-module plus one entry here; one from outside is announced by its package
-(:mod:`wsm.strategies.registry`), or registered by the process that embeds wsm.
+FastDeploy keeps one map for updates and one for reloads, and they drifted apart. wsm's own strategies stand
+here as entry points do, by name and place, and are imported when they are named; one from outside is
+announced by its package, or registered by the process that embeds wsm.
 """
 
 from __future__ import annotations
@@ -11,19 +11,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from wsm.named import NamedObjects, object_at
 from wsm.strategies import errors
-from wsm.strategies.adopt.checkpoint_files import FILES
-from wsm.strategies.buckets.ipc_async import IpcAsync
-from wsm.strategies.delta.strategy import Delta
 from wsm.strategies.errors import UnknownStrategyError
-from wsm.strategies.ipc.strategy import Ipc
-from wsm.strategies.mooncake.configured import MOONCAKE
-from wsm.strategies.own_sections import OWN_SECTIONS
-from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.strategy import Strategy
-from wsm.strategies.transports.by_version import Gdr, Rsync
-from wsm.strategies.transports.configured import CHECKPOINT_TRANSFER
-from wsm.strategies.transports.transport import TransportKind
+from wsm.typed import shown
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -82,27 +74,53 @@ def _origin(point: EntryPoint) -> str:
 
 
 def _entry_points() -> EntryPoints:
-    from importlib import metadata  # noqa: PLC0415 - see above
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and for names from outside alone
 
     return metadata.entry_points(group=ENTRY_POINTS)
 
 
-#: What ``rsync: {transport: ...}`` may name.
-TRANSPORTS: Mapping[str, TransportKind] = {
-    "checkpoint_transfer": CHECKPOINT_TRANSFER,
-    "mooncake": MOONCAKE,
-    "files": FILES,
+#: Every strategy of wsm, under the name that configuration and command line know it by.
+STRATEGIES: Mapping[str, Strategy] = NamedObjects(
+    {
+        "ipc_snapshot": "wsm.strategies.snapshot.ipc_snapshot:IpcSnapshot",
+        "ipc": "wsm.strategies.ipc.strategy:Ipc",
+        "ipc_async": "wsm.strategies.buckets.ipc_async:IpcAsync",
+        "delta": "wsm.strategies.delta.strategy:Delta",
+        "rsync": "wsm.strategies.transports.by_version:Rsync",
+        "gdr": "wsm.strategies.transports.by_version:Gdr",
+    }
+)
+
+#: The sections of ``wsm.yaml`` that wsm's own strategies read, by their names there.
+OWN_SECTIONS: Mapping[str, str] = {
+    "snapshot": "wsm.strategies.snapshot.source:SnapshotConfig",
+    "ipc": "wsm.strategies.ipc.source:IpcConfig",
+    "ipc_async": "wsm.strategies.buckets.source:IpcAsyncConfig",
+    "rsync": "wsm.strategies.transports.configured:RsyncConfig",
+    "delta": "wsm.strategies.delta.source:DeltaConfig",
+    "mooncake": "wsm.strategies.mooncake.source:MooncakeConfig",
 }
 
-#: Every strategy of wsm, under the name that configuration and command line know it by.
-STRATEGIES: Mapping[str, Strategy] = {
-    "ipc_snapshot": IpcSnapshot(),
-    "ipc": Ipc(),
-    "ipc_async": IpcAsync(),
-    "delta": Delta(),
-    "rsync": Rsync(TRANSPORTS),
-    "gdr": Gdr(TRANSPORTS),
-}
+
+def own_section(name: str) -> type:
+    """Import the type of a section of wsm's own."""
+    kind: type = object_at(OWN_SECTIONS[name])
+    return kind
+
+
+def sections_read(name: str, strategy: Strategy) -> dict[str, type]:
+    """Return the sections that the strategy called `name` reads: their types, by their names."""
+    kinds = [own_section(kind) if isinstance(kind, str) else kind for kind in strategy.sections]
+    return {_own_name(kind) or name: kind for kind in kinds}
+
+
+def _own_name(kind: type | str) -> str | None:
+    """Return the name of a section of wsm's own; None: it is of a strategy from outside."""
+    if isinstance(kind, str):
+        return kind
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    return next((name for name, known in OWN_SECTIONS.items() if known == place), None)
+
 
 #: Those from outside that this process knows: registered here, or announced and asked for once.
 _from_outside: dict[str, Strategy] = {}
@@ -111,8 +129,8 @@ _from_outside: dict[str, Strategy] = {}
 def register_strategy(name: str, strategy: Strategy) -> None:
     """Make a strategy known to this process, for configurations that name it, loads and previews.
 
-    Other processes do not learn of it: for ``wsm rollout``, whose ranks are processes of their own, and for
-    the command line, announce it by an entry point.
+    Other processes do not learn of it: for ranks that are processes of their own, and for the command line,
+    announce it by an entry point.
 
     Parameters
     ----------
@@ -180,22 +198,26 @@ def strategy_for(name: str, source: object) -> Strategy:
 def _check(name: object, thing: object, origin: str) -> Strategy:
     """Refuse what could not be used later, while it can still be said whose it is."""
     problem = ""
-    if not isinstance(name, str) or not name:
-        problem = "a name is a text that is not empty"
+    if not isinstance(name, str) or not name or not name.isprintable():
+        problem = "a name is a text that is not empty and can be printed"
     elif not isinstance(thing, Strategy):
-        problem = f"it is {thing!r}"
+        problem = f"it is {shown(thing)}"
     elif not isinstance(getattr(thing, "source_type", None), type):
         problem = "it has no source_type that is a type"
     elif not _are_sections(thing.sections):
         problem = f"its sections are {thing.sections!r}, not a sequence of dataclasses"
-    elif len(set(thing.sections) - set(OWN_SECTIONS.values())) > 1:
+    elif len({kind for kind in thing.sections if _own_name(kind) is None}) > 1:
         problem = "it has more than one section of its own, and each would be called as the strategy is"
     else:
         return thing
-    raise errors.not_astrategy(name=str(name), origin=origin, problem=problem)
+    raise errors.not_a_strategy(name=shown(name), origin=origin, problem=problem)
 
 
 def _are_sections(found: object) -> bool:
-    return isinstance(found, Sequence) and all(
-        isinstance(kind, type) and dataclasses.is_dataclass(kind) for kind in found
-    )
+    return isinstance(found, Sequence) and all(map(_is_section, found))
+
+
+def _is_section(kind: object) -> bool:
+    if isinstance(kind, str):
+        return kind in OWN_SECTIONS
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)

@@ -28,16 +28,16 @@ class Strategy(ABC):
     source_type : type
         The type of the sources that :meth:`source` makes and :meth:`open` takes.
     sections : sequence of type
-        The sections of ``wsm.yaml`` that it reads: those of wsm's own strategies
-        (:class:`wsm.strategies.own_sections.OwnSections`), under their names there, and at most one of its
-        own, under the strategy's name. Each is a dataclass.
+        The sections of ``wsm.yaml`` that it reads, each by its type, a dataclass: those of wsm's own
+        strategies, also by their names (:data:`wsm.strategies.registry.OWN_SECTIONS`), and at most one of its
+        own, under the strategy's name.
     rereadable : bool
         Whether any process may read a version, as often as it likes, without a rank or a trainer noticing;
         commands that only look read such versions whole. Not so, by default.
     """
 
     source_type: ClassVar[type]
-    sections: Sequence[type] = ()
+    sections: Sequence[type | str] = ()
     rereadable: ClassVar[bool] = False
 
     def releases_cache(self, sections: Sections) -> bool:  # noqa: ARG002 - what most ways need not ask
@@ -47,6 +47,18 @@ class Strategy(ABC):
         ----------
         sections : Sections
             What the configuration says.
+        """
+        return False
+
+    def collects(self, sections: Sections, *, loaders: bool) -> bool:  # noqa: ARG002 - as above
+        """Whether an update in place collects a rank's shard in host memory. Not so, by default.
+
+        Parameters
+        ----------
+        sections : Sections
+            What the configuration says.
+        loaders : bool
+            Whether the runner's models load checkpoints themselves.
         """
         return False
 

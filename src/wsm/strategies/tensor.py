@@ -10,9 +10,12 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
+
+from msgspec import Meta
 
 from wsm.errors import RefusedError
+from wsm.typed import bad_keyword, require
 
 #: Bytes per element of every dtype that wsm moves, under safetensors' names.
 ITEM_BYTES: dict[str, int] = {
@@ -21,6 +24,7 @@ ITEM_BYTES: dict[str, int] = {
     "I8": 1,
     "F8_E4M3": 1,
     "F8_E5M2": 1,
+    "F8_E8M0": 1,
     "I16": 2,
     "U16": 2,
     "F16": 2,
@@ -32,6 +36,9 @@ ITEM_BYTES: dict[str, int] = {
     "U64": 8,
     "F64": 8,
 }
+
+#: Further dtypes of the format: a file that has them is good, and wsm does not move it.
+OTHER_DTYPES = frozenset(("C64", "F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"))
 
 #: Where large data begins in a page of memory or of a file. Where a copy's target lies a few bytes further
 #: into its page than its source, each load waits for an earlier store of the same twelve address bits (4K
@@ -68,6 +75,18 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        if (
+            type(name) is not str
+            or type(dtype) is not str
+            or dtype not in ITEM_BYTES
+            or type(shape) is not tuple
+            or not is_shape(shape)
+        ):
+            require("TensorSpec()", _FIELDS, {"name": name, "dtype": dtype, "shape": shape})
+            if len(shape) > _MAX_DIMENSIONS:
+                needed = f"a list of at most {_MAX_DIMENSIONS} extents"
+                raise bad_keyword(call="TensorSpec()", keyword="shape", value=shape, need=needed)
+            shape = tuple(shape)
         # A frozen dataclass' own takes three times as long, and a model has ten thousand of these.
         fields = self.__dict__
         fields["name"] = name
@@ -91,6 +110,13 @@ def is_shape(value: object) -> bool:
         if type(extent) is not int or not 0 <= extent <= _MAX_EXTENT:
             return False
     return True
+
+
+_FIELDS = {
+    "name": str,
+    "dtype": Literal[tuple(ITEM_BYTES)],
+    "shape": tuple[Annotated[int, Meta(ge=0, le=_MAX_EXTENT)], ...],
+}
 
 
 class WeightTarget(Protocol):
@@ -190,17 +216,30 @@ class ServedTarget(Protocol):
 class ReplaceableTarget(WeightTarget, Protocol):
     """What a target implements besides, whose models write into their parameters by themselves."""
 
-    def restore(self) -> list[str]:
-        """Give every tensor memory that holds none, and return their names."""
-        ...
+    def restore(self, spared: Collection[str] = (), *, over_all: bool = False) -> list[str]:
+        """Give memory to every tensor that holds none, and mark in it what loaders must write.
 
-    def recapture(self, restored: Collection[str] = ()) -> list[str]:
-        """Look anew which tensors the models have, since loaders may have replaced some.
+        Parameters
+        ----------
+        spared : collection of str
+            Tensors that loaders need not write: they get zeros, or keep what they hold.
+        over_all : bool
+            Whether tensors that hold memory are marked as well.
 
         Returns
         -------
         list of str
-            Those of `restored` that still hold nothing but what :meth:`restore` gave them.
+            Those that are marked.
+        """
+        ...
+
+    def recapture(self, marked: Collection[str] = ()) -> Mapping[str, int]:
+        """Look anew which tensors the models have, since loaders may have replaced some.
+
+        Returns
+        -------
+        mapping of str to int
+            Of `marked`, how many elements still hold the mark that :meth:`restore` gave them, where any does.
         """
         ...
 

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from wsm.errors import BadInputError
 from wsm.strategies import errors
 from wsm.strategies.offer import Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors
+from wsm.typed import typed
 
 
+@typed
 class TrainingNames:
     """A map from training names to the model's own, the names of inference.
 
@@ -24,6 +27,8 @@ class TrainingNames:
     ----------
     names : mapping of str to str
         By training name the name of inference; names that are not in it are the same on both sides.
+    strip : str
+        A prefix that training names have and those of inference do not. Names without it stay as they are.
 
     Raises
     ------
@@ -32,7 +37,8 @@ class TrainingNames:
         whether a tensor of that name was renamed already.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str], *, strip: str = "") -> None:
+        self._strip = strip
         self._names = {training: own for training, own in names.items() if training != own}
         first: dict[str, str] = {}
         for training, own in names.items():
@@ -70,7 +76,10 @@ class TrainingNames:
 
     def of_inference(self, name: str) -> str:
         """Return the model's name of what a trainer calls `name`."""
-        return self._names.get(name, name)
+        if name in self._names:
+            return self._names[name]
+        stripped = name.removeprefix(self._strip)
+        return self._names.get(stripped, stripped)
 
     def tensors(self, tensors: TrainerTensors) -> TrainerTensors:
         """Return a state dict under the model's names, as every publisher takes it. Nothing is copied.
@@ -91,7 +100,7 @@ class TrainingNames:
         BadInputError (``mapped-name-exists``)
             If it declares or promises a tensor that has the name already that another is mapped to.
         """
-        if not self._names:
+        if not self._names and not self._strip:
             return offer
         promised = offer.promised
         if promised is not None:
@@ -105,17 +114,32 @@ class TrainingNames:
 
     def _one_by_one(self, tensors: Iterable[OfferedTensor]) -> Iterator[OfferedTensor]:
         for tensor in tensors:
-            named = tensor.spec.name in self._names
-            yield replace(tensor, spec=self._own(tensor.spec)) if named else tensor
+            own = self._own(tensor.spec)
+            yield tensor if own.name == tensor.spec.name else replace(tensor, spec=own)
 
     def _own(self, spec: TensorSpec) -> TensorSpec:
         return TensorSpec(self.of_inference(spec.name), spec.dtype, spec.shape)
 
     def _require_free(self, names: Iterable[str]) -> None:
-        there = set(names)
-        for training in there & self._names.keys():
-            if self._names[training] in there:
-                raise errors.mapped_name_exists(tensor=training, name=self._names[training])
+        there: dict[str, str] = {}
+        for name in names:
+            other = there.setdefault(self.of_inference(name), name)
+            if other != name:
+                own = self.of_inference(name)
+                tensor = other if name == own else name
+                raise BadInputError(
+                    f"tensor {tensor!r} is called {own!r} in the model, and a tensor {own!r} comes, too; "
+                    "nothing was touched: leave one of them out, or correct the map of training names",
+                    code="mapped-name-exists",
+                    unfit=True,
+                    tensor=tensor,
+                    name=own,
+                )
+
+
+def stripping(names: TrainingNames | None, strip: str) -> TrainingNames | None:
+    """Return names that leave a prefix out besides; those that are given where it is empty."""
+    return TrainingNames(names._names if names else {}, strip=strip) if strip else names
 
 
 class _Renamed(Mapping[str, Any]):

@@ -23,12 +23,16 @@ from wsm.actions.surfaces import BareRunner, KnownAdmission, completed
 from wsm.clock import ManualClock
 from wsm.config import WsmConfig
 from wsm.controller import Controller, Pending
+from wsm.controller._command_request import CommandRequest
+from wsm.controller._execution import Execution
+from wsm.controller.group_view import Look
+from wsm.controller.pending import Verdict
 from wsm.controller.recovery import Recovery
 from wsm.group_segment import own_new_group
+from wsm.journal.replay import replay
 from wsm.labels import version_id
 from wsm.receipt import Receipt
-from wsm.states.replay import replay
-from wsm.states.vocabulary import InFlightPolicy, Tag
+from wsm.states.vocabulary import InFlightPolicy, OnFailure, Tag
 from wsm.strategies.tensor import StagedTarget, WeightTarget
 from wsm.worker import HOLD, Worker
 from wsm.worker.errors import TeardownFailedError
@@ -36,7 +40,7 @@ from wsm.worker.errors import TeardownFailedError
 #: How an action can fail: before its work, after it, for want of something, or by taking too long.
 WAYS = ("raises", "is not done", "lacks something", "outlasts its deadline")
 
-#: Those that take effect behind a decision: there a shortage is tried again, and no deadline ends an action.
+#: Those that are tried behind a decision, where no deadline ends an action.
 BEHIND_A_DECISION = ("raises", "is not done")
 
 _SHORTAGES = (
@@ -49,6 +53,9 @@ _SHORTAGES = (
 _HANGS_AFTER_S = 30.0
 
 _PAUSE_S = 0.001
+
+#: Seconds that a command may take to be written before the ranks are polled for what it waits for.
+_BEGINS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -218,6 +225,25 @@ COMMANDS: Final[Mapping[str, Command]] = {
 }
 
 
+def _carries_out_here(controller: Controller, turn: Callable[[], None]) -> None:
+    """Let a controller carry its commands out in the calling thread, and give the ranks turns for waiting."""
+    group = controller._access.group
+
+    def begin(request: CommandRequest, verdict: Verdict | None = None, *, here: bool = True) -> Pending:  # noqa: ARG001 - always
+        name, words = request.arguments.request_id, controller._engine_words
+        execution = Execution(controller._access, words, controller._clock, name, verdict)
+        return execution.pending.run(lambda: execution.run(request))
+
+    def wait(look: Look, timeout_s: float) -> bool:
+        turn()
+        if group.look().statuses == look.statuses:
+            time.sleep(min(timeout_s, _PAUSE_S))  # what a rank does beside its loop has a thread of its own
+        return True
+
+    for owner, name, instead in ((controller, "_begin", begin), (group, "wait", wait)):
+        setattr(owner, name, instead)
+
+
 @final
 class LocalGroup:
     """Workers and controller of one group, in this thread.
@@ -275,6 +301,8 @@ class LocalGroup:
             )
 
         self._start = start
+        self._late = 0.0
+        self._broken: BaseException | None = None
         with ExitStack() as undo:
             undo.callback(self._segment.close)
             undo.callback(self._segment.unlink)
@@ -285,29 +313,36 @@ class LocalGroup:
                 self.workers.append(worker)
             self.controller = Controller(config.name, directory=directory)
             undo.callback(self.controller.close)
+            self._commanding = Controller(config.name, directory=directory)
+            _carries_out_here(self._commanding, self._turn)
+            undo.callback(self._commanding.close)
             self._undo = undo.pop_all()
 
     def update(
         self, version: str | int | None = None, *, fault: Fault | None = None, **options: Any
     ) -> Receipt:
-        """Update the group, and return once every rank is at rest. As :meth:`wsm.Controller.update`."""
+        """Update the group, and return once every rank is at rest. As :meth:`wsm.Controller.update`.
+
+        An update that fails leaves the group as its outcome is, unless `on_failure` says otherwise.
+        """
         self._expect(fault)
-        return self._run(self.controller.begin_update(version, **options))
+        asked = {"on_failure": OnFailure.CLEAR, **options}
+        return self._carry_out(lambda: self._commanding.begin_update(version, **asked))
 
     def clear(self, *, fault: Fault | None = None, **options: Any) -> Receipt:
         """Clear the group, and return once every rank is at rest. As :meth:`wsm.Controller.clear`."""
         self._expect(fault)
-        return self._run(self.controller.begin_clear(**options))
+        return self._carry_out(lambda: self._commanding.begin_clear(**options))
 
     def hold(self, *, fault: Fault | None = None, **options: Any) -> Receipt:
         """Hold the group, and return once every rank is at rest. As :meth:`wsm.Controller.hold`."""
         self._expect(fault)
-        return self._run(self.controller.begin_hold(**options))
+        return self._carry_out(lambda: self._commanding.begin_hold(**options))
 
     def release(self, *, fault: Fault | None = None, **options: Any) -> Receipt:
         """End the group's hold, and return once every rank is at rest. As :meth:`wsm.Controller.release`."""
         self._expect(fault)
-        return self._run(self.controller.begin_release(**options))
+        return self._carry_out(lambda: self._commanding.begin_release(**options))
 
     def command(self, command: Command, *, fault: Fault | None = None) -> Receipt:
         """Give one of :data:`COMMANDS`, without what comes before it."""
@@ -399,6 +434,26 @@ class LocalGroup:
         for worker in self.workers:
             worker.close()
 
+    def _carry_out(self, begin: Callable[[], Pending]) -> Receipt:
+        """Carry a command out in this thread: wherever its controller waits, every rank has a turn."""
+        self._late = time.monotonic() + _HANGS_AFTER_S
+        pending = begin()
+        error, self._broken = self._broken, None
+        if error is not None:
+            raise error
+        for worker in self.workers:  # a decision is final before every rank has acted on it
+            worker.poll()
+        return pending.result()
+
+    def _turn(self) -> None:
+        try:
+            for worker in self.workers:
+                worker.poll()
+            assert time.monotonic() < self._late, f"the group hangs: {self.controller.status()}"
+        except BaseException as error:
+            self._broken = error
+            raise
+
     def _poll_until(self, condition: Callable[[], bool]) -> None:
         late = time.monotonic() + _HANGS_AFTER_S
         while not condition():
@@ -407,6 +462,7 @@ class LocalGroup:
             assert time.monotonic() < late, f"the group hangs: {self.controller.status()}"
 
     def _run(self, pending: Pending) -> Receipt:
+        pending.written(_BEGINS_S)  # what ranks do first does not depend on when a thread runs
         self._poll_until(lambda: pending.over)
         for worker in self.workers:  # a decision is final before every rank has acted on it
             worker.poll()

@@ -187,7 +187,7 @@ class GroupMachine(RuleBasedStateMachine):
         """Every rank steps or none, with the version that each has in memory, byte for byte."""
         version = self.group.step()
         status = self.group.controller.status()
-        hold = None if status.hold is None else status.hold["owner"]
+        hold = None if status.hold is None else status.hold.owner
         assert hold == self._owner, f"the hold is {hold}'s, and that of {self._owner} was decided last"
         assert version is None or hold is None, f"a step by {version} between a hold and its release"
         assert status.serving is (version is not None), f"{status} and a step by {version}"

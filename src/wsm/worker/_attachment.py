@@ -1,4 +1,4 @@
-"""From a configuration to a participant that has joined its group, in the right segment.
+"""From a configuration to a participant that has joined its group, in the right segment, until it leaves.
 
 The traps here are all about old segments: one that a dead owner left, one of another run or another
 configuration, one that is created anew while a process is attached to it. Responsible for the order in which
@@ -8,8 +8,7 @@ a participant's parts come about, too, and for leaving nothing behind if one of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -35,22 +34,45 @@ _TURNS_BETWEEN_CHECKS = 200
 
 
 class Attachment:
-    """Hold one slot of one segment.
+    """One participant that has joined its group: its slot, its loop, and the watchdog beside it.
 
-    Parameters
-    ----------
-    segment : Segment
-        Attached or owned.
-    registration : Registration
-        Of this rank.
+    Blocks until there is a segment, `attach_s` at most. Rank 0 creates it where no supervisor did; the others
+    wait for it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the segment is of another run or another configuration.
+    WaitExpiredError
+        If no usable segment appeared in time.
+    wsm.signals.errors.SlotTakenError
+        If a live process stands for the participant.
+    WsmError
+        If the participant may not join this epoch.
     """
 
-    def __init__(self, segment: Segment, registration: Registration) -> None:
-        self.segment = segment
-        self._registration = registration
+    def __init__(
+        self, config: WsmConfig, index: int, directory: str | Path | None, *, work: Work, clock: Clock
+    ) -> None:
         self._turns = 0
+        with ExitStack() as undo:
+            recorder = Recorder(rank=index, clock=clock, directory=config.journal_directory)
+            undo.callback(recorder.close)
+            self.segment, self._registration = segment, _ = _attach(config, index, directory)
+            undo.callback(self._leave, adopted=False)
+            recorder.keep_in(segment.journals[index])
+            self.loop = loop = RankLoop(segment, index, work, config.deadlines, recorder)
+            loop.join()
+            abandoned = AbandonedCommands(
+                segment, who=_who(config, index), clock=clock, journal_directory=config.journal_directory
+            )
+            state = partial(attrgetter("state"), loop)
+            self.watchdog = Watchdog(
+                loop.words, loop.watch, work.runner.groups, recorder, state, abandoned=abandoned
+            )
+            undo.pop_all()
 
-    def check(self, sequence: int, *, now: bool = False) -> None:
+    def check(self, *, now: bool = False) -> None:
         """Notice on idle turns that the segment was created anew: no process reads the old one.
 
         Looks every few hundred turns, or `now`.
@@ -58,128 +80,36 @@ class Attachment:
         Raises
         ------
         SegmentReplacedError
-            If it was, and no command (`sequence` 0) is at hand; the process should attach anew.
+            If it was, and no command is at hand; the process should attach anew.
         """
         self._turns += 1
-        if sequence or (self._turns % _TURNS_BETWEEN_CHECKS and not now):
+        if self.loop.state.sequence or (self._turns % _TURNS_BETWEEN_CHECKS and not now):
             return
         if self.segment.inode_changed():
             raise SegmentReplacedError(path=str(self.segment.path))
 
-    def close(self) -> None:
-        """Leave the slot and the segment; the owner removes it. Idempotent."""
-        self._leave(remove=self.segment.is_owner)
+    def close(self, *, adopted: bool = True) -> None:
+        """Leave the slot and the segment, which its owner removes, an `adopted` one too. Idempotent."""
+        self.watchdog.close()
+        self.loop.close()
+        self._leave(adopted=adopted)
 
-    def abandon(self) -> None:
-        """Leave before having joined: what was made here is removed, what others live in is left to them."""
-        self._leave(remove=self.segment.is_owner and not self.segment.adopted)
-
-    def _leave(self, *, remove: bool) -> None:
+    def _leave(self, *, adopted: bool) -> None:
         if self.segment.is_closed:
             return
         self._registration.release()
-        if remove:
+        if self.segment.is_owner and (adopted or not self.segment.adopted):
             self.segment.unlink()
         self.segment.close()
 
 
-def attach_rank(config: WsmConfig, rank: int, directory: str | Path | None = None) -> Attachment:
-    """Stand for `rank` in the group's segment. Blocks until it is there, up to the configured deadline.
-
-    Rank 0 creates it where no supervisor did; the others wait for it.
-
-    Raises
-    ------
-    ConfigurationError
-        If the segment is of another run or another configuration, or the rank is none of the group.
-    WaitExpiredError
-        If no usable segment appeared in time.
-    wsm.signals.errors.SlotTakenError
-        If a live process stands for the rank.
-    """
-    if not 0 <= rank < config.ranks:
-        raise ConfigurationError(
-            where="rank",
-            problem=f"{rank} is none of {config.ranks} ranks",
-            fix=f"give 0 to {config.ranks - 1}",
-        )
-    return _attach(config, rank, directory)
-
-
-def attach_cache_process(config: WsmConfig, directory: str | Path | None = None) -> Attachment:
-    """Stand for the KV-cache process in the group's segment; otherwise as :func:`attach_rank`.
-
-    Raises
-    ------
-    ConfigurationError
-        If the group has none, besides what :func:`attach_rank` raises.
-    """
-    if not config.kv_cache_process:
-        raise ConfigurationError(
-            where=f"group {config.name!r}",
-            problem="has no KV-cache process",
-            fix="set kv_cache_process: true, for all ranks and the supervisor",
-        )
-    return _attach(config, config.ranks, directory)
-
-
-def join_group(
-    undo: ExitStack,
-    config: WsmConfig,
-    index: int,
-    *,
-    work: Work,
-    clock: Clock,
-    attach: Callable[[], Attachment],
-) -> tuple[Attachment, RankLoop, Watchdog]:
-    """Attach to the group's segment, join it, and watch over the participant from then on.
-
-    Blocks until there is a segment, `attach_s` at most.
-
-    Parameters
-    ----------
-    undo : ExitStack
-        Takes what must be undone if this, or what the caller does next, fails.
-    config : WsmConfig
-        The group's configuration.
-    index : int
-        The participant.
-    work : Work
-        What it does in a command.
-    clock : Clock
-        For deadlines and for the seconds in receipts.
-    attach : callable
-        Registers the participant in the right segment.
-
-    Raises
-    ------
-    WsmError
-        As `attach`, and if the participant may not join this epoch.
-    """
-    recorder = Recorder(rank=index, clock=clock, directory=config.journal_directory)
-    undo.callback(recorder.close)
-    attachment = attach()
-    undo.callback(attachment.abandon)
-    segment = attachment.segment
-    recorder.keep_in(segment.journal(index))
-    loop = RankLoop(segment, index, work=work, deadlines=config.deadlines, clock=clock, recorder=recorder)
-    loop.join()
-    abandoned = AbandonedCommands(
-        segment, who=_who(config, index), clock=clock, journal_directory=config.journal_directory
-    )
-    state = partial(attrgetter("state"), loop)
-    watchdog = Watchdog(loop.words, loop.watch, work.runner.groups, recorder, state, abandoned=abandoned)
-    undo.callback(watchdog.close)
-    return attachment, loop, watchdog
-
-
-def _attach(config: WsmConfig, rank: int, directory: str | Path | None) -> Attachment:
+def _attach(config: WsmConfig, rank: int, directory: str | Path | None) -> tuple[Segment, Registration]:
     began, pause = time.monotonic(), 0.0005
     while True:
         segment = _find(config, rank, directory)
         if segment is not None:
             try:
-                return Attachment(segment, register(segment, rank))
+                return segment, register(segment, rank)
             except SegmentReplacedError:
                 segment.close()
             except BaseException:
@@ -199,38 +129,29 @@ def _attach(config: WsmConfig, rank: int, directory: str | Path | None) -> Attac
 
 def _find(config: WsmConfig, rank: int, directory: str | Path | None) -> Segment | None:
     """Return the group's segment; None if it is missing, of another run, ownerless or not begun yet."""
+    segment = None
     if rank == 0:
-        try:
+        with suppress(SegmentOwnedError):
             segment = own_group(config, directory=directory)
-        except SegmentOwnedError:
-            pass
-        else:
-            return _of_this_run(config, segment)
     try:
-        segment = Segment.attach(config.name, world_size=config.ranks, directory=directory)
+        segment = segment or Segment.attach(config.name, world_size=config.ranks, directory=directory)
     except SegmentMissingError:
         return None
-    if segment.lock_file.holder(OWNER_BYTE) is None:
-        # A dead run's segment: attaching would block its re-creation.
-        segment.close()
-        return None
-    if segment.configuration_digest != config.group_digest():
+    # A dead run's segment is left alone: attaching would block its re-creation.
+    alive = segment.is_owner or segment.lock_file.holder(OWNER_BYTE) is not None
+    of_this_run = not config.run_id or config.run_id == segment.run_id
+    begun = segment.words[segment.layout.command] != 0
+    if alive and segment.configuration_digest != config.group_digest():
         segment.close()
         raise ConfigurationError(
             where=f"group {config.name!r}",
             problem=f"{_who(config, rank)} was told something else about the group than its segment's owner",
             fix="give all ranks and the supervisor the same name, ranks, communicators, strategy and options",
         )
-    return _of_this_run(config, segment)
-
-
-def _of_this_run(config: WsmConfig, segment: Segment) -> Segment | None:
-    """Return the segment, unless ranks of an earlier run still live in it or its owner has not begun."""
-    other_run = bool(config.run_id) and segment.run_id != config.run_id
-    if other_run or segment.words[segment.layout.command] == 0:
-        segment.close()
-        return None
-    return segment
+    if alive and of_this_run and begun:
+        return segment
+    segment.close()
+    return None
 
 
 def _who(config: WsmConfig, participant: int) -> str:

@@ -16,51 +16,56 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wsm.actions.base import ActionContext, Loaded, LoadFunction, Plans
+from msgspec import structs
+
+from wsm.actions.base import ActionContext, Loaded, LoadFunction, Plans, WorkDone
 from wsm.actions.surfaces import Runner, processing_of
-from wsm.clock import Clock
 from wsm.command import (
     ARGUMENTS_KIND,
+    OTHER_CONTENT,
+    PART_NOT_RESTORABLE,
+    VERSION_HELD,
     CommandArguments,
     CommandArgumentsError,
-    part_not_restorable,
     partial_update_refused,
-    version_held,
 )
-from wsm.committed_record import CommittedRecordError, commit_report, committed_record
-from wsm.errors import BadInputError
+from wsm.committed_record import (
+    NOTHING_COMMITTED,
+    CommittedRecord,
+    CommittedRecordError,
+    commit_report,
+    committed_record,
+    content_digest,
+)
+from wsm.errors import BadInputError, GroupError, RefusedError
 from wsm.labels import is_unnamed, recorded_version, unnamed_version, version_id
-from wsm.report import RankReport
+from wsm.report import LABEL_MEANT, RankReport
 from wsm.states import command_events, epochs
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import RankState
 from wsm.states.plan_key import Request
-from wsm.states.vocabulary import ALL_TAGS, Admission, After, KVState, Tag, UnknownTensors, WeightState
+from wsm.states.vocabulary import Admission, After, KVState, Tag, UnknownTensors, WeightState
 from wsm.states.words import StatusCode
 from wsm.strategies.errors import source_changed
 from wsm.strategies.files.file_looks import FileLook, first_changed
-from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker import errors
 from wsm.worker._group_words import GroupWords
-from wsm.worker._run import Run
-from wsm.worker._staging import StagingThread
-from wsm.worker._watchdog import ActionWatch
-from wsm.worker.errors import step_broken
-from wsm.worker.recording import Recorder
+from wsm.worker._hot_run import HotRun, Staging
+from wsm.worker._run import RankTools, Run
+
+if TYPE_CHECKING:
+    from wsm.strategies.snapshot.version_pins import VersionPins
 
 
 class Found(NamedTuple):
     """What a rank found in its source when it looked for the version that is announced.
 
-    Parameters
-    ----------
-    version : str or None
-        The version; None: nothing there names one.
-    files : tuple of FileLook
-        Where none is named: the files, as they are now.
+    `version`: the version; None: nothing there names one. `files`: where none is named: the files, as they
+    are now.
     """
 
     version: str | None
@@ -82,6 +87,9 @@ MAX_BASES = 64
 #: How long a command waits for memory that a hot update is about to let go, in seconds.
 _REST_S = 1.0
 
+#: How often a rank looks for the report of another, which that one moves meanwhile to where it stays.
+_LOOKS = 1000
+
 
 class ResidentFacts:
     """What one rank remembers of its weights and KV cache between commands.
@@ -89,28 +97,17 @@ class ResidentFacts:
     A command about one half reports the other half's facts from here. Which half is resident, the machines
     say.
 
-    Parameters
-    ----------
-    compares_blocks : bool
-        Whether blocks that a clear of the weights has kept stay where the very same weights come back. Not
-        in a group with a KV-cache process, which sees no weights and would forget what the ranks keep.
-
-    Attributes
-    ----------
-    weights : mapping
-        ``version``, ``manifest_digest``, ``manifest_scope`` and ``digest`` of the weights that are resident;
-        ``bases`` and ``restorable`` where they are a part that was put on others.
-    kept_digest : str or None
-        Digest of the weights that computed the blocks in a KV cache that outlived them.
-    set_aside : bool
-        Whether the group is held and requests were set aside for that.
+    `weights`: ``version``, ``manifest_digest``, ``manifest_scope`` and ``digest`` of the weights that are
+    resident; ``bases`` and ``restorable`` where they are a part that was put on others; ``content_digest``
+    where their label has meant other content before. `kept_digest`: digest of the weights that computed the
+    blocks in a KV cache that outlived them. `set_aside`: whether the group is held and requests were set
+    aside for that.
     """
 
-    def __init__(self, *, compares_blocks: bool = True) -> None:
+    def __init__(self) -> None:
         self.weights: Mapping[str, Any] = {}
         self.kept_digest: str | None = None
         self.set_aside = False
-        self._compares_blocks = compares_blocks
         self._absent: Mapping[str, frozenset[str]] = {}  # what each part that is held did not bring
 
     @property
@@ -119,21 +116,11 @@ class ResidentFacts:
         version: str | None = self.weights.get("version")
         return version
 
-    @property
-    def bases(self) -> tuple[str, ...]:
-        """The versions that the held one was put on; empty if it is a whole one."""
-        bases: tuple[str, ...] = self.weights.get("bases", ())
-        return bases
-
     def bases_of_part(self, version: str | None, absent: Collection[str] | None) -> tuple[str, ...]:
         """Return what would have to be loaded before the part `version`, for it to be what it is here.
 
-        Parameters
-        ----------
-        version : str or None
-            The part, which is put on what is held.
-        absent : collection of str or None
-            The tensors that it did not bring; None: not known, and every part before it is needed.
+        `version`: the part, which is put on what is held. `absent`: the tensors that it did not bring; None:
+        not known, and every part before it is needed.
 
         Returns
         -------
@@ -142,7 +129,8 @@ class ResidentFacts:
         """
         if self.version is None:
             return ()
-        whole, *parts = (*self.bases, self.version)
+        bases: tuple[str, ...] = self.weights.get("bases", ())
+        whole, *parts = (*bases, self.version)
         needed: list[str] = []
         since = None if absent is None else frozenset(absent)  # tensors that no part has brought since
         for part in reversed(parts):
@@ -153,8 +141,8 @@ class ResidentFacts:
                 since = own if since is None else since & own
         return (whole, *reversed(needed))
 
-    def committed(self, report: RankReport) -> None:
-        """Take in what a commit has brought."""
+    def committed(self, report: RankReport, content_digest: str | None = None) -> None:
+        """Take in what a commit has brought; `content_digest`: of a label that meant other content."""
         held = (*report.bases, report.version)
         if self._absent:
             self._absent = {part: names for part, names in self._absent.items() if part in held}
@@ -164,7 +152,8 @@ class ResidentFacts:
             "version": report.version,
             "manifest_digest": report.manifest_digest,
             "manifest_scope": report.facts.get("manifest_scope"),
-            "digest": report.digest,
+            **({} if report.digest is None else {"digest": report.digest}),  # a KV-cache process has none
+            **({} if content_digest is None else {"content_digest": content_digest}),
             **({"bases": report.bases, "restorable": report.facts.get("restorable")} if report.bases else {}),
         }
         if report.version is not None:
@@ -173,15 +162,10 @@ class ResidentFacts:
     def settled(self, life: LifeCycle, *, blocks_kept: bool = False) -> None:
         """Take in what the end of any other command has left.
 
-        Parameters
-        ----------
-        life : LifeCycle
-            The machines, at rest.
-        blocks_kept : bool
-            Whether the command took the weights from a KV cache that it left as it was.
+        `blocks_kept`: whether the command took the weights from a KV cache that it left as it was.
         """
-        if blocks_kept and self._compares_blocks and life.kv is KVState.NORMAL:
-            self.kept_digest = self.weights.get("digest")
+        if blocks_kept and life.kv is KVState.NORMAL:
+            self.kept_digest = self.weights.get("digest")  # a KV-cache process has none, and forgets
         if life.kv is not KVState.NORMAL:
             self.kept_digest = None
         if life.weights is not WeightState.NORMAL:
@@ -192,83 +176,36 @@ class ResidentFacts:
 class Work:
     """What a participant does in a command, whatever its words.
 
-    Parameters
-    ----------
-    runner : Runner
-        Its surfaces.
-    plans : Plans
-        What is done with them.
-    load : callable
-        What a load action loads with.
-    find : callable or None
-        Says which version an update means that names none; None where only the load itself can tell.
-    resident : ResidentFacts
-        What is resident between commands: nothing yet.
-    facts : mapping
-        What every report of it says besides.
-    pins : VersionPins or None
-        Keeps a version from the moment when a command names it; None: nothing is published that it could.
-    threads : callable
-        Makes the thread of a hot update.
+    `find`: says which version an update means that names none; None where only the load itself can tell.
+    `facts`: what every report of it says besides.
+    `pins`: keeps a version from the moment when a command names it; None: nothing is published that it could.
     """
 
     runner: Runner
     plans: Plans
     load: LoadFunction
     find: Find | None = None
-    resident: ResidentFacts = field(default_factory=ResidentFacts)
     facts: Mapping[str, Any] = field(default_factory=dict)
     pins: VersionPins | None = None
-    threads: Callable[[int], StagingThread] = StagingThread
 
 
 class CommandReader:
     """Makes the runs of one rank.
 
-    Parameters
-    ----------
-    words : GroupWords
-        The segment, seen by this rank.
-    work : Work
-        What this rank does in a command.
-    life : LifeCycle
-        This rank's state machines.
-    clock : Clock
-        For the seconds in reports.
-    recorder : Recorder
-        Journal and log.
-    watch : ActionWatch
-        Told which action this rank is inside of.
-
-    Attributes
-    ----------
-    booted : bool
-        Whether weights were committed in this epoch already. A commit is the group's, so this is the same on
-        every rank, and so is what follows from it.
-    resident : ResidentFacts
-        What is resident between commands.
+    `booted`: whether weights were committed in this epoch already. A commit is the group's, so this is the
+    same on every rank, and so is what follows from it.
     """
 
-    def __init__(
-        self,
-        words: GroupWords,
-        work: Work,
-        *,
-        life: LifeCycle,
-        clock: Clock,
-        recorder: Recorder,
-        watch: ActionWatch,
-    ) -> None:
-        self.resident = work.resident
+    def __init__(self, words: GroupWords, work: Work, tools: RankTools) -> None:
+        self.resident = ResidentFacts()
+        self.pins = work.pins
         self.booted = False
         self.loads = False
         self._words = words
         self._work = work
-        self._life = life
-        self._clock = clock
-        self._recorder = recorder
-        self._watch = watch
-        self._staging: tuple[StagingThread, ...] = ()
+        self._tools = tools
+        self._life = tools.life
+        self._staging: tuple[Staging, ...] = ()
         self._found: Found | None = None  # by rank 0, for the command at hand
 
     # -- what a command means ----------------------------------------------------------------------
@@ -305,61 +242,57 @@ class CommandReader:
         arguments = CommandArguments.from_bytes(data)
         self.loads = Tag.WEIGHTS in arguments.tags and not state.operation.is_of_admission
         if state.broken:
-            raise step_broken(rank=state.rank, step=state.step)
+            raise GroupError(
+                f"step {state.step} raised on rank {state.rank}; its peers may wait in a collective of it: "
+                "restart the group, which begins a new epoch",
+                code="step-broken",
+                rank=state.rank,
+                step=state.step,
+            )
         request = command_events.REQUESTS[state.operation]
         if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
-            arguments = replace(arguments, version=self._announced_version(state, arguments))
-        promised = None if arguments.version is None else self._promised_digest(state, arguments)
-        found, self._found = self._found, None
-        looked: tuple[FileLook, ...] = ()
-        if arguments.version is not None and is_unnamed(arguments.version) and self._work.find is not None:
-            looked = self._looked(state, arguments, self._work.find, found=found, promised=promised)
-        if arguments.partial and len(self.resident.bases) >= MAX_BASES:
+            arguments = structs.replace(arguments, version=self._announced_version(state, arguments))
+        meant = None if arguments.version is None else self._digest_meant(state, arguments.version)
+        promised, meant = (None, meant) if arguments.reload else (meant, None)
+        looked = self._looked(state, arguments, promised)
+        if arguments.partial and len(self.resident.weights.get("bases", ())) >= MAX_BASES:
             why = f"rank {state.rank} has put {MAX_BASES} parts on a whole version already"
             raise partial_update_refused(why=why)
         restored = self._to_restore(state, arguments.version) if arguments.restores else None
-        if self._work.pins is not None:
-            for version in (*(restored.bases if restored is not None else ()), arguments.version):
-                if version is not None:
-                    self._work.pins.add(version)
-        tags = command_events.narrowed(
-            request,
-            arguments.tags,
-            self._life.joint,
-            same_version=arguments.version is not None
-            and arguments.version == self.resident.weights.get("version"),
-            reload=arguments.reload,
-        )
-        asked = arguments if tags == arguments.tags else replace(arguments, tags=tags)
-        return self._make(state, request, asked, restored, promised=promised, looked=looked)
+        for version in (*(() if restored is None else restored.bases), arguments.version):
+            if version is not None and self.pins is not None:
+                self.pins.add(version)
+        same = arguments.version is not None and arguments.version == self.resident.version
+        asked, joint = arguments.tags, self._life.joint
+        tags = command_events.narrowed(request, asked, joint, same_version=same, reload=arguments.reload)
+        arguments = structs.replace(arguments, tags=tags)
+        return self._make(state, request, arguments, restored, promised=promised, meant=meant, looked=looked)
 
     def ending(self, state: RankState) -> Run:
         """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back.
 
         What the others give back the arguments say; where they cannot be read, it is unknown.
         """
-        data = self._argument_bytes(state)
-        try:
-            asked = None if data is None else CommandArguments.from_bytes(data)
-        except CommandArgumentsError:
-            asked = None
-        if asked is None:
-            return self._make(state, Request.CLEAR, CommandArguments("unreadable", tags=frozenset()))
-        if asked.of_admission:
-            return self._make(state, Request.HOLD, replace(asked, after=After.AS_BEFORE))
-        tags = asked.tags if asked.clears else ALL_TAGS
-        return self._make(state, Request.CLEAR, replace(asked, version=None, tags=tags))
+        data, asked, named = self._argument_bytes(state), CommandArguments("unreadable"), None
+        with suppress(CommandArgumentsError):
+            if data is not None:
+                asked = CommandArguments.from_bytes(data)
+                named = asked.tags
+        request, tags = command_events.called_off(named, clears=asked.clears, of_admission=asked.of_admission)
+        ended = structs.replace(asked, version=None, tags=tags, after=After.AS_BEFORE)
+        return self._make(state, request, ended)
 
     def leaving(self, state: RankState) -> Run:
         """Make what gives back all that a rank holds, since its epoch has ended."""
         return self._make(state, Request.CLEAR, CommandArguments("its epoch has ended"))
 
-    # -- what came of it ---------------------------------------------------------------------------
+    # -- how a command ended -----------------------------------------------------------------------
 
-    def committed(self, report: RankReport, *, set_aside: bool) -> None:
+    def committed(self, report: RankReport, sequence: int, *, set_aside: bool) -> None:
         """Take in what a commit has brought; `set_aside`: whether requests wait for the end of a hold."""
         self.booted |= self._life.weights is WeightState.NORMAL
-        self.resident.committed(report)
+        before = self.resident.weights.get("content_digest")
+        self.resident.committed(report, self._content_digest(report, sequence) if self.loads else before)
         self.resident.set_aside = set_aside
 
     def lost(self) -> None:
@@ -368,19 +301,14 @@ class CommandReader:
         self.resident.settled(self._life)
         self.keep_committed()
 
-    def keep_pinned(self, *versions: str | None) -> None:
-        """Pin no other versions any more than these: what the group may have to load again."""
-        if self._work.pins is not None:
-            self._work.pins.keep(versions)
-
     def keep_committed(self) -> None:
         """Pin what the group has committed, and what that was put on, and nothing else."""
-        try:
+        if self.pins is None:
+            return
+        with suppress(CommittedRecordError):  # what may be loaded again is not known: nothing is let go
             committed = committed_record(self._words.segment)
-        except CommittedRecordError:
-            return  # what may have to be loaded again is not known: nothing is let go
-        report = commit_report(self._words.segment, self._words.rank, committed.load_sequence)
-        self.keep_pinned(committed.version, *(() if report is None else report.bases))
+            report = commit_report(self._words.segment, self._words.rank, committed.load_sequence)
+            self.pins.keep((committed.version, *(() if report is None else report.bases)))
 
     # -- parts of these ----------------------------------------------------------------------------
 
@@ -400,52 +328,69 @@ class CommandReader:
         version = unnamed if self._found.version is None else self._found.version
         same = version == self.resident.version
         if not arguments.reload and command_events.holds(arguments.tags, self._life.joint, same_version=same):
-            raise version_held(rank=state.rank, version=version)
+            raise RefusedError(
+                f"rank {state.rank} already holds version {version}, the newest; "
+                "use --force to load it again",
+                code=VERSION_HELD,
+                rank=state.rank,
+                version=version,
+            )
         found = RankReport(rank=state.rank, version=version)
-        slot = self._words.segment.report(state.rank)
-        slot.write(state.epoch, state.sequence, StatusCode.DRAINING, found.to_bytes())
+        self._words.reached(state, StatusCode.DRAINING, found, loads=self.loads)
         return version
 
     def _told_version(self, state: RankState) -> str | None:
-        slot = self._words.segment.report(FINDER)
+        slot = self._words.segment.reports[FINDER]
         for code in _CODES:
             data = slot.read(state.epoch, state.sequence, code)
             if data is not None:
                 return RankReport.from_bytes(FINDER, data).version
         return None
 
-    def _promised_digest(self, state: RankState, arguments: CommandArguments) -> str | None:
-        """Return the digest that a label has meant on this rank since it was committed; None: any will do.
+    def _content_digest(self, report: RankReport, sequence: int) -> str | None:
+        """Return the digest of what all ranks have loaded, where the label has meant other content before.
+
+        The controller's record may be written later; every rank has said what it prepared.
+        """
+        segment, before = self._words.segment, self._committed()
+        if LABEL_MEANT not in report.facts and before.content_digest is None:
+            return None
+        reports = [report]
+        for other in set(range(segment.participants)) - {report.rank}:
+            looks = (commit_report(segment, other, sequence) for _ in range(_LOOKS))
+            reports += next(([found] for found in looks if found is not None), [])
+        return content_digest(sorted(reports, key=lambda one: one.rank), report.version, before)
+
+    def _digest_meant(self, state: RankState, version: str) -> str | None:
+        """Return the digest that a label has meant on this rank since it was committed; None: not known.
 
         Raises
         ------
         RefusedError
             If another label has the committed one's number in words. Nothing was changed.
         """
-        version = arguments.version
-        if version is None:
+        committed = self._committed()
+        if committed.version is None:
             return None
-        with suppress(CommittedRecordError):
-            committed = committed_record(self._words.segment)
-            if committed.version is None:
-                return None
-            if version != committed.version and version_id(version) == version_id(committed.version):
-                raise errors.labels_alike(rank=state.rank, version=version, committed=committed.version)
-            if version == committed.version and not arguments.reload:
-                report = commit_report(self._words.segment, state.rank, committed.load_sequence)
-                return None if report is None else report.digest
+        if version == committed.version:
+            report = commit_report(self._words.segment, state.rank, committed.load_sequence)
+            return None if report is None else report.digest
+        if version_id(version) == version_id(committed.version):
+            raise RefusedError(
+                f"rank {state.rank} cannot load version {version}: the words of the group have the same "
+                f"number for it as for the committed version {committed.version}; publish it under another "
+                "label",
+                code="labels-alike",
+                rank=state.rank,
+                version=version,
+                committed=committed.version,
+            )
         return None
 
     def _looked(
-        self,
-        state: RankState,
-        arguments: CommandArguments,
-        find: Find,
-        *,
-        found: Found | None,
-        promised: str | None,
+        self, state: RankState, arguments: CommandArguments, promised: str | None
     ) -> tuple[FileLook, ...]:
-        """Look at the files of a version that its source does not name; `found`: as rank 0 has just seen it.
+        """Look at the files of a version that its source does not name, unless rank 0 has just seen them.
 
         Raises
         ------
@@ -454,6 +399,9 @@ class CommandReader:
             changed.
         """
         rank, restores, version = state.rank, arguments.restores, arguments.version or ""
+        find, found, self._found = self._work.find, self._found, None
+        if find is None or not is_unnamed(version):
+            return ()
         if epochs.is_other_content(promised=promised, found=None, named=False, restores=restores):
             problem = "what was loaded is not known any more"
             raise errors.source_overwritten(rank=rank, version=version, problem=problem)
@@ -463,7 +411,15 @@ class CommandReader:
             problem = f"it says now that it is version {found.version}"
             raise errors.source_overwritten(rank=rank, version=version, problem=problem)
         if found.version is not None:
-            raise errors.named_on_one(rank=rank, version=found.version)
+            raise BadInputError(
+                f"the source of rank {rank} says that it is version {found.version}, and that of rank 0 "
+                "names no version; let all ranks read what one trainer wrote, or name the version in the "
+                "command",
+                code="named-on-one",
+                unfit=True,
+                rank=rank,
+                version=found.version,
+            )
         return found.files
 
     def _to_restore(self, state: RankState, version: str | None) -> RankReport | None:
@@ -473,7 +429,14 @@ class CommandReader:
         if report is None or not report.bases or report.version != version:
             return None
         if not report.facts.get("restorable"):
-            raise part_not_restorable(rank=state.rank, version=report.version, bases=report.bases)
+            raise RefusedError(
+                f"rank {state.rank} cannot load version {version} again: it is a part, put on version "
+                f"{', '.join(report.bases)}, which is kept nowhere; update to a whole version",
+                code=PART_NOT_RESTORABLE,
+                rank=state.rank,
+                version=version,
+                bases=report.bases,
+            )
         return report
 
     def _load_and_note(self, context: ActionContext, target: WeightTarget) -> Loaded:
@@ -484,32 +447,45 @@ class CommandReader:
         """
         loaded = Loaded.of(self._work.load(context, target))
         rank, asked, promised = context.rank, context.version, context.promised_digest
-        try:
+        version = None
+        with suppress(BadInputError):
             version = recorded_version(loaded.version)
-        except BadInputError as error:
-            raise errors.other_version(rank=rank, asked=asked, said=loaded.version) from error
-        if asked not in (None, version):
-            raise errors.other_version(rank=rank, asked=asked, said=version)
+        if version is None or asked not in (None, version):
+            wanted = "the newest version" if asked is None else f"version {asked}"
+            raise GroupError(
+                f"{wanted} was asked for, and the load function of rank {rank} says that it loaded "
+                f"{loaded.version!r}; let it return what it really loaded as facts['version'], or raise",
+                code="other-version",
+                rank=rank,
+                asked=asked,
+                said=loaded.version,
+            )
         named = not is_unnamed(version)
         if loaded.through_models and processing_of(context.runner) is not None:
             promised = None  # what comes of the processing is compared, not what was loaded
         if epochs.is_other_content(promised=promised, found=loaded.digest, named=named, restores=False):
             digest = loaded.digest
             if named:
-                raise errors.other_content(
-                    rank=rank, version=version, digest=str(digest), committed=str(promised)
+                raise BadInputError(
+                    f"version {version} is on rank {rank} not what the group committed under this label: "
+                    f"digest {digest} instead of {promised}; its source was overwritten. A label means one "
+                    "content: publish under another label, or load it all the same with force",
+                    code=OTHER_CONTENT,
+                    unfit=True,
+                    rank=rank,
+                    version=version,
+                    digest=str(digest),
+                    committed=str(promised),
                 )
             problem = f"digest {digest} instead of {promised}"
             raise errors.source_overwritten(rank=rank, version=version, problem=problem)
         bases = context.bases
         if context.partial:
             bases = self.resident.bases_of_part(version, loaded.not_loaded)
-        more = dict(loaded.more)
         if bases:
-            pins = self._work.pins
-            restorable = pins is not None and all(pins.add(base) for base in bases)
-            more |= {"bases": bases, "restorable": restorable}
-        return replace(loaded, version=version, more=more)
+            restorable = self.pins is not None and all(self.pins.add(base) for base in bases)
+            loaded = replace(loaded, bases=bases, restorable=restorable)
+        return replace(loaded, version=version)
 
     def _make(
         self,
@@ -519,12 +495,20 @@ class CommandReader:
         restored: RankReport | None = None,
         *,
         promised: str | None = None,
+        meant: str | None = None,
         looked: tuple[FileLook, ...] = (),
     ) -> Run:
-        facts = dict(self._work.facts)
+        facts = dict(self._work.facts) | ({} if meant is None else {LABEL_MEANT: meant})
         if Tag.WEIGHTS not in arguments.tags:
             # What is not loaded now is reported as it was when it was loaded.
             facts = {"bytes": 0, "tensors": 0, **self.resident.weights, **facts}
+        done = WorkDone(facts=facts)
+        # What a hot update replaced is to be let go by now, or measuring would still find it.
+        hot = request is Request.HOT_UPDATE
+        before = tuple(one for one in self._staging if not one.rest(0 if hot else _REST_S))
+        staging = Staging(state.rank, self._tools.clock)
+        self._staging = (*before, staging) if hot else before
+        version = arguments.version or ""
         context = ActionContext(
             runner=self._work.runner,
             rank=state.rank,
@@ -545,53 +529,40 @@ class CommandReader:
             boots=not self.booted,
             kept_digest=self.resident.kept_digest,
             partial=arguments.partial,
-            facts=facts,
+            looked=tuple(look.path for look in looked),
+            look_again=partial(_require_unchanged, looked, version, done),
             load=self._load_and_note,
-            progress=self._watch.check,
-            cancelled=lambda: self._called_off(state),
-            promised_digest=promised if restored is None else restored.digest,
-            bases=() if restored is None else restored.bases,
-        )
-        if looked:
-            context.looked = tuple(look.path for look in looked)
-            context.look_again = lambda: _require_unchanged(looked, context)
-        before = () if not self._staging else tuple(one for one in self._staging if not one.rest(0))
-        thread = None
-        if request is Request.HOT_UPDATE:
-            thread = staging = self._work.threads(state.rank)
-            self._staging = (*before, staging)
             # A heartbeat from another thread would hide a loop that hangs; the deadline is the loop's to see.
-            context.progress = _no_progress
-            context.cancelled = lambda: staging.cancelled or self._called_off(state)
-        else:
-            # What a hot update replaced is to be let go by now, or measuring would still find it.
-            self._staging = () if not before else tuple(one for one in before if not one.rest(_REST_S))
-        return Run(
-            request,
-            arguments,
-            plans=self._work.plans,
-            life=self._life,
-            context=context,
-            clock=self._clock,
-            recorder=self._recorder,
-            watch=self._watch,
-            thread=thread,
-            before=before,
+            progress=_no_progress if hot else self._tools.watch.check,
+            cancelled=lambda: staging.cancelled or self._called_off(state),
+            promised_digest=promised if restored is None else restored.digest,
+            before=self._committed().tensor_set,
+            anew=arguments.reload,
+            bases=() if restored is None else restored.bases,
+            done=done,
         )
+        if hot:
+            return HotRun(arguments, context, self._tools, staging=staging, before=before)
+        return Run(request, arguments, context, self._tools)
+
+    def _committed(self) -> CommittedRecord:
+        """Return what the group has committed; a record of nothing where that is not known."""
+        with suppress(CommittedRecordError):
+            return committed_record(self._words.segment)
+        return NOTHING_COMMITTED
 
     def _called_off(self, state: RankState) -> bool:
         """Whether a load may end: the group has decided against it, or can decide nothing else any more."""
-        stalled = self._watch.stalled_in(state.sequence) is not None
+        stalled = self._tools.watch.stalled_in(state.sequence) is not None
         return stalled or self._words.called_off(state.epoch)
 
 
-def _require_unchanged(looked: tuple[FileLook, ...], context: ActionContext) -> None:
+def _require_unchanged(looked: tuple[FileLook, ...], version: str, done: WorkDone) -> None:
     """See that files which name no version are those that every rank has looked at (``source-changed``)."""
     changed = first_changed(looked)
     if changed is not None:
         found = "is gone, another file, or has other bytes than when the command began"
-        touched, version = context.weights_touched, context.version or ""
-        raise source_changed(version=version, file=changed, found=found, touched=touched)
+        raise source_changed(version=version, file=changed, found=found, touched=done.weights_touched)
 
 
 def _no_progress() -> None:

@@ -5,16 +5,12 @@ Between :mod:`wsm.signals` (memory) and :mod:`wsm.states` (rules): it knows neit
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 from wsm.clock import Clock, SystemClock
-from wsm.committed_record import keep_commit
-from wsm.declared_plans import PLANS_KIND, DeclaredPlans
-from wsm.report import FailureReport, RankReport
+from wsm.report import RankReport
 from wsm.signals.presence import PresenceWords
 from wsm.signals.segment import Segment
-from wsm.signals.slot import PayloadSlot
 from wsm.signals.waiting import ViewReader, Watch, WordsRead, wait, wake
 from wsm.states.phases import Move, RankState
 from wsm.states.view import View
@@ -24,19 +20,7 @@ from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind
 class GroupWords:
     """The words of a group, seen by one participant.
 
-    Parameters
-    ----------
-    segment : Segment
-        Attached.
-    rank : int
-        The participant whose words are written here.
-    clock : Clock or None
-        For the times beside the heartbeat; None is the host's.
-
-    Attributes
-    ----------
-    presence : PresenceWords
-        What this rank is doing, for other processes.
+    `presence`: what this rank is doing, for other processes.
     """
 
     def __init__(self, segment: Segment, rank: int, clock: Clock | None = None) -> None:
@@ -45,7 +29,6 @@ class GroupWords:
         self.rank = rank
         self.words = segment.words
         self.command = layout.command
-        self.committed = layout.committed
         self.step = layout.step[rank]
         self.status = layout.status[rank]
         self.presence = PresenceWords(segment.words, layout.heartbeat[rank])
@@ -85,11 +68,7 @@ class GroupWords:
         wait(self.segment, [], timeout_s)
 
     def write(self, move: Move) -> None:
-        """Store the words of a move, the step word first, and wake those who wait for what they say.
-
-        What others can read cannot be taken back: a shortage behind the first store must not cut the move
-        short. A wake-up that is lost costs those who wait the rest of their pause.
-        """
+        """Store the words of a move, the step word first, and wake those who wait for what they say."""
         words, step, status = self.words, move.step, move.status
         step_word = None if step is None else step.pack()
         status_word = None if status is None else status.pack()
@@ -100,72 +79,25 @@ class GroupWords:
             words[self.step] = step_word
         if status_word is not None:
             words[self.status], self._said = status_word, status
-        with contextlib.suppress(MemoryError, OSError):
-            if step is not None and step.kind is not StepKind.RUNNING and self.peer_steps:
-                wake(self.segment, self.step, high=True)
-            if status is not None:
-                self.presence.told(self._clock.monotonic_ns())
-                # No process waits for DRAINING, PARKING or ACCEPTED, and a wake-up costs a context switch.
-                if status.ready > known or status.code >= StatusCode.PREPARED:
-                    wake(self.segment, self.status)
+        if step is not None and step.kind is not StepKind.RUNNING and self.peer_steps:
+            wake(self.segment, self.step, high=True)
+        if status is not None:
+            self.presence.told(self._clock.monotonic_ns())
+            # No process waits for DRAINING, PARKING or ACCEPTED, and a wake-up costs a context switch.
+            if status.ready > known or status.code >= StatusCode.PREPARED:
+                wake(self.segment, self.status)
 
     def beat(self) -> None:
         """Show that this rank makes progress."""
         self.presence.beat(self._clock.monotonic_ns())
 
-
-class Reports:
-    """The payload slots of one rank: plans, reports and errors, each written before its word.
-
-    Parameters
-    ----------
-    segment : Segment
-        The group's segment.
-    rank : int
-        Whose slots.
-    plans : DeclaredPlans
-        That this rank derived.
-    """
-
-    def __init__(self, segment: Segment, rank: int, plans: DeclaredPlans) -> None:
-        self._segment = segment
-        self._rank = rank
-        self._plans = plans
-        self._last: tuple[int, int, StatusCode] | None = None
-        self._unsaid: tuple[int, int, StatusCode] | None = None
-
-    def was_cut_short(self) -> None:
-        """Let the payload that was written last be written once more: its word may not have been stored."""
-        self._unsaid = self._last
-
-    def attached(self, epoch: int) -> None:
-        """Write this rank's plans: ranks with other plans would wait for each other in other collectives.
-
-        And keep what a predecessor has left of the load that the group has committed.
-
-        Before this rank's first word of the epoch, so no peer has read what a predecessor that died just
-        here may have left there.
-        """
-        keep_commit(self._segment, self._rank)
-        self._segment.plans(self._rank).write_over(epoch, 0, PLANS_KIND, self._plans.to_bytes())
-
     def reached(self, state: RankState, code: StatusCode, report: RankReport, *, loads: bool = False) -> None:
-        """Write what was done for the command of `state`.
+        """Write what was done for the command of `state`, before the word that says so.
 
         A load that was committed has a slot of its own: what it brought can be asked for until the next such
         load, whatever is held, released, prepared, fails or is given back in between.
         """
         committed = loads and code is StatusCode.DONE_COMMITTED
-        segment = self._segment
-        slot = segment.last_commit(self._rank) if committed else segment.report(self._rank)
-        self._write(slot, state, code, report.to_bytes())
-
-    def failed(self, state: RankState, code: StatusCode, failure: FailureReport) -> None:
-        """Write why the command of `state` failed or was refused."""
-        self._write(self._segment.error(self._rank), state, code, failure.to_bytes())
-
-    def _write(self, slot: PayloadSlot, state: RankState, code: StatusCode, data: bytes) -> None:
-        key = state.epoch, state.sequence, code
-        again, self._last, self._unsaid = key == self._unsaid, key, None
-        write = slot.write_over if again else slot.write
-        write(state.epoch, state.sequence, code, data)
+        segment, rank = self.segment, self.rank
+        slot = segment.last_commits[rank] if committed else segment.reports[rank]
+        slot.write(state.epoch, state.sequence, code, report.to_bytes())

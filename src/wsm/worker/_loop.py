@@ -1,4 +1,4 @@
-"""The slow path of a rank: look at the words, do one thing, tell the protocol what came of that.
+"""The slow path of a rank: look at the words, do one thing, tell the protocol how it ended.
 
 Between :mod:`wsm.states` (what next?), :mod:`._group_words` (words in and out) and :mod:`._run` (the work of
 one command). :class:`RankLoop` owns everything that a rank remembers between two looks, and is alone in
@@ -8,43 +8,31 @@ calls :meth:`RankLoop.turn` whenever there is more to do than serving.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from wsm.actions.surfaces import progress_of
-from wsm.clock import Clock
+from wsm.actions.surfaces import Runner, progress_of
+from wsm.committed_record import keep_commit
 from wsm.config import Deadlines
-from wsm.errors import InternalError
+from wsm.errors import GroupError, InternalError, shortage_of
 from wsm.report import STEP, FailureReport, RankReport
-from wsm.shortage import shortage_of
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import WordsRead
-from wsm.states import phases
+from wsm.states import command_events, phases
 from wsm.states import rank as protocol
-from wsm.states.holding import event_to
+from wsm.states.command_events import Asked, Machines, WayOut
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
 from wsm.states.view import View, failed_inside, never_ready
 from wsm.states.vocabulary import Admission, KVPolicy
 from wsm.states.words import Operation, StatusCode, StepKind, StepWord, step_in_word
+from wsm.status.culprits import not_parked, not_ready
 from wsm.status.facts import named
-from wsm.status.rank_progress import not_parked, not_ready
+from wsm.worker import errors
 from wsm.worker._command import CommandReader, Work
-from wsm.worker._group_words import GroupWords, Reports
-from wsm.worker._run import Run
+from wsm.worker._group_words import GroupWords
+from wsm.worker._run import RankMachines, RankTools, Run
 from wsm.worker._watchdog import ActionWatch
-from wsm.worker.errors import (
-    ActionDeadlineError,
-    FlipFailedError,
-    NotServingError,
-    TeardownFailedError,
-    WaitExpiredError,
-    action_interrupted,
-    command_aborted,
-    peer_failed,
-    peer_never_ready,
-)
 from wsm.worker.recording import Recorder
 
 #: How long one turn waits at most when there is nothing to do, in seconds.
@@ -53,83 +41,37 @@ IDLE_WAIT_S = 0.001
 #: Looks at the words within one turn while nothing but words was written; more only in a broken protocol.
 _LOOKS_PER_TURN = 16
 
-#: What is no action of a plan: the rank looks again within the same turn, since peers wait for what it says.
-_GOES_ON = frozenset({Todo.FINISH, Todo.COMMIT})
-
 #: How long a rank that leaves its epoch waits for its staging thread to end, in seconds.
 _LEAVE_S = 1.0
 
 
 class RankLoop:
-    """One rank, with real words, real work and a real clock.
-
-    Parameters
-    ----------
-    segment : Segment
-        The group's segment, attached.
-    rank : int
-        The participant.
-    work : Work
-        What it does in a command.
-    deadlines : Deadlines
-        As configured.
-    clock : Clock
-        For deadlines, and for the seconds in records and receipts.
-    recorder : Recorder
-        Journal and log.
-
-    Attributes
-    ----------
-    state : RankState
-        What the protocol remembers.
-    life : LifeCycle
-        The state machines.
-    words : GroupWords
-        The segment, seen by this rank.
-    watch : ActionWatch
-        Which action this rank is inside of.
-    reader : CommandReader
-        Makes runs of commands; remembers what is resident between them.
-    run : Run or None
-        The work of the command at hand, once it has begun.
-    """
+    """One rank, with real words, real work and a real clock."""
 
     def __init__(
-        self,
-        segment: Segment,
-        rank: int,
-        *,
-        work: Work,
-        deadlines: Deadlines,
-        clock: Clock,
-        recorder: Recorder,
+        self, segment: Segment, rank: int, work: Work, deadlines: Deadlines, recorder: Recorder
     ) -> None:
+        clock = recorder.clock
         self.state = RankState(rank=rank, epoch=0)
         self.life = LifeCycle()
         self.words = GroupWords(segment, rank, clock)
         # Written where this rank shows progress, by the loop's own thread: never by a timer.
         self.words.presence.beside = progress_of(work.runner)
-        self.watch = ActionWatch(rank, self.words.presence, work.plans, clock)
+        self.watch = ActionWatch(rank, segment.at_hand[rank], self.words.presence, work.plans, clock)
         self.recorder = recorder
-        self.reader = CommandReader(
-            self.words, work, life=self.life, clock=clock, recorder=recorder, watch=self.watch
-        )
+        self._tools = RankTools(work.plans, self.life, self.watch, clock, recorder)
+        self.reader = CommandReader(self.words, work, self._tools)
         self.run: Run | None = None
         self._leaving: Run | None = None  # gives back what was held in an epoch that has ended
-        self._reports = Reports(segment, rank, self.watch.declaration())
-        self._requests = work.runner.requests
+        self._runner = work.runner
         self._deadlines = deadlines
         self._clock = clock
         self._phase_since_ns = clock.monotonic_ns()
         self._told_late = False  # that this phase lasts too long
-        self._paused_since_ns: int | None = None  # since when this rank cannot serve
+        self._paused_since_ns: int | None = None  # since when this rank serves no more, now or last
         self._may_enter = False  # whether the last turn said that a step may be entered
         self._stepped = False  # whether a step was entered since the last turn
         self._begins_late = 0  # the sequence whose arguments were missing at a look
-        #: What a step raised, until BROKEN is stored; the worker sets it before it does anything about it.
-        self.raised: BaseException | None = None
-        self._unsaid: Callable[[], None] | None = None  # a failure that could not be said when it came
-        self._doing: Todo | None = None
         self._work: dict[Todo, Callable[[View], None]] = {
             Todo.REJOIN: self._rejoin,
             Todo.ACCEPT: self._accept,
@@ -138,8 +80,8 @@ class RankLoop:
             Todo.FINISH: self._finish,
             Todo.COMMIT: self._commit,
             Todo.UNDO: self._undo,
-            Todo.KEEP: lambda _view: self._settle(Run.keep),
-            Todo.DROP: lambda _view: self._settle(Run.drop),
+            Todo.KEEP: lambda _view: self._settle(command_events.keep, Event.KEPT),
+            Todo.DROP: lambda _view: self._settle(command_events.drop, Event.CLEARED),
         }
         self._beside = {Todo.BEGIN: self._begin, Todo.DRAIN: self._drain, Todo.STAGE: self._stage}
 
@@ -156,34 +98,14 @@ class RankLoop:
     def turn(self) -> Todo:
         """Look once, do one thing; return SERVE or JOIN if the loop may or must step, else WAIT.
 
-        Waits at most 1 ms, and only if there is nothing to do until a word changes. A process that is out of
-        descriptors, memory or threads does not end over it: what it was doing for a command has failed, and
-        what has no other outcome (a commit, the way out of a command or an epoch) is tried again by the next
-        turn.
+        Waits at most 1 ms, and only if there is nothing to do until a word changes.
         """
-        self._doing = None
         try:
             self.words.beat()
             idle, self._stepped = not self._stepped, False
-            if self.raised is not None:
-                self.broke_step(self.raised)
-            if self._unsaid is not None:
-                self._unsaid()
-                todo = Todo.WAIT
-            else:
-                if self._leaving is None and self.watch.stalled is not None:
-                    self._expire_command()
-                todo = self._next(idle=idle)
-        except (MemoryError, OSError, RuntimeError) as error:
-            if shortage_of(error) is None:
-                raise
-            self._reports.was_cut_short()
-            if self._doing in phases.FAILS_WHEN_CUT_SHORT:
-                self._broke_off(error)
-            self.recorder.cut_short(error)
-            self.recorder.write()
-            time.sleep(IDLE_WAIT_S)  # there is no word to wait for
-            todo = Todo.WAIT
+            if self._leaving is None and self.watch.stalled is not None:
+                self._expire_command()
+            todo = self._next(idle=idle)
         finally:
             self.recorder.write()
         self._may_enter = todo is not Todo.WAIT
@@ -196,15 +118,13 @@ class RankLoop:
         step = view.steps[rank] if steps else StepWord.unpack(0)
         held = view.committed.held
         move = protocol.join(rank, view.command, step, view.statuses[rank], steps=steps, held=held)
-        self._reports.attached(move.state.epoch)
+        # What a predecessor has left of the load that the group has committed: before this rank's first word
+        # of the epoch, so no peer has read what a predecessor that died just here may have left there.
+        keep_commit(self.words.segment, rank)
+        self.watch.joins(move.state.epoch)
         self._take(move, view)
-        event = event_to(self.life.admission, held=held)
-        if event is not None:
-            cause = "its epoch begins as the group was decided to be"
-            at_ns = self._clock.monotonic_ns()
-            self.recorder.transition(
-                self.life.fire(event, at_ns=at_ns, epoch=move.state.epoch, sequence=0, cause=cause)
-            )
+        cause = "its epoch begins as the group was decided to be"
+        RankMachines(self._tools, epoch=move.state.epoch, sequence=0, cause=cause).admit(held=held)
         if held:
             self.watch.wake()  # as behind a commit
         self.recorder.write()
@@ -220,11 +140,8 @@ class RankLoop:
     def enter_step(self, *, said_so: bool = False) -> tuple[int, str]:
         """Store RUNNING for the next step; return the word and the version that makes the step.
 
-        Parameters
-        ----------
-        said_so : bool
-            Whether the step may be entered although the last turn did not say so: nothing has changed since
-            steps could be opened without this object.
+        `said_so`: whether the step may be entered although the last turn did not say so: nothing has changed
+        since steps could be opened without this object.
 
         Raises
         ------
@@ -232,17 +149,16 @@ class RankLoop:
             If this rank may not step now.
         """
         state, life, version = self.state, self.life, self.version
+        held = ", held" if life.admission is Admission.HELD else ""
+        why = f"weights {life.weights.name}, KV cache {life.kv.name}, {state.phase.value}{held}"
+        serves = life.serving and not state.accepted and state.holds
         if state.broken:
-            raise NotServingError(rank=state.rank, why=f"step {state.step} raised")
-        if not life.serving or version is None or state.accepted or not state.holds:
-            held = ", held" if life.admission is Admission.HELD else ""
-            why = f"weights {life.weights.name}, KV cache {life.kv.name}, {state.phase.value}{held}"
-            raise NotServingError(rank=state.rank, why=why)
-        if not (self._may_enter or said_so):
+            serves, why = False, f"step {state.step} raised"
+        elif serves and not (self._may_enter or said_so):
             # A rank that stands for a command and steps all the same would step beside ranks that accept it.
-            raise NotServingError(
-                rank=state.rank, why=f"the last poll() did not say so ({state.phase.value})"
-            )
+            serves, why = False, f"the last poll() did not say so ({state.phase.value})"
+        if version is None or not serves:
+            raise errors.NotServingError(rank=state.rank, why=why)
         self._may_enter = False
         self._stepped = True
         word = StepWord(state.epoch, state.done, StepKind.RUNNING, step_in_word(state.step + 1)).pack()
@@ -256,10 +172,8 @@ class RankLoop:
 
     def broke_step(self, error: BaseException) -> None:
         """Store BROKEN: the step raised, so it is unknown which of its collectives were run."""
-        self.raised = error
         self.recorder.step_raised(self.state.epoch, self.state.step, error)
         self._tell(Event.BROKE)
-        self.raised = None
         self.recorder.step_broken(self.state.epoch, self.state.step, error)
         if self.state.phase is not Phase.IDLE and protocol.may_fail(self.state):
             self._fail(STEP, error)
@@ -268,24 +182,14 @@ class RankLoop:
     # -- a look, and what takes effect -------------------------------------------------------------
 
     def _next(self, *, idle: bool) -> Todo:
-        """Look until something was done; `idle`: the loop has not stepped since the last turn.
-
-        What goes on beside steps is done before a step is joined, too.
-        """
+        """Look until something was done; `idle`: the loop has not stepped since the last turn."""
         for _ in range(_LOOKS_PER_TURN):
-            self._doing = None
             read = self.words.read()
-            view = read.view
-            move = protocol.advance(self.state, view)
-            self._take(move, view)
-            self._doing = move.todo
-            todo, joins = move.todo, move.todo is Todo.JOIN
-            if joins:
-                todo = protocol.before_joining(self.state, view, idle=idle)
+            do = protocol.step(self.state, read.view, idle=idle)
+            self._take(do.move, read.view)
+            todo = do.todo
             if todo in self._beside:
-                todo = self._beside[todo](view)
-                if joins and todo is not Todo.LOOK:  # a peer waits in that step; LOOK: it has come further
-                    todo = Todo.JOIN
+                todo = Todo.LOOK if self._beside[todo](read.view) else do.meanwhile
             if todo is Todo.LOOK:
                 continue
             if todo in (Todo.SERVE, Todo.JOIN):
@@ -293,11 +197,11 @@ class RankLoop:
                     self._wait(read)  # else an idle loop would turn as fast as it can
                 return todo
             if todo is Todo.WAIT:
-                self._expire(view)
+                self._expire(read.view)
                 self._wait(read)
                 return Todo.WAIT
-            self._work[todo](view)
-            if todo not in _GOES_ON:
+            self._work[todo](read.view)
+            if todo not in (Todo.FINISH, Todo.COMMIT):  # behind these peers wait for what this rank says next
                 return Todo.WAIT
         return Todo.WAIT
 
@@ -306,11 +210,7 @@ class RankLoop:
         self.words.wait(read, IDLE_WAIT_S)
 
     def _take(self, move: Move, source: View | Happened) -> None:
-        """Write a move's words, and remember its state; `source` is the input that it answers.
-
-        In this order: where a shortage cuts it short, the same move follows from what is remembered still,
-        and is made again.
-        """
+        """Write a move's words, and remember its state; `source` is the input that it answers."""
         if move.state.phase is not self.state.phase:
             self._phase_since_ns, self._told_late = self._clock.monotonic_ns(), False
         self.words.write(move)
@@ -319,36 +219,15 @@ class RankLoop:
             self._paused_since_ns = self._clock.monotonic_ns()
         self.recorder.took(before, source, move)
 
-    def _tell(
-        self,
-        event: Event,
-        *,
-        collective: tuple[bool, ...] = (),
-        touched: bool = False,
-        serves: bool = True,
-        held: bool | None = None,
-        step: int = 0,
-        report: RankReport | None = None,
-        loads: bool = False,
-    ) -> None:
+    def _tell(self, event: Event, *, report: RankReport | None = None, **said: Any) -> None:
         """Tell the protocol what happened, with the machines' present codes, and take what follows.
 
-        A report is written before the word that announces it.
+        `said` are fields of :class:`Happened`. A report is written before the word that announces it.
         """
-        weights, kv = int(self.life.weights), int(self.life.kv)
-        happened = Happened(
-            event,
-            weights,
-            kv,
-            collective=collective,
-            touched=touched,
-            serves=serves,
-            step=step,
-            held=held,
-        )
-        move = protocol.take_in(self.state, happened)
+        happened = Happened(event, int(self.life.weights), int(self.life.kv), **said)
+        move = protocol.step(self.state, happened).move
         if report is not None and move.status is not None:
-            self._reports.reached(self.state, move.status.code, report, loads=loads)
+            self.words.reached(self.state, move.status.code, report, loads=self.reader.loads)
         self._take(move, happened)
 
     @property
@@ -366,53 +245,51 @@ class RankLoop:
 
     # -- the good path of a command ----------------------------------------------------------------
 
-    def _begin(self, _view: View) -> Todo:
-        """Read what is asked, and check that it is legal here."""
+    def _begin(self, _view: View) -> bool:
+        """Read what is asked, and check that it is legal here; return whether that is known."""
         state = self.state
         data = self.reader.arguments(state)
         if data is None:
             if self._begins_late != state.sequence:
                 self._begins_late = state.sequence
                 self.watch.wake()  # no plan was taken up, and the command may be abandoned already
-            return Todo.WAIT
+            return False
         self.recorder.command_seen(state.epoch, state.sequence, state.operation.name)
         try:
             self.run = self.reader.commanded(state, data)
             collective = self.run.begin()
         except Exception as error:  # noqa: BLE001 - whatever it is: the command is refused, with its cause
-            self._refuse(error)
+            self._report("begin", error, StatusCode.REFUSED)
+            self._tell(Event.REFUSED)
         else:
             self._tell(Event.BEGAN, collective=collective)
-        return Todo.LOOK
+        return True
 
-    def _drain(self, view: View) -> Todo:
-        """Serve on until the in-flight policy is satisfied, then park."""
+    def _drain(self, view: View) -> bool:
+        """Return whether the in-flight policy is satisfied, so that the rank parks, or that has failed."""
         try:
             settled = self._at_work.drained()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it raises: the rank cannot go on to the flip
             if not protocol.may_fail(self.state):
-                if shortage_of(error) is not None:
-                    raise  # the group has decided, and nothing was flipped yet: it is tried again
                 self._broke_in_flip(error)
             self._fail(self._at_work.doing, error)
-            return Todo.LOOK
+            return True
         if settled:
             self._tell(Event.DRAINED)
-            return Todo.LOOK
-        self._expire(view)
-        return protocol.meanwhile(self.state, view)
+        else:
+            self._expire(view)
+        return self.state.phase is not Phase.DRAINING
 
-    def _stage(self, view: View) -> Todo:
-        """Serve on until everything stands beside what is served, then say PREPARED."""
+    def _stage(self, _view: View) -> bool:
+        """Return whether everything stands beside what is served, or that has failed."""
         try:
             staged = self._at_work.stage()
         except Exception as error:  # noqa: BLE001 - whatever staging raises fails the command
             self._fail_action(error)
-            return Todo.LOOK
+            return True
         if staged:
             self._tell(Event.STAGED, report=self._at_work.report())
-            return Todo.LOOK
-        return protocol.meanwhile(self.state, view)
+        return staged
 
     def _accept(self, _view: View) -> None:
         try:
@@ -429,7 +306,7 @@ class RankLoop:
         except Exception as error:  # noqa: BLE001 - whatever an action raises fails the command
             self._fail_action(error)
             return
-        self._tell(Event.ACTION_DONE, touched=run.touched)
+        self._tell(Event.ACTION_DONE, touched=run.done.weights_touched)
 
     def _finish(self, _view: View) -> None:
         """Report, then say that everything which can fail is behind this rank; a clear ends here."""
@@ -446,8 +323,7 @@ class RankLoop:
     def _commit(self, _view: View) -> None:
         """Serve the new version, or hold what has come where something is missing still.
 
-        What an ordinary commit raises goes to the embedding loop: a bug there. For want of memory,
-        descriptors or threads it is tried again by the next turn, a flip too whose own work was not begun.
+        What an ordinary commit raises goes to the embedding loop: a bug there. The next turn tries it again.
 
         Raises
         ------
@@ -458,26 +334,24 @@ class RankLoop:
         try:
             run.commit()
         except Exception as error:
-            if run.is_mixed and not (run.may_go_on and shortage_of(error)):
+            if run.is_mixed:
                 self._broke_in_flip(error)
             raise
         since_ns, serves = self._paused_since_ns, self.life.serving  # None: the rank never could serve
         pause_s = 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
         report = run.report(pause_s=pause_s)
-        self.reader.committed(report, set_aside=run.sets_aside)
+        self.reader.committed(report, self.state.sequence, set_aside=run.sets_aside)
         of_admission = self.state.operation.is_of_admission
-        self._tell(
-            Event.COMMITTED, serves=self.life.whole, held=run.held, report=report, loads=self.reader.loads
-        )
+        self._tell(Event.COMMITTED, serves=self.life.whole, held=run.held, report=report)
         self.run = None
-        if serves:
-            self._paused_since_ns = None
         if serves and report.version is not None:
-            self.recorder.served(self.state.epoch, self.state.done, report.version)
+            content = self.reader.resident.weights.get("content_digest")
+            self.recorder.served(self.state.epoch, self.state.done, report.version, content)
         if self.state.held:
             self.watch.wake()  # a lease may have to be ended
-        if not of_admission:  # what is pinned is pinned: a held group may be owed more than it has
-            self.reader.keep_pinned(report.version, *report.bases)
+        # What is pinned is pinned: a held group may be owed more than it has.
+        if not of_admission and self.reader.pins is not None:
+            self.reader.pins.keep((report.version, *report.bases))
 
     # -- the ways out ------------------------------------------------------------------------------
 
@@ -486,14 +360,13 @@ class RankLoop:
         touched = self.run.undo() if self.run is not None else False
         self._tell(Event.STOPPED, touched=touched)
 
-    def _settle(self, way_out: Callable[[Run], Event | None]) -> None:
+    def _settle(self, way_out: Callable[[Asked, Machines], WayOut], wanted: Event) -> None:
         """Bring an aborted command to the end that the group has found; a teardown takes several calls."""
         run = self.run = self.run or self.reader.ending(self.state)
-        event = way_out(run)
+        run.stop_staging()
+        event = run.end(way_out, wanted)
         if event is None:
             return
-        if self.life.serving:
-            self._paused_since_ns = None
         kept = event is not Event.KEPT and run.report().facts.get("kv_policy") == KVPolicy.KEEP.value
         self.reader.resident.settled(self.life, blocks_kept=kept)
         self._tell(event)
@@ -509,8 +382,6 @@ class RankLoop:
         ------
         TeardownFailedError
             If it could not be given back, from this call on: the rank joins no epoch any more.
-        MemoryError, OSError, RuntimeError
-            If that was for want of memory, descriptors or threads; the next call tries again.
         """
         if self._leaving is None:
             if self.life.serving:
@@ -518,45 +389,24 @@ class RankLoop:
             if self.run is not None:
                 self.run.stop_staging(wait_s=_LEAVE_S)
             self._leaving = self.reader.leaving(self.state)
-        came = self._leaving.leave()
+        came = self._leaving.end(lambda _asked, machines: command_events.leave(machines), Event.CLEARED)
         if came is Event.FAULTED:
-            raise TeardownFailedError(
+            raise errors.TeardownFailedError(
                 rank=self.state.rank, epoch=self.state.epoch
             ) from self._leaving.teardown_failure
         if came is None:
             return
-        self._leaving.lose()
+        command_events.lose(self._leaving.machines)
         self.reader.lost()
         self.run = self._leaving = None
         self.join()
 
     # -- failures: the report first, then the word; the group's decision leads out -----------------
 
-    def _broke_off(self, error: Exception) -> None:
-        """Take in that a shortage broke off what was done for the command, before its end was remembered.
-
-        How far that came is unknown, so it counts as failed. A failure that is unsaid stays the cause.
-        """
-        doing = self.state.phase.value if self.run is None else self.run.doing
-        self._unsaid = self._unsaid or (lambda: self._fail(doing, error))
-
-    def _refuse(self, error: BaseException) -> None:
-        """Report why the command cannot even begin here, then say REFUSED."""
-        self._unsaid = lambda: self._refuse(error)
-        self._report("begin", error, StatusCode.REFUSED)
-        self._tell(Event.REFUSED)
-        self._unsaid = None
-
-    def _fail(self, doing: str, error: BaseException) -> None:
+    def _fail(self, doing: str, error: BaseException, *, event: Event = Event.FAILED) -> None:
         """Report why, then say FAILED."""
-        self._unsaid = lambda: self._fail(doing, error)
-        failure = self._report(doing, error, StatusCode.FAILED)
-        touched = False
-        if self.run is not None:
-            self.run.fail(f"{doing}: {failure.message}")
-            touched = self.run.touched
-        self._tell(Event.FAILED, touched=touched)
-        self._unsaid = None
+        self._report(doing, error, StatusCode.FAILED)
+        self._tell(event, touched=self.run is not None and self.run.done.weights_touched)
 
     def _broke_in_flip(self, error: BaseException) -> NoReturn:
         """Store BROKEN and why: the flip of a hot update raised, after the group had decided for it.
@@ -569,12 +419,10 @@ class RankLoop:
         FlipFailedError
             Always, for the embedding loop.
         """
-        run = self._at_work
-        doing = run.doing
+        doing = self._at_work.doing
         failure = self._report(doing, error, StatusCode.FAILED)
-        run.fail(f"{doing}: {failure.message}")
         self._tell(Event.BROKE)
-        raise FlipFailedError(rank=self.state.rank, action=doing, cause=failure.message) from error
+        raise errors.FlipFailedError(rank=self.state.rank, action=doing, cause=failure.message) from error
 
     def _fail_action(self, error: Exception) -> None:
         """Take in that the action at hand raised: by itself, or because the group or the watchdog ended it.
@@ -585,19 +433,35 @@ class RankLoop:
         why = self.watch.interruption
         ended = self.watch.stalled_in(self.state.sequence)
         if why is not None:
-            ended = action_interrupted(rank=rank, action=action, why=why, deadline_s=self.watch.deadline_s)
+            deadline_s = self.watch.deadline_s
+            ended = GroupError(
+                f"rank {rank} was called out of {action} because {why} (it may take {deadline_s:g} s); its "
+                "communicators are broken by that, so the group needs a new epoch: restart it, or let its "
+                "supervisor do so",
+                code="action-interrupted",
+                rank=rank,
+                action=action,
+                why=why,
+                deadline_s=deadline_s,
+            )
             self._tell(Event.BROKE)
-        elif isinstance(error, ActionDeadlineError):
+        elif isinstance(error, errors.ActionDeadlineError):
             ended = None
         elif ended is None and (peers := self._failed_in_it(error)):
-            ended = peer_failed(rank=rank, action=action, peers=peers, cause=str(error))
+            ended = GroupError(
+                f"{action} raised on rank {rank} after it had failed on {named(peers)}, whose report has the "
+                f"cause; here it was: {error}",
+                code="peer-failed",
+                rank=rank,
+                action=action,
+                peers=peers,
+                cause=str(error),
+            )
         elif ended is None and self.words.called_off(self.state.epoch):
-            ended = command_aborted(rank=rank, action=action)
+            ended = errors.command_aborted(rank=rank, action=action)
         if ended is not None:
-            if ended is not error:
-                ended.__cause__ = error
-            error = ended
-        self._fail(action, error)
+            ended.__cause__ = error
+        self._fail(action, ended or error)
 
     def _failed_in_it(self, error: Exception) -> list[int]:
         """Return the peers whose failure in the collective action at hand may be why it raised here, too.
@@ -615,29 +479,36 @@ class RankLoop:
         state = self.state
         action = self._at_work.plan.actions[state.action].name
         peers = never_ready(view, state.action)
-        self._fail(action, peer_never_ready(rank=state.rank, action=action, peers=peers))
+        never = GroupError(
+            f"rank {state.rank} gave {action} up because {named(peers)} will never enter it; the cause is in "
+            "that rank's report",
+            code="peer-never-ready",
+            rank=state.rank,
+            action=action,
+            peers=peers,
+        )
+        self._fail(action, never)
 
     def _expire(self, view: View) -> None:
         """Report a wait that has passed its deadline, once per phase; fail the command where that may be."""
         state = self.state
+        name = phases.DEADLINES.get(state.phase)
+        limit_s = None if name is None else float(getattr(self._deadlines, name))
         if state.phase is Phase.VOTING:
-            limit_s = None if self.run is None else self.run.plan.actions[state.action].deadline_s
-        else:
-            name = phases.DEADLINES.get(state.phase)
-            limit_s = None if name is None else float(getattr(self._deadlines, name))
+            limit_s = self._at_work.plan.actions[state.action].deadline_s
         waited_s = (self._clock.monotonic_ns() - self._phase_since_ns) / 1e9
         if self._told_late or limit_s is None or waited_s < limit_s:
             return
         self._told_late = True
-        error = WaitExpiredError(
+        error = errors.WaitExpiredError(
             rank=state.rank,
             wait=state.phase.value,
             seconds=waited_s,
-            waiting_for=_waiting_for(state, view, self._requests.in_flight),
+            waiting_for=_waiting_for(state, view, self._runner),
         )
         self.recorder.wait_expired(state.epoch, state.sequence, error)
         if protocol.may_fail(state):
-            self._fail(state.phase.value, error)
+            self._fail(state.phase.value, error, event=Event.EXPIRED)
 
     def _expire_command(self) -> None:
         """Fail a command whose controller is stopped and whose deadline has passed, if that may be."""
@@ -645,17 +516,21 @@ class RankLoop:
         error = self.watch.stalled_in(state.sequence)
         if error is not None and protocol.may_fail(state):
             self.recorder.wait_expired(state.epoch, state.sequence, error)
-            self._fail(state.phase.value, error)
+            self._fail(state.phase.value, error, event=Event.EXPIRED)
 
     def _report(self, doing: str, error: BaseException, code: StatusCode) -> FailureReport:
+        """Write why the command failed or was refused, before the word that says so."""
         state = self.state
         failure = FailureReport.of(state.rank, doing, error)
-        self._reports.failed(state, code, failure)
+        slot = self.words.segment.errors[state.rank]
+        slot.write(state.epoch, state.sequence, code, failure.to_bytes())
         self.recorder.command_failed(state.epoch, state.sequence, failure)
+        if code is StatusCode.FAILED and self.run is not None:
+            self.run.fail(f"{doing}: {failure.message}")
         return failure
 
 
-def _waiting_for(state: RankState, view: View, in_flight: Callable[[], int]) -> str:
+def _waiting_for(state: RankState, view: View, runner: Runner) -> str:
     """Name what the rank waits for in its phase."""
     if state.phase is Phase.PARKING:
         late = not_parked(view.steps, sequence=state.sequence, step=state.step)
@@ -665,7 +540,7 @@ def _waiting_for(state: RankState, view: View, in_flight: Callable[[], int]) -> 
     if state.phase is Phase.STOPPED:
         return "the other ranks to stop"
     if state.phase is Phase.DRAINING:
-        return f"{in_flight()} requests to finish"
+        return f"{runner.requests.in_flight()} requests to finish"
     if state.phase is Phase.BEGINNING:
         return "the command's arguments, and rank 0's word which version they mean if they name none"
     return "the controller's decision"

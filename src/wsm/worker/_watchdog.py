@@ -11,19 +11,24 @@ way it sleeps until a process of the group dies.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from wsm import log
 from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.surfaces import InterruptibleGroups, ProcessGroupSurface
 from wsm.clock import Clock
 from wsm.controller.abandoned_commands import AbandonedCommands
-from wsm.declared_plans import DeclaredAction, DeclaredPlan, DeclaredPlans
 from wsm.errors import WsmError
+from wsm.payload import encode
+from wsm.report import AT_HAND_KIND, AtHand
 from wsm.signals.liveness import DeathWatch, Life, Liveness
-from wsm.signals.presence import Doing, PresenceWords
+from wsm.signals.presence import PresenceWords
+from wsm.signals.slot import PayloadSlot
 from wsm.states.errors import WordFormatError
 from wsm.states.phases import Phase, RankState
 from wsm.states.view import failed_inside
@@ -49,14 +54,8 @@ _RETRY_S = 1.0
 class Running:
     """The action that a rank is inside of.
 
-    Parameters
-    ----------
-    action : Action
-        Which.
-    index : int or None
-        What status words call it; None for one before parking or of the commit.
-    since_ns : int
-        When it began, by the worker's clock.
+    `index`: what status words call it; None for one before parking or of the commit. `since_ns`: when it
+    began, by the worker's clock.
     """
 
     action: Action
@@ -67,83 +66,51 @@ class Running:
 class ActionWatch:
     """The action at hand of one rank.
 
-    Parameters
-    ----------
-    rank : int
-        Whose.
-    presence : PresenceWords
-        Where it is said.
-    plans : Plans
-        Of this engine.
-    clock : Clock
-        For the times.
-
-    Attributes
-    ----------
-    running : Running or None
-        The action that the rank is inside of; may be read from another thread.
-    deadline_s : float
-        Of the action that began last.
-    interruption : str or None
-        Why the watchdog called the loop out of the last action; None if it did not.
-    stalled : (int, WsmError) or None
-        The command whose controller lets it wait beyond its deadline, and how; None: there is none.
+    `deadline_s`: of the action that began last. `interruption`: why the watchdog called the loop out of the
+    last action; None if it did not. `stalled`: the command whose controller lets it wait beyond its deadline,
+    and how; None: there is none. `wake`: lets the watchdog look, since something begins that it may have to
+    end.
     """
 
-    def __init__(self, rank: int, presence: PresenceWords, plans: Plans, clock: Clock) -> None:
+    def __init__(
+        self, rank: int, slot: PayloadSlot, presence: PresenceWords, plans: Plans, clock: Clock
+    ) -> None:
         self.running: Running | None = None
         self._rank = rank
+        self._slot = slot
         self._presence = presence
-        self._plans = tuple(plans)
-        self._numbers = {id(plan): number for number, plan in enumerate(self._plans)}
         self._clock = clock
         self.interruption: str | None = None
         self.deadline_s = 0.0
-        self._wakes: Callable[[], object] | None = None
+        self.wake: Callable[[], object] = bool
         self.stalled: tuple[int, WsmError] | None = None
-        self._plan: int | None = None
+        self._epoch = 0
+        self._plan: str | None = None
+        self._named: Action | None = None
+        equal = [(plan.name, [(action.name, action.collective) for action in plan]) for plan in plans]
+        self._digest = hashlib.blake2b(repr(equal).encode(), digest_size=8).hexdigest()
         self._places = {
-            id(action): (number, place, _index(plan, place))
-            for number, plan in enumerate(self._plans)
+            id(action): (plan.name, _index(plan, place))
+            for plan in plans
             for place, action in enumerate(plan)
         }
 
-    def declaration(self) -> DeclaredPlans:
-        """Return the plans as the other processes may know them, in the order that the words count in."""
-        return DeclaredPlans(
-            tuple(
-                DeclaredPlan(
-                    plan.name,
-                    len(plan.before_parking),
-                    tuple(
-                        DeclaredAction(action.name, action.deadline_s, action.collective) for action in plan
-                    ),
-                )
-                for plan in self._plans
-            )
-        )
+    def joins(self, epoch: int) -> None:
+        """Say in an epoch, before this rank's first word of it, what plans the rank has."""
+        self._epoch, self._plan = epoch, None
+        self._presence.inside(0)  # a predecessor may have died inside of an action
+        self._write()
 
-    def takes_up(self, plan: Plan | None) -> None:
-        """Say which plan is at hand from now on; None: none."""
-        place = self._numbers.get(id(plan))
-        if place != self._plan:
-            self._plan = place
-            self._presence.does(Doing(place), self._clock.monotonic_ns())
-        if self._wakes is not None:
-            self._wakes()
+    def takes_up(self, plan: Plan) -> None:
+        """Say which plan is at hand from now on."""
+        if plan.name != self._plan:
+            self._plan = plan.name
+            self._write(plan.name)
+        self.wake()
 
-    def wake(self) -> None:
-        """Let the watchdog look: something begins that it may have to end."""
-        if self._wakes is not None:
-            self._wakes()
-
-    def wakes(self, watchdog: Callable[[], object] | None) -> None:
-        """Call `watchdog` from now on whenever it has to look; None: it has ended."""
-        self._wakes = watchdog
-
-    def found_stalled(self, sequence: int, error: WsmError | None) -> None:
-        """Take in whether the controller of a command lets it wait beyond its deadline; for the watchdog."""
-        self.stalled = None if error is None else (sequence, error)
+    def _write(self, *said: Any, action: Action | None = None) -> None:
+        self._named = action
+        self._slot.write_over(self._epoch, 0, AT_HAND_KIND, _text_of(self._digest, *said))
 
     def stalled_in(self, sequence: int) -> WsmError | None:
         """Return why a command cannot be waited for although nothing is decided; None if it can."""
@@ -156,26 +123,29 @@ class ActionWatch:
         One that runs `beside` the serving loop is named to others only: nothing may end it for its hanging,
         since what the loop itself is inside of is a step.
         """
-        self._plan, place, index = self._places.get(id(action), (self._plan, None, None))
+        self._plan, index = self._places.get(id(action), (self._plan, None))
+        if self._named is not action:
+            deadline_s, collective = float(action.deadline_s), bool(action.collective)
+            self._write(self._plan, action.name, deadline_s, collective, action=action)
         now_ns = self._clock.monotonic_ns()
         self.interruption = None
         self.deadline_s = action.deadline_s
         self.running = None if beside else Running(action, index, now_ns)
-        self._presence.does(Doing(self._plan, place), now_ns)
+        self._presence.inside(now_ns)
 
     def ends(self) -> None:
         """Say that the rank is inside no action any more. Idempotent."""
         self.running = None
-        self._presence.does(Doing(self._plan), self._clock.monotonic_ns())
+        self._presence.inside(0)
 
-    def interrupted(self, running: Running, why: str) -> None:
-        """Take in that the loop is called out of an action, if it is still inside; for the watchdog."""
-        if self.running is running:
-            self.interruption = why
-
-    def elapsed_s(self, running: Running) -> float:
-        """Seconds that an action has taken so far."""
-        return (self._clock.monotonic_ns() - running.since_ns) / 1e9
+    def overdue(self, action: Action, since_ns: int) -> ActionDeadlineError | None:
+        """Return how long an action has taken beyond its deadline; None: it is within."""
+        seconds = (self._clock.monotonic_ns() - since_ns) / 1e9
+        if seconds <= action.deadline_s:
+            return None
+        return ActionDeadlineError(
+            rank=self._rank, action=action.name, seconds=seconds, deadline_s=action.deadline_s
+        )
 
     def check(self) -> None:
         """Show progress, and end an action that is past its deadline where it lets itself be ended.
@@ -185,16 +155,17 @@ class ActionWatch:
         ActionDeadlineError
             If it is.
         """
-        now_ns = self._clock.monotonic_ns()
-        self._presence.beat(now_ns)
+        self._presence.beat(self._clock.monotonic_ns())
         running = self.running
-        if running is not None and (now_ns - running.since_ns) / 1e9 > running.action.deadline_s:
-            raise ActionDeadlineError(
-                rank=self._rank,
-                action=running.action.name,
-                seconds=(now_ns - running.since_ns) / 1e9,
-                deadline_s=running.action.deadline_s,
-            )
+        late = None if running is None else self.overdue(running.action, running.since_ns)
+        if late is not None:
+            raise late
+
+
+@functools.lru_cache(maxsize=256)
+def _text_of(*what: Any) -> bytes:
+    """Return what others read of an action, which is the same in every command."""
+    return encode(AtHand(*what))
 
 
 def _index(plan: Plan, place: int) -> int | None:
@@ -206,23 +177,7 @@ def _index(plan: Plan, place: int) -> int | None:
 
 
 class Watchdog:
-    """Watches over one rank.
-
-    Parameters
-    ----------
-    words : GroupWords
-        The segment, seen by this rank; only read.
-    watch : ActionWatch
-        Which action the rank is inside of.
-    groups : ProcessGroupSurface or None
-        The engine's communicators.
-    recorder : Recorder
-        For what happened.
-    state : callable
-        Returns what the rank remembers of the protocol.
-    abandoned : AbandonedCommands
-        Of the group.
-    """
+    """Watches over one rank."""
 
     def __init__(
         self,
@@ -248,16 +203,12 @@ class Watchdog:
         self._liveness = Liveness(words.segment)
         self._deaths = DeathWatch(self._liveness, self._peers, self._peer_died, self._turn, LOOK_S)
         self._watched_epoch = 0
-        watch.wakes(self._wake)
+        watch.wake = self._wake
         self._wake()
-
-    def peers_cannot_go_on(self, why: str) -> None:
-        """Break the communicators of this rank: its step raised, so no rank will get out of that step."""
-        self._interrupt(why)
 
     def close(self) -> None:
         """End the thread. Idempotent."""
-        self._watch.wakes(None)
+        self._watch.wake = bool
         self._deaths.close()
         self._abandoned.close()
         self._liveness.close()
@@ -274,7 +225,7 @@ class Watchdog:
         """Break what cannot work any more: no collective ends without the dead, now or later."""
         dead = self._dead()
         if dead:
-            self._interrupt(f"the process of rank {', '.join(map(str, dead))} is gone")
+            self.interrupt(f"the process of rank {', '.join(map(str, dead))} is gone")
 
     def _turn(self) -> float | None:
         """Look at the action at hand; return when to look again, None: only when woken."""
@@ -290,7 +241,7 @@ class Watchdog:
         try:
             if not self._abandoned.lacks_a_word:
                 self._asks_at_s = 0.0
-                self._watch.found_stalled(0, None)
+                self._watch.stalled = None
                 return False
             now = time.monotonic()
             if not self._asks_at_s:
@@ -298,36 +249,29 @@ class Watchdog:
             if now >= self._asks_at_s:
                 self._asks_at_s = now + ROLE_S
                 stopped = self._abandoned.look()
-                self._watch.found_stalled(0 if stopped is None else stopped.context["sequence"], stopped)
+                self._watch.stalled = None if stopped is None else (stopped.context["sequence"], stopped)
         except Exception as error:  # noqa: BLE001 - a damaged word, a full disk: this thread has to live on
             self._log.error(log.COMMAND_ABANDONED, error=repr(error))
             self._asks_at_s = time.monotonic() + _RETRY_S
         return True
 
     def _look_at(self, running: Running) -> None:
-        elapsed_s = self._watch.elapsed_s(running)
-        deadline_s = running.action.deadline_s
-        overdue = elapsed_s > deadline_s
-        why = f"its deadline of {deadline_s:g} s has passed" if overdue else None
-        if running.action.collective:
-            if elapsed_s < deadline_s + NAMING_S and not self._words.called_off(self._state().epoch):
+        state, action = self._state(), running.action
+        overdue = self._watch.overdue(action, running.since_ns)
+        why = None if overdue is None else f"its deadline of {action.deadline_s:g} s has passed"
+        if action.collective:
+            # The controller may name first who holds the action up.
+            named = self._watch.overdue(action, running.since_ns + int(NAMING_S * 1e9))
+            if named is None and not self._words.called_off(state.epoch):
                 why = None
             why = self._cannot_return(running) or why
-        if why is None:
-            return
-        if running.action.collective and self._groups is not None:
-            self._watch.interrupted(running, why)
-            self._interrupt(why)
-        elif overdue and self._reported is not running:
+        if why is not None and action.collective and self._groups is not None:
+            if self._watch.running is running:
+                self._watch.interruption = why
+            self.interrupt(why)
+        elif why is not None and overdue is not None and self._reported is not running:
             self._reported = running
-            state = self._state()
-            error = ActionDeadlineError(
-                rank=state.rank,
-                action=running.action.name,
-                seconds=elapsed_s,
-                deadline_s=running.action.deadline_s,
-            )
-            self._recorder.wait_expired(state.epoch, state.sequence, error)
+            self._recorder.wait_expired(state.epoch, state.sequence, overdue)
 
     def _cannot_return(self, running: Running) -> str | None:
         """Say why a collective action can end no more, however long it is waited for; None if it may."""
@@ -347,7 +291,8 @@ class Watchdog:
     def _dead(self) -> list[int]:
         return [peer for peer in self._peers if self._liveness.look(peer) is Life.DEAD]
 
-    def _interrupt(self, why: str) -> None:
+    def interrupt(self, why: str) -> None:
+        """Break the communicators of this rank, where they can be: no collective on them ends any more."""
         if self._groups is None or not self._groups.interrupt():
             return
         state = self._state()

@@ -9,38 +9,29 @@ group what is owed to a command whose controller does not come back, as beside a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, final
+from types import SimpleNamespace
+from typing import Annotated, Any, cast, final
 
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import (
-    AuxiliarySurface,
-    DeepEPSurface,
-    GraphSurface,
-    KVCacheSurface,
-    MemorySurface,
-    ProcessGroupSurface,
-    RoutingReplaySurface,
-    WeightSurface,
-    require_complete,
-)
+from wsm.actions.surfaces import OPTIONAL, KVCacheSurface, MemorySurface, Runner, require_complete
 from wsm.clock import Clock, SystemClock
-from wsm.config import EngineWordsConfig, WsmConfig, load_config
+from wsm.config import ConfigurationError, EngineWordsConfig, WsmConfig, load_config
+from wsm.journal.entry import Journal
 from wsm.report import WITHOUT_WEIGHTS
 from wsm.signals.errors import EngineWordMissingError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.journal import Journal
 from wsm.states.phases import Phase
 from wsm.states.view import View
 from wsm.states.vocabulary import KVPolicy, KVState
-from wsm.strategies.applier.memory_target import MemoryTarget
-from wsm.worker._attachment import attach_cache_process, join_group
-from wsm.worker._command import ResidentFacts, Work
+from wsm.typed import LATER, Wait, typed
+from wsm.worker._attachment import Attachment
+from wsm.worker._command import Work
 
 
 @final
+@typed
 class CacheParticipant:
     """The KV-cache process of a group, in this process.
 
@@ -60,7 +51,7 @@ class CacheParticipant:
     clock : Clock or None
         For deadlines and for the seconds in receipts; None is the host's.
     directory : path or None
-        Where the segment lies; ``/dev/shm`` by default.
+        Where the segment lies; this user's private directory by default.
 
     Raises
     ------
@@ -75,35 +66,31 @@ class CacheParticipant:
     def __init__(
         self,
         config: WsmConfig,
-        kv_cache: KVCacheSurface,
+        kv_cache: Annotated[KVCacheSurface, LATER],
         *,
-        memory: MemorySurface | None = None,
+        memory: Annotated[MemorySurface | None, LATER] = None,
         kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP}),
         clock: Clock | None = None,
         directory: str | Path | None = None,
     ) -> None:
-        clock, index = clock or SystemClock(), config.ranks
+        if not config.kv_cache_process:
+            raise ConfigurationError(
+                where=f"group {config.name!r}",
+                problem="has no KV-cache process",
+                fix="set kv_cache_process: true, for all ranks and the supervisor",
+            )
         require_complete({"kv_cache": kv_cache} | ({} if memory is None else {"memory": memory}))
-        runner = CacheSurfaces(kv_cache, memory)
         options = PlanOptions(cache_only=True, kv_policies=kv_policies, deadlines=config.deadlines.action_s)
-        plans = derive_plans(options)
         work = Work(
-            runner,
-            plans,
+            _surfaces(kv_cache, memory),
+            derive_plans(options),
             lambda _context, _target: {},
-            resident=ResidentFacts(compares_blocks=False),
             facts={WITHOUT_WEIGHTS: True},
         )
-        with ExitStack() as undo:
-            self._attachment, self._loop, self._watchdog = join_group(
-                undo,
-                config,
-                index,
-                work=work,
-                clock=clock,
-                attach=lambda: attach_cache_process(config, directory),
-            )
-            undo.pop_all()
+        self._attachment = Attachment(
+            config, config.ranks, directory, work=work, clock=clock or SystemClock()
+        )
+        self._loop = self._attachment.loop
         self._words = self._loop.words
         self._engine_words = CacheWords(config.engine_words, directory)
 
@@ -139,18 +126,17 @@ class CacheParticipant:
         self._engine_words.show(self.kv, self._words.view())
         self._loop.turn()
         self._engine_words.show(self.kv, self._words.view())
-        self._attachment.check(self._loop.state.sequence)
+        self._attachment.check()
         return self._loop.state.phase is not Phase.IDLE or self._loop.is_leaving
 
-    def wait(self, timeout_s: float) -> bool:
+    @typed
+    def wait(self, timeout_s: Wait) -> bool:
         """Wait for a word of the group to change, up to `timeout_s` seconds. Returns whether one did."""
         return self._words.wait(self._words.read(), timeout_s)
 
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group can be commanded no more without this process."""
-        self._watchdog.close()
         self._engine_words.close()
-        self._loop.close()
         self._attachment.close()
 
     def __enter__(self) -> CacheParticipant:
@@ -160,72 +146,13 @@ class CacheParticipant:
         self.close()
 
 
-class NoRequests:
-    """The scheduler of a process that schedules nothing."""
+def _surfaces(kv_cache: KVCacheSurface, memory: MemorySurface | None) -> Runner:
+    """Return a runner with a KV cache alone, which counts its bytes itself where there is no `memory`."""
+    from wsm.strategies.applier.memory_target import MemoryTarget  # noqa: PLC0415 - no rank needs it
 
-    def stop_admitting(self) -> None:
-        """Nothing is admitted."""
-
-    def resume_admitting(self) -> None:
-        """Nothing is admitted."""
-
-    def in_flight(self) -> int:
-        """Nothing runs."""
-        return 0
-
-    def abort_all(self) -> int:
-        """Nothing runs."""
-        return 0
-
-    def freeze(self) -> int:
-        """Nothing runs."""
-        return 0
-
-    def reset_inputs(self) -> None:
-        """There are none."""
-
-
-class MemoryOfCache:
-    """Memory as the cache itself counts it, where the process cannot measure it otherwise.
-
-    Parameters
-    ----------
-    kv_cache : KVCacheSurface
-        The cache.
-    """
-
-    def __init__(self, kv_cache: KVCacheSurface) -> None:
-        self._kv_cache = kv_cache
-
-    def empty_cache(self) -> None:
-        """There is no allocator to ask."""
-
-    def resident_bytes(self) -> int:
-        """Return what the cache holds."""
-        return self._kv_cache.allocated_bytes()
-
-
-class CacheSurfaces:
-    """A runner with a KV cache alone.
-
-    Parameters
-    ----------
-    kv_cache : KVCacheSurface
-        The cache.
-    memory : MemorySurface or None
-        Measures this process; None: what the cache says of itself.
-    """
-
-    def __init__(self, kv_cache: KVCacheSurface, memory: MemorySurface | None = None) -> None:
-        self.kv_cache: KVCacheSurface | None = kv_cache
-        self.memory: MemorySurface = memory or MemoryOfCache(kv_cache)
-        self.weights: WeightSurface = MemoryTarget(())
-        self.requests = NoRequests()
-        self.graphs: GraphSurface | None = None
-        self.deepep: DeepEPSurface | None = None
-        self.groups: ProcessGroupSurface | None = None
-        self.auxiliaries: Sequence[AuxiliarySurface] = ()
-        self.routing_replay: RoutingReplaySurface | None = None
+    counted = SimpleNamespace(empty_cache=lambda: None, resident_bytes=kv_cache.allocated_bytes)
+    own = {"kv_cache": kv_cache, "memory": memory or counted, "weights": MemoryTarget(()), "requests": None}
+    return cast("Runner", SimpleNamespace(**{**OPTIONAL, **own}))
 
 
 _NORMAL, _UPDATING = int(KVState.NORMAL), int(KVState.UPDATING)
@@ -251,15 +178,7 @@ class CacheWords:
         self._led: set[EngineWord] = set()  # words that say CLEARING because this object wrote it, unasked
 
     def show(self, own: KVState, view: View) -> None:
-        """Let the words follow the cache.
-
-        Parameters
-        ----------
-        own : KVState
-            Where this process' cache is.
-        view : View
-            What all participants say.
-        """
+        """Let the words follow the cache."""
         if not self._suffixes:
             return
         said = {status.kv for status in view.statuses}
@@ -283,7 +202,7 @@ class CacheWords:
     def _attached(self) -> list[EngineWord]:
         for suffix in self._suffixes:
             word = self._words.get(suffix)
-            if word is not None and (word.recreated() or word.removed()):
+            if word is not None and word.is_replaced():
                 self._words.pop(suffix).close()
             if suffix not in self._words:
                 try:

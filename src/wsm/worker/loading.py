@@ -11,18 +11,19 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from wsm import log
 from wsm.actions import measuring
 from wsm.actions.backends.paddle_memory import available_bytes
-from wsm.actions.base import ActionContext, Loaded, LoadFunction
+from wsm.actions.base import ActionContext, Loaded
 from wsm.actions.measuring import resident_digest, resident_tensors
 from wsm.actions.options import PlanOptions
-from wsm.actions.surfaces import AvailableMemory
-from wsm.command import CommandArguments, partial_update_refused
+from wsm.actions.surfaces import AvailableMemory, Runner
+from wsm.command import VERSION_GONE, CommandArguments, partial_update_refused
 from wsm.config import WsmConfig
-from wsm.errors import WsmError
+from wsm.errors import BadInputError, GroupError, WsmError
 from wsm.labels import is_unnamed, recorded_version
 from wsm.states.vocabulary import UnknownTensors
 from wsm.strategies import errors
@@ -39,14 +40,10 @@ from wsm.strategies.registry import strategy_called
 from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
-from wsm.strategies.training_names import TrainingNames
+from wsm.strategies.training_names import TrainingNames, stripping
 from wsm.strategies.training_names_file import names_from_files
-from wsm.worker._command import Find, Found
-from wsm.worker.errors import (
-    part_base,
-    restored_otherwise,
-    unversioned_weights,
-)
+from wsm.strategies.transports import errors as transport_errors
+from wsm.worker._command import Found
 
 _log = log.logger("worker")
 
@@ -69,32 +66,118 @@ class RenamingRunner(Protocol):
         ...
 
 
-def load_function(sources: Sources) -> LoadFunction:
-    """Return ``load(context, target) -> Loaded`` for the configured strategy."""
-    strategy = sources.strategy
+def _require_as_served(context: ActionContext, report: LoadReport) -> None:
+    """Refuse a part that is not, on what it was put on, what was served."""
+    bases, promised = context.bases, context.promised_digest
+    if promised not in (None, report.digest):
+        raise GroupError(
+            f"version {context.version} on version {', '.join(bases)} is not what was served: digest "
+            f"{report.digest} instead of {promised}; one of them was published anew: update to a "
+            "whole version",
+            code="restored-otherwise",
+            version=context.version,
+            bases=bases,
+            digest=report.digest,
+            promised=promised,
+        )
 
-    def load_version(context: ActionContext, target: WeightTarget) -> Loaded:
-        source = sources.asked_for(context.rank, context)
-        if context.partial and (not context.from_normal or context.weights_touched):
+
+def _loaders(runner: object) -> Sequence[ModelLoader | CheckpointModel]:
+    """Return the loaders of a :class:`LoadingRunner`; none of another runner."""
+    loaders = getattr(runner, "loaders", None)
+    return () if loaders is None else tuple(loaders())
+
+
+def _base(context: ActionContext, base: str, brought: Callable[[str], LoadReport]) -> LoadReport:
+    """Load what the version is put on; say of a failure that it is not the version's own."""
+    try:
+        return brought(base)
+    except LoadCancelledError:
+        raise
+    except WsmError as error:
+        raise GroupError(
+            f"version {context.version} is a part, put on version {base}, which cannot be loaded again: "
+            f"{error}; mend that, or update to a whole version",
+            code="part-base",
+            version=context.version,
+            base=base,
+            cause=str(error),
+        ) from error
+
+
+def _as_looked_at(report: LoadReport, version: str, context: ActionContext) -> LoadReport:
+    """Return the report; refuse what names no version and is not what this rank has looked at."""
+    others = sorted(set(report.files).symmetric_difference(context.looked))
+    if not is_unnamed(version) or (report.version is None and not others):
+        return report
+    found = f"says version {report.version}" if report.version is not None else "came or went"
+    raise errors.source_changed(
+        version=context.version or "",
+        file=(others or report.files)[0],
+        found=found,
+        touched=context.done.weights_touched,
+    )
+
+
+def _admit(need: MemoryNeed, context: ActionContext) -> None:
+    """Refuse a load that cannot fit; each rank speaks for itself, as its neighbours may have begun before.
+
+    A device's memory is not the host's, which what is moved there passes through.
+    """
+    memory = context.runner.memory
+    available = measuring.available_bytes(context)
+    if isinstance(memory, AvailableMemory) and not memory.shared_by_ranks:
+        need.fits(host=available_bytes(), device=available)
+    else:
+        need.fits(host=available)
+
+
+class Sources:
+    """What one worker process loads from; each source is made once, as some keep a connection between loads.
+
+    Raises
+    ------
+    wsm.errors.WsmError
+        If there is no such strategy (:func:`wsm.strategies.registry.strategy_called`), or no load could use
+        what the configuration says to it: now, not at the first update.
+    """
+
+    def __init__(self, config: WsmConfig) -> None:
+        self.config = config
+        self._strategy = strategy_called(config.strategy)
+        self._sections = config.strategy_sections()
+        self._made: dict[tuple[int, str | None], tuple[Sections, object]] = {}
+        self._strategy.check(self._sections)
+        self._names = names_from_files(config.training_names, config.names_to_training)
+        #: Keeps published versions that the group may have to load again.
+        self.pins = VersionPins(self._strategy.retired_from(self._sections))
+
+    def load(self, context: ActionContext, target: WeightTarget) -> Loaded:
+        """Load the version of a command by the configured strategy: what an action calls."""
+        source = self.asked_for(context.rank, context)
+        if context.partial and (not context.from_normal or context.done.weights_touched):
             raise partial_update_refused(why=f"rank {context.rank} holds none that serve")
         context.look_again()  # before the first byte is touched
-        version = _wanted(context.version, source, strategy)
-        ignores = sources.ignores_unknown(context.unknown_tensors)
+        version = recorded_version(context.version)
+        unknown = context.unknown_tensors or UnknownTensors(self.config.unknown_tensors)
+        ignores = unknown is UnknownTensors.IGNORE
 
         def brought(version: str, *, a_part: bool) -> LoadReport:
             report = load(
                 source,
                 target,
-                name=strategy,
+                name=self.config.strategy,
                 version=None if is_unnamed(version) else version,
                 progress=lambda _done, _total: context.progress(),
                 cancelled=context.cancelled,
                 loaders=_loaders(context.runner),
-                names=sources.names or _names(context.runner),
-                threads=sources.threads,
+                names=self.names_for(context.runner),
+                threads=self.threads,
                 partial=a_part,
                 allowed_unknown=EVERY_NAME if ignores else (),
                 admit=lambda need: _admit(need, context),
+                before=context.before,
+                anew=context.anew,
             )
             return _as_looked_at(report, version, context)
 
@@ -103,19 +186,16 @@ def load_function(sources: Sources) -> LoadFunction:
             for place, base in enumerate(context.bases)
         ]
         report = brought(version, a_part=context.partial or bool(under))
-        if under and context.promised_digest not in (None, report.digest):
-            raise restored_otherwise(
-                version=context.version,
-                bases=context.bases,
-                digest=report.digest,
-                promised=context.promised_digest or "",
-            )
+        if under:
+            _require_as_served(context, report)
         each = (*under, report)
-        _say_what_was_ignored(report)
+        if report.unknown:
+            _log.info(log.TENSORS_IGNORED, version=report.version, tensors=listed(report.unknown))
         return Loaded(
             version=report.version or version,
             manifest_digest=report.manifest_digest,
             manifest_scope=report.manifest_scope.value,
+            publication=report.publication,
             digest=report.digest,
             bytes=sum(one.bytes for one in each),
             tensors=max(one.tensors for one in each),
@@ -132,140 +212,64 @@ def load_function(sources: Sources) -> LoadFunction:
             unknown_tensors=len(report.unknown) if ignores else None,
             through_models=report.through_models or None,
             auxiliary_tensors=report.auxiliary or None,
+            tensor_set=report.tensor_set,
+            more={"streamed": True} if self.stream else {},
         )
 
-    return load_version
+    def find(self, rank: int, asked: CommandArguments) -> Found:
+        """Find the version that a rank's source announces, and look at its files if that is none.
 
-
-def _say_what_was_ignored(report: LoadReport) -> None:
-    if report.unknown:
-        _log.info(log.TENSORS_IGNORED, version=report.version, tensors=listed(report.unknown))
-
-
-def _loaders(runner: object) -> Sequence[ModelLoader | CheckpointModel]:
-    """Return the loaders of a :class:`LoadingRunner`; none of another runner."""
-    loaders = getattr(runner, "loaders", None)
-    return () if loaders is None else tuple(loaders())
-
-
-def _names(runner: object) -> TrainingNames | None:
-    """Return the map of a :class:`RenamingRunner`; None of another runner."""
-    return runner.training_names() if isinstance(runner, RenamingRunner) else None
-
-
-def _base(context: ActionContext, base: str, brought: Callable[[str], LoadReport]) -> LoadReport:
-    """Load what the version is put on; say of a failure that it is not the version's own."""
-    try:
-        return brought(base)
-    except LoadCancelledError:
-        raise
-    except WsmError as error:
-        raise part_base(version=context.version, base=base, cause=str(error)) from error
-
-
-def _as_looked_at(report: LoadReport, version: str, context: ActionContext) -> LoadReport:
-    """Return the report; refuse what names no version and is not what this rank has looked at."""
-    others = sorted(set(report.files).symmetric_difference(context.looked))
-    if not is_unnamed(version) or (report.version is None and not others):
-        return report
-    found = f"says version {report.version}" if report.version is not None else "came or went"
-    raise errors.source_changed(
-        version=context.version or "",
-        file=(others or report.files)[0],
-        found=found,
-        touched=context.weights_touched,
-    )
-
-
-def find_function(sources: Sources) -> Find:
-    """Return what finds the version that a rank's source announces, and looks at its files if that is none.
-
-    Raises (when it is called) BadInputError (``unversioned-weights``) if nothing there says which
-    version it is, and the configuration refuses that; and other errors of
-    :func:`wsm.strategies.load.inspect`.
-    """
-
-    def find(rank: int, asked: CommandArguments) -> Found:
-        preview = inspect(sources.asked_for(rank, asked), name=sources.strategy)
+        Raises
+        ------
+        BadInputError (``unversioned-weights``)
+            If nothing there says which version it is, and the configuration refuses that; besides what
+            :func:`wsm.strategies.load.inspect` raises.
+        """
+        strategy = self.config.strategy
+        preview = inspect(self.asked_for(rank, asked), name=strategy)
         if preview.version is not None:
             return Found(preview.version)
-        if not sources.loads_unversioned:
-            raise unversioned_weights(strategy=sources.strategy, files=preview.files)
+        if self.config.unversioned != "load":
+            first = preview.files[0] if preview.files else "none"
+            raise BadInputError(
+                f"{strategy} found {len(preview.files)} file(s), first {first}: neither they nor the command "
+                "name a version, and the configuration refuses that (unversioned: refuse); name one "
+                "(--version), or publish with a manifest and version.yaml",
+                code="unversioned-weights",
+                unfit=True,
+                strategy=strategy,
+                files=preview.files,
+            )
         return Found(None, look_at(preview.files))
 
-    return find
-
-
-def _admit(need: MemoryNeed, context: ActionContext) -> None:
-    """Refuse a load that cannot fit; each rank speaks for itself, as its neighbours may have begun before.
-
-    A device's memory is not the host's, which what is moved there passes through.
-    """
-    memory = context.runner.memory
-    available = measuring.available_bytes(context)
-    if isinstance(memory, AvailableMemory) and not memory.shared_by_ranks:
-        need.fits(host=available_bytes(), device=available)
-    else:
-        need.fits(host=available)
-
-
-def _wanted(asked: str | None, source: object, strategy: str) -> str:
-    """Return the version that was asked for, or is announced; refuse weights that have neither."""
-    if asked is not None:
-        return recorded_version(asked)
-    preview = inspect(source, name=strategy)
-    if preview.version is None:
-        raise unversioned_weights(strategy=strategy, files=preview.files)
-    return preview.version
-
-
-class Sources:
-    """The sources of one worker process, each made once: some keep a connection between loads.
-
-    Parameters
-    ----------
-    config : WsmConfig
-        The group's configuration.
-
-    Raises
-    ------
-    wsm.errors.WsmError
-        If there is no such strategy (:func:`wsm.strategies.registry.strategy_called`), or no load could use
-        what the configuration says to it: now, not at the first update.
-    """
-
-    def __init__(self, config: WsmConfig) -> None:
-        self._config = config
-        self._strategy = strategy_called(config.strategy)
-        self._sections = config.strategy_sections()
-        self._made: dict[tuple[int, str | None], tuple[Sections, object]] = {}
-        self._strategy.check(self._sections)
-        #: What the trainer calls the model's tensors, where the configuration says it.
-        self.names = names_from_files(config.training_names, config.names_to_training)
-
-    @property
-    def strategy(self) -> str:
-        """The strategy that loads from these sources."""
-        return self._config.strategy
-
-    def ignores_unknown(self, asked: UnknownTensors | None) -> bool:
-        """Whether tensors that the model does not have are left out, by the command or the configuration."""
-        return (asked or UnknownTensors(self._config.unknown_tensors)) is UnknownTensors.IGNORE
-
-    @property
-    def loads_unversioned(self) -> bool:
-        """Whether weights are loaded that name no version."""
-        return self._config.unversioned == "load"
+    def names_for(self, runner: object) -> TrainingNames | None:
+        """Return what the trainer calls the model's tensors, if the configuration or the runner says it."""
+        of_runner = runner.training_names() if isinstance(runner, RenamingRunner) else None
+        return stripping(self._names or of_runner, self.config.names.strip)
 
     @property
     def rereadable(self) -> bool:
         """Whether they may be read whole by others than the ranks, which notice nothing."""
         return self._strategy.rereadable
 
+    def have(self, rank: int, version: str) -> bool:
+        """Whether the version is there, whole or not; raises as :meth:`of`."""
+        try:
+            inspect(self.of(rank), version, name=self.config.strategy)
+        except BadInputError as error:
+            return error.code not in VERSION_GONE
+        return True
+
+    @property
+    def stream(self) -> bool:
+        """Whether a version comes once, when a sender sends it, and is kept nowhere for another load."""
+        strategy = self._strategy
+        return not strategy.rereadable and strategy.retired_from(self._sections) is None
+
     @property
     def threads(self) -> int:
         """How many threads of a rank copy and digest; all ranks load at the same time, on this host."""
-        return self._config.load_threads or default_threads(self._config.ranks)
+        return self.config.load_threads or default_threads(self.config.ranks)
 
     def asked_for(self, rank: int, asked: CommandArguments | ActionContext) -> object:
         """Return where `rank` loads from by what a command says of its transfer; raises as :meth:`of`."""
@@ -297,7 +301,7 @@ class Sources:
         asked = self._strategy.as_asked(self._sections, verify_checksum=None, rsync_config=rsync_config)
         usual = self._strategy.default_mode(asked)
         if mode is not None and usual is None:
-            problem = f"the strategy {self.strategy} has no transfer modes"
+            problem = f"the strategy {self.config.strategy} has no transfer modes"
             raise errors.transfer_mode_unavailable(mode=mode, problem=problem, available=())
         used = mode or usual
         sections = self._sections if used is None else self._strategy.in_mode(self._sections, used)
@@ -310,29 +314,34 @@ class Sources:
         if found is not None:
             del self._made[rank, used]
             self._strategy.close(found[1])
-        self._made[rank, used] = sections, self._strategy.source(sections, rank, self._config.ranks)
+        self._made[rank, used] = sections, self._strategy.source(sections, rank, self.config.ranks)
         return self._made[rank, used][1]
+
+    def require_room(self, runner: Runner) -> None:
+        """See that what is collected in host memory fits it, for all ranks of this host. Touches nothing.
+
+        Raises
+        ------
+        NoRoomError (``check-needs-memory``)
+            If it does not.
+        """
+        if not self._strategy.collects(self._sections, loaders=bool(_loaders(runner))):
+            return
+        ranks, available = self.config.ranks, available_bytes()
+        needed = ranks * sum(spec.nbytes for spec in runner.weights.specs().values())
+        if available is not None and needed > available:
+            raise transport_errors.check_needs_memory(needed=needed, available=available, ranks=ranks)
 
     def close(self) -> None:
         """Let every connection go, also where one of them fails to. Idempotent."""
         with ExitStack() as closing:
+            closing.callback(self.pins.close)
             for _, source in self._made.values():
                 closing.callback(self._strategy.close, source)
             self._made.clear()
 
 
-def pins_for(config: WsmConfig) -> VersionPins:
-    """Return what keeps published versions that a group may have to load again.
-
-    Raises
-    ------
-    wsm.errors.WsmError
-        If there is no such strategy, as :func:`wsm.strategies.registry.strategy_called`.
-    """
-    return VersionPins(strategy_called(config.strategy).retired_from(config.strategy_sections()))
-
-
-def keeping_tensors(options: PlanOptions, directory: str | None, rank: int) -> PlanOptions:
+def keeping_tensors(options: PlanOptions, directory: Path | str | None, rank: int) -> PlanOptions:
     """Return options whose verification leaves the digest of every tensor in `directory`."""
     if directory is None or options.resident_digest is not resident_digest:
         return options

@@ -12,7 +12,6 @@ quiet look goes to the slow path, :meth:`wsm.worker._loop.RankLoop.turn`.
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,28 +22,22 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner, completed
 from wsm.clock import Clock, SystemClock
-from wsm.config import WsmConfig, load_config
-from wsm.controller import Controller, EngineBridge
-from wsm.shortage import shortage_of
+from wsm.config import ConfigurationError, WsmConfig, load_config
+from wsm.errors import RefusedError
+from wsm.journal.entry import Journal
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.segment import SegmentImage
 from wsm.signals.waiting import Bell
-from wsm.states.journal import Journal
+from wsm.states.machine import LifeCycleView
 from wsm.states.phases import Phase, Todo
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import MAX_STEP
-from wsm.status import Explanation, GroupFacts, explain, read_facts
-from wsm.worker._attachment import attach_rank, join_group
+from wsm.status import Explanation, GroupStatus, explain, read_facts
+from wsm.typed import CountFrom0, Wait, typed
+from wsm.worker._attachment import Attachment
 from wsm.worker._command import Work
 from wsm.worker._loop import IDLE_WAIT_S
-from wsm.worker.errors import PermitExpiredError
-from wsm.worker.loading import (
-    Sources,
-    find_function,
-    keeping_tensors,
-    load_function,
-    pins_for,
-)
+from wsm.worker.errors import NotServingError
 
 #: A command word that no controller ever writes: nothing is quiet.
 _NEVER = -1
@@ -77,6 +70,7 @@ _TURNS = {Todo.SERVE: SERVE, Todo.JOIN: JOIN}
 
 
 @final
+@typed
 class Worker:
     """One rank of a group, in this process.
 
@@ -98,7 +92,7 @@ class Worker:
     clock : Clock or None
         For deadlines and for the seconds in receipts; None is the host's.
     directory : path or None
-        Where the segment lies, and FastDeploy's words; ``/dev/shm`` by default.
+        Where segment and FastDeploy's words lie; the user's private directory and ``/dev/shm`` by default.
     answers_engine_words : bool
         Whether rank 0 obeys and answers the words of ``engine_words``, in a thread of its own; False where
         another process of the group runs a :class:`wsm.EngineBridge`.
@@ -111,6 +105,8 @@ class Worker:
         If `plan_options` promise what the runner cannot do, or contradict the configuration.
     BadInputError, RefusedError
         If the configured strategy is none, or cannot be had.
+    NoRoomError
+        If it is to collect versions in host memory (``rsync: {check: whole}``), and they do not fit.
     GroupError
         If no segment appeared in time. Blocks that long at most.
     SlotTakenError, EpochUsedError
@@ -122,14 +118,22 @@ class Worker:
         config: WsmConfig,
         runner: BareRunner,
         *,
-        rank: int,
+        rank: CountFrom0,
         plan_options: PlanOptions | None = None,
         load: LoadFunction | None = None,
         clock: Clock | None = None,
         directory: str | Path | None = None,
         answers_engine_words: bool = True,
     ) -> None:
-        clock = clock or SystemClock()
+        # What loads comes with the first rank of a process, and not with the first command.
+        from wsm.worker.loading import Sources, keeping_tensors  # noqa: PLC0415 - no other process needs it
+
+        if rank >= config.ranks:
+            raise ConfigurationError(
+                where="rank",
+                problem=f"{rank} is none of {config.ranks} ranks",
+                fix=f"give 0 to {config.ranks - 1}",
+            )
         runner = completed(runner)
         options = (plan_options or PlanOptions.from_runner(runner)).configured(
             shut_down_groups=config.shut_down_groups,
@@ -138,27 +142,22 @@ class Worker:
         )
         options.require_offered(runner)
         plans = derive_plans(keeping_tensors(options, config.journal_directory, rank))
-        self._pins = None if load is not None else pins_for(config)
-        sources, find = None, None
+        self._sources = None
         if load is None:
-            sources = Sources(config)
-            load, find = load_function(sources), find_function(sources)
-        work = Work(runner, plans, load, find, pins=self._pins)
+            self._sources = sources = Sources(config)
+            sources.require_room(runner)
+            work = Work(runner, plans, sources.load, sources.find, pins=sources.pins)
+        else:
+            work = Work(runner, plans, load)
         with ExitStack() as undo:
-            self._attachment, self._loop, self._watchdog = _, loop, _ = join_group(
-                undo,
-                config,
-                rank,
-                work=work,
-                clock=clock,
-                attach=lambda: attach_rank(config, rank, directory),
-            )
+            self._attachment = Attachment(config, rank, directory, work=work, clock=clock or SystemClock())
+            undo.callback(self._attachment.close, adopted=False)  # others live in it
             self._engine_words = undo.enter_context(ExitStack())
             if config.engine_words.suffixes and answers_engine_words and rank == 0:
                 self._answer_engine_words(config, directory)
             undo.pop_all()
-        self._sources = sources
-        self._words = words = loop.words
+        self._loop = self._attachment.loop
+        self._words = words = self._loop.words
         self._rank = rank
         self._bell: Bell | None = None
         self._memory: memoryview[int] | _ClosedWords = words.words
@@ -194,9 +193,21 @@ class Worker:
         return self._loop.life.kv
 
     @property
+    def life_cycle(self) -> LifeCycleView:
+        """The live machines as they are now: where each is, its edges, and the last transitions."""
+        return self._loop.life.view()
+
+    @property
     def finished(self) -> int:
         """The number of the last command that is over on this rank, in this epoch."""
         return self._loop.state.done
+
+    def finds(self, version: str) -> bool:
+        """Whether this rank's source has a version now; true of a stream, which cannot be looked at. Blocks.
+
+        Files are opened, and nothing is loaded.
+        """
+        return self._sources is None or self._sources.have(self._rank, version)
 
     @property
     def journal(self) -> Journal:
@@ -220,6 +231,8 @@ class Worker:
 
         Raises
         ------
+        RefusedError
+            If a step is open and there is something to do (code ``step-open``); it is left for the next call.
         InternalError
             If the words contradict the rules; the group must be stopped.
         """
@@ -246,11 +259,12 @@ class Worker:
         Raises
         ------
         NotServingError
-            On entering, if this rank may not step now.
+            On entering, if this rank may not step now, or a step is open.
         """
         return self._permit
 
-    def wait(self, timeout_s: float) -> bool:
+    @typed
+    def wait(self, timeout_s: Wait) -> bool:
         """Wait for a command, for a loop that has no work; blocks up to `timeout_s` seconds.
 
         Returns
@@ -291,21 +305,17 @@ class Worker:
             segment = self._words.segment
             return explain(read_facts(name, SegmentImage.of(segment), lock_file=segment.lock_file))
         except Exception as error:  # noqa: BLE001 - an engine asks in its darkest hour: it gets an answer
-            return explain(GroupFacts(name, problem=f"{type(error).__name__}: {error}"))
+            return explain(GroupStatus(name, problem=f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group cannot step without this rank."""
-        self._watchdog.close()
         self._quiet = _NEVER
         self._memory = _ClosedWords(str(self._words.segment.path))
         if self._bell is not None:
             self._bell.close()
             self._bell = None
-        self._loop.close()
         self._attachment.close()
         self._engine_words.close()  # after this rank has left: a command of an engine's ends without it
-        if self._pins is not None:
-            self._pins.close()
         if self._sources is not None:
             self._sources.close()
 
@@ -316,53 +326,58 @@ class Worker:
         self.close()
 
     def _answer_engine_words(self, config: WsmConfig, directory: str | Path | None) -> None:
+        from wsm.controller import Controller, EngineBridge  # noqa: PLC0415 - for ranks that obey the words
+
         controller = Controller(config.name, directory=directory, journal_directory=config.journal_directory)
         self._engine_words.enter_context(controller)
         bridge = EngineBridge(controller, config.engine_words, directory=directory, poll_s=_ENGINE_WORDS_S)
         self._engine_words.enter_context(bridge.start())
 
     def _turn(self) -> Turn:
-        """Leave the quiet path; find out whether it may be taken again. A shortage is a turn without work."""
-        try:
-            rang = self._bell is not None and self._bell.clear()
-            self._leave_quiet_path()
-            seen = self._memory[self._command]
-            todo = self._loop.turn()
-            idle = self._loop.state.phase is Phase.IDLE
-            if idle and todo is Todo.SERVE:
-                self._permit.word = self._memory[self._own_step]
-                self._quiet = seen if self._permit.word & MAX_STEP < _LAST_QUIET_STEP else _NEVER
-                if self._bell is not None and self._bell.is_ringing():
-                    self._quiet = _NEVER
-            if rang or (idle and todo is Todo.WAIT):
-                self._attachment.check(self._loop.state.sequence, now=rang)
-            return _TURNS.get(todo, HOLD)
-        except (MemoryError, OSError, RuntimeError) as error:
-            if shortage_of(error) is None:
-                raise
-            time.sleep(IDLE_WAIT_S)  # the driver has said so already, or nothing was done yet
-            return HOLD
+        """Leave the quiet path; find out whether it may be taken again."""
+        if self._permit.is_open:
+            step = self._permit.step
+            raise RefusedError(
+                f"poll() was called on rank {self._rank} inside step {step}, where no command may be carried "
+                "out, since weights could change under what is computed; poll between steps, behind the "
+                "block of 'with worker.step()'",
+                code="step-open",
+                rank=self._rank,
+                step=step,
+            )
+        rang = self._bell is not None and self._bell.clear()
+        self._quiet = _NEVER
+        self._permit.end_simple_steps(self._loop.stepped_to)
+        seen = self._memory[self._command]
+        todo = self._loop.turn()
+        idle = self._loop.state.phase is Phase.IDLE
+        if idle and todo is Todo.SERVE:
+            self._permit.word = self._memory[self._own_step]
+            self._quiet = seen if self._permit.word & MAX_STEP < _LAST_QUIET_STEP else _NEVER
+            if self._bell is not None and self._bell.is_ringing():
+                self._quiet = _NEVER
+        if rang or (idle and todo is Todo.WAIT):
+            self._attachment.check(now=rang)
+        return _TURNS.get(todo, HOLD)
 
     def _rung(self) -> None:
         """Let the next poll() look, and silence the bell; called by the bell's thread after it rang."""
         self._quiet = _NEVER
-
-    def _leave_quiet_path(self) -> None:
-        self._quiet = _NEVER
-        self._permit.end_simple_steps(self._loop.stepped_to)
 
     def _open_step_slowly(self) -> OpenedStep:
         said_so = self._permit.end_simple_steps(self._loop.stepped_to)
         word, version = self._loop.enter_step(said_so=said_so)
         if word & MAX_STEP >= _LAST_QUIET_STEP:
             self._quiet = _NEVER  # a peer's number may begin anew before this rank's does
-        return OpenedStep(word, self._loop.state.step, version, self._quiet != _NEVER)
+        content = self._loop.reader.resident.weights.get("content_digest")
+        return OpenedStep(word, self._loop.state.step, version, content, self._quiet != _NEVER)
 
     def _break_step(self, error: BaseException) -> None:
-        self._loop.raised = error  # first: where a shortage comes between, the next poll() says so
-        self._leave_quiet_path()
+        self._quiet = _NEVER
+        self._permit.end_simple_steps(self._loop.stepped_to)
         self._loop.broke_step(error)
-        self._watchdog.peers_cannot_go_on(f"step {self._loop.state.step} raised here")
+        # No rank will get out of that step.
+        self._attachment.watchdog.interrupt(f"step {self._loop.state.step} raised here")
 
 
 class _ClosedWords:
@@ -386,6 +401,8 @@ class OpenedStep(NamedTuple):
         The number of the step in this epoch, counted without end.
     version : str
         The version that makes the step.
+    content_digest : str or None
+        Of that version, where its label has meant other content before.
     simple : bool
         Whether the next one may be opened the quick way.
     """
@@ -393,10 +410,8 @@ class OpenedStep(NamedTuple):
     word: int
     step: int
     version: str
+    content_digest: str | None
     simple: bool
-
-
-OpenSlowly = Callable[[], OpenedStep]
 
 
 @final
@@ -411,18 +426,23 @@ class StepPermit:
         Whose.
     version : str
         The version that makes every token of this step.
+    content_digest : str or None
+        Of that version, where its label has meant other content before; None: the label says which it is.
     word : int
         This rank's step word, as it was stored last.
+    is_open : bool
+        Whether the step is open.
     """
 
     __slots__ = (
         "_break",
         "_memory",
-        "_open",
         "_open_slowly",
         "_own_word",
         "_simple_until",
         "_steps_before",
+        "content_digest",
+        "is_open",
         "rank",
         "version",
         "word",
@@ -433,16 +453,17 @@ class StepPermit:
         rank: int,
         memory: memoryview[int],
         own_word: int,
-        open_slowly: OpenSlowly,
+        open_slowly: Callable[[], OpenedStep],
         break_step: Callable[[BaseException], None],
     ) -> None:
         self.rank = rank
         self.version = ""
+        self.content_digest: str | None = None
         self._memory = memory
         self._own_word = own_word
         self._open_slowly = open_slowly
         self._break = break_step
-        self._open = False
+        self.is_open = False
         self.word = 0
         self._simple_until = 0
         self._steps_before = 0  # what the number of a step is more than that in the word
@@ -460,8 +481,14 @@ class StepPermit:
         RefusedError
             If the ``with`` block has been left.
         """
-        if not self._open:
-            raise PermitExpiredError(rank=self.rank, step=self.step)
+        if not self.is_open:
+            raise RefusedError(
+                f"the permit of step {self.step} on rank {self.rank} has ended; compute inside 'with "
+                "worker.step() as permit:' and keep no permit beyond it",
+                code="permit-expired",
+                rank=self.rank,
+                step=self.step,
+            )
 
     def end_simple_steps(self, stepped_to: Callable[[int], None]) -> bool:
         """Let the driver open the next step, after it was told the last one that was opened without it.
@@ -479,20 +506,22 @@ class StepPermit:
 
     def __enter__(self) -> StepPermit:
         """Store RUNNING; everything collective of the step comes after it."""
+        if self.is_open:
+            raise NotServingError(rank=self.rank, why=f"step {self.step} is open")
         word = self.word + 1
         if word < self._simple_until:
             self.word = self._memory[self._own_word] = word
         else:
-            self.word, step, self.version, simple = self._open_slowly()
+            self.word, step, self.version, self.content_digest, simple = self._open_slowly()
             number = self.word & MAX_STEP
             self._steps_before = step - number
             # Beyond its last step number a word would run over into the field next to it.
             self._simple_until = self.word - number + _LAST_QUIET_STEP if simple else 0
-        self._open = True
+        self.is_open = True
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the step; store BROKEN if it raised."""
-        self._open = False
+        self.is_open = False
         if error is not None:
             self._break(error)

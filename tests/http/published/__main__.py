@@ -4,9 +4,9 @@
 
 A path is a checkout of the trainer's source; nothing in it is changed. PYTHON has what the clients import;
 modules stand in for what it lacks, which the command names. Each client brings its steps to
-``wsm rollout --http`` in the order of requests that its own code has, while text is asked for beside it. With
-``--kills`` a rank, the server (``wsm serve --upstream``, before the group) and the trainer are killed at each
-of its verbs, and the end is compared with the one that is written here.
+``examples.rollout --http`` in the order of requests that its own code has, while text is asked for beside it.
+With ``--kills`` a rank, the server (``wsm serve --upstream``, before the group) and the trainer are killed at
+each of its verbs, and the end is compared with the one that is written here.
 
 The ends
 --------
@@ -137,7 +137,7 @@ class Run:
 
 
 def steps(run: Run, number: int, adopt: str) -> None:
-    """Bring so many steps, with text asked for beside them, directly to ``wsm rollout --http``."""
+    """Bring so many steps, with text asked for beside them, directly to ``examples.rollout --http``."""
     group = ServedGroup(run.directory, run.surface, adopt=adopt, apart=False)
     trainer = None
     try:

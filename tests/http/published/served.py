@@ -1,4 +1,4 @@
-"""What published clients drive: a group of ``wsm rollout --http``, a server before it, a watched wire."""
+"""What published clients drive: a group of ``examples.rollout --http``, a server before it, the wire."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import yaml
 from safetensors.numpy import save_file
 
 import wsm
-from wsm.rollout.config import rollout_config_from_mapping
-from wsm.rollout.model.sharding import initial_state
+from examples.rollout.config import rollout_config_from_mapping
+from examples.rollout.model.sharding import initial_state
 
 MODEL = {"vocabulary": 64, "width": 32, "heads": 4, "hidden": 64, "context": 2048}
 PATIENCE_S = 150.0
@@ -61,12 +61,12 @@ class Lines:
 
 
 class Program:
-    """A process of ``wsm`` that serves HTTP."""
+    """A process that serves HTTP: of ``wsm``, or of the examples."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, program: str = "wsm_entry") -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "wsm_entry", *arguments],
+                [sys.executable, "-m", program, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
@@ -174,11 +174,13 @@ class ServedGroup:
         self._adopting = ("--surface", surface, "--adopt-root", str(self.exchange), "--adopt", adopt)
         named = ("--served-model-name", "policy")
         self.group = Program(
-            ("rollout", "--config", str(config), "--http", "0", *self._adopting, *named), self._log
+            ("rollout", "--config", str(config), "--http", "0", *self._adopting, *named),
+            self._log,
+            "examples",
         )
         self._front: Program | None = None
-        receipts = ("--receipts", str(directory / "front.jsonl"))
-        upstream = ("--upstream", self.group.url, "--config", str(config))
+        receipts = ("--receipts", str(directory / "front.sqlite"))
+        upstream = ("--upstream", self.group.url)
         self._before = ("serve", self.name, "--http", "0", *upstream, *receipts, *self._adopting, *named)
         if apart:
             self._front = Program(self._before, self._log)

@@ -48,6 +48,7 @@ class FakeCheckpointTransfer:
         self.group_size = group_size
         self.options = options
         self.cleaned = False
+        self.checks: list[bool] = []
         self._address = (redis_host, redis_port)
         self._buffers = [bytearray() for _ in range(num_buffers)]
         self._materialize = materialize_tensors
@@ -70,6 +71,7 @@ class FakeCheckpointTransfer:
     def receive_stream(self, step_id: str, verify_checksum: bool) -> Iterator[tuple[str, Any]]:
         """Yield one step's tensors; unless materialized they lie in buffers that are used again."""
         assert self._connection is not None
+        self.checks.append(verify_checksum)
         wire.send(self._connection, {"step_id": step_id, "rank": self.rank, "group_size": self.group_size})
         index = 0
         while True:

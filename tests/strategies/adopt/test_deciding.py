@@ -6,7 +6,6 @@ import pytest
 
 from tests.raising import raising
 from wsm.labels import MAX_LENGTH, bad_version
-from wsm.strategies.adopt import errors
 from wsm.strategies.adopt.deciding import Decision, KnownLabel, Relabel, asked_label, decide, label_for
 
 ONE, TWO, LIKE_TWO = "1" * 32, "2" * 32, "2" * 8 + "3" * 24
@@ -24,16 +23,19 @@ ONE, TWO, LIKE_TWO = "1" * 32, "2" * 32, "2" * 8 + "3" * 24
         ("weights.7", "7"),
         ("policy-v2.5", "policy-v2.5"),
         ("best", "best"),
+        ("global_step_40/actor/huggingface", "40"),
+        ("run_3/global_step_60/actor", "60"),
+        ("run_3/policy-v2.5", "policy-v2.5"),
+        ("exchange/best", "best"),
     ],
 )
 def test_a_label_is_the_number_at_the_end_of_the_name_or_the_name(directory: str, label: str) -> None:
     assert label_for(directory) == label
     assert label_for(directory, 12) == label_for(directory, "12") == "12"
+    assert label_for(directory, "000012") == "000012", "a label that is given stays as it is"
 
 
-@pytest.mark.parametrize(
-    ("directory", "asked"), [("latest", None), ("a b", None), ("step_7", "000012"), ("step_7", "")]
-)
+@pytest.mark.parametrize(("directory", "asked"), [("latest", None), ("a b", None), ("step_7", "")])
 def test_what_is_no_label_is_refused(directory: str, asked: str | None) -> None:
     with raising(bad_version):
         label_for(directory, asked)
@@ -52,7 +54,7 @@ def test_what_is_there_already_is_decided_by_the_digest_and_never_by_the_label_a
     marked = decided(other)
     assert marked == Decision("1.reused-22222222", already=False, reused=True, replace=False)
     assert decided({**other, marked.label: KnownLabel(TWO, stands=True)}).already
-    with raising(errors.label_reused, match=f"digest {ONE}, now {TWO}"):
+    with raising("label-reused", match=f"digest {ONE}, now {TWO}"):
         decided(other, Relabel.REFUSE)
 
 

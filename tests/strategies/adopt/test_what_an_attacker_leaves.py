@@ -13,11 +13,10 @@ from written_checkpoint import write_checkpoint, write_file
 
 from tests.another_user import as_another_user, shared_place
 from tests.raising import raising
-from wsm import shared_directory
 from wsm.errors import BadInputError, ForeignPathError
-from wsm.shared_directory import open_below, outside_roots
 from wsm.strategies import AdoptSettings, adopt
-from wsm.strategies.adopt import errors
+from wsm.strategies.adopt import errors, opened
+from wsm.strategies.adopt.opened import open_below
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def test_a_directory_elsewhere_is_refused_whatever_leads_there(
     elsewhere = write_checkpoint(tmp_path / "exchange-of-another" / "step_7", make_state())
     (exchange / "step_7").symlink_to(elsewhere)
     for path in (elsewhere, exchange / "step_7", exchange / ".." / "exchange-of-another" / "step_7"):
-        with raising(outside_roots):
+        with raising("outside-roots"):
             adopt(path, settings)
     assert not Path(settings.into).exists()
 
@@ -51,7 +50,7 @@ def test_a_file_that_leads_elsewhere_is_refused_and_one_below_a_root_is_followed
     (exchange / "step_7").mkdir()
     link = exchange / "step_7" / "model.safetensors"
     link.symlink_to(secret / file.name)
-    with raising(outside_roots):
+    with raising("outside-roots"):
         adopt(link.parent, settings)
     link.unlink()
     link.symlink_to(Path("..", "blobs", file.name))
@@ -89,7 +88,7 @@ def test_a_directory_that_is_exchanged_between_look_and_use_is_not_opened(
     """Whatever moment an enemy takes: what is opened was found from the root down, and follows no link."""
     elsewhere = write_checkpoint(tmp_path / "elsewhere", make_state())
     write_checkpoint(exchange / "run" / "step_7", make_state())
-    found = shared_directory.path_of
+    found = opened.path_of
 
     def exchanged(descriptor: int) -> str:
         leads_to = found(descriptor)
@@ -98,14 +97,14 @@ def test_a_directory_that_is_exchanged_between_look_and_use_is_not_opened(
             enemies[-1](exchange / "run" / "step_7")
         return leads_to
 
-    monkeypatch.setattr(shared_directory, "path_of", exchanged)
+    monkeypatch.setattr(opened, "path_of", exchanged)
     enemies: list[Callable[[Path], None]] = [
         lambda path: path.symlink_to(elsewhere),
         Path.mkdir,
         lambda _: None,
     ]
     while enemies:
-        with pytest.raises((ForeignPathError, FileNotFoundError)):
+        with pytest.raises((ForeignPathError, OSError)):
             open_below(exchange / "run" / "step_7", [exchange], kind=stat.S_IFDIR)
         enemies.pop()
         place = exchange / "run" / "step_7"
@@ -114,6 +113,25 @@ def test_a_directory_that_is_exchanged_between_look_and_use_is_not_opened(
         elif place.exists():
             place.rmdir()
         (exchange / "run" / "old").rename(place)
+
+
+def test_a_directory_that_its_trainer_replaces_while_it_is_opened_has_changed_and_is_nobody_elses(
+    settings: AdoptSettings, exchange: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_checkpoint(exchange / "step_7", make_state())
+    found = opened.path_of
+
+    def replaced(descriptor: int) -> str:
+        leads_to = found(descriptor)
+        monkeypatch.undo()
+        written.rename(exchange / "old")
+        write_checkpoint(written, make_state(2))
+        return leads_to
+
+    monkeypatch.setattr(opened, "path_of", replaced)
+    with raising(errors.checkpoint_changed, match="exchanged while it was opened"):
+        adopt(written, settings)
+    assert adopt(written, settings).label == "7"
 
 
 @pytest.mark.needs("root")
@@ -149,7 +167,7 @@ def test_a_trainer_of_another_user_is_trusted_where_only_trusted_ones_can_write(
 
 def test_no_root_declared_means_that_nothing_is_opened(settings: AdoptSettings, exchange: Path) -> None:
     written = write_checkpoint(exchange / "step_7", make_state())
-    with raising(outside_roots, match="no directory at all"):
+    with raising("outside-roots", match="no directory at all"):
         adopt(written, AdoptSettings(settings.into, []))
-    with raising(errors.checkpoint_missing):
+    with raising("checkpoint-missing"):
         adopt(exchange / "step_8", settings)

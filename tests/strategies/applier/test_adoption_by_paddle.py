@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import paddle
 import pytest
 
 from wsm.actions.backends.paddle_weights import PaddleWeights
+from wsm.private_directory import private_directory
 from wsm.strategies import IpcSource, SharedTensors, TensorSpec, load
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.ipc.metas import IpcMetas
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 
 pytestmark = pytest.mark.paddle
 
@@ -89,7 +87,7 @@ def test_a_flipped_bit_in_shared_memory_is_found_before_the_tensor_is_kept(tmp_p
     trainer.publish(1, {0: state(layer, seed=1)})
     metas = IpcMetas.decode((tmp_path / "ipc_metas_0").read_bytes(), file="metas")
     (name,) = metas.segments
-    with (Path(MEMORY_DIRECTORY) / name).open("r+b") as file:
+    with (private_directory() / name).open("r+b") as file:
         file.seek(metas.tensors[0].offset)
         file.write(b"\xff\xff")
     with pytest.raises(DigestMismatchError, match=name):

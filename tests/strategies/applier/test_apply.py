@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from stamped import apply_tensors
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.digest import digest_of, shard_digest
@@ -166,7 +166,7 @@ def test_a_target_that_breaks_its_own_contract_is_an_internal_error(memory, prob
         def writable(self, name):
             return memory
 
-    with raising(errors.target_contract, match=problem):
+    with raising("target-contract", match=problem):
         apply_tensors([offered("a", b"111")], Broken([A]), LoadObserver())
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from wsm.strategies.buckets.sender import Sending
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.transports._batches import Batches
 from wsm.strategies.transports._foreign import ForeignThread
-from wsm.worker._staging import StagingThread
+from wsm.worker._hot_run import Staging
 
 
 class FailedError(Exception):
@@ -43,13 +45,19 @@ def through_a_batch(work):
 
 
 def through_a_stager(work):
-    stager = StagingThread(0)
-    stager.start(work)
+    nothing = SimpleNamespace(staged=None, facts={})
+    context = SimpleNamespace(cancelled=lambda: False, done=nothing, facts=nothing.facts)
+    action = SimpleNamespace(
+        name="fail", precondition=lambda _: None, run=lambda _: work(), probe=lambda _: None
+    )
+    stager = Staging(0, SystemClock())
+    stager.start([action], context)
     try:
-        assert stager.wait(60)
+        while not stager.ended():
+            time.sleep(0.001)
         stager.result()
     finally:
-        stager.retire(lambda: None)
+        stager.retire()
         assert stager.rest(60)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stamped import feed_loaders
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.applier.apply import Applied
-from wsm.strategies.applier.feeding import feed_loaders
 from wsm.strategies.applier.loaders import ParameterMemory
 from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.digest import digest_of, shard_digest

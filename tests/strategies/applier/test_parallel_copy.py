@@ -8,10 +8,10 @@ import weakref
 
 import numpy as np
 import pytest
+from stamped import apply_tensors
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier import parallel_copy
-from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.digest import digest_of

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from stamped import apply_tensors
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
@@ -28,12 +28,12 @@ def target():
 
 def apply(tensors, into=None, **options):
     into = into or target()
-    declared = options.pop("declared", True)
-    tensors = tensors if declared else iter(tensors)
-    return apply_tensors(tensors, into, LoadObserver(), declared=declared, **options), into
+    how = options.pop("declared", True)
+    options.update(declared=how is True, collects=how == "collected")
+    return apply_tensors(tensors if how is True else iter(tensors), into, LoadObserver(), **options), into
 
 
-EVERYHOW = pytest.mark.parametrize("declared", [True, False])
+EVERYHOW = pytest.mark.parametrize("declared", [True, False, "collected"])
 
 
 @EVERYHOW

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from tests.raising import matches
 from wsm.errors import WsmError
+from wsm.private_directory import private_directory
 from wsm.strategies import BucketSender, IpcAsyncSource, LoadReport, MemoryTarget, TensorSpec, errors, load
-from wsm.strategies.buckets._bucket_plan import plan_buckets, window_at
+from wsm.strategies import peer_errors as stream_errors
+from wsm.strategies.buckets import wire
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
-from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.tensor import BEGIN_IN_PAGE
 from wsm.strategies.trainer.tensors import TrainerReport
 
 # Far longer than any example takes: a stream that stands still fails, however slow the machine is.
@@ -150,21 +151,23 @@ class Run:
             raise OSError("no tensors today")
         if case.harm == "flip":
             spec, place = self.last_written(done)
-            segment.memory[window_at(place, case.window_bytes)[0]] ^= 1 << case.bit
+            segment.memory[place] ^= 1 << case.bit
             self.damaged = spec.name
-        if case.harm == "cut short" and segment.read_at(0, 8) == segment.read_at(64, 8):
-            # All that was marked is taken: memory that goes while it is read is a signal, and no error.
-            os.truncate(f"{MEMORY_DIRECTORY}/{segment.name}", 0)
+        if case.harm == "cut short":
+            os.truncate(f"{private_directory()}/{segment.name}", 0)
             self.damaged = "the memory"
             raise OSError("it is gone")
 
     def last_written(self, done: int) -> tuple[TensorSpec, int]:
-        """Which tensor the last of so many bytes is of, and its place in the stream."""
+        """Which tensor the last of so many bytes is of, and where in the memory it lies."""
         specs = self.case.specs
-        for piece in (piece for bucket in plan_buckets(specs, self.case.bucket_bytes) for piece in bucket):
-            if done <= piece.nbytes:
-                return specs[piece.tensor], piece.place + done - 1
-            done -= piece.nbytes
+        bucket_bytes = min(self.case.bucket_bytes, self.case.window_bytes)
+        for number, bucket in enumerate(wire.cut(specs, bucket_bytes)):
+            slot = BEGIN_IN_PAGE + number % (self.case.window_bytes // bucket_bytes) * bucket_bytes
+            for piece in bucket:
+                if done <= piece.end - piece.begin:
+                    return specs[piece.tensor], slot + piece.offset + done - 1
+                done -= piece.end - piece.begin
         raise AssertionError("more was written than there is")
 
     def holds(self, version: int) -> bool:

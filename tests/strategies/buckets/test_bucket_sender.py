@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -17,16 +18,18 @@ from receiving_rank import SPECS
 
 from tests.raising import raising
 from wsm.errors import WsmError
+from wsm.private_directory import private_directory
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
-from wsm.strategies.buckets import _bucket_messages as say
-from wsm.strategies.buckets._bucket_plan import Marks, segment_bytes
-from wsm.strategies.buckets._bucket_socket import connect
-from wsm.strategies.buckets._stream import RankStream
+from wsm.strategies import peer_errors as stream_errors
+from wsm.strategies.buckets import channel, wire
+from wsm.strategies.buckets._rank_stream import RankStream, Stage
+from wsm.strategies.buckets.channel import RankSocket
 from wsm.strategies.buckets.sender import BucketSender
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.digest import digest_of
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
-from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
+from wsm.strategies.tensor import BEGIN_IN_PAGE
+from wsm.typed import bad_keyword
 
 
 @pytest.fixture(params=["ipc", "tcp"])
@@ -34,6 +37,19 @@ def sender(request, tmp_path):
     address = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/buckets"
     with BucketSender(address, bucket_bytes=BUCKET, window_bytes=WINDOW) as made:
         yield made
+
+
+def asking(address):
+    """Be a rank that says what a test wants."""
+    made = RankSocket(address)
+    assert made.look()
+    return made
+
+
+def answer_to(rank):
+    frame = rank.receive(60)
+    assert frame is not None
+    return wire.from_trainer(frame, "the sender")
 
 
 def test_two_ranks_receive_a_version_at_once_and_everybody_agrees_on_it(sender, threads):
@@ -45,7 +61,7 @@ def test_two_ranks_receive_a_version_at_once_and_everybody_agrees_on_it(sender, 
             assert held == {name: data for name, (_, data) in shard(version, rank).items()}
             assert report.digest == sent.digests[rank] == digest_of_shard(version, rank)
             assert report.manifest_digest == sent.manifest_digest
-            assert report.peak_extra_bytes == segment_bytes(WINDOW)
+            assert report.peak_extra_bytes == BEGIN_IN_PAGE + WINDOW
         assert sent.bytes == 2 * sum(spec.nbytes for spec in SPECS)
 
 
@@ -72,7 +88,7 @@ def test_a_rank_that_asks_for_the_next_version_early_gets_it(over_ipc, threads):
 def test_the_memory_of_buckets_is_used_again_and_goes_with_the_sender(tmp_path, threads):
     def names():
         mapped = Path("/proc/self/maps").read_text()  # others on this host may stream at the same time
-        return {path.name for path in Path(MEMORY_DIRECTORY).glob("wsm-buckets.*") if path.name in mapped}
+        return {path.name for path in private_directory().glob("wsm-buckets.*") if path.name in mapped}
 
     with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, window_bytes=WINDOW) as sender:
         seen = []
@@ -84,7 +100,7 @@ def test_the_memory_of_buckets_is_used_again_and_goes_with_the_sender(tmp_path, 
             seen.append(names())
         assert len(seen[0]) == 2
         assert seen[0] == seen[1] == seen[2]
-    assert not any((Path(MEMORY_DIRECTORY) / name).exists() for name in seen[0])
+    assert not any((private_directory() / name).exists() for name in seen[0])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,7 +129,7 @@ def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(o
     refused = []
 
     def close_it(done, total):
-        with raising(stream_errors.sender_busy, match="sending version 1 and cannot close"):
+        with raising("sender-busy", match="sending version 1 and cannot close"):
             over_ipc.close()
         refused.append(done)
 
@@ -121,7 +137,7 @@ def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(o
     rank = threads.submit(receive, over_ipc, 0, 1, progress=lambda done, total: reached.set())
     sending = threads.submit(over_ipc.send, 1, shards(1), progress=close_it)
     assert reached.wait(60)
-    with raising(stream_errors.sender_busy, match="sending version 1 and cannot send version 2"):
+    with raising("sender-busy", match="sending version 1 and cannot send version 2"):
         over_ipc.send(2, shards(2))
     over_ipc.close()
     with raising(stream_errors.SendCancelledError):
@@ -129,13 +145,59 @@ def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(o
     with contextlib.suppress(WsmError):  # it may have had all it needs
         rank.result()
     assert refused
-    with raising(stream_errors.sender_closed, match="cannot send version 3"):
+    with raising("sender-closed", match="cannot send version 3"):
         over_ipc.send(3, shards(3))
 
 
 def test_a_command_that_fails_ends_the_sending(over_ipc):
     with pytest.raises(KeyError), over_ipc.sending(4, shards(4)):
         raise KeyError("the update was refused")
+
+
+#: What a trainer can hand in that no rank gets: each fails before a rank is talked to.
+EARLY = {
+    "a tensor of another byte order": ({0: {"w": np.ones(4, ">f4")}, 1: shard(4, 1)}, {}),
+    "an infinite number": (
+        {rank: {"w": np.full(4, np.inf, np.float32)} for rank in (0, 1)},
+        {"finite": True},
+    ),
+    "a rank that is missing": ({1: shard(4, 1)}, {}),
+    "nothing": ({}, {}),
+}
+
+
+@pytest.mark.parametrize("what", EARLY)
+def test_what_fails_in_the_trainer_before_it_talks_is_told_to_the_ranks_and_is_the_cause(over_ipc, what):
+    handed_in, options = EARLY[what]
+    with (
+        pytest.raises(stream_errors.PeerFailedError) as told,
+        over_ipc.sending(4, handed_in, **options) as sending,
+    ):
+        receive(over_ipc, 0, 4)
+    cause = told.value.__cause__
+    assert isinstance(cause, WsmError)
+    assert not isinstance(cause, stream_errors.PeerFailedError)
+    assert told.value.context["reason"] == str(cause)
+    assert not told.value.context["touched"]
+    with pytest.raises(RuntimeError, match="raised before"):
+        sending.result()
+
+
+def test_a_rank_that_asks_for_another_version_than_the_one_that_failed_is_told_so(over_ipc, threads):
+    with (
+        pytest.raises(errors.VersionMismatchError, match="version 5 was asked for"),
+        over_ipc.sending(4, {}),
+    ):
+        receive(over_ipc, 0, 5)
+    loads = [threads.submit(receive, over_ipc, rank, 4) for rank in range(2)]
+    assert over_ipc.send(4, shards(4)).digests[0] == loads[0].result()[0].digest
+    loads[1].result()
+
+
+def test_a_sender_that_is_closed_meanwhile_refuses_no_more(over_ipc):
+    with pytest.raises(WsmError) as caught, over_ipc.sending(4, {}):
+        over_ipc.close()
+    assert caught.value.code == "incomplete-publication"
 
 
 def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(over_ipc, threads):
@@ -206,9 +268,8 @@ def test_a_rank_that_died_before_it_began_may_be_replaced(over_ipc, launch, thre
     assert process.stdout.readline() == b"begun\n"
     process.kill()
     process.wait()
-    gone = connect(over_ipc.address)
-    gone.send(say.to_bytes(say.Hello(0, 2, "1", look=False), 1))  # it asks, and goes away
-    gone.close()
+    with contextlib.closing(asking(over_ipc.address)) as gone:  # it asks, and goes away
+        gone.send(wire.encode(wire.Hello(0, 2, "1", look=False)))
     loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
     assert over_ipc.send(1, shards(1)).version == "1"
     assert all(pending.result() for pending in loads)
@@ -240,27 +301,19 @@ def test_a_sending_that_is_cancelled_tells_the_ranks(over_ipc, threads):
 
 
 def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, threads):
-    first = connect(over_ipc.address)
-    pending = threads.submit(over_ipc.send, 1, {0: shard(1, 0)})
-
-    def answer():
-        assert first.poll(60)
-        return say.from_bytes(first.receive(), peer="the sender")[1]
-
-    try:
-        first.send(say.to_bytes(say.Hello(0, 1, "1", look=False), 3))
-        assert isinstance(answer(), say.Init)
-        source = IpcAsyncSource(over_ipc.address)
+    with contextlib.closing(asking(over_ipc.address)) as first:
+        pending = threads.submit(over_ipc.send, 1, {0: shard(1, 0)})
+        first.send(wire.encode(wire.Hello(0, 1, "1", look=False)))
+        assert isinstance(answer_to(first), wire.Init)
 
         def ready(done, total):
             if done == total:
-                first.send(say.to_bytes(say.Ready(), 3))
-                assert answer().reason == "busy"
+                first.send(wire.encode(wire.Ready()))
+                assert answer_to(first).reason == "busy"
 
+        source = IpcAsyncSource(over_ipc.address)
         report = load(source, MemoryTarget(SPECS), name="ipc_async", progress=ready)
         assert pending.result().digests == {0: report.digest}
-    finally:
-        first.close()
 
 
 def test_a_load_that_is_cancelled_while_it_waits_says_how_much_was_applied(over_ipc, threads):
@@ -300,25 +353,23 @@ def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, thr
 
 
 def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
-    nobody = say.to_bytes(say.Hello(7, 2, None, look=False), 3)
-    garbage = (b"", b"hello", say.to_bytes(say.Ack(0), 3), say.to_bytes(say.Done("0" * 32), 0), nobody)
+    nobody = wire.encode(wire.Hello(7, 2, None, look=False))
+    garbage = (b"", b"hello", wire.encode(wire.Ack(0)), wire.encode(wire.Done(0, "0" * 32)), nobody)
     with contextlib.ExitStack() as stack:
         for data in garbage:
-            stranger = connect(over_ipc.address)
-            stack.callback(stranger.close)
+            stranger = stack.enter_context(contextlib.closing(asking(over_ipc.address)))
             stranger.send(data)
         loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
         assert over_ipc.send(1, shards(1)).version == "1"
         assert all(pending.result() for pending in loads)
-        assert stranger.poll(60)
-        _, answer = say.from_bytes(stranger.receive(), peer="the sender")
+        answer = answer_to(stranger)
         assert (answer.reason, answer.text) == ("rank", "versions are sent to ranks 0 to 1")
 
 
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
 def test_an_address_has_one_sender(tmp_path, scheme):
     first = BucketSender("tcp://127.0.0.1:*" if scheme == "tcp" else f"ipc://{tmp_path}/buckets")
-    with first, raising(stream_errors.address_busy, match=scheme):
+    with first, raising("address-busy", match=scheme):
         BucketSender(first.address)
     with BucketSender(first.address):
         pass
@@ -338,14 +389,14 @@ def test_an_address_has_one_sender(tmp_path, scheme):
     ],
 )
 def test_an_address_that_is_not_of_this_host_is_refused_on_both_sides(address):
-    with raising(stream_errors.bad_address):
+    with raising("bad-address"):
         BucketSender(address)
-    with raising(stream_errors.bad_address):
+    with raising("bad-address"):
         load(IpcAsyncSource(address), MemoryTarget(SPECS), name="ipc_async")
 
 
 def test_a_socket_in_a_directory_that_does_not_exist_is_an_error(tmp_path):
-    with raising(stream_errors.address_busy, match="No such file"):
+    with raising("address-busy", match="No such file"):
         BucketSender(f"ipc://{tmp_path}/nowhere/buckets")
 
 
@@ -355,7 +406,7 @@ def test_a_socket_in_a_directory_that_does_not_exist_is_an_error(tmp_path):
     ids=str,
 )
 def test_buckets_that_cannot_be_are_refused(options):
-    with raising(stream_errors.bad_bucket_size):
+    with raising(("bad-bucket-size", bad_keyword)):
         BucketSender("tcp://127.0.0.1:*", **options)
 
 
@@ -365,151 +416,91 @@ def test_shards_that_are_not_one_per_rank_are_refused(over_ipc, given):
         over_ipc.send(1, given)
 
 
-def test_a_version_too_large_for_its_buckets_is_refused_before_any_rank_hears_of_it(tmp_path):
-    large = {0: {"a": np.zeros((64 << 17) + 1, np.uint8)}}
-    with (
-        BucketSender(f"ipc://{tmp_path}/small", bucket_bytes=64) as sender,
-        raising(stream_errors.too_many_buckets, match=r"rank 0 .* bucket_bytes=128 at least"),
-    ):
-        sender.send(1, large)
-
-
 def test_a_shard_without_tensors_is_refused(over_ipc):
     with raising(errors.TrainerTensorError, match="rank 0"):
         over_ipc.send(1, {0: {}})
 
 
+def test_tensors_that_no_message_can_name_are_refused_and_the_rank_is_told(over_ipc, threads, monkeypatch):
+    monkeypatch.setattr(wire, "MOST_TO_RANK", 4000)
+    many = {str(number): (TensorSpec(str(number), "U8", (1,)), b"x") for number in range(400)}
+    pending = threads.submit(receive, over_ipc, 0, 1)
+    with raising(errors.TrainerTensorError, match="too many"):
+        over_ipc.send(1, {0: many, 1: many})
+    with raising(stream_errors.PeerFailedError, match="too many"):
+        pending.result()
+
+
+def test_a_rank_that_may_open_no_more_files_says_so(over_ipc, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    for name in ("open_ours", "_new_context"):
+        with monkeypatch.context() as patched:
+            patched.setattr(channel, name, refuse)
+            with raising("cannot-connect", match="Too many open files.*ulimit"):
+                receive(over_ipc, 0, 1)
+
+
+def test_an_address_is_taken_as_it_is_whatever_its_directory_is_called(tmp_path):
+    (tmp_path / "localhost").mkdir(0o700)
+    address = f"ipc://{tmp_path}/localhost/buckets"
+    with BucketSender(address) as sender, sender.sending(1, {0: shard(1, 0)}):
+        assert load(IpcAsyncSource(address), MemoryTarget(SPECS), name="ipc_async").version == "1"
+
+
 @pytest.fixture
 def stream():
-    segment = OwnedSegment("wsm-test.", segment_bytes(128))
+    segment = OwnedSegment("wsm-test.", BEGIN_IN_PAGE + 128)
     tensors = {"t": (TensorSpec("t", "U8", (300,)), bytes(range(150)) * 2)}
-    yield RankStream(
-        version="1",
-        rank=0,
-        world_size=1,
-        publication="p",
-        tensors=tensors,
-        segment=segment,
-        bucket_bytes=64,
-    )
+    group = {"version": "1", "rank": 0, "world_size": 1, "publication": "p"}
+    yield RankStream(tensors, segment, **group, bucket_bytes=64, slots=2, finite=False)
     segment.close()
 
 
-def begin(stream, session=5):
-    """Be the rank: have a lease on the memory and say there which session is one's own, then be ready."""
-    assert isinstance(stream.greet(say.Hello(0, 1, "1", look=False), 5), say.Init)
-    lease = AttachedSegment(
-        stream.segment.name, stream.segment.nbytes, prefixes=("wsm-test.",), referrer="a test"
-    )
-    try:
-        marks = Marks(stream.segment, session)
-        marks.set_taken(0)
-        assert stream.claim(session)
-    finally:
-        lease.close()
-    return marks
-
-
-def write_all(stream):
-    while stream.write():
-        pass
+def begin(stream):
+    """Be the rank: have a lease on the memory, then be ready."""
+    stream.stage = Stage.OFFERED
+    prefixes = ("wsm-test.",)
+    lease = AttachedSegment(stream.segment.name, stream.segment.nbytes, prefixes=prefixes, referrer="a test")
+    with contextlib.closing(lease):
+        assert stream.begin()
 
 
 def test_no_more_is_written_than_may_be_in_flight(stream):
-    assert not stream.write()
-    assert not stream.claim(5)
-    rank, marks = begin(stream), Marks(stream.segment, 5)
-    assert [stream.write() for _ in range(3)] == [True, True, False]
-    assert marks.written() == 128
-    assert [stream.next_message().index, stream.next_message().index] == [0, 1]
-    assert stream.next_message() is None
-    rank.set_taken(64)
-    assert stream.write()
-    assert not stream.write()
-    assert marks.written() == 192
-    assert stream.next_message().index == 2
-
-
-def test_a_mark_that_leaves_room_for_nothing_but_the_gap_between_two_tensors_is_not_the_last_one_seen():
-    segment = OwnedSegment("wsm-test.", segment_bytes(64))
-    tensors = {
-        name: (TensorSpec(name, "U8", (nbytes,)), bytes(nbytes)) for name, nbytes in (("a", 10), ("b", 64))
-    }
-    try:
-        stream = RankStream(
-            version="1",
-            rank=0,
-            world_size=1,
-            publication="p",
-            tensors=tensors,
-            segment=segment,
-            bucket_bytes=64,
-        )
-        rank = begin(stream)
-        assert stream.write()
-        rank.set_taken(10)
-        assert not stream.write()  # the next tensor begins at 64, and there is room up to 74
-        rank.set_taken(64)
-        assert stream.write()
-    finally:
-        segment.close()
-
-
-@pytest.mark.parametrize("place", [301, 1 << 63])
-def test_a_rank_that_has_taken_what_there_is_not_is_named(stream, place):
     begin(stream)
-    Marks(stream.segment, 5).set_taken(place)
-    with raising(stream_errors.PeerMessageError, match=f"rank 0 .* taken {place} of 300"):
-        write_all(stream)
-
-
-def test_a_rank_that_gives_bytes_back_twice_is_named(stream):
-    begin(stream)
-    marks = Marks(stream.segment, 5)
-    marks.set_taken(64)
-    write_all(stream)
-    marks.set_taken(32)
-    with raising(stream_errors.PeerMessageError, match="taken 32 of 300 bytes, and had 64"):
-        write_all(stream)
-
-
-def test_what_another_stream_marked_is_no_news(stream):
-    begin(stream)
-    Marks(stream.segment, 6).set_taken(128)
-    assert [stream.write() for _ in range(3)] == [True, True, False]
-    assert stream.taken == 0
+    assert [stream.write().number for _ in range(2)] == [0, 1]
+    assert stream.write() is None
+    stream.hear(wire.Ack(0))
+    assert stream.write().number == 2
+    assert stream.write() is None
 
 
 def test_memory_that_is_cut_short_is_an_error_of_the_trainer(stream):
     begin(stream)
-    os.truncate(f"{MEMORY_DIRECTORY}/{stream.segment.name}", 100)
+    os.truncate(f"{private_directory()}/{stream.segment.name}", 100)
     with raising(errors.bad_file_size, match="truncated"):
         stream.write()
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [say.Ack(1), say.Ack(2), say.Done(digest_of(b"")), say.Ready(), say.Init("1", 0, 1, "", "s", 64, 64, ())],
+    [wire.Ack(1), wire.Ack(2), wire.Done(1, digest_of(b"")), wire.Ready(), wire.Hello(0, 1, "1", look=False)],
     ids=lambda message: str(message)[:20],
 )
 def test_what_is_not_due_is_an_error_of_that_rank(stream, wrong):
     begin(stream)
     stream.write()
-    stream.next_message()
     with raising(stream_errors.PeerMessageError, match="rank 0 sent"):
         stream.hear(wrong)
 
 
 def test_a_rank_is_who_has_the_memory_and_a_second_one_comes_too_late(stream):
-    for _ in range(2):  # anybody may ask
-        assert isinstance(stream.greet(say.Hello(0, 1, "1", look=False), 5), say.Init)
-    Marks(stream.segment, 5).set_taken(0)
-    assert not stream.claim(5)  # without a lease
-    begin(stream, 6)
-    assert not stream.claim(5)
-    assert stream.greet(say.Hello(0, 1, "1", look=False), 5).reason == "busy"
-    assert isinstance(stream.greet(say.Hello(0, 1, "1", look=True), 5), say.Init)
-    assert stream.session == 6
+    assert not stream.begin()
+    stream.stage = Stage.OFFERED
+    assert not stream.begin()  # without a lease
+    begin(stream)
+    assert not stream.begin()
 
 
 @pytest.mark.processes
@@ -522,7 +513,7 @@ def test_what_a_killed_sender_left_is_swept_by_the_next_one(tmp_path):
     command = [sys.executable, "-c", program, f"ipc://{tmp_path}/buckets"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    left = Path(MEMORY_DIRECTORY) / done.stdout.strip()
+    left = private_directory() / done.stdout.strip()
     with BucketSender(f"ipc://{tmp_path}/elsewhere"):
         assert not left.exists()
 

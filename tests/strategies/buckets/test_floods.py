@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +15,13 @@ from bucket_ranks import receive, shards
 from receiving_rank import SPECS
 
 from campaign import flooding_peer
-from campaign.flooding_peer import KINDS, OPENING, frame
+from tests.another_user import acting, shared_place
 from wsm.errors import WsmError
+from wsm.shared_directory import ForeignPathError
 from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
-from wsm.strategies.buckets import _bucket_messages as say
-from wsm.strategies.buckets._bucket_socket import connect, listen
-from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies import peer_errors as stream_errors
+from wsm.strategies.buckets import wire
+from wsm.strategies.buckets.channel import RankSocket, TrainerSocket
 
 pytestmark = pytest.mark.processes
 
@@ -93,24 +90,94 @@ def test_floods_of_every_kind_keep_no_sender_from_its_deadline_its_ranks_or_its_
     assert send(60.0) == "SendReport"
     assert all(pending.result().verified for pending in loads)
     assert peak_bytes(trainer.pid) < before + MOST_MORE
+    trainer.stdin.close()  # the trainer closes its sender: a killed one leaves its windows to the next sender
+    assert trainer.wait(60) == 0
 
 
 def test_who_says_that_it_is_a_rank_and_gives_up_ends_nothing(over_ipc, threads):
-    """With ZMQ's own socket, which is understood, too."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as liar:
-        liar.connect(over_ipc.address)
+    with contextlib.closing(RankSocket(over_ipc.address)) as liar:
+        assert liar.look()
         with over_ipc.sending(1, shards(1)):
             for message in (
-                say.Hello(0, 2, "1", look=False),
-                say.Ready(),
-                say.Abort("failed", "OSError", "no memory today"),
+                wire.Hello(0, 2, "1", look=False),
+                wire.Ready(),
+                wire.Abort("failed", "OSError", "no memory today"),
             ):
-                liar.send(say.to_bytes(message, 5))
-            for expected in (say.Init, say.Abort):
-                assert liar.poll(60_000)
-                assert isinstance(say.from_bytes(liar.recv(), peer="the sender")[1], expected)
+                liar.send(wire.encode(message))
+            for expected in (wire.Init, wire.Abort):
+                assert isinstance(wire.from_trainer(liar.receive(60), "the sender"), expected)
             loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
             assert all(pending.result() for pending in loads)
+
+
+def test_who_does_not_know_the_key_reaches_nobody(over_ipc, threads):
+    """With ZMQ's own socket: its connection is ended in the handshake."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(over_ipc.address)
+        with over_ipc.sending(1, shards(1)):
+            with contextlib.suppress(zmq.Again):  # the handshake may have failed by now
+                stranger.send(wire.encode(wire.Hello(0, 2, "1", look=False)), zmq.NOBLOCK)
+            loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
+            assert all(pending.result() for pending in loads)
+        assert not stranger.poll(0)
+
+
+@pytest.mark.parametrize("make", ["open to its group", "as /tmp", "a link"])
+def test_a_socket_lies_in_a_directory_that_is_closed_to_others_or_is_refused_on_both_sides(tmp_path, make):
+    place, real = tmp_path / "place", tmp_path / "real"
+    real.mkdir(0o700)
+    place.symlink_to(real)
+    address = f"ipc://{place}/buckets"
+    if make != "a link":
+        place.unlink()
+        place.mkdir()
+        place.chmod(0o710 if make == "open to its group" else 0o1777)
+    with pytest.raises(ForeignPathError, match="place is not used"):
+        TrainerSocket(address)
+    assert list(real.iterdir()) == []
+    with contextlib.closing(TrainerSocket(f"ipc://{real}/buckets")):
+        if make != "a link":
+            place.rmdir()
+            real.chmod(0o710)
+        with pytest.raises(ForeignPathError, match="is not used"):
+            RankSocket(f"ipc://{place if make == 'a link' else real}/buckets").look()
+
+
+@pytest.mark.needs("root")
+def test_a_process_of_another_user_reaches_nobody_though_it_knows_the_key():
+    def ask() -> zmq.Socket:
+        stranger = zmq.Context().socket(zmq.DEALER)
+        public, secret = zmq.curve_keypair()
+        stranger.curve_serverkey, stranger.curve_publickey, stranger.curve_secretkey = key, public, secret
+        stranger.connect(f"ipc://{place}/buckets")
+        with contextlib.suppress(zmq.Again):
+            stranger.send(wire.encode(wire.Hello(0, 2, "1", look=False)), zmq.NOBLOCK)
+        return stranger
+
+    with shared_place() as shared:
+        place = shared / "own"
+        place.mkdir(0o700)
+        with contextlib.closing(TrainerSocket(f"ipc://{place}/buckets")) as trainer:
+            key = (place / "buckets.lock").read_bytes()[:40]
+            place.chmod(0o711)
+            (place / "buckets").chmod(0o666)  # neither of which a user does
+            with acting(ask):
+                assert trainer.receive(0.5) is None
+            own = ask()
+            assert trainer.receive(60) is not None
+            own.context.destroy(linger=0)
+
+
+def test_many_messages_of_one_who_knows_the_key_keep_no_rank_from_its_version(over_ipc, threads):
+    hello = wire.encode(wire.Hello(0, 2, None, look=True))
+    with contextlib.closing(RankSocket(over_ipc.address)) as talker:
+        assert talker.look()
+        for _ in range(100_000):  # what ZMQ does not hold is not said
+            talker.send(hello)
+        loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
+        over_ipc.send(1, shards(1))
+        assert all(pending.result() for pending in loads)
 
 
 def test_a_rank_that_cannot_begin_is_named_with_its_reason_when_its_time_is_over(over_ipc, threads):
@@ -122,61 +189,14 @@ def test_a_rank_that_cannot_begin_is_named_with_its_reason_when_its_time_is_over
         pending.result()
 
 
-def slowly() -> Iterator[bytes]:
-    for byte in OPENING + frame(bytes(1000)):
-        threading.Event().wait(0.02)
-        yield bytes([byte])
-
-
-@pytest.mark.parametrize(
-    ("said", "error", "problem"),
-    [
-        (KINDS["endless parts"], stream_errors.PeerMessageError, "it has more than one part"),
-        (lambda: [frame(b"")[:1] + b"\xff" * 8], stream_errors.PeerMessageError, "67108900 at most"),
-        (KINDS["no ZMQ"], stream_errors.PeerMessageError, "as no ZMQ socket does"),
-        (slowly, stream_errors.PeerSilentError, "its offer was due"),
-    ],
-    ids=["endless parts", "more than there is", "no ZMQ", "slowly"],
-)
-def test_who_floods_a_rank_is_refused_at_once_and_who_drips_at_its_deadline(
-    tmp_path, threads, said, error, problem
-):
-    path = str(tmp_path / "buckets")
-
-    def trainer():
-        connected, _ = listening.accept()
-        with connected, contextlib.suppress(OSError):
-            if said not in (KINDS["no ZMQ"], slowly):
-                connected.sendall(OPENING)
-            for data in said():
-                connected.sendall(data)
-            connected.recv(1 << 16)
-            connected.recv(1 << 16)
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(path)
-        listening.listen()
-        liar = threads.submit(trainer)
-        source = IpcAsyncSource(f"ipc://{path}", connect_s=0.5)
-        with pytest.raises(error, match=problem):
-            load(source, MemoryTarget([SPEC]), name="ipc_async")
-        liar.result()
-
-
-def test_a_listener_without_descriptors_waits_for_them_and_not_in_vain(tmp_path):
-    """Accepting fails, and who waits to be taken is seen again at once."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(contextlib.closing(listen(f"ipc://{tmp_path}/buckets")))
-        caller = stack.enter_context(contextlib.closing(connect(listener.address)))
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        os.close(next_one := os.dup(0))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, hard))
-        begun_s = time.process_time()
-        assert not listener.poll(1.0)
-        assert time.process_time() - begun_s < 0.5
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        caller.send(b"here")
-        while (heard := listener.receive()) is None:
-            assert listener.poll(60)
-        assert heard[1] == b"here"
+@pytest.mark.parametrize("said", ["endless parts", "large messages", "no ZMQ"])
+def test_who_floods_a_rank_in_a_trainer_s_place_is_named_at_the_deadline(tmp_path, said, start):
+    """Whoever has taken the path of a living trainer."""
+    address = f"ipc://{tmp_path}/buckets"
+    with contextlib.closing(TrainerSocket(address)):
+        (tmp_path / "buckets").unlink()
+        start(flooding_peer.__file__, "--listen", address, said)
+        before = peak_bytes(os.getpid())
+        with pytest.raises(stream_errors.PeerSilentError, match="its offer was due"):
+            load(IpcAsyncSource(address, connect_s=1.0), MemoryTarget([SPEC]), name="ipc_async")
+        assert peak_bytes(os.getpid()) < before + MOST_MORE

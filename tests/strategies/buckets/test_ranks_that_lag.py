@@ -8,7 +8,7 @@ import signal
 import pytest
 from bucket_ranks import BUCKET, digest_of_shard, receive, shards
 
-from wsm.strategies.messages.errors import PeerDiedError, PeerSilentError
+from wsm.strategies.peer_errors import PeerDiedError, PeerSilentError
 
 pytestmark = pytest.mark.processes
 

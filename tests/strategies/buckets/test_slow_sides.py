@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
 
 import numpy as np
 import pytest
 
 from wsm.strategies import BucketSender, IpcAsyncSource, MemoryTarget, TensorSpec, load
-from wsm.strategies.buckets import _bucket_messages as say
-from wsm.strategies.buckets._bucket_plan import SEGMENT_PREFIX, Marks, segment_bytes
-from wsm.strategies.buckets._bucket_socket import listen
-from wsm.strategies.buckets._conversation import Conversation
-from wsm.strategies.digest import digest_of
-from wsm.strategies.ipc.shared_segment import OwnedSegment
-from wsm.strategies.messages.errors import PeerMessageError, PeerSilentError
-from wsm.strategies.observer import UNOBSERVED
 
-# As many buckets as ZMQ would not hold by itself, all of them in flight at once.
+# Many more buckets than ZMQ holds, or may be in flight.
 BUCKETS = 8000
 SMALL = TensorSpec("a", "U8", (64 * BUCKETS,))
 
@@ -32,6 +23,8 @@ class Watch:
     def monotonic_ns(self) -> int:
         return int(self.seconds * 1e9)
 
+    wall_ns = monotonic_ns
+
 
 @pytest.fixture
 def address(tmp_path):
@@ -43,17 +36,24 @@ def test_no_word_about_many_small_buckets_is_lost_while_one_side_stands_still(
     address, threads, standing_still
 ):
     other_is_through = threading.Event()
+    seen = [0]
 
     def on_trainer(done, total):
         if done == total and standing_still == "trainer":
-            other_is_through.wait(60)
-        elif done == total:
-            other_is_through.set()
+            before = -1
+            while (
+                seen[0] > before and not other_is_through.is_set()
+            ):  # what a full socket holds back is not lost
+                before = seen[0]
+                other_is_through.wait(0.5)
 
     def on_rank(done, total):
+        if standing_still == "rank" and not seen[0]:
+            other_is_through.wait(0.5)
+        seen[0] = done
         if standing_still == "rank":
-            other_is_through.wait(60)
-        elif done > total - 256:
+            return
+        if done > total - 256:
             other_is_through.set()
 
     content = bytes(range(256)) * (SMALL.nbytes // 256)
@@ -81,60 +81,3 @@ def test_a_trainer_whose_tensors_come_slowly_does_not_call_a_rank_silent_for_tha
         pending = threads.submit(load, IpcAsyncSource(address), target, name="ipc_async")
         sent = sender.send(1, {0: tensors}, join_s=1e9, silence_s=10)
     assert pending.result().digest == sent.digests[0]
-
-
-def conversation(address, clock):
-    return closing(Conversation(IpcAsyncSource(address, silence_s=10), UNOBSERVED, clock))
-
-
-def test_a_trainer_that_works_on_what_a_rank_leaves_out_is_not_called_silent(address):
-    clock = Watch()
-
-    def nine_seconds_later():
-        clock.seconds += 9
-        return clock.seconds
-
-    with conversation(address, clock) as rank:
-        rank.follow(lambda: True, nine_seconds_later)
-        rank.until(900, lambda: None, "bucket 1")
-    assert clock.seconds >= 900
-
-
-def test_a_trainer_that_gets_nowhere_is(address):
-    clock = Watch()
-
-    def where_it_was():
-        clock.seconds += 4
-        return 7
-
-    with conversation(address, clock) as rank:
-        rank.follow(lambda: True, where_it_was)
-        with pytest.raises(PeerSilentError, match="bucket 1 was due"):
-            rank.until(8, lambda: None, "bucket 1")
-
-
-def test_a_trainer_that_ends_a_stream_whose_bytes_are_missing_is_heard(address, threads):
-    spec = TensorSpec("a", "U8", (128,))
-    segment = OwnedSegment(SEGMENT_PREFIX, segment_bytes(256))
-    trainer = listen(address)
-
-    def hear():
-        while (heard := trainer.receive()) is None:
-            assert trainer.poll(60)
-        identity, data = heard
-        return identity, *say.from_bytes(data, peer="the rank")
-
-    with closing(segment), closing(trainer):
-        pending = threads.submit(
-            load, IpcAsyncSource(address, silence_s=600), MemoryTarget([spec]), name="ipc_async"
-        )
-        identity, session, _ = hear()
-        Marks(segment, session).offer(0)
-        init = say.Init("1", 0, 1, "p", segment.name, 256, 128, (spec,))
-        trainer.send(identity, say.to_bytes(init, session))
-        assert hear()[2] == say.Ready()
-        Marks(segment, session).set_written(64)
-        for message in (say.Bucket(0, (digest_of(bytes(128)),)), say.End(1, digest_of(b""))):
-            trainer.send(identity, say.to_bytes(message, session))
-        with pytest.raises(PeerMessageError, match="it is a End, bucket 1 was due"):
-            pending.result()

@@ -13,7 +13,7 @@ from mooncake_arrival import GdrMooncakeArrival, MooncakeArrival
 from resliced_arrival import ReslicedArrival
 from snapshot_arrival import SnapshotArrival
 from stream_arrival import StreamArrival
-from transfer_arrival import GdrArrival, TransferArrival
+from transfer_arrival import GdrArrival, TransferArrival, TransferAsItComes
 from wrongs import Expected, Wrong
 
 from wsm.strategies.tensor import TensorSpec
@@ -65,6 +65,7 @@ ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
     "gdr over checkpoint_transfer": GdrArrival,
     "gdr over mooncake": GdrMooncakeArrival,
     "rsync over checkpoint_transfer": TransferArrival,
+    "rsync over checkpoint_transfer, as it comes": TransferAsItComes,
     "rsync over mooncake": MooncakeArrival,
 }
 

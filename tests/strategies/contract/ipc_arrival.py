@@ -14,10 +14,10 @@ from pathlib import Path
 from snapshot_arrival import flip
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
+from wsm.private_directory import private_directory
 from wsm.strategies import errors
 from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc.metas import IpcMetas
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 from wsm.strategies.ipc.shared_tensors import SharedTensors
 from wsm.strategies.ipc.source import IpcSource
 
@@ -25,7 +25,7 @@ from wsm.strategies.ipc.source import IpcSource
 _DYING_TRAINER = """
 import os, signal, sys
 from wsm.strategies import TensorSpec
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
+from wsm.private_directory import private_directory
 from wsm.strategies.ipc.shared_tensors import SharedTensors
 spec = TensorSpec("w", "U8", (1 << 21,))
 with SharedTensors(sys.argv[1]) as shared:
@@ -81,7 +81,7 @@ class IpcArrival:
     @property
     def _segment(self) -> Path:
         (name,) = IpcMetas.decode(self._metas.read_bytes(), file="metas").segments
-        return Path(MEMORY_DIRECTORY) / name
+        return private_directory() / name
 
     def _duplicate_name(self, version: int) -> Expected:
         text = self._metas.read_text()

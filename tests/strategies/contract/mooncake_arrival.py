@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 from peer_arrival import AddressArrival
 from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors
+from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.messages import errors as stream_errors
-from wsm.strategies.mooncake import _lease_messages as lease_messages
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake._read_plan import TransferLayout
+from wsm.strategies.mooncake._lease_server import listen
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
 from wsm.strategies.mooncake.publisher import MooncakePublisher, PublishedMemory
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.transport import KeptTransport
 
-# A trainer that is killed when the rank says that it has applied everything.
+# A trainer that is killed once it has said what it holds, before the rank has read all of it.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake._lease_server import LeaseServer
 from wsm.strategies.mooncake.publisher import MooncakePublisher
 from wrongs import make_state
-answer = LeaseServer._answer
-def dying(server, visit, message):
-    if isinstance(message, say.Release):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return answer(server, visit, message)
+def dying(server, writer, ask):
+    os.kill(os.getpid(), signal.SIGKILL)
 LeaseServer._answer = dying
 with MooncakePublisher(sys.argv[1]) as publisher:
     publisher.publish(3, {0: make_state(seed=1), 1: make_state(seed=2)})
@@ -45,27 +41,31 @@ with MooncakePublisher(sys.argv[1]) as publisher:
 
 
 class RawLeaseServer:
-    """Listens in a publisher's place, and answers each message with whatever bytes a test wants."""
+    """Listens in a publisher's place, and says whatever bytes a test wants to each rank that asks."""
 
-    def __init__(self, address: str, answer: Callable[[say.Message], Iterable[bytes]]) -> None:
-        self._listener = lease_messages.listen(address)
-        self._answer = answer
+    def __init__(self, address: str, data: bytes) -> None:
+        self._listening = listen(address)
+        self._listening.socket.settimeout(0.01)
+        self._data = data
         self._stopped = False
+        self._held: list[socket.socket] = []
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stopped:
-            heard = self._listener.receive() if self._listener.poll(0.01) else None
-            if heard is None or heard[1] is None:
-                continue
-            for data in self._answer(say.from_bytes(heard[1], peer="the rank under test")):
-                self._listener.send(heard[0], data)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                made, _ = self._listening.socket.accept()
+                self._held.append(made)
+                made.recv(1 << 16)
+                made.sendall(self._data)
 
     def close(self) -> None:
         self._stopped = True
         self._thread.join()
-        self._listener.close()
+        for made in (*self._held, self._listening.socket):
+            made.close()
+        self._listening.release()
 
 
 class MooncakeArrival(AddressArrival):
@@ -126,16 +126,17 @@ class MooncakeArrival(AddressArrival):
             world_size=2,
             publisher=secrets.token_hex(16),
             session=self._engine.session,
-            lease_ms=60_000,
-            layout_digest=layout.digest(),
-            layout=layout,
+            regions=tuple((region.address, region.nbytes) for region in layout.regions),
+            tensors=tuple(
+                (t.spec.name, t.spec.dtype, t.spec.shape, t.region, t.offset) for t in layout.tensors
+            ),
             digests=digests,
             shards=(shard, shard),
         )
 
     def _answer(self, *data: bytes) -> None:
-        """Answer everything a rank says with `data`."""
-        self._leases = RawLeaseServer(self._address, lambda _message: data)
+        """Answer what a rank asks with `data`."""
+        self._leases = RawLeaseServer(self._address, b"".join(data))
 
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3
@@ -148,22 +149,20 @@ class MooncakeArrival(AddressArrival):
 
     def _peer_dies(self, version: int, state: State) -> Expected:
         self._start_dying(_DYING_PUBLISHER, self._address)
-        return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
+        return Expected(stream_errors.PeerDiedError, (self._address, "has ended"))
 
     def _duplicate_name(self, version: int, state: State) -> Expected:
         grant = self._grant(version, state)
-        assert grant.layout is not None
-        tensors = (*grant.layout.tensors, grant.layout.tensors[0])
-        twice = replace(
+        twice = msgspec.structs.replace(
             grant,
-            layout=TransferLayout(grant.layout.regions, tensors),
+            tensors=(*grant.tensors, grant.tensors[0]),
             digests=(*grant.digests, grant.digests[0]),
         )
         self._answer(say.to_bytes(twice))
         return Expected(stream_errors.PeerMessageError, (self._address, "'embed.weight' twice"))
 
     def _other_rank(self, version: int, state: State) -> Expected:
-        self._answer(say.to_bytes(replace(self._grant(version, state), rank=1)))
+        self._answer(say.to_bytes(msgspec.structs.replace(self._grant(version, state), rank=1)))
         return Expected(errors.shard_identity, (self._address, "rank 1", "rank 0"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
@@ -182,29 +181,25 @@ class MooncakeArrival(AddressArrival):
 
     def _truncated(self, version: int, state: State) -> Expected:
         grant = self._grant(version, state)
-        assert grant.layout is not None
         assert self._engine is not None
-        for region in grant.layout.regions:
-            self._engine.unregister(region.address)
+        for address, _ in grant.regions:
+            self._engine.unregister(address)
         self._answer(say.to_bytes(grant))
-        return Expected(mooncake_errors.transfer_failed, (self._address, grant.session, "could not read"))
+        return Expected("transfer-failed", (self._address, grant.session, "could not read"))
 
     def _truncated_description(self, version: int, state: State) -> Expected:
-        self._answer(say.to_bytes(self._grant(version, state))[:-7])
-        return Expected(stream_errors.PeerMessageError, (self._address, "announces"))
+        data = say.to_bytes(self._grant(version, state))
+        self._answer(data[:4] + data[4:-7] + bytes(7))
+        return Expected(stream_errors.PeerMessageError, (self._address, "damaged"))
 
     def _garbage(self, version: int, state: State) -> Expected:
         self._answer(b"no weights today, and no message either")
-        return Expected(stream_errors.PeerMessageError, (self._address, "begins with"))
+        return Expected(stream_errors.PeerMessageError, (self._address, "announces"))
 
     def _empty(self, version: int, state: State) -> Expected:
-        nothing, digest = TransferLayout((), ()), shard_digest([])
-        grant = replace(
-            self._grant(version, state),
-            layout=nothing,
-            layout_digest=nothing.digest(),
-            digests=(),
-            shards=(digest, digest),
+        digest = shard_digest([])
+        grant = msgspec.structs.replace(
+            self._grant(version, state), regions=(), tensors=(), digests=(), shards=(digest, digest)
         )
         self._answer(say.to_bytes(grant))
         return Expected(errors.empty_snapshot, (self._address,))

@@ -11,7 +11,7 @@ from pathlib import Path
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
 from wsm.strategies import errors
-from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies import peer_errors as stream_errors
 
 HERE = Path(__file__).parent
 

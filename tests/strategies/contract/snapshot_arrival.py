@@ -23,7 +23,7 @@ import os, signal, sys
 from wsm.strategies import StagedVersion, TensorSpec
 with StagedVersion(sys.argv[1], int(sys.argv[2]), world_size=2, durable=False) as staged:
     for rank in range(2):
-        staged.write_shard(rank, {"w": (TensorSpec("w", "U8", (4,)), b"1234")})
+        staged.plan(rank).write({"w": (TensorSpec("w", "U8", (4,)), b"1234")})
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
+import msgspec
 from peer_arrival import AddressArrival
 from wrongs import Expected, State, Wrong
 
-from wsm.errors import BadInputError
+from wsm.private_directory import private_directory
 from wsm.strategies import errors
-from wsm.strategies.buckets import _bucket_messages as say
-from wsm.strategies.buckets import _bucket_socket as bucket_socket
-from wsm.strategies.buckets._bucket_plan import (
-    SEGMENT_PREFIX,
-    Marks,
-    plan_buckets,
-    segment_bytes,
-    step_bytes,
-    window_at,
-)
-from wsm.strategies.buckets._stream import RankStream
+from wsm.strategies import peer_errors as stream_errors
+from wsm.strategies.buckets import wire
+from wsm.strategies.buckets._rank_stream import RankStream
+from wsm.strategies.buckets.channel import TrainerSocket
 from wsm.strategies.buckets.sender import BucketSender, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
-from wsm.strategies.messages import errors as stream_errors
-from wsm.strategies.messages.connection import Connection
+from wsm.strategies.ipc.shared_segment import OwnedSegment
+from wsm.strategies.tensor import BEGIN_IN_PAGE
 
 BUCKET_BYTES = 1 << 18
 WINDOW_BYTES = 1 << 19
@@ -50,41 +41,27 @@ with BucketSender(sys.argv[1], bucket_bytes=1 << 18, window_bytes=1 << 19) as se
 """
 
 
-class _HarmDoneError(Exception):
-    """Ends a write halfway."""
-
-
 class RawPeer:
-    """Listens in a sender's place, and answers each message with whatever bytes a test wants.
+    """Listens in a sender's place, and answers what a rank says with whatever frames a test wants."""
 
-    `work` is what it does and says besides, again and again once a rank has spoken.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        answer: Callable[[say.Message, int], Iterable[bytes]],
-        work: Callable[[], Iterable[bytes]] = tuple,
-    ) -> None:
-        self._socket = bucket_socket.listen(address)
+    def __init__(self, address: str, answer: Callable[[wire.FromRank | None], Iterable[bytes]]) -> None:
+        self._socket = TrainerSocket(address)
         self._answer = answer
-        self._work = work
         self._stopped = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        identity: Connection | None = None
+        rank = b""
         while not self._stopped:
-            replies: Iterable[bytes] = self._work() if identity is not None else ()
-            heard = self._socket.receive() if self._socket.poll(0.01) else None
-            if heard is not None and heard[1] is not None:
-                identity, data = heard
-                session, message = say.from_bytes(data, peer="the rank under test")
-                replies = chain(replies, self._answer(message, session))
-            for reply in replies:
-                if self._stopped or not self._socket.send(identity, reply):
+            heard = self._socket.receive(0.01)
+            if heard is not None:
+                rank = heard[0]
+            message = None if heard is None else wire.from_rank(heard[1], "the rank under test")
+            for frame in self._answer(message) if rank else ():
+                if self._stopped:
                     break
+                self._socket.send(rank, frame)
 
     def close(self) -> None:
         self._stopped = True
@@ -143,76 +120,63 @@ class StreamArrival(AddressArrival):
             self._segment = None
         self._end_process()
 
-    def _stream(
-        self, version: int, state: State, progress: Callable[[int], None] | None = None
-    ) -> RankStream:
-        self._segment = OwnedSegment(SEGMENT_PREFIX, segment_bytes(WINDOW_BYTES))
+    def _stream(self, version: int, state: State) -> RankStream:
+        slots = WINDOW_BYTES // BUCKET_BYTES
+        self._segment = OwnedSegment(wire.SEGMENT_PREFIX, BEGIN_IN_PAGE + WINDOW_BYTES)
         return RankStream(
+            state,
+            self._segment,
             version=str(version),
             rank=0,
             world_size=2,
             publication="p",
-            tensors=state,
-            segment=self._segment,
             bucket_bytes=BUCKET_BYTES,
-            progress=progress,
+            slots=slots,
+            finite=False,
         )
 
     def _send_until(
         self, version: int, state: State, bucket: int, harm: Callable[[RankStream, int], None]
     ) -> RankStream:
-        """Send properly, but call ``harm(stream, place)`` when the last byte of a bucket is written there."""
-        specs = [spec for spec, _ in state.values()]
-        pieces = [piece for each in plan_buckets(specs, BUCKET_BYTES)[: bucket + 1] for piece in each]
-        rest = sum(piece.nbytes for piece in pieces)
-
-        def progress(nbytes: int) -> None:
-            nonlocal rest
-            rest -= nbytes
-            if rest == 0:
-                harm(stream, pieces[-1].place + pieces[-1].nbytes - 1)
-
-        stream = self._stream(version, state, progress)
-
-        def answer(message: say.Message, session: int) -> Iterable[bytes]:
-            if isinstance(message, say.Hello):
-                yield say.to_bytes(stream.greet(message, session), session)
-            elif isinstance(message, say.Ready):
-                assert stream.claim(session)
-            elif not isinstance(message, say.Abort):
-                stream.hear(message)
-
-        def work() -> Iterable[bytes]:
-            with suppress(_HarmDoneError, BadInputError):
-                stream.write()
-            while (message := stream.next_message()) is not None:
-                yield say.to_bytes(message, stream.session)
-
-        self._peer = RawPeer(self._address, answer, work)
-        return stream
-
-    def _offer(self, version: int, state: State, change: Callable[[say.Init, int], Iterable[bytes]]) -> None:
-        """Answer the rank's Hello with what `change` makes of the right Init, and nothing else."""
+        """Send properly, but call ``harm(stream, place)`` when bucket `bucket` is written at that place."""
         stream = self._stream(version, state)
 
-        def answer(message: say.Message, session: int) -> Iterable[bytes]:
-            if not isinstance(message, say.Hello):
-                return []
-            init = stream.greet(message, session)
-            assert isinstance(init, say.Init)
-            return change(init, session)
+        def answer(message: wire.FromRank | None) -> Iterable[bytes]:
+            if isinstance(message, wire.Hello):
+                yield wire.encode(stream.offer)
+            elif isinstance(message, (wire.Ack, wire.Done)):
+                stream.hear(message)
+            if message is None or not stream.segment.leased():
+                return
+            with contextlib.suppress(errors.BadInputError):
+                while (written := stream.write()) is not None:
+                    if written.number == bucket:
+                        offset = bucket % stream.offer.slots * BUCKET_BYTES + written.tensors[-1][3]
+                        harm(stream, BEGIN_IN_PAGE + offset)
+                    yield wire.encode(written)
+
+        self._peer = RawPeer(self._address, answer)
+        return stream
+
+    def _offer(self, version: int, state: State, change: Callable[[wire.Init], Iterable[bytes]]) -> None:
+        """Answer the rank's Hello with what `change` makes of the right Offer, and nothing else."""
+        stream = self._stream(version, state)
+
+        def answer(message: wire.FromRank | None) -> Iterable[bytes]:
+            return change(stream.offer) if isinstance(message, wire.Hello) else ()
 
         self._peer = RawPeer(self._address, answer)
 
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3
-        self._offer(version, state, lambda init, session: [])
+        self._offer(version, state, lambda _offer: [])
         return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
 
     def _peer_endless(self, version: int, state: State) -> Expected:
-        def endless(init: say.Init, session: int) -> Iterable[bytes]:
+        def endless(offer: wire.Init) -> Iterable[bytes]:
             while True:
-                yield say.to_bytes(init, session)
+                yield wire.encode(offer)
+                time.sleep(0.001)
 
         self._offer(version, state, endless)
         return Expected(stream_errors.PeerMessageError, (self._address, "it is a Init, bucket 0 was due"))
@@ -221,20 +185,25 @@ class StreamArrival(AddressArrival):
         self._start_dying(_DYING_SENDER, self._address)
         return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
 
-    def _duplicate_name(self, version: int, state: State) -> Expected:
-        def twice(init: say.Init, session: int) -> Iterable[bytes]:
-            return [say.to_bytes(replace(init, tensors=(*init.tensors, init.tensors[0])), session)]
+    def _changed(self, version: int, state: State, **fields: object) -> None:
+        self._offer(version, state, lambda offer: [wire.encode(msgspec.structs.replace(offer, **fields))])
 
-        self._offer(version, state, twice)
+    def _duplicate_name(self, version: int, state: State) -> Expected:
+        rows = self._rows(state)
+        self._changed(version, state, tensors=(*rows, rows[0]))
         return Expected(stream_errors.PeerMessageError, (self._address, "'embed.weight' twice"))
 
+    @staticmethod
+    def _rows(state: State) -> list[wire.SpecRow]:
+        return [(spec.name, spec.dtype, spec.shape) for spec, _ in state.values()]
+
     def _other_rank(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda init, session: [say.to_bytes(replace(init, rank=1), session)])
+        self._changed(version, state, rank=1)
         return Expected(errors.shard_identity, (self._address, "rank 1", "rank 0"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
         def flip(stream: RankStream, place: int) -> None:
-            stream.segment.memory[window_at(place, WINDOW_BYTES)[0]] ^= 1
+            stream.segment.memory[place] ^= 1
 
         self._send_until(version, state, 3, flip)
         return Expected(
@@ -242,43 +211,37 @@ class StreamArrival(AddressArrival):
         )
 
     def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
-        def flipped(init: say.Init, session: int) -> Iterable[bytes]:
-            data = bytearray(say.to_bytes(init, session))
+        def flipped(offer: wire.Init) -> Iterable[bytes]:
+            data = bytearray(wire.encode(offer))
             data[99] ^= 1
             return [bytes(data)]
 
         self._offer(version, state, flipped)
-        return Expected(stream_errors.PeerMessageError, (self._address, "damaged on the way"))
+        return Expected(stream_errors.PeerMessageError, (self._address, "damaged"))
 
     def _truncated(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda init, session: [say.to_bytes(init, session)])
+        self._offer(version, state, lambda offer: [wire.encode(offer)])
         assert self._segment is not None
-        path = f"{MEMORY_DIRECTORY}/{self._segment.name}"
+        path = f"{private_directory()}/{self._segment.name}"
         os.truncate(path, BUCKET_BYTES)
         return Expected(errors.bad_file_size, (path, "truncated"))
 
     def _truncated_on_the_way(self, version: int, state: State) -> Expected:
-        def cut(stream: RankStream, place: int) -> None:
-            # Not while the rank copies from it: that is the signal which no check can come before.
-            marks = Marks(stream.segment, stream.session)
-            until = time.monotonic() + 60
-            while (marks.written() or 0) - (marks.taken() or 0) >= step_bytes(WINDOW_BYTES):
-                assert time.monotonic() < until, "the rank does not go on"
+        def cut(_stream: RankStream, _place: int) -> None:
             os.truncate(path, 0)
-            raise _HarmDoneError
 
         stream = self._send_until(version, state, 3, cut)
-        path = f"{MEMORY_DIRECTORY}/{stream.segment.name}"
+        path = f"{private_directory()}/{stream.segment.name}"
         return Expected(errors.bad_file_size, (path, "truncated"), may_touch=True)
 
     def _truncated_description(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda init, session: [say.to_bytes(init, session)[:-7]])
-        return Expected(stream_errors.PeerMessageError, (self._address, "announces"))
+        self._offer(version, state, lambda offer: [wire.encode(offer)[:-7]])
+        return Expected(stream_errors.PeerMessageError, (self._address, "cut short"))
 
     def _garbage(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda init, session: [b"no weights today, and no message either"])
-        return Expected(stream_errors.PeerMessageError, (self._address, "begins with"))
+        self._offer(version, state, lambda _offer: [b"no weights today, and no message either"])
+        return Expected(stream_errors.PeerMessageError, (self._address, "damaged"))
 
     def _empty(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda init, session: [say.to_bytes(replace(init, tensors=()), session)])
+        self._changed(version, state, tensors=())
         return Expected(errors.empty_snapshot, (self._address,))

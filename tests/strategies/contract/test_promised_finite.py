@@ -64,8 +64,9 @@ def test_nan_is_refused_by_name_and_a_good_version_loads_afterwards(arrival, nam
         arrival.publish(2, with_nan(BETTER, name, index), finite=True)
         with pytest.raises(errors.NotFiniteError, match=f"'{name}' .* element {index} ") as caught:
             rank.load(2, threads=threads)
-    assert (caught.value.tensor, caught.value.index, caught.value.touched) == (name, index, True)
-    assert rank.tainted == 2
+    touched = getattr(arrival, "touches", True)
+    assert (caught.value.tensor, caught.value.index, caught.value.touched) == (name, index, touched)
+    assert rank.tainted == 1 + touched
     arrival.publish(3, BETTER, finite=True)
     rank.load(3, threads=threads)
     assert rank.holds(BETTER)

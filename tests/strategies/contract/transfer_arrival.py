@@ -15,7 +15,7 @@ from peer_arrival import PeerArrival
 from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors, with_manifest, write_version
-from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
@@ -49,6 +49,8 @@ class TransferArrival(PeerArrival):
     impossible: Mapping[Wrong, str] = {
         Wrong.TRUNCATED_ON_THE_WAY: "what is cut is a connection, and its end is seen",
     }
+    #: Whether each tensor is applied when it comes; else the stream is collected and checked before.
+    touches = False
     _source = RsyncSource
 
     def __init__(self, directory: Path) -> None:
@@ -71,7 +73,8 @@ class TransferArrival(PeerArrival):
     def source(self) -> RsyncSource:
         if self._patience_s not in self._kept:
             self._kept[self._patience_s] = self._transport()
-        return self._source(self._kept[self._patience_s], 0, world_size=2, directory=self._directory)
+        transport, place = self._kept[self._patience_s], {"world_size": 2, "directory": self._directory}
+        return self._source(transport, 0, **place, whole=not self.touches)
 
     def _transport(self) -> KeptTransport:
         options = CheckpointTransferOptions.of(
@@ -118,7 +121,7 @@ class TransferArrival(PeerArrival):
     def _duplicate_name(self, version: int, state: State) -> Expected:
         sent = described(state, version)
         self._send(version, [*sent.items(), ("embed.weight", state["embed.weight"])])
-        return Expected(errors.not_covered, ("1 duplicate: 'embed.weight'",), may_touch=True)
+        return Expected(errors.not_covered, ("1 duplicate: 'embed.weight'",), may_touch=self.touches)
 
     def _other_version(self, version: int, state: State) -> Expected:
         self._change_manifest(version, state, version=version + 1)
@@ -134,7 +137,9 @@ class TransferArrival(PeerArrival):
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
         self._send(version, described(state, version), "lie")
-        return Expected(errors.DigestMismatchError, ("'head.weight'", str(self._port)), may_touch=True)
+        return Expected(
+            errors.DigestMismatchError, ("'head.weight'", str(self._port)), may_touch=self.touches
+        )
 
     def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
         sent = described(state, version)
@@ -147,7 +152,7 @@ class TransferArrival(PeerArrival):
         sent = described(state, version)
         del sent["head.weight"]
         self._send(version, sent)
-        return Expected(errors.not_covered, ("1 missing: 'head.weight'",), may_touch=True)
+        return Expected(errors.not_covered, ("1 missing: 'head.weight'",), may_touch=self.touches)
 
     def _truncated_description(self, version: int, state: State) -> Expected:
         sent = described(state, version)
@@ -180,7 +185,9 @@ class TransferArrival(PeerArrival):
 
     def _peer_dies(self, version: int, state: State) -> Expected:
         self._start_dying(_DYING_TRAINER, str(self._port))
-        return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionError"), may_touch=True)
+        return Expected(
+            stream_errors.PeerFailedError, (str(self._port), "ConnectionError"), may_touch=self.touches
+        )
 
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._send(version, described(state, version), "silent")
@@ -189,7 +196,13 @@ class TransferArrival(PeerArrival):
 
     def _peer_endless(self, version: int, state: State) -> Expected:
         self._send(version, described(state, version), "endless")
-        return Expected(errors.not_covered, ("1 duplicate: 'head.weight'",), may_touch=True)
+        return Expected(errors.not_covered, ("1 duplicate: 'head.weight'",), may_touch=self.touches)
+
+
+class TransferAsItComes(TransferArrival):
+    """The same, each tensor applied when it comes."""
+
+    touches = True
 
 
 class GdrArrival(TransferArrival):

@@ -19,7 +19,7 @@ from wsm.strategies.files.safetensors import (
     lay_out,
     parse_header,
 )
-from wsm.strategies.tensor import ITEM_BYTES
+from wsm.strategies.tensor import ITEM_BYTES, OTHER_DTYPES
 
 
 def parse(data: bytes):
@@ -79,7 +79,7 @@ BAD = {
     "tensor is no object": (file_with({"a": 1}), "exactly the fields"),
     "field missing": (file_with({"a": {"dtype": "U8", "shape": [1]}}), "exactly the fields"),
     "field unknown": (file_with({"a": tensor(0, 1, stride=[1])}, b"x"), "exactly the fields"),
-    "unknown dtype": (file_with({"a": tensor(0, 1, dtype="F4")}, b"x"), "unsupported dtype 'F4'"),
+    "unknown dtype": (file_with({"a": tensor(0, 1, dtype="F5")}, b"x"), "unsupported dtype 'F5'"),
     "dtype is a list": (file_with({"a": tensor(0, 1, dtype=[])}, b"x"), "unsupported dtype"),
     "shape is a number": (file_with({"a": tensor(0, 1, 1)}, b"x"), "no list of extents"),
     "extent is negative": (file_with({"a": tensor(0, 1, [-1])}, b"x"), "no list of extents"),
@@ -99,7 +99,7 @@ BAD = {
     "gap at the beginning": (file_with({"a": tensor(1, 2)}, b"xx"), "'a' leaves a gap"),
     "lone surrogate": (
         file_with(b'{"\\ud800": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x"),
-        "not Unicode",
+        "surrogate",
     ),
     "metadata is a list": (file_with({"__metadata__": []}), "__metadata__"),
     "metadata holds a number": (file_with({"__metadata__": {"k": 1}}), "__metadata__"),
@@ -112,6 +112,18 @@ def test_a_bad_header_is_refused_with_what_is_wrong(name):
     with raising(errors.bad_safetensors, match=problem) as caught:
         parse(data)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", sorted(OTHER_DTYPES))
+def test_a_dtype_that_wsm_does_not_move_is_no_damage_of_the_file(dtype):
+    with raising("dtype-not-moved", match=f"is a good safetensors file, .* {dtype}, which 'a' has"):
+        parse(file_with({"a": tensor(0, 1, dtype=dtype)}, b"x"))
+
+
+def test_scales_of_one_byte_are_moved_and_metadata_may_be_null():
+    header = parse(file_with({"__metadata__": None, "a": tensor(0, 2, [2], "F8_E8M0")}, b"xx"))
+    assert header.specs == (TensorSpec("a", "F8_E8M0", (2,)),)
+    assert header.metadata == {}
 
 
 @pytest.mark.parametrize(("data", "kind"), [(b"xxx", "truncated"), (b"xxxxx", "longer than announced")])

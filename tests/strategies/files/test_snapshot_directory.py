@@ -11,6 +11,7 @@ import pytest
 from tests.raising import raising
 from wsm.strategies import errors
 from wsm.strategies.errors import NotARegularFileError
+from wsm.strategies.files import snapshot_directory
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 
 
@@ -44,8 +45,22 @@ def test_a_directory_that_became_a_link_meanwhile_leads_nowhere_else(tmp_path):
         assert directory.read("deep", 100) == b"ours"
         (root / "7" / "parent").rename(root / "7" / "away")
         (root / "7" / "parent").symlink_to(outside)
-        with raising(errors.outside_directory, match="outside/real"):
+        with raising("outside-directory", match="outside/real"):
             directory.open("deep")
+
+
+def test_a_directory_that_is_renamed_while_it_is_opened_is_not_called_a_link(tmp_path, monkeypatch):
+    path = version(tmp_path / "7", b"old")
+    found = snapshot_directory.path_of
+
+    def renamed(descriptor):
+        if path.exists():
+            path.rename(tmp_path / "8")
+        return found(descriptor)
+
+    monkeypatch.setattr(snapshot_directory, "path_of", renamed)
+    with raising(errors.UnreadableFileError, match="renamed while it was opened; load again"):
+        SnapshotDirectory(str(path))
 
 
 def test_what_a_link_leads_to_is_not_opened_before_it_is_known_what_it_is(tmp_path):

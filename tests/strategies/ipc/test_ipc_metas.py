@@ -125,7 +125,7 @@ def test_a_meta_that_is_none_is_refused_by_name(wrong):
         {"segments": []},
         {"metas": []},
         {"version": -1},
-        {"version": "03"},
+        {"version": "a b"},
         {"layout": 2},
         {"format": "wsm.shard-manifest"},
     ],

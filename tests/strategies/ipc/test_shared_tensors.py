@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.another_user import ANOTHER_USER
 from tests.raising import raising
+from wsm.private_directory import private_directory
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.ipc import _abandoned as abandoned
@@ -19,7 +19,7 @@ from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc import shared_tensors
 from wsm.strategies.ipc._abandoned import remove_abandoned
 from wsm.strategies.ipc.metas import IpcMetas
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment, sweep
+from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment, sweep
 from wsm.strategies.ipc.shared_tensors import SharedTensors
 from wsm.strategies.ipc.source import IpcSource
 
@@ -71,7 +71,7 @@ def segments_of(directory):
 
 
 def in_shared_memory():
-    return {path.name for path in Path(MEMORY_DIRECTORY).glob("wsm-ipc.*")}
+    return {path.name for path in private_directory().glob("wsm-ipc.*")}
 
 
 @pytest.mark.parametrize("adopt", [True, False])
@@ -290,7 +290,7 @@ def test_no_room_is_an_error_before_anything_is_visible_and_the_old_version_stay
 
     with raising(share_errors.sharing_refused, match="--shm-size"):
         OwnedSegment("wsm-test-no-room.", huge.nbytes)
-    assert not list(Path(MEMORY_DIRECTORY).glob("wsm-test-no-room.*"))
+    assert not list(private_directory().glob("wsm-test-no-room.*"))
     with raising(errors.TrainerTensorError):
         trainer.publish(2, {0: {"w": Endless()}})
     load(source(directory), MemoryTarget([SPEC]), name="ipc", version=1)
@@ -331,6 +331,29 @@ def test_a_publication_that_reaches_a_part_of_the_ranks_is_taken_back(directory,
     assert [loaded_by(directory, rank, 3) for rank in (0, 1)] == [C["w"][1]] * 2
 
 
+def test_what_a_killed_trainer_left_beside_its_files_is_removed_and_nothing_else(directory, trainer):
+    left, others = directory / ".ipc_metas_0.0123abcd", directory / ".ipc_metas_0.backup"
+    for file in (left, others):
+        file.touch()
+    trainer.publish(1, {0: A})
+    assert (left.exists(), others.exists()) == (False, True)
+
+
+def test_a_trainer_that_died_between_two_ranks_files_is_seen_by_both_versions(directory, trainer):
+    trainer.publish(1, {0: A, 1: A})
+    old = (directory / "ipc_metas_1").read_bytes()
+    trainer.publish(2, {0: B, 1: B})
+    (directory / "ipc_metas_1").write_bytes(old)
+    for rank, asked in ((0, 1), (1, 2)):
+        with raising(
+            errors.mixed_parts, match=r"ipc_metas_0: 2, .*ipc_metas_1: 1\); publish the snapshot again"
+        ):
+            loaded_by(directory, rank, asked)
+    with raising(errors.VersionMismatchError):
+        trainer.publish(3, {0: C, 1: C})
+        loaded_by(directory, 0, 4)
+
+
 def test_memory_that_a_metas_file_still_names_is_not_written_over(directory, trainer, monkeypatch):
     """Neither the second rank's file could be written, nor the first one's put back."""
     trainer.publish(1, {0: A, 1: A})
@@ -343,9 +366,9 @@ def test_memory_that_a_metas_file_still_names_is_not_written_over(directory, tra
         replace_file(path, content, **options)
 
     monkeypatch.setattr(shared_tensors, "replace_file", failing)
-    with raising(errors.StorageError, match="ipc_metas_1"):
+    with raising(errors.StorageError, match="ipc_metas_1: no space left; version 2 can be loaded"):
         trainer.publish(2, {0: B, 1: B})
-    with raising(errors.StorageError, match="ipc_metas_0"):
+    with raising(errors.StorageError, match="ipc_metas_0: no space left; nothing was published"):
         trainer.publish(3, {0: C, 1: C})  # it writes its memory, and no metas
     assert loaded_by(directory, 0, 2) == B["w"][1]
     assert loaded_by(directory, 1, 1) == A["w"][1]
@@ -377,7 +400,7 @@ def test_a_withdrawn_version_is_gone(directory, trainer):
 def test_shared_memory_that_vanished_is_named(directory, trainer):
     trainer.publish(1, {0: A})
     (name,) = segments_of(directory)
-    (Path(MEMORY_DIRECTORY) / name).unlink()
+    (private_directory() / name).unlink()
     with raising(share_errors.SharedMemoryGoneError, match=name):
         load(source(directory), MemoryTarget([SPEC]), name="ipc")
 
@@ -434,6 +457,6 @@ def test_sweeping_spares_what_has_an_owner_and_leaves_readers_their_memory():
         assert sweep("wsm-test-dead.") == (dead,)
         assert bytes(reader.memory()[:64]) == bytes(64)
         reader.close()
-        assert (Path(MEMORY_DIRECTORY) / living.name).exists()
+        assert (private_directory() / living.name).exists()
     finally:
         living.close()

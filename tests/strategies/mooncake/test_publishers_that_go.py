@@ -15,7 +15,7 @@ import pytest
 from campaign import flooding_peer
 from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, MooncakePublisher, MooncakeTransport, RsyncSource, TensorSpec, load
-from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerSilentError
+from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerSilentError
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]
 
@@ -170,11 +170,11 @@ def test_who_floods_a_publisher_keeps_it_from_nobody_and_fills_nothing(idle_publ
     """All that is not what ranks say, while it has nothing to give; then somebody asks."""
     process, address = idle_publisher("tcp://127.0.0.1:0")
     before = peak_bytes(process.pid)
-    flooding = [sys.executable, flooding_peer.__file__, address]
+    flooding = [sys.executable, flooding_peer.__file__, "--mooncake", address]
     with subprocess.Popen(flooding, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
         try:
             assert flood.stdout.readline() == "flooding\n"
-            transport = MooncakeTransport(address, connect_s=1.0)
+            transport = MooncakeTransport(address, connect_s=10.0)
             with pytest.raises(PeerFailedError, match="no version is published"):
                 load(RsyncSource(transport), MemoryTarget([SPEC]), name="rsync", version=1)
         finally:

@@ -102,7 +102,7 @@ SECTIONS = (make_dataclass("A", ["a"]), make_dataclass("B", ["b"]))"""
 )
 def test_what_is_announced_and_is_no_strategy_is_refused_with_its_package(announce, code, problem):
     announce("broken_weights", code, "broken = broken_weights:Broken")
-    with raising(errors.not_astrategy, match=problem) as caught:
+    with raising(errors.not_a_strategy, match=problem) as caught:
         strategy_called("broken")
     assert caught.value.origin == "the package broken_weights (broken_weights:Broken)"
 

@@ -15,12 +15,12 @@ from commanded_group import LivingGroup
 from npz_package import block, publish
 from small_model import SPECS as SERVED
 
+from examples.rollout.config import rollout_config_from_mapping
+from examples.rollout.model.sharding import initial_state, shard
+from examples.rollout.supervisor import RolloutSupervisor
 from tests.raising import matches
 from wsm import Controller, load_config
 from wsm.errors import WsmError
-from wsm.rollout.config import rollout_config_from_mapping
-from wsm.rollout.model.sharding import initial_state, shard
-from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
 from wsm.strategies.errors import UnreadableFileError, VersionMismatchError
 from wsm.worker.loading import Sources
@@ -85,7 +85,7 @@ def test_the_command_line_plans_for_it_and_reads_it(config, tmp_path):
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 
-    plan = said("plan")
+    plan = said("memory")
     assert (plan["strategy"], plan["version"], plan["bytes"]) == ("npz", "7", 32)
     (held,) = said("digest")
     target = MemoryTarget(SPECS)

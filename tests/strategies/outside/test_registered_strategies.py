@@ -88,7 +88,7 @@ def test_a_name_that_is_taken_is_refused(announce, name):
     ids=["a class", "an object", "nothing", "no name", "a number as its name"],
 )
 def test_what_is_no_strategy_is_refused_with_the_reason(name, thing, problem):
-    with raising(errors.not_astrategy, match=problem):
+    with raising(errors.not_a_strategy, match=f"gives no load strategy {name!r}: {problem}"):
         register_strategy(name, thing)
 
 

@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.raising import raising
 from wsm.labels import bad_version
 from wsm.strategies import MemoryTarget, ShardManifest, TensorSpec, errors, inspect, load
 from wsm.strategies.documents import seal
+from wsm.strategies.promise import table_of
+from wsm.typed import bad_keyword
 
 PART0 = "model_state.tp0.0.part0.pdparams"
 PART1 = "model_state.tp0.0.part1.pdparams"
@@ -143,7 +146,7 @@ DAMAGES = {
     ),
     "device for a part": (
         lambda path: replace_by(path / PART0, lambda part: part.symlink_to("/dev/zero")),
-        errors.outside_directory,
+        "outside-directory",
         "/dev/zero",
     ),
     "pipe for a manifest": (
@@ -158,7 +161,7 @@ DAMAGES = {
     ),
     "manifest linked out of the directory": (
         lambda path: replace_by(path / MANIFEST, lambda part: part.symlink_to("/etc/hostname")),
-        errors.outside_directory,
+        "outside-directory",
         "/etc/hostname",
     ),
     "truncated part": (lambda path: truncate(path / PART0), errors.bad_file_size, PART0),
@@ -195,12 +198,12 @@ DAMAGES = {
     "everything of another rank": (swap_in_rank_1, errors.shard_identity, "rank 1"),
     "pickle": (
         lambda path: (path / PART0).write_bytes(b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94."),
-        errors.pickle_refused,
+        "pickle-refused",
         "wsm convert SOURCE DESTINATION",
     ),
     "old pickle": (
         lambda path: (path / PART0).write_bytes(b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u."),
-        errors.pickle_refused,
+        "pickle-refused",
         "allow_pickle",
     ),
     "directory for a part": (
@@ -213,7 +216,7 @@ DAMAGES = {
         errors.NotARegularFileError,
         "special file",
     ),
-    "link out of the directory": (link_outside, errors.outside_directory, "elsewhere"),
+    "link out of the directory": (link_outside, "outside-directory", "elsewhere"),
     "dangling link": (
         lambda path: replace_by(path / PART0, lambda part: part.symlink_to("gone")),
         errors.UnreadableFileError,
@@ -310,7 +313,7 @@ def test_a_sealed_manifest_that_tells_of_other_tensors_than_the_parts_is_refused
         replace(first.spec, dtype="I64" if first.spec.dtype != "I64" else "F64"),
         replace(first.spec, shape=(*first.spec.shape, 1)),
     ):
-        edited = replace(manifest, tensors=(first._replace(spec=spec), *rest))
+        edited = structs.replace(manifest, **table_of([first._replace(spec=spec), *rest]))
         (path / MANIFEST).write_bytes(edited.encode())
         target = snapshot.served_target()
         before = held(target)
@@ -371,7 +374,7 @@ ANNOUNCEMENTS = {
     "socket": (socket_at, errors.UnreadableFileError, "version.yaml"),
     "link out": (
         lambda path: path.symlink_to("/etc/hostname"),
-        errors.outside_directory,
+        "outside-directory",
         "/etc/hostname",
     ),
     "link to itself": (lambda path: path.symlink_to(path), errors.UnreadableFileError, "version.yaml"),
@@ -474,7 +477,7 @@ def test_a_file_for_a_directory_and_a_directory_that_may_not_be_read(snapshot, t
     (tmp_path / "file").write_text("x")
     with raising(errors.NotARegularFileError, match="expected a directory"):
         inspect(snapshot.source(directory=tmp_path / "file"))
-    with raising(errors.UnreadableFileError):
+    with raising(bad_keyword, match="directory"):
         inspect(snapshot.source(directory=f"{tmp_path}/with\0nul"))
 
 
@@ -482,7 +485,7 @@ def test_a_version_directory_that_leads_elsewhere_is_refused(snapshot, tmp_path)
     path = snapshot.publish(1)
     shutil.move(path, tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with raising(errors.outside_directory):
+    with raising("outside-directory"):
         load(snapshot.source(), snapshot.target())
 
 
@@ -506,9 +509,7 @@ def test_an_unknown_strategy_and_a_foreign_source_are_refused(snapshot):
         load("somewhere", snapshot.target())
 
 
-@pytest.mark.parametrize(
-    "version", [-1, True, "", "07", "latest", "a/b", "unnamed-1.1.1", 10**128, "é", "1\n"]
-)
+@pytest.mark.parametrize("version", [-1, True, "", "latest", "a/b", "unnamed-1.1.1", 10**128, "é", "1\n"])
 def test_what_is_no_version_is_refused(snapshot, version):
-    with raising(bad_version):
+    with raising((bad_version, bad_keyword)):
         load(snapshot.source(), snapshot.target(), version=version)

@@ -23,7 +23,7 @@ from wsm.strategies import (
 )
 from wsm.strategies.files.leases import is_leased
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.snapshot._shard_writer import cut_into_parts, write_shard
+from wsm.strategies.snapshot._shard_writer import cut_into_parts
 from wsm.strategies.snapshot.manifest import ShardManifest
 
 
@@ -254,7 +254,7 @@ def test_a_second_publisher_is_refused_while_the_first_writes(snapshot, tmp_path
 def test_several_writers_and_one_committer_publish_together(snapshot, tmp_path, held, bytes_of, states):
     with StagedVersion(tmp_path, 4, world_size=2) as staged:
         for rank in (1, 0):
-            write_shard(staged.path, states(rank), staged.plan(rank, device_id=rank + 6))
+            staged.plan(rank, device_id=rank + 6).write(states(rank))
         assert inspect_or_none(snapshot.source(directory=tmp_path, device_id=6)) is None
         staged.commit()
     for rank in range(2):
@@ -272,7 +272,7 @@ def inspect_or_none(source):
 
 def test_a_publication_that_lacks_a_rank_publishes_nothing(snapshot, tmp_path, states):
     with StagedVersion(tmp_path, 4, world_size=2) as staged:
-        staged.write_shard(1, states(1))
+        staged.plan(1).write(states(1))
         with raising(errors.incomplete_publication, match=r"ranks \[1\] have a shard"):
             staged.commit()
     assert versions(tmp_path) == []

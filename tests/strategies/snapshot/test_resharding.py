@@ -12,7 +12,6 @@ from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load, publish_snapshot
 from wsm.strategies.documents import seal
 from wsm.strategies.inventory import take_inventory
-from wsm.strategies.snapshot import errors as snapshot_errors
 from wsm.strategies.snapshot._slice_reader import STAGING_BYTES
 from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split, split
@@ -262,9 +261,7 @@ def test_shards_that_place_a_tensor_differently_do_not_fit_together(tmp_path, wh
         fields["kinds"][kind_of(fields, "tall")]["placement"] = {"how": "replicated"}
 
     edit(tmp_path, 1, other_axis)
-    error = refused(
-        tmp_path, sliced(whole, 0, 1), (0, 1), snapshot_errors.bad_slices, "'tall' is placed otherwise"
-    )
+    error = refused(tmp_path, sliced(whole, 0, 1), (0, 1), "bad-slices", "'tall' is placed otherwise")
     assert error.problems[0][0] == "tall"
 
 
@@ -275,7 +272,7 @@ def test_a_tensor_that_some_shards_do_not_place_cannot_be_read_by_others(tmp_pat
         fields["kinds"][kind_of(fields, "tall")]["placement"] = None
 
     edit(tmp_path, 1, forget)
-    error = refused(tmp_path, sliced(whole, 0, 1), (0, 1), snapshot_errors.placement_missing, "'tall'")
+    error = refused(tmp_path, sliced(whole, 0, 1), (0, 1), "placement-missing", "'tall'")
     assert error.tensors == ("tall",)
 
 
@@ -284,7 +281,7 @@ def test_shards_that_lack_a_slice_or_have_one_too_many_do_not_fit_together(tmp_p
     short = {"b": one["b"]}
     halves = {"a": split((4,), 0), "b": Replicated()}
     publish_snapshot(tmp_path / "missing", 1, {0: one, 1: short}, placements=halves, durable=False)
-    refused(tmp_path / "missing", one, (0, 1), snapshot_errors.bad_slices, "'a' is missing on rank 1")
+    refused(tmp_path / "missing", one, (0, 1), "bad-slices", "'a' is missing on rank 1")
 
     copies = {"a": Replicated(), "b": Replicated()}
     other = {**one, "b": (one["b"][0], b"xy")}
@@ -293,7 +290,7 @@ def test_shards_that_lack_a_slice_or_have_one_too_many_do_not_fit_together(tmp_p
         tmp_path / "twins",
         one,
         (0, 1),
-        snapshot_errors.bad_slices,
+        "bad-slices",
         "'b' overlaps: ranks 0 and 1 hold the same slice",
     )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
 from wsm.strategies.tensor import ITEM_BYTES
 
-_names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6).filter(
+_names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6).filter(
     lambda name: name != "__metadata__"
 )
 _shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)

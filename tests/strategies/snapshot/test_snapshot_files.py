@@ -155,7 +155,7 @@ def test_the_index_comes_from_the_file_name_and_never_from_a_directory(plain, tm
 def test_repetitions_among_the_parts_are_refused(plain, model, source):
     for index in ["0", "1", "01"]:
         plain(f"model_state.tp3.5.part{index}.pdparams", one(f"x{index}", b"11"), directory=model)
-    with raising(errors.part_sequence, match="occurs twice"):
+    with raising("part-sequence", match="occurs twice"):
         inspect(source)
 
 

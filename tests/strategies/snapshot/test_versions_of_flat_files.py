@@ -40,7 +40,7 @@ def test_without_any_evidence_a_load_of_no_particular_version_reports_none(snaps
 
 
 def test_without_any_evidence_a_particular_version_is_refused(snapshot, flat):
-    with raising(errors.version_unknown, match="version 3 was asked for"):
+    with raising("version-unknown", match="version 3 was asked for"):
         load(snapshot.source(), MemoryTarget([A]), version=3)
 
 
@@ -52,10 +52,22 @@ def test_a_version_file_beside_the_files_is_evidence(snapshot, flat):
         load(snapshot.source(), MemoryTarget([A]), version=4)
 
 
-def test_a_broken_version_file_is_an_error_and_not_no_evidence(snapshot, flat):
-    (flat / "version.yaml").write_text("step: soon or late")
+@pytest.mark.parametrize("text", ["step: soon or late", "other: 1", "- 1", "", "step: [", "step: null"])
+def test_a_broken_version_file_is_no_evidence_and_no_way_to_a_version(snapshot, flat, text, caplog):
+    """FastDeploy does not read it beside such files."""
+    (flat / "version.yaml").write_text(text)
+    assert load(snapshot.source(), MemoryTarget([A])).version is None
+    assert "version_file.ignored" in caplog.text
     with raising(errors.bad_version_file):
-        load(snapshot.source(), MemoryTarget([A]))
+        load(snapshot.source(), MemoryTarget([A]), version=3)
+
+
+def test_a_broken_version_file_above_published_versions_is_an_error(snapshot):
+    """Which of them it means is its own to say."""
+    snapshot.publish(7)
+    (snapshot.root / "version.yaml").write_text("step: soon or late")
+    with raising(errors.bad_version_file):
+        load(snapshot.source(), snapshot.target())
 
 
 def test_manifests_beside_flat_files_count_as_in_a_version_directory(snapshot, flat_parts):
@@ -67,7 +79,7 @@ def test_parts_of_ours_that_lost_the_manifest_of_all_ranks_load_only_where_that_
     snapshot, flat_parts
 ):
     (flat_parts / "model_state.manifest.json").unlink()
-    with raising(errors.manifest_missing, match=r"/model_state.manifest.json is missing.*version 7"):
+    with raising("manifest-missing", match=r"/model_state.manifest.json is missing.*version 7"):
         load(snapshot.source(), snapshot.target(), version=7)
     report = load(snapshot.source(verify="if_present"), snapshot.target(), version=7)
     assert (report.manifest_scope, report.verified) == (ManifestScope.RANK, 7)
@@ -97,7 +109,7 @@ def test_damage_is_not_hidden_by_copying_parts_without_their_manifests(snapshot,
     for manifest in flat_parts.glob("*.json"):
         manifest.unlink()
     target = snapshot.served_target()
-    with raising(errors.manifest_missing, match="copy the manifests") as caught:
+    with raising("manifest-missing", match="copy the manifests") as caught:
         load(snapshot.source(), target)
     assert caught.value.manifest.endswith("model_state.tp0.0.manifest.json")
     assert caught.value.version == "7"
@@ -105,7 +117,7 @@ def test_damage_is_not_hidden_by_copying_parts_without_their_manifests(snapshot,
 
 
 def test_files_of_other_writers_are_refused_where_everything_must_be_verified(snapshot, flat):
-    with raising(errors.manifest_missing, match="verify: required"):
+    with raising("manifest-missing", match="verify: required"):
         load(snapshot.source(verify="required"), MemoryTarget([A]))
 
 
@@ -117,7 +129,7 @@ def test_the_version_file_of_the_model_directory_does_not_bind_the_shared_direct
     plain("model_state.tp0.0.pdparams", WHOLE, directory=tmp_path / "shared")
     source = snapshot.source(shared_directory=tmp_path / "shared")
     assert load(source, MemoryTarget([A])).version is None
-    with raising(errors.version_unknown):
+    with raising("version-unknown"):
         load(source, MemoryTarget([A]), version=3)
 
 
@@ -134,5 +146,5 @@ def test_a_reader_follows_the_version_file_when_what_it_announced_is_gone(snapsh
     """A publisher announced version 2 and retired version 1 after we had read version.yaml."""
     snapshot.publish(2, seed=2)
     announced = iter(["1", "2"])
-    monkeypatch.setattr("wsm.strategies.snapshot.lookup.read_version", lambda _directory: next(announced))
+    monkeypatch.setattr("wsm.strategies.snapshot.store.read_version", lambda _directory: next(announced))
     assert load(snapshot.source(), snapshot.target()).version == "2"

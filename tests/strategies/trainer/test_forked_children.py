@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,8 +17,10 @@ import pytest
 from tests.another_user import fork
 from tests.raising import raising
 from wsm.own_descriptor import forked_child
+from wsm.private_directory import private_directory
 from wsm.strategies import (
     BucketSender,
+    IpcAsyncSource,
     IpcSource,
     MemoryTarget,
     SharedTensors,
@@ -27,7 +29,7 @@ from wsm.strategies import (
     publish_snapshot,
 )
 from wsm.strategies.ipc import errors as ipc_errors
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
+from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
 from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.snapshot.version_pins import VersionPins
 
@@ -103,23 +105,37 @@ def test_a_child_ends_nothing_that_is_its_parents(tmp_path):
     shared, staged = SharedTensors(tmp_path), StagedVersion(tmp_path, 1, world_size=1, durable=False)
     shared.publish(1, {0: STATE})
     segment = OwnedSegment("wsm-test.", 64)
+    sender = BucketSender(f"ipc://{tmp_path}/buckets")
+
+    def receive():
+        return load(IpcAsyncSource(sender.address), MemoryTarget([SPEC]), name="ipc_async").version
 
     def end_all():
         with raising(forked_child):
+            sender.send(1, {0: STATE})
+        with raising(forked_child):
             segment.leased()
-        for close in (shared.close, staged.discard, segment.close):
+        for close in (shared.close, staged.discard, segment.close, sender.close):
             close()
 
     try:
+        with ThreadPoolExecutor(1) as ranks:
+            received = ranks.submit(receive)
+            sender.send(1, {0: STATE})  # so that it has memory, and libzmq's threads
+            assert received.result() == "1"
         with forked(end_all):
             assert load(IpcSource(tmp_path, 0, device_id=0), MemoryTarget([SPEC]), name="ipc").version == "1"
             assert staged.path.exists()
-            assert (Path(MEMORY_DIRECTORY) / segment.name).exists()
+            assert (private_directory() / segment.name).exists()
             attached = AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="the test")
             assert attached.owned()
             attached.close()
+            with ThreadPoolExecutor(1) as ranks:
+                received = ranks.submit(receive)
+                sender.send(1, {0: STATE})
+                assert received.result() == "1"
     finally:
-        for close in (shared.close, staged.discard, segment.close):
+        for close in (shared.close, staged.discard, segment.close, sender.close):
             close()
 
 

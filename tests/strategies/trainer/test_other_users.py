@@ -13,7 +13,6 @@ import pytest
 from tests.another_user import acting, as_another_user, makers, shared_place
 from wsm.shared_directory import ForeignPathError
 from wsm.strategies import MemoryTarget, SharedTensors, SnapshotSource, TensorSpec, load, publish_snapshot
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.trainer.retention import Retention
 
@@ -128,11 +127,8 @@ def test_what_stands_in_the_place_of_a_lock_file_is_refused_at_once(tmp_path, ki
 
 @pytest.mark.needs("root")
 def test_what_another_user_calls_shared_memory_is_neither_swept_nor_touched(tmp_path):
-    with SharedTensors(tmp_path) as shared:
-        path = Path(MEMORY_DIRECTORY) / f"{shared._prefix}{'0' * 16}"
+    with shared_place() as memory, SharedTensors(tmp_path, memory_directory=str(memory)) as shared:
+        path = memory / f"{shared._prefix}{'0' * 16}"
         as_another_user(lambda: path.touch(0o666))
-        try:
-            shared.publish(1, {0: {"w": (TensorSpec("w", "U8", (3,)), b"abc")}})
-            assert path.exists()
-        finally:
-            path.unlink()
+        shared.publish(1, {0: {"w": (TensorSpec("w", "U8", (3,)), b"abc")}})
+        assert path.exists()

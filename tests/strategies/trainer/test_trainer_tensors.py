@@ -159,7 +159,6 @@ def test_torchs_tensors_are_taken_as_they_are_and_parts_of_a_sharded_one_are_ref
         memoryview(b"abcdef")[::2],
         (TensorSpec("t", "F32", (2,)), b"1234567"),
         (TensorSpec("other", "F32", (2,)), b"12345678"),
-        (TensorSpec("t", "F4", (2,)), b"1"),
         (TensorSpec("t", "F32", (2,)), None),
         (b"x", b"y"),
         (b"x",),

@@ -30,7 +30,7 @@ from wsm.strategies import (
     load,
     with_manifest,
 )
-from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.transports import _batches as batches
 from wsm.strategies.transports import errors as transport_errors

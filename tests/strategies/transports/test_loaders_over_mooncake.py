@@ -19,7 +19,7 @@ from wsm.strategies import (
     load,
 )
 from wsm.strategies.applier.loaders import ParameterMemory
-from wsm.strategies.messages.errors import PeerFailedError
+from wsm.strategies.peer_errors import PeerFailedError
 from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]

@@ -36,7 +36,8 @@ from wsm.strategies import MemoryTarget, RsyncSource, TensorSpec, load
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
 config, size, count = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-source = RsyncSource(CheckpointTransferTransport(CheckpointTransferOptions.of(config)), 0, 1)
+options = CheckpointTransferOptions.of(config)
+source = RsyncSource(CheckpointTransferTransport(options), 0, 1, whole=options.check == "whole")
 load(source, MemoryTarget([TensorSpec("0", "U8", (64,))]), name="rsync", version=1)
 target = MemoryTarget([TensorSpec(str(index), "U8", (size,)) for index in range(count)])
 for name in target.specs():
@@ -94,6 +95,12 @@ def test_what_the_settings_say_is_announced_and_is_no_less_than_what_is_taken(me
     announced, taken = measured(bucket_size_mb=16, num_buffers=2, materialize_tensors=False)
     assert announced == 2 * BUCKET + BATCH_BYTES
     assert BUCKET < taken < announced + NOISE
+
+
+def test_what_is_collected_before_the_model_is_touched_is_announced_too(measured):
+    announced, taken = measured(bucket_size_mb=16, num_buffers=2, materialize_tensors=False, check="whole")
+    assert announced == 2 * BUCKET + BATCH_BYTES + COUNT * SIZE
+    assert COUNT * SIZE < taken < announced + NOISE
 
 
 @pytest.mark.slow

@@ -153,10 +153,9 @@ def test_the_announced_version_is_looked_for_where_the_command_loads_from(monkey
     monkeypatch.setattr(
         loading, "inspect", lambda source, name: seen.append(source) or SimpleNamespace(version="7")
     )
-    find = loading.find_function(made)
-    assert find(0, CommandArguments("r", transfer_mode=TransferMode.HOST, **said)).version == "7"
+    assert made.find(0, CommandArguments("r", transfer_mode=TransferMode.HOST, **said)).version == "7"
     assert seen == [made.of(0, "host", **said)]
-    assert find(0, CommandArguments("r")).version == "7"
+    assert made.find(0, CommandArguments("r")).version == "7"
     assert seen[1] is made.of(0)
 
 

@@ -1,12 +1,9 @@
 """A paddle tensor's memory as bytes, and memory of numpy's as a tensor: the same on every paddle build.
 
-Responsible for the calls that differ. Paddle 2.6 has no ``__dlpack__`` and copies what comes as a DLPack
-capsule, and views by DLPack are read-only before numpy 2; so views go by address here and adopted memory by
-the constructor behind ``paddle.to_tensor``, both measured alike on paddlepaddle-gpu 2.6.2 and paddlepaddle
-3.3.1. It must not know models or names, and it checks no place: a view of device memory cannot be read.
-
-Numpy knows neither bfloat16 nor float8, and paddle's DLPack refuses both, so their bytes travel as integers
-of the same width.
+Paddle 2.6 has no ``__dlpack__`` and copies what comes as a DLPack capsule, and views by DLPack are read-only
+before numpy 2; so views go by address here and adopted memory by the constructor behind ``paddle.to_tensor``,
+both measured alike on paddlepaddle-gpu 2.6.2 and paddlepaddle 3.3.1. Numpy knows neither bfloat16 nor float8,
+and paddle's DLPack refuses both, so their bytes travel as integers of the same width.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wsm.actions.backends import errors
+from wsm.errors import BadInputError, GroupError
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 
 
@@ -38,12 +35,7 @@ class _TensorMemory:
 def array_of(tensor: Any) -> np.ndarray[Any, Any]:
     """Return a writable view of a contiguous tensor in host memory, in the dtype that carries its bytes.
 
-    The memory stays valid as long as the view, whatever becomes of the tensor.
-
-    Parameters
-    ----------
-    tensor : paddle.Tensor
-        Holds memory; of one element or more.
+    The tensor has one element or more. The view keeps the memory, whatever becomes of the tensor.
     """
     carrier = np.dtype(carrier_name(paddle_name(tensor)))
     shape = tuple(int(extent) for extent in tensor.shape)
@@ -60,10 +52,7 @@ def bytes_of(tensor: Any) -> memoryview:
 
 
 def second_owner(tensor: Any) -> Any:
-    """Return a tensor of size zero that keeps the memory of `tensor` when that lets go of it.
-
-    An alias by ``detach()`` would be cleared together with it.
-    """
+    """Return a tensor of size zero that keeps the memory of `tensor`; an alias by ``detach()`` does not."""
     import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
 
     owner = paddle.empty([0], dtype=tensor.dtype)
@@ -118,21 +107,36 @@ _CARRIERS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"
 
 
 def safetensors_name(tensor: Any, *, name: str) -> str:
-    """Return a paddle tensor's dtype under safetensors' name.
-
-    Raises
-    ------
-    BadInputError (``unsupported-tensor``)
-        If it has none; `name` says which tensor it was.
-    """
+    """Return the safetensors name of a tensor's dtype, else raise BadInputError (``unsupported-tensor``)."""
     found = paddle_name(tensor)
     if found not in PADDLE_DTYPES:
-        raise errors.unsupported_tensor(
-            tensor=name, found=f"of dtype {found}", supported=", ".join(PADDLE_DTYPES)
-        )
+        raise unsupported_tensor(tensor=name, found=f"of dtype {found}", supported=", ".join(PADDLE_DTYPES))
     return PADDLE_DTYPES[found]
 
 
 def carrier_name(paddle_dtype: str) -> str:
     """Return the dtype, known to numpy and paddle alike, that carries the bytes of `paddle_dtype`."""
     return _CARRIERS.get(paddle_dtype, paddle_dtype)
+
+
+def unsupported_tensor(*, tensor: str, found: str, supported: str) -> BadInputError:
+    """Return the error of a model that holds a tensor which wsm cannot release and load."""
+    return BadInputError(
+        f"tensor {tensor!r} is {found}; this backend handles {supported}",
+        code="unsupported-tensor",
+        unfit=True,
+        tensor=tensor,
+        found=found,
+        supported=supported,
+    )
+
+
+def adoption(*, tensor: str, found: str) -> GroupError:
+    """Return the error of a tensor that is not what it should be, although paddle accepted its buffer."""
+    return GroupError(
+        f"tensor {tensor!r} did not adopt its new memory: {found}; this build of paddle shares buffers "
+        "differently from 2.6.2 and 3.3.1, report it with its version",
+        code="adoption",
+        tensor=tensor,
+        found=found,
+    )

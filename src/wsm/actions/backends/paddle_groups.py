@@ -1,18 +1,14 @@
 """Paddle's communicators: on Gloo, destroyed and created again, and on devices, shut down and restarted.
 
-Responsible for the one recipe that works on paddle 3.3: no ``init_parallel_env`` (its world can never be
-made twice), a fresh store per creation (a second group on one store may meet the addresses of the first),
-group ids that are never used twice. It must not know when groups go or come.
+The one recipe that works on paddle 3.3: no ``init_parallel_env`` (its world can never be made twice), a fresh
+store per creation (a second group on one store may meet the addresses of the first), group ids that are never
+used twice. ``destroy`` of paddle's C++ map drops that map's references to all groups together and ends only
+those without another one: this module keeps one to each group that stays up, so one kind can be shut down
+alone. Collectives by ring id, as in static graphs, would lose their groups: eager execution only.
 
-``destroy`` of paddle's C++ map drops that map's references to all groups together. It ends only those without
-another reference: this module keeps one to each group that stays up, which goes on working through it, and so
-one kind can be shut down alone. Collectives addressed by ring id instead of by group object, as in static
-graphs, would lose their groups; this backend is for eager execution.
-
-:class:`DeviceGroups` holds communicators that paddle can shut down and restart itself (NCCL), by the calls
-that FastDeploy makes. It asks for those calls before anything begins: builds differ, and a group without
-``shutdown`` (Gloo) fails in the middle of a clear (FastDeploy#7951). The engine created those groups, and
-they stay the same objects.
+:class:`DeviceGroups` holds communicators that paddle can shut down and restart itself (NCCL), by FastDeploy's
+calls. It asks for those calls before anything begins: a group without ``shutdown`` (Gloo) fails in the middle
+of a clear (FastDeploy#7951).
 """
 
 from __future__ import annotations
@@ -23,40 +19,39 @@ import resource
 import socket
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wsm.actions.backends import errors
-from wsm.actions.backends._gloo_sockets import StoreDeadline, cut, reserve_port, tcp_sockets, without_nagle
-from wsm.actions.backends.rendezvous import Endpoint, Rendezvous
-from wsm.actions.backends.required_call import required_call
+from wsm.actions.backends import call_missing, required_call
+from wsm.actions.backends._gloo_sockets import (
+    HOST,
+    StoreDeadline,
+    cut,
+    reserve_port,
+    tcp_sockets,
+    without_nagle,
+)
+from wsm.actions.backends.rendezvous import Endpoint, FileRendezvous
 from wsm.actions.surfaces import GroupKind
+from wsm.errors import BadInputError, GroupError, RefusedError
 
 #: Descriptors that one creation may need beside 2 to 4 per member that stay open for good.
 _SPARE_DESCRIPTORS = 64
 
 
 class PaddleGlooGroups:
-    """One rank's communicators as a :class:`wsm.actions.surfaces.ProcessGroupSurface`.
-
-    All kinds are down at first; the first restart creates them.
+    """One rank's communicators as a :class:`wsm.actions.surfaces.ProcessGroupSurface`; all are down at first.
 
     Parameters
     ----------
-    rank : int
-        This process's global rank.
     members : mapping of GroupKind to sequence of int
         Global ranks of each communicator that this rank belongs to, in the order of creation. The
         first of them opens the store.
-    rendezvous : Rendezvous
-        Where the stores are announced; the same for all members.
-    host : str
-        Address under which the members reach the first one.
+    rendezvous : FileRendezvous
+        Where all members, which are on this host, find the stores.
     timeout_s : float
         How long a creation waits for its members.
-    interrupted : callable
-        True when waiting has become pointless: a member died, or a new epoch began.
 
     Raises
     ------
@@ -65,38 +60,40 @@ class PaddleGlooGroups:
 
     Notes
     -----
-    Sets ``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM`` and, on loopback, ``GLOO_SOCKET_IFNAME`` where
-    they are unset; paddle reads them when a group is created. Every creation leaves one thread and some
-    descriptors per member behind in paddle; the soft limit on descriptors is raised when they run out.
+    Sets ``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM`` and ``GLOO_SOCKET_IFNAME`` where they are unset, which
+    paddle reads when a group is created. Every creation leaves one thread and some descriptors per member
+    behind in paddle; the soft limit on descriptors is raised when they run out.
     """
 
     def __init__(
         self,
         rank: int,
         members: Mapping[GroupKind, Sequence[int]],
-        rendezvous: Rendezvous,
+        rendezvous: FileRendezvous,
         *,
-        host: str = "127.0.0.1",
         timeout_s: float = 30.0,
-        interrupted: Callable[[], bool] = bool,
     ) -> None:
         self._rank = rank
         self._members = {kind: tuple(ranks) for kind, ranks in members.items()}
         for kind, ranks in self._members.items():
             if rank not in ranks or len(set(ranks)) < len(ranks):
-                raise errors.group_membership(kind=kind.value, ranks=ranks, rank=rank)
+                raise BadInputError(
+                    f"the {kind.value} group of rank {rank} cannot have the members {list(ranks)}; name each "
+                    "once, this rank among them",
+                    code="group-membership",
+                    kind=kind.value,
+                    ranks=ranks,
+                    rank=rank,
+                )
         self._rendezvous = rendezvous
-        self._host = host
         self._timeout_s = timeout_s
-        self._interrupted = interrupted
         self._live: dict[GroupKind, tuple[Any, Any]] = {}
         self._sockets: dict[GroupKind, frozenset[int]] = {}
         self._broken = False
         all_ranks = {member for ranks in self._members.values() for member in ranks}
         os.environ.setdefault("PADDLE_TRAINER_ID", str(rank))
         os.environ.setdefault("PADDLE_TRAINERS_NUM", str(max(all_ranks, default=rank) + 1))
-        if host.startswith("127."):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
     def kinds(self) -> Sequence[GroupKind]:
         """The kinds that this rank belongs to, in the order in which they are created."""
@@ -112,33 +109,20 @@ class PaddleGlooGroups:
         return None if live is None else live[0]
 
     def barrier(self, kind: GroupKind) -> None:
-        """Wait for all members. Collective.
-
-        Raises
-        ------
-        RefusedError (``group-down``)
-            If the communicator is down.
-        RuntimeError
-            By paddle, if a member died; Gloo gives a member 30 s before that.
-        """
+        """Wait for all members. Collective."""
         from paddle import distributed  # noqa: PLC0415 - a second of import time for workers only
 
         group = self.group(kind)
         if group is None:
-            raise errors.group_down(kind=kind.value)
+            raise _group_down(kind)
         if len(self._members[kind]) > 1:
             distributed.barrier(group=group)
 
     def shut_down(self, kind: GroupKind) -> None:
         """Destroy the communicator: close its connections, end its thread. Idempotent.
 
-        Needs no other member, but a rank that is still inside a collective on it gets an error, so all
-        members make this call after they have met for the last time.
-
-        Raises
-        ------
-        GroupError (``group-still-held``)
-            If a reference that was kept keeps the group connected.
+        Local; but a rank inside a collective on it gets an error, so all members call this after their last
+        meeting.
         """
         live = self._live.pop(kind, None)
         self._sockets.pop(kind, None)
@@ -149,13 +133,20 @@ class PaddleGlooGroups:
         _core().ProcessGroupIdMap.destroy()
         for remain in remains:
             if remain() is not None:
-                raise errors.group_still_held(kind=kind.value, holders=_holders(remain()))
+                holders = _holders(remain())
+                raise GroupError(
+                    f"the {kind.value} group stays connected, it is still held by: {', '.join(holders)}; "
+                    "ask the surface for the group at every use instead of keeping it",
+                    code="group-still-held",
+                    kind=kind.value,
+                    holders=tuple(holders),
+                )
 
     def abandon(self, kind: GroupKind) -> None:
         """Let go of a communicator whose other members may be dead. Local, never waits. Idempotent.
 
-        A reference that is left, such as the traceback of the step that broke on it, keeps no more
-        than a broken communicator: the next creation has another group id and a store of its own.
+        A reference that is left, as in a traceback, keeps a broken communicator: the next one shares nothing
+        with it.
         """
         self._sockets.pop(kind, None)
         if self._live.pop(kind, None) is not None:
@@ -164,8 +155,8 @@ class PaddleGlooGroups:
     def interrupt(self) -> bool:
         """Cut the connections of every communicator of this process; safe for threads, never waits.
 
-        A thread that is blocked in a collective on one of them, or in its creation, gets an error within
-        milliseconds, and so do the ranks at the other ends.
+        A thread that is blocked in a collective, or in a creation, gets an error within milliseconds; so do
+        its peers.
         """
         had_any = bool(self._live or self._sockets) and not self._broken
         self._broken = True
@@ -175,19 +166,7 @@ class PaddleGlooGroups:
     def restart(self, kind: GroupKind, *, incarnation: str) -> None:
         """Create the communicator on a store of its own. Collective, blocks for the slowest member.
 
-        Parameters
-        ----------
-        kind : GroupKind
-            One of :meth:`kinds`.
-        incarnation : str
-            The same on all ranks and never used before.
-
-        Raises
-        ------
-        GroupError (``group-creation``)
-            If it is up already, or a member did not come in time.
-        GroupError (``rendezvous-timeout``)
-            If the first member did not open the store in time.
+        `incarnation` is the same on all ranks and never used before.
         """
         ranks = self._members[kind]
         if self._broken:
@@ -195,45 +174,56 @@ class PaddleGlooGroups:
                 self.abandon(broken)  # nothing that was cut is of any use
             self._broken = False
         if kind in self._live:
-            raise errors.group_creation(kind=kind.value, ranks=ranks, reason="it is up already")
+            raise self._not_created(kind, "it is up already")
         _allow_descriptors(_SPARE_DESCRIPTORS + 4 * len(ranks))
         name = f"{incarnation}.r{ranks[0]}"
         leads = self._rank == ranks[0]
         try:
             endpoint, store = self._open_store(name) if leads else self._join_store(name, kind)
-            limits = (self._timeout_s, self._is_pointless)
-            with StoreDeadline(endpoint.host, endpoint.port, *limits) as deadline:
+            limits = (self._timeout_s, self._is_broken)
+            with StoreDeadline(endpoint.port, *limits) as deadline:
                 self._live[kind] = self._create(kind, endpoint, store, deadline)
         finally:
             if leads:
                 self._rendezvous.withdraw(name)
 
-    def _is_pointless(self) -> bool:
-        return self._broken or self._interrupted()
+    def _not_created(self, kind: GroupKind, reason: str) -> GroupError:
+        ranks = self._members[kind]
+        return GroupError(
+            f"the {kind.value} group of ranks {list(ranks)} was not created: {reason}; "
+            "see which of the ranks is missing, then restart the group",
+            code="group-creation",
+            kind=kind.value,
+            ranks=ranks,
+            reason=reason,
+        )
+
+    def _is_broken(self) -> bool:
+        return self._broken
 
     def _open_store(self, name: str) -> tuple[Endpoint, Any]:
         with reserve_port() as holder:
             port = int(holder.getsockname()[1])
             # World size 1: the constructor would otherwise wait inside, without a deadline, for all members.
-            with without_nagle(self._host, port):
-                store = _core().TCPStore(self._host, port, True, 1, int(self._timeout_s) or 1)
-        endpoint = Endpoint(self._host, port, self._rendezvous.next_group_id())
+            with without_nagle(port):
+                store = _core().TCPStore(HOST, port, True, 1, int(self._timeout_s) or 1)
+        endpoint = Endpoint(port, self._rendezvous.next_group_id())
         self._rendezvous.announce(name, endpoint)
         return endpoint, store
 
     def _join_store(self, name: str, kind: GroupKind) -> tuple[Endpoint, Any]:
         leader = self._members[kind][0]
         endpoint = self._rendezvous.find(
-            name, leader=leader, timeout_s=self._timeout_s, interrupted=self._is_pointless
+            name, leader=leader, timeout_s=self._timeout_s, interrupted=self._is_broken
         )
         try:
             # Paddle retries a refused connection every 3 s without end; ask an ordinary socket first.
-            socket.create_connection((endpoint.host, endpoint.port), self._timeout_s).close()
+            socket.create_connection((HOST, endpoint.port), self._timeout_s).close()
         except OSError as error:
             reason = f"the store of rank {leader} at port {endpoint.port} cannot be reached: {error}"
-            raise errors.group_creation(kind=kind.value, ranks=self._members[kind], reason=reason) from error
-        with without_nagle(endpoint.host, endpoint.port):
-            store = _core().TCPStore(endpoint.host, endpoint.port, False, 1, int(self._timeout_s) or 1)
+            raise self._not_created(kind, reason) from error
+        with without_nagle(endpoint.port):
+            store = _core().TCPStore(HOST, endpoint.port, False, 1, int(self._timeout_s) or 1)
         return endpoint, store
 
     def _create(
@@ -248,10 +238,15 @@ class PaddleGlooGroups:
             process_group = _core().ProcessGroupGloo.create(store, own, len(ranks), endpoint.group_id)
         except (RuntimeError, ValueError) as error:
             reason = deadline.cut or str(error).strip().partition("\n")[0]
-            raise errors.group_creation(kind=kind.value, ranks=ranks, reason=reason) from error
-        self._sockets[kind] = frozenset(tcp_sockets()) - frozenset(before)
+            raise self._not_created(kind, reason) from error
+        self._sockets[kind] = frozenset(tcp_sockets() - before)
         name = f"wsm_{kind.value}_{endpoint.group_id}"
         return Group(own, endpoint.group_id, list(ranks), pg=process_group, name=name), store
+
+
+def _group_down(kind: GroupKind) -> RefusedError:
+    message = f"the {kind.value} group is shut down; the next update restarts it"
+    return RefusedError(message, code="group-down", kind=kind.value)
 
 
 def _core() -> Any:
@@ -261,7 +256,6 @@ def _core() -> Any:
 
 
 def _allow_descriptors(spare: int) -> None:
-    """Raise the soft limit on descriptors if fewer than `spare` are left, up to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = len(list(Path("/proc/self/fd").iterdir())) + spare
     if soft != resource.RLIM_INFINITY and wanted > soft:
@@ -270,7 +264,6 @@ def _allow_descriptors(spare: int) -> None:
 
 
 def _holders(held: Any) -> list[str]:
-    """Name what refers to `held`, for the error message only."""
     found = set()
     for referrer in gc.get_referrers(held):
         if not isinstance(referrer, types.FrameType):
@@ -289,7 +282,7 @@ class DeviceGroups:
     Parameters
     ----------
     groups : mapping of GroupKind to paddle.distributed group
-        In the order of creation, all up.
+        In the order of creation, all up. The engine created them, and they stay the same objects.
     distributed : module, optional
         Used in place of ``paddle.distributed``.
 
@@ -305,7 +298,7 @@ class DeviceGroups:
             required_call(self._distributed, call, needed_for="shutting groups down and restarting them")
         for kind, group in groups.items():
             if not hasattr(group.process_group, "shutdown"):
-                raise errors.call_missing(
+                raise call_missing(
                     owner=f"the {kind.value} group ({type(group.process_group).__name__})",
                     call="shutdown",
                     needed_for="shutting it down; PaddleGlooGroups is the backend for Gloo, and it",
@@ -326,15 +319,9 @@ class DeviceGroups:
         return self._groups[kind] if kind in self._up else None
 
     def barrier(self, kind: GroupKind) -> None:
-        """Wait for all members. Collective.
-
-        Raises
-        ------
-        RefusedError (``group-down``)
-            If the communicator is down: a barrier on it would hang.
-        """
+        """Wait for all members. Collective."""
         if kind not in self._up:
-            raise errors.group_down(kind=kind.value)
+            raise _group_down(kind)
         self._distributed.barrier(self._groups[kind])
 
     def shut_down(self, kind: GroupKind) -> None:
@@ -344,15 +331,7 @@ class DeviceGroups:
             self._up.discard(kind)
 
     def restart(self, kind: GroupKind, *, incarnation: str) -> None:  # noqa: ARG002 - NCCL meets by itself
-        """Bring the same group back. Collective. Idempotent.
-
-        Parameters
-        ----------
-        kind : GroupKind
-            One of :meth:`kinds`.
-        incarnation : str
-            Not needed: paddle keeps the rendezvous of a group that it restarts.
-        """
+        """Bring the same group back, by the rendezvous that paddle keeps. Collective. Idempotent."""
         if kind not in self._up:
             self._distributed.restart_process_group(self._groups[kind])
             self._up.add(kind)

@@ -1,12 +1,9 @@
 """How much memory this process really occupies, and handing back what is unused.
 
-Two measures behind one surface: the kernel's count of a process's own pages, and paddle's count of what its
-allocator has taken from a device. It must not know what the memory is used for.
-
-:func:`available_bytes` says how much this process may still take from its host: the kernel's estimate,
-within the limits of ``/proc`` and of the control groups (version 2, and 1 beside it). A file that is not
-there, or not for this user, is no limit; one that cannot be read for want of descriptors or memory may be
-any, so there is no figure then.
+The kernel counts a process's own pages, paddle what its allocator has taken from a device.
+:func:`available_bytes` is the kernel's estimate within the limits of ``/proc`` and of the control groups
+(version 2, and 1 beside it). A file that is not there, or not for this user, is no limit; one that cannot be
+read for want of descriptors or memory may be any, so there is no figure then.
 """
 
 from __future__ import annotations
@@ -17,45 +14,27 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from wsm.actions.backends import errors
-from wsm.actions.backends.required_call import required_call
+from wsm.actions.backends import call_missing, required_call
+
+_STATUS = Path("/proc/self/status")
 
 
 class HostMemory:
-    """The memory of a process on a CPU, as the Linux kernel counts it.
+    """The memory of a process on a CPU, as the Linux kernel counts it; all ranks of a node share it.
 
-    Pages of mapped files do not count: the kernel takes them back when it likes, and a snapshot that was
-    read must not look like weights that are held. Needs no paddle.
-
-    Attributes
-    ----------
-    shared_by_ranks : bool
-        True: every rank of a node draws on its host's memory.
+    Pages of mapped files do not count: the kernel takes them back when it likes. Needs no paddle.
     """
 
     shared_by_ranks = True
 
     def resident_bytes(self) -> int:
-        """Bytes of anonymous and shared-memory pages (``RssAnon`` and ``RssShmem`` of ``proc(5)``).
-
-        Raises
-        ------
-        OSError
-            If they cannot be read now; no descriptor is left, for one.
-        """
-        kib = 0
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(("RssAnon:", "RssShmem:")):
-                kib += int(line.split()[1])
-        return kib * 1024
+        """Bytes of anonymous and shared-memory pages (``RssAnon`` and ``RssShmem`` of ``proc(5)``)."""
+        fields = _fields(_STATUS)
+        return (fields["RssAnon:"] + fields["RssShmem:"]) * 1024
 
     def figures(self) -> Mapping[str, int]:
         """Bytes that are resident now, and were at most (``VmHWM``)."""
-        peak = 0
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                peak = int(line.split()[1]) * 1024
-        return {"resident": self.resident_bytes(), "peak_resident": peak}
+        return {"resident": self.resident_bytes(), "peak_resident": _fields(_STATUS)["VmHWM:"] * 1024}
 
     def available_bytes(self) -> int | None:
         """Bytes that may still be taken from the host, within every limit on it; None: unreadable."""
@@ -64,8 +43,7 @@ class HostMemory:
     def empty_cache(self) -> None:
         """Return free blocks of the C heap to the kernel; without glibc there is nothing to call. Idempotent.
 
-        Tensors below 128 KiB come from that heap, and freeing 300 MiB of them returned nothing before
-        the trim (measured with paddle 3.3).
+        Without the trim, freeing 300 MiB of tensors below 128 KiB returned nothing (paddle 3.3).
         """
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -75,20 +53,12 @@ class HostMemory:
 class DeviceMemory:
     """The memory that paddle's allocator has taken from this process's device: CUDA's, or a custom one.
 
-    Parameters
-    ----------
-    device : object, optional
-        Used in place of ``paddle.device``, whose generic calls are those of the device that a build is for.
+    `device` is used in place of ``paddle.device``. Each rank has a device of its own.
 
     Raises
     ------
     BadInputError (``call-missing``)
         If this build of paddle has no allocator of a device to ask, or sees no device.
-
-    Attributes
-    ----------
-    shared_by_ranks : bool
-        False: a rank has a device of its own.
     """
 
     shared_by_ranks = False
@@ -138,14 +108,14 @@ def _paddle_device() -> Any:
 
     generic = all(hasattr(paddle.device, call) for call in _MEASURES)
     if not generic and not paddle.is_compiled_with_cuda():
-        raise errors.call_missing(
+        raise call_missing(
             owner="this build of paddle",
             call="CUDA or custom device",
             needed_for="measuring a device's memory",
         )
     device = paddle.device if generic else paddle.device.cuda
     if not device.device_count():  # the measuring call would end in an error of the driver's
-        raise errors.call_missing(
+        raise call_missing(
             owner="this machine", call="GPU or custom device", needed_for="measuring a device's memory"
         )
     return device
@@ -159,13 +129,7 @@ _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the bytes that can be taken without swapping, and without passing a limit; None: not known.
-
-    Parameters
-    ----------
-    root : Path
-        Where ``proc`` and ``sys`` are found.
-    """
+    """Return the bytes that can be taken without swapping, and without passing a limit; None: not known."""
     try:
         estimate = _fields(root / "proc/meminfo").get("MemAvailable:")
         return None if estimate is None else max(0, min([estimate * 1024, *_left_in_groups(root)]))
@@ -211,7 +175,6 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _text(path: Path) -> str:
-    """Return a file's text, empty if it cannot be read; a shortage is passed on."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

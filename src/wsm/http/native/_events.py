@@ -10,6 +10,7 @@ from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from wsm.http import errors
 from wsm.http.commands import Commands
@@ -22,7 +23,17 @@ MOST_STREAMS: Final = 32
 _LOOK_S = 0.1
 _ALIVE_S = 15.0
 
-_open_streams: set[int] = set()
+_open_streams: set[_EventStream] = set()
+
+
+class _EventStream(StreamingResponse):
+    """A stream that has a place among those that are open, from before its first byte to its end."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _open_streams.discard(self)
 
 
 async def events(request: Request, commands: Commands) -> Response:
@@ -31,34 +42,31 @@ async def events(request: Request, commands: Commands) -> Response:
         raise errors.server_busy(running=len(_open_streams))
     oldest = request.query_params.get("from") == "oldest"
     kind = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_lines(commands, oldest=oldest), media_type="text/event-stream", headers=kind)
+    stream = _EventStream(_lines(commands, oldest=oldest), media_type="text/event-stream", headers=kind)
+    _open_streams.add(stream)
+    return stream
 
 
 async def _lines(commands: Commands, *, oldest: bool) -> AsyncIterator[bytes]:
     seen: dict[str, list[int]] = {}
-    name = id(seen)
-    _open_streams.add(name)
-    try:
-        if not oldest:  # before a client is told that it listens
-            await commands.read(lambda: _new(commands.segment(), seen))
-        yield b": the journals of a group\n\n"
-        said = time.monotonic()
-        while True:
-            parts = await commands.read(lambda: _new(commands.segment(), seen))
-            for part in parts:
-                yield part
-            if parts or time.monotonic() - said > _ALIVE_S:
-                said = time.monotonic()
-                if not parts:
-                    yield b": still here\n\n"
-            await asyncio.sleep(_LOOK_S)
-    finally:
-        _open_streams.discard(name)
+    if not oldest:  # before a client is told that it listens
+        await commands.read(lambda: _new(commands.segment(), seen))
+    yield b": the journals of a group\n\n"
+    said = time.monotonic()
+    while True:
+        parts = await commands.read(lambda: _new(commands.segment(), seen))
+        for part in parts:
+            yield part
+        if parts or time.monotonic() - said > _ALIVE_S:
+            said = time.monotonic()
+            if not parts:
+                yield b": still here\n\n"
+        await asyncio.sleep(_LOOK_S)
 
 
 def _new(segment: Segment, seen: dict[str, list[int]]) -> list[bytes]:
     """Return what was written since the last look, each line as an event of its kind, in order of time."""
-    rings = segment.journals()
+    rings = segment.journals
     positions = seen.setdefault(segment.run_id, [0] * len(rings))
     found = []
     for place, ring in enumerate(rings):

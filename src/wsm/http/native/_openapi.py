@@ -28,7 +28,7 @@ _FAILURE: Final = {
     },
 }
 
-_HEADERS: Final = ("Idempotency-Key", "Prefer", "traceparent")
+_HEADERS: Final = ("Idempotency-Key", "Prefer", "traceparent", "X-Wsm-Group")
 
 _FAILURES: Final = {
     "400": "the body is not what the route takes",
@@ -82,9 +82,7 @@ def document(
             known_fields = {each: dict(schemas[read]) for each, read in fields[name].items()}
             schema = {"type": "object", "additionalProperties": False, "properties": known_fields}
             said["requestBody"] = {"content": {"application/json": {"schema": schema}}}
-            said["parameters"] = [
-                _parameter(each, "header") for each in ("Idempotency-Key", "Prefer", "traceparent")
-            ]
+            said["parameters"] = [_parameter(each, "header") for each in _HEADERS]
             said["responses"]["202"] = {"description": "Prefer: respond-async; Location has the request"}
         paths.setdefault(path, {})[route.method.lower()] = said
     return {

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wsm.http import bodies, errors
-from wsm.http.answers import HttpAnswer, succeeded
+from wsm.http.answers import HttpAnswer, succeeded, untold
 from wsm.http.bodies import Fields, Reader
 from wsm.http.commands import Commands, Origin
 from wsm.http.native._events import events
@@ -31,6 +31,11 @@ _kv_policy: Final = bodies.choice_among(KVPolicy)
 
 _TIMES: Final[Mapping[str, Reader[Any]]] = {
     "deadline_s": bodies.seconds_value,
+    "settle_s": bodies.seconds_value,
+    "wait_s": bodies.seconds_value,
+}
+_DECISION: Final[Mapping[str, Reader[Any]]] = {
+    "request_id": bodies.text_value,
     "settle_s": bodies.seconds_value,
     "wait_s": bodies.seconds_value,
 }
@@ -53,9 +58,10 @@ _UPDATE: Final[Mapping[str, Reader[Any]]] = {
     "verify_checksum": bodies.flag_value,
     "rsync_config": bodies.mapping_value,
     "after": bodies.text_value,
+    "on_failure": bodies.text_value,
+    "restore_s": bodies.seconds_value,
 }
-#: What the body of each command may hold.
-FIELDS: Final[Mapping[str, Mapping[str, Reader[Any]]]] = {
+_FIELDS: Final[Mapping[str, Mapping[str, Reader[Any]]]] = {
     "clear": _CLEAR,
     "update": _UPDATE,
     "hold": {
@@ -67,17 +73,11 @@ FIELDS: Final[Mapping[str, Mapping[str, Reader[Any]]]] = {
     },
     "release": {**_TIMES, "hold": bodies.text_value, "force": bodies.flag_value},
     "prepare": {**_UPDATE, "lease_s": bodies.seconds_value},
-    "commit": {
-        "request_id": bodies.text_value,
-        "settle_s": bodies.seconds_value,
-        "wait_s": bodies.seconds_value,
-    },
-    "abort": {
-        "request_id": bodies.text_value,
-        "settle_s": bodies.seconds_value,
-        "wait_s": bodies.seconds_value,
-    },
+    "commit": _DECISION,
+    "abort": _DECISION,
 }
+#: What the body of each command may hold.
+FIELDS: Final = {name: {**taken, "group": bodies.text_value} for name, taken in _FIELDS.items()}
 
 
 def origin_of(request: Request, surface: str) -> Origin:
@@ -88,9 +88,8 @@ def origin_of(request: Request, surface: str) -> Origin:
 def _command(operation: str) -> Callable[[Request, Commands], Any]:
     async def command(request: Request, commands: Commands) -> HttpAnswer:
         asked = Fields.of(await request.body()).all_of(FIELDS[operation], of=operation)
+        asked.pop("group", None)  # this one, as was seen
         origin = origin_of(request, NATIVE)
-        if operation == "release":
-            asked["explicit"] = asked.get("force", False)
         if operation == "commit" and "request_id" not in asked:
             raise errors.bad_body(field="request_id", problem="it says what is committed")
         if operation in ("commit", "abort"):
@@ -132,7 +131,7 @@ _AT_ONCE_S: Final = 0.1
 
 async def status(_request: Request, commands: Commands) -> HttpAnswer:
     """Answer what ``wsm status --json`` prints, and whether a hold is closed."""
-    closed = await commands.closed()
+    _, closed = await commands.hold_now()
     now = await commands.status()
     said = (
         None
@@ -148,8 +147,8 @@ async def status(_request: Request, commands: Commands) -> HttpAnswer:
 
 
 async def explanation(_request: Request, commands: Commands) -> HttpAnswer:
-    """Answer what ``wsm explain --json`` prints."""
-    return HttpAnswer(200, (await commands.explain()).to_mapping())
+    """Answer what ``wsm explain --json`` prints, without the tracebacks, which stay on the host."""
+    return HttpAnswer(200, untold((await commands.explain()).to_mapping()))
 
 
 async def ready(_request: Request, commands: Commands) -> HttpAnswer:
@@ -179,8 +178,8 @@ async def kept_request(request: Request, commands: Commands) -> HttpAnswer:
 async def health(_request: Request, commands: Commands) -> HttpAnswer:
     """Answer 200 while the group can be commanded, held and cleared ones too; else 503."""
     now = await commands.status()
-    dead = [rank.rank for rank in now.ranks if rank.life == "dead"]
-    fit = not dead and now.state not in ("MIXED", "FAULTED")
+    lost = [rank.rank for rank in now.ranks if rank.life in ("dead", "stopped")]
+    fit = not lost and now.state not in ("MIXED", "FAULTED")
     return HttpAnswer(200 if fit else 503, {"status": "ok" if fit else "unfit", "headline": now.headline})
 
 

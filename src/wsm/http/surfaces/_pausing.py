@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from wsm.http import errors
+from wsm.states.holding import Hold
 from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVPolicy, Tag
 
 #: What trainers call the two halves; what lives and dies with either has no tag of its own here.
@@ -76,21 +76,21 @@ class Flush(enum.Enum):
     TO_DO = "to do"  # the group has to stand still for it
 
 
-def flush_of(hold: Mapping[str, Any] | None, *, requests_open: int | None) -> Flush:
+def flush_of(hold: Hold | None, *, requests_open: int | None) -> Flush:
     """Say what a flush means under a hold, or without one.
 
     Parameters
     ----------
-    hold : mapping or None
-        The hold as :attr:`wsm.status.facts.GroupStatus.hold` tells it; None: the group is open.
+    hold : Hold or None
+        The hold that the group stands under; None: the group is open.
     requests_open : int or None
         How many requests run; None: not known here.
     """
     if hold is None:
         return Flush.REQUESTS_OPEN if requests_open else Flush.TO_DO
-    if hold.get("kv_policy") == KVPolicy.DROP.value:
+    if hold.kv_policy is KVPolicy.DROP:
         return Flush.FLUSHED  # the hold has dropped them, and no step has computed any since
-    if hold.get("in_flight") == InFlightPolicy.KEEP.value:
+    if hold.in_flight is InFlightPolicy.KEEP:
         return Flush.REQUESTS_OPEN
     return Flush.TO_DO
 

@@ -22,13 +22,13 @@ class AdoptedDirectory(NamedTuple):
     source : str or None
         Names the content, path and digest: what failed once, and would fail again, is known by it. None:
         its digest is not known here, so it may be other content each time.
-    reused : bool
-        Whether the label that was asked for named other content before.
+    warning : str or None
+        What its answer says besides: that the label was other content's, or that its files are links.
     """
 
     label: str
     source: str | None
-    reused: bool = False
+    warning: str | None = None
 
 
 class AdoptDirectory(Protocol):
@@ -55,7 +55,7 @@ def adopting(settings: AdoptSettings) -> AdoptDirectory:
         with turn:
             adoption = adopt(directory, settings, version=label)
         known = None if adoption.digest is None else f"{adoption.source}@{adoption.digest}"
-        return AdoptedDirectory(adoption.label, known, adoption.reused)
+        return AdoptedDirectory(adoption.label, known, adoption.warning)
 
     return take_in
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from typing import Any, final
 
 import httpx
+from msgspec import structs
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
@@ -21,7 +21,6 @@ from wsm.errors import RefusedError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers, status_of
 from wsm.http.bodies import Fields
-from wsm.http.closed_holds import ClosedBy
 from wsm.http.commands import Commands, Origin
 from wsm.http.surface import Handler
 from wsm.http.surfaces import errors
@@ -30,6 +29,7 @@ from wsm.http.surfaces._pausing import Flush, Pause, flush_of
 from wsm.http.surfaces._refusals import Refusal
 from wsm.http.surfaces._surface_options import AdoptedDirectory, SurfaceOptions
 from wsm.receipt import Receipt
+from wsm.states.holding import ClosedBy
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, KVState, OnLease, Tag
 from wsm.status import GroupStatus
 from wsm.strategies.adopt.deciding import asked_label
@@ -45,9 +45,6 @@ _NO_SUCH_VERB = (404, 405, 501)
 
 #: What is kept under the directory that a pulled one is called by: what was asked for, and what was adopted.
 _PULLED = "pulled"
-
-#: What is kept under a trainer's word for weights: the version that it called so last, where it is another.
-_CALLED = "called"
 
 #: Seconds between two looks at whether a flush is over.
 _LOOK_S = 0.01
@@ -71,7 +68,7 @@ def told(status: int, body: Mapping[str, Any], receipt: Receipt | None = None) -
 
 def missing_of(status: GroupStatus) -> frozenset[Tag]:
     """Return what a group lacks that a step needs."""
-    return frozenset(tag for rank in status.ranks for tag in rank.held.missing)
+    return frozenset(tag for rank in status.ranks for tag in rank.resident.missing)
 
 
 @final
@@ -88,6 +85,8 @@ class Verbs:
         The paths by which an engine behind this server has its scheduler paused and resumed.
     unsupported_status : int
         The status of a verb that cannot be honoured, unless the options say another.
+    reads_answers : bool
+        Whether its trainers read that an update failed: then one that touched nothing closes nothing.
     """
 
     def __init__(
@@ -98,11 +97,13 @@ class Verbs:
         pauses: str,
         resumes: str,
         unsupported_status: int = 501,
+        reads_answers: bool = False,
     ) -> None:
         self.surface = surface
         self.options = options
         self._engine_pauses, self._engine_resumes = pauses, resumes
         self._unsupported_status = options.unsupported_status or unsupported_status
+        self._reads_answers = reads_answers
         self._pausing = 0
         self._flushing = False
         self.parts = UpdateInParts(surface, options, self.origin)
@@ -207,7 +208,7 @@ class Verbs:
         if self._pausing:
             raise errors.not_flushed(why="the group is being paused")
         if not status.serving:
-            if all(rank.held.kv is KVState.CLEARED for rank in status.ranks):
+            if all(rank.resident.kv is KVState.CLEARED for rank in status.ranks):
                 return
             raise errors.not_flushed(why=status.headline)
         held = await commands.hold(
@@ -217,7 +218,7 @@ class Verbs:
             lease_s=_FLUSH_LEASE_S,
             on_lease=OnLease.SERVE,
         )
-        hold_id = None if held.hold is None else str(held.hold["id"])
+        hold_id = None if held.hold is None else held.hold.hold_id
         try:
             await commands.release(self.origin(request, "-release"), hold=hold_id)
         except RefusedError as error:
@@ -253,6 +254,8 @@ class Verbs:
         version: str | None,
         serve: bool,
         wait_s: float | None = None,
+        force: bool = False,
+        part: str = "-update",
     ) -> Receipt | None:
         """Bring back what is missing of the tags; None: nothing was, and nothing was done.
 
@@ -268,17 +271,22 @@ class Verbs:
             Whether the hold of this surface ends with it, once nothing is missing any more.
         wait_s : float or None
             Seconds to wait for another command to end; None: as long as the deadline.
+        force : bool
+            Whether weights are loaded whatever their label has meant before.
+        part : str
+            The command's part of the request's name.
         """
         missing = missing_of(await commands.status())
         wanted = tags & missing
         if not wanted:
             return None
-        closed = await commands.closed() is not None
-        serves = serve and wanted == missing and (Tag.WEIGHTS in wanted or not closed)
+        now, _ = await commands.hold_now()
+        serves = serve and wanted == missing and (Tag.WEIGHTS in wanted or now.may_release)
         return await commands.update(
-            self.origin(request, "-update"),
+            self.origin(request, part),
             version if Tag.WEIGHTS in wanted else None,
             tags=wanted,
+            force=force and Tag.WEIGHTS in wanted,
             after=After.SERVE if serves else After.AS_BEFORE,
             deadline_s=self.options.deadline_s,
             wait_s=self.options.deadline_s if wait_s is None else wait_s,
@@ -301,6 +309,8 @@ class Verbs:
             yield
         except Exception as error:
             await self._no_flush()  # whose hold it would close
+            if self._reads_answers and (not read or await self._has(commands, before)):
+                raise
             await commands.fail_closed(
                 self.origin(request),
                 verb=request.url.path,
@@ -310,7 +320,12 @@ class Verbs:
             )
             raise
         if not self.parts.begun(commands):  # else it is its end that decides
-            await asyncio.to_thread(commands.closed_holds.reopen_after_success, self.surface)
+            await asyncio.to_thread(commands.closed_holds.reopen, self.surface, sent=False)
+
+    async def _has(self, commands: Commands, version: str | None) -> bool:
+        """Whether every rank holds the weights of a version."""
+        status = await commands.status()
+        return status.version == version and Tag.WEIGHTS not in missing_of(status)
 
     async def pull(
         self, commands: Commands, destination: str, directory: str, label: str
@@ -355,9 +370,9 @@ class Verbs:
         **loading
             Further keywords of :meth:`wsm.Controller.update`.
         """
-        version, source, reused = label, None, False
+        version, source, warning = label, None, None
         if directory is not None:
-            version, source, reused = await self._adopted(commands, directory, label)
+            version, source, warning = await self._adopted(commands, directory, label)
         if self.parts.begun(commands):
             return await self.parts.prepare(
                 request, commands, version, source=source, asked=label or asked_label(version or "")
@@ -375,11 +390,8 @@ class Verbs:
             wait_s=self.options.deadline_s,
             **loading,
         )
-        return (
-            replace(receipt, warning=f"label reused: it was other content's; this is {version}")
-            if reused
-            else receipt
-        )
+        said = [each for each in (receipt.warning, warning) if isinstance(each, str)]
+        return structs.replace(receipt, warning="; ".join(said) or None)
 
     async def _adopted(self, commands: Commands, directory: str, label: str | None) -> AdoptedDirectory:
         pulled = commands.kept.note(_PULLED, directory)
@@ -397,8 +409,7 @@ class Verbs:
             raise errors.no_directories(directory=directory)
         adopted = await asyncio.to_thread(self.options.adopt, directory, label)
         word = label or asked_label(adopted.label)
-        meant = None if word == adopted.label else adopted.label
-        await asyncio.to_thread(commands.kept.remember, _CALLED, word, meant)
+        await asyncio.to_thread(commands.call, word, adopted.label)
         return adopted
 
     # What cannot be honoured --------------------------------------------------------------------------------
@@ -442,18 +453,14 @@ class Verbs:
             If they have another (code ``label-differs``).
         """
         held = (await commands.status()).version
-        if held != (commands.kept.note(_CALLED, label) or label):
+        if held != commands.called(label):
             raise errors.label_differs(asked=label, held=held)
         return label
 
-    def word_for(self, commands: Commands, version: str | None) -> str | None:
-        """Return what a trainer calls a version; None if it calls another so by now."""
-        if version is None:
-            return None
-        word = asked_label(version)
-        if (commands.kept.note(_CALLED, word) or word) == version:
-            return word
-        return None if word == version else version
+    async def named_version(self, commands: Commands) -> dict[str, str | None]:
+        """Return what the group has, by the trainer's word and by its label."""
+        held = (await commands.status()).version
+        return {"weight_version": commands.word_for(held), "wsm_version": held}
 
     async def models(self, request: Request, commands: Commands) -> HttpAnswer:
         """Answer ``GET /v1/models``: the one model."""
@@ -487,6 +494,15 @@ class Verbs:
                 use_instead="a pause with mode abort",
             )
         return tuple(await self.options.requests.abort(ids))
+
+    def or_engine(self, handler: Handler) -> Handler:
+        """Return the handler of a verb that the engine's app answers where requests for text are its own."""
+
+        async def handled(request: Request, commands: Commands) -> Any:
+            behind = self.behind(request)
+            return await handler(request, commands) if behind is None else behind
+
+        return handled
 
     def behind(self, request: Request) -> ASGIApp | None:
         """Return the engine's app if requests for text are its own, and None where they are this server's."""

@@ -131,9 +131,7 @@ class VllmVerbs:
 
     async def weight_info(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
-        held = (await commands.status()).version
-        word = self.verbs.word_for(commands, held)
-        return HttpAnswer(200, {"weight_version": word, "wsm_version": held})
+        return HttpAnswer(200, await self.verbs.named_version(commands))
 
     async def check(self, request: Request, commands: Commands) -> HttpAnswer:
         asked = await fields(request)
@@ -173,16 +171,13 @@ class VllmVerbs:
     async def is_sleeping(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
         status = await commands.status()
-        return HttpAnswer(200, {"is_sleeping": any(rank.held.missing for rank in status.ranks)})
+        return HttpAnswer(200, {"is_sleeping": any(rank.resident.missing for rank in status.ranks)})
 
     async def reset_prefix_cache(self, request: Request, commands: Commands) -> Response:
         await self.verbs.flush(request, commands)
         return Response(b"", 200)
 
-    async def abort(self, request: Request, commands: Commands) -> Any:
+    async def abort(self, request: Request, commands: Commands) -> HttpAnswer:
         del commands
-        behind = self.verbs.behind(request)
-        if behind is not None:
-            return behind
         ended = await self.verbs.abort(request, (await fields(request)).texts("request_ids"))
         return HttpAnswer(200, {"status": "aborted", "aborted": len(ended)})

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from wsm.errors import GroupError, RefusedError
+from wsm.errors import GroupError, RefusedError, coded
 
 
+@coded("no-adopt-root")
 def no_directories(*, directory: str) -> RefusedError:
     """A path is sent to a server that takes in no directories."""
     return RefusedError(
         f"the directory {directory!r} is not taken in: this server has no root for directories; start it "
-        "with --adopt-root, or name a published version",
-        code="no-adopt-root",
-        directory=directory,
+        "with --adopt-root, or name a published version"
     )
 
 
@@ -24,50 +23,43 @@ def no_update_begun(*, verb: str, begin: str) -> RefusedError:
     )
 
 
+@coded("nothing-prepared")
 def nothing_prepared(*, verb: str) -> RefusedError:
     """An update in parts is to be finished, and brought no weights."""
     return RefusedError(
         f"{verb} has nothing to decide: since the update was begun no weights were accepted, so the group "
-        "serves what it did; send them by path first",
-        code="nothing-prepared",
-        verb=verb,
+        "serves what it did; send them by path first"
     )
 
 
+@coded("prepared-already")
 def prepared_already(*, version: str | None) -> RefusedError:
     """An update in parts brings a second version before the first one is decided."""
     return RefusedError(
-        f"version {version} is prepared, and this update is to be finished, or begun anew, before another",
-        code="prepared-already",
-        version=version,
+        f"version {version} is prepared, and this update is to be finished, or begun anew, before another"
     )
 
 
+@coded("label-differs")
 def label_differs(*, asked: str, held: str | None) -> RefusedError:
     """A caller gives a label to weights that are there; a label is never changed without its content."""
     held_text = "no version" if held is None else f"version {held!r}"
     return RefusedError(
         f"the group has {held_text}, not {asked!r}, and a label is not changed without its content; "
-        f"update to {asked!r}",
-        code="label-differs",
-        asked=asked,
-        held=held,
+        f"update to {asked!r}"
     )
 
 
+@coded("not-flushed")
 def not_flushed(*, why: str) -> RefusedError:
     """The KV cache cannot be flushed now."""
-    return RefusedError(f"the KV cache is not flushed: {why}; ask again later", code="not-flushed", why=why)
+    return RefusedError(f"the KV cache is not flushed: {why}; ask again later")
 
 
+@coded("engine-refused")
 def engine_refused(*, path: str, why: str) -> GroupError:
     """The engine behind a server does not do its own part of a verb."""
-    return GroupError(
-        f"the engine does not do its part, {path}: {why}; see the engine's log, and ask again",
-        code="engine-refused",
-        path=path,
-        why=why,
-    )
+    return GroupError(f"the engine does not do its part, {path}: {why}; see the engine's log, and ask again")
 
 
 def not_paused() -> RefusedError:

@@ -6,6 +6,7 @@ FastDeploy's codes stay FastDeploy's: its clients know 200, 400 and 500 of the c
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,10 +15,10 @@ from typing import Any, final
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from wsm.command import VERSION_GONE
 from wsm.errors import BadInputError, WsmError
-from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers
-from wsm.http.bodies import mapping_value
+from wsm.http.bodies import Fields, Reader, choice_among, flag_value, mapping_value
 from wsm.http.commands import Commands
 from wsm.http.surface import Handler, InHold, Surface, verb_route
 from wsm.http.surfaces import errors
@@ -25,14 +26,22 @@ from wsm.http.surfaces._pausing import Pause, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
 from wsm.http.surfaces._verbs import Verbs, fields
+from wsm.labels import is_unnamed
 from wsm.receipt import Receipt
-from wsm.states.vocabulary import ALL_TAGS
+from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
 from wsm.status import GroupStatus
 
 #: Paths of the engine that ask for text.
 DATA_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/reward", "/generate"}
 )
+
+#: What an update may say of its own transfer.
+_OF_A_LOAD: Mapping[str, Reader[Any]] = {
+    "rsync_config": mapping_value,
+    "verify_checksum": flag_value,
+    "transfer_mode": choice_among(TransferMode),
+}
 
 #: Statuses that are no engine's, and stay what they are in its envelope.
 _OF_THE_SERVER = frozenset({400, 401, 403, 413, 421})
@@ -59,13 +68,8 @@ def generation_of(name: str) -> LegacyGeneration:
     BadInputError
         If there is none.
     """
-    try:
-        return LegacyGeneration(name)
-    except ValueError:
-        known = ", ".join(each.value for each in LegacyGeneration)
-        raise http_errors.bad_body(
-            field="fastdeploy_generation", problem=f"it must be one of {known}"
-        ) from None
+    field = "fastdeploy_generation"
+    return Fields({field: name}).required(field, choice_among(LegacyGeneration))
 
 
 def envelope(
@@ -108,6 +112,13 @@ def result_of(receipt: Receipt) -> dict[str, Any]:
     }
 
 
+def costs_of(receipt: Receipt) -> list[dict[str, Any]]:
+    """Return what FastDeploy's update says of each rank, in seconds."""
+    of_all = {"total_cost": receipt.seconds, "version": receipt.version}
+    told = [(each.rank, each.facts.get("sync_s"), each.facts.get("apply_s")) for each in receipt.ranks]
+    return [{"sync_cost": sync, "update_cost": own, **of_all, "rank": rank} for rank, sync, own in told]
+
+
 def legacy_answer(generation: LegacyGeneration, status: int, message: str) -> HttpAnswer | Response:
     """Return an answer of a legacy GET."""
     if generation is LegacyGeneration.TEXT:
@@ -140,7 +151,7 @@ def health_of(status: GroupStatus) -> int:
     """Return the status of ``/health``: 304 while weights or KV cache are away, 404 without live ranks."""
     if not status.ranks or any(rank.life in ("dead", "never") for rank in status.ranks):
         return 404
-    return 304 if any(rank.held.missing for rank in status.ranks) else 200
+    return 304 if any(rank.resident.missing for rank in status.ranks) else 200
 
 
 @final
@@ -148,7 +159,9 @@ class _FastDeploy:
     """FastDeploy's verbs for one server."""
 
     def __init__(self, options: SurfaceOptions) -> None:
-        self.verbs = Verbs("fastdeploy", options, pauses="/v1/pause", resumes="/v1/resume")
+        self.verbs = Verbs(
+            "fastdeploy", options, pauses="/v1/pause", resumes="/v1/resume", reads_answers=True
+        )
         self.generation = generation_of(options.fastdeploy_generation)
         self.listed: list[dict[str, Any]] = []
 
@@ -173,22 +186,20 @@ class _FastDeploy:
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
             asked = await fields(request)
-            options: dict[str, Any] = {}
-            if "rsync_config" in asked:
-                options["rsync_config"] = asked.get("rsync_config", mapping_value)
-            if "verify_checksum" in asked:
-                options["verify_checksum"] = asked.flag("verify_checksum", otherwise=False)
+            options: dict[str, Any] = {
+                name: asked.get(name, read) for name, read in _OF_A_LOAD.items() if name in asked
+            }
             label = asked.label("version")
             if (await commands.status()).hold is None:
                 raise errors.not_paused()
+            options["force"] = True  # what lies there now, as FastDeploy does
             receipt = await self.verbs.load(request, commands, directory=None, label=label, **options)
-        return _enveloped(receipt)
+        answer = _enveloped(receipt)
+        said = {**answer.body, "result": costs_of(receipt), "wsm": answer.body["result"]}
+        return HttpAnswer(answer.status, said, answer.headers)
 
-    async def abort(self, request: Request, commands: Commands) -> Any:
+    async def abort(self, request: Request, commands: Commands) -> HttpAnswer:
         del commands
-        behind = self.verbs.behind(request)
-        if behind is not None:
-            return behind
         asked = await fields(request)
         ids = None if asked.flag("abort_all", otherwise=False) else asked.texts("req_ids") or ()
         ended = await self.verbs.abort(request, ids)
@@ -211,7 +222,7 @@ class _FastDeploy:
             if self.generation is LegacyGeneration.CONTROL:
                 await self._awake(request, commands)
             else:
-                await self.verbs.wake(request, commands, ALL_TAGS, version=None, serve=False, wait_s=0)
+                await self._wake(request, commands, ALL_TAGS, serve=False, wait_s=0)
 
         return await self._legacy(commands, "update", "model weight is updated", update)
 
@@ -227,20 +238,14 @@ class _FastDeploy:
             return legacy_answer(self.generation, code, why)
         return legacy_answer(self.generation, 200, message)
 
-    async def reset_scheduler(self, request: Request, commands: Commands) -> Any:
+    async def reset_scheduler(self, request: Request, commands: Commands) -> HttpAnswer:
         """Drop every request, as FastDeploy's controller port does; of an engine, its own handler."""
         del commands
-        behind = self.verbs.behind(request)
-        if behind is not None:
-            return behind
         ended = await self.verbs.abort(request, None)
         return HttpAnswer(200, {"code": 0, "message": "success", "aborted": sorted(ended)})
 
-    async def schedule(self, request: Request, commands: Commands) -> Any:
+    async def schedule(self, request: Request, commands: Commands) -> HttpAnswer:
         """Change the scheduler, which is the engine's."""
-        behind = self.verbs.behind(request)
-        if behind is not None:
-            return behind
         return await self.verbs.refuse(
             commands, request, Refusal("/controller/scheduler", Reason.INTERNAL, closes=False)
         )
@@ -249,7 +254,10 @@ class _FastDeploy:
 
     async def health(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
-        return HttpAnswer(health_of(await commands.status()))
+        status = health_of(await commands.status())
+        if status == 304 and (await commands.explain()).finding == "engine-has-kv-cache":
+            status = 200  # the engine serves, though its loop has not come in yet with what it has built
+        return HttpAnswer(status)
 
     async def routes(self, request: Request, commands: Commands) -> HttpAnswer:
         del request, commands
@@ -260,9 +268,25 @@ class _FastDeploy:
         await self.verbs.pause(request, commands, Pause(), "-pause")
         return await self.verbs.sleep(request, commands, tags)
 
+    async def _wake(
+        self, request: Request, commands: Commands, tags: frozenset[Tag], **how: Any
+    ) -> Receipt | None:
+        """Bring back what lies there now under the label served last; if that is gone, what is announced."""
+        last = await self.verbs.last_version(commands)
+        if last is not None and not is_unnamed(last):
+            try:
+                return await self.verbs.wake(request, commands, tags, version=last, force=True, **how)
+            except WsmError as error:
+                if error.context.get("error") not in VERSION_GONE:
+                    raise
+        how["part"] = "-announced"
+        return await self.verbs.wake(request, commands, tags, version=None, force=True, **how)
+
     async def _awake(self, request: Request, commands: Commands) -> Receipt:
         tags = tags_of(request.query_params.getlist("tags"))
-        receipt = await self.verbs.wake(request, commands, tags, version=None, serve=True)
+        receipt = await self._wake(request, commands, tags, serve=True)
+        if receipt is not None and receipt.loaded:
+            await asyncio.to_thread(commands.closed_holds.reopen, self.verbs.surface, sent=False)
         if receipt is None or (receipt.hold is not None and not receipt.missing):
             return await self.verbs.resume(request, commands, "-resume")
         if receipt.serving:  # which ended the hold
@@ -291,13 +315,13 @@ def surface(options: SurfaceOptions) -> Surface:
         ("POST", "/v1/sleep", made.sleep),
         ("POST", "/v1/wakeup", made.wakeup),
         ("POST", "/v1/update_weights", made.update),
-        ("POST", "/v1/abort_requests", made.abort),
+        ("POST", "/v1/abort_requests", made.verbs.or_engine(made.abort)),
         ("GET", "/v1/models", made.verbs.models),
         ("GET", "/ping", made.health),
         ("POST", "/ping", made.health),
         ("GET", "/load", made.routes),
-        ("POST", "/controller/reset_scheduler", made.reset_scheduler),
-        ("POST", "/controller/scheduler", made.schedule),
+        ("POST", "/controller/reset_scheduler", made.verbs.or_engine(made.reset_scheduler)),
+        ("POST", "/controller/scheduler", made.verbs.or_engine(made.schedule)),
     ]
     made.listed = [
         {"path": path, "methods": [method], "tags": []} for method, path, _ in verbs if path.startswith("/v1")

@@ -44,7 +44,7 @@ def failure_of(answer: HttpAnswer) -> HttpAnswer:
 
 
 def server_info(
-    status: GroupStatus, *, model: str, path: str, version: str, more: Mapping[str, Any]
+    status: GroupStatus, *, word: str | None, model: str, path: str, version: str, more: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what a server says of itself; slime compares some of it with what it would have started."""
     ranks = sum(1 for rank in status.ranks if rank.step_kind != "none")
@@ -58,7 +58,8 @@ def server_info(
         "num_gpus": ranks,
         "disaggregation_mode": "null",
         "enable_memory_saver": False,
-        "weight_version": status.version,
+        "weight_version": word,
+        "wsm_version": status.version,
         "internal_states": [],
         "version": version,
         **more,
@@ -128,7 +129,7 @@ class _Sglang:
             raise http_errors.unsupported(
                 verb="/pull_weights",
                 reason="version 0 is what changes will be sent of (slime's --update-weight-mode delta), and "
-                "changes name no digest of what they were made from: no rank could prove what it holds",
+                "changes of that format are not read here",
                 use_instead="whole checkpoints (--update-weight-mode full)",
             ) from error
         return HttpAnswer(
@@ -164,9 +165,7 @@ class _Sglang:
 
     async def version(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
-        held = (await commands.status()).version
-        word = self.verbs.word_for(commands, held)
-        return HttpAnswer(200, {"weight_version": word, "wsm_version": held})
+        return HttpAnswer(200, await self.verbs.named_version(commands))
 
     async def model_info(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
@@ -177,15 +176,17 @@ class _Sglang:
             "tokenizer_path": path,
             "is_generation": True,
             "preferred_sampling_params": None,
-            "weight_version": (await commands.status()).version,
+            **await self.verbs.named_version(commands),
         }
         return HttpAnswer(200, body)
 
     async def server_info(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
         name, options = self.verbs.model_name(commands), self.verbs.options
+        status = await commands.status()
         body = server_info(
-            await commands.status(),
+            status,
+            word=commands.word_for(status.version),
             model=name,
             path=options.model_path or name,
             version=wsm.__version__,
@@ -206,19 +207,13 @@ class _Sglang:
         body = {"success": matches, "message": said, "per_engine_checksum": digest, "ranks": []}
         return HttpAnswer(200 if matches else 400, body)
 
-    async def loads(self, request: Request, commands: Commands) -> Any:
-        del commands
-        behind = self.verbs.behind(request)
-        if behind is not None:
-            return behind
+    async def loads(self, request: Request, commands: Commands) -> HttpAnswer:
+        del request, commands
         requests = self.verbs.options.requests
         return HttpAnswer(200, loads(*((0, 0) if requests is None else await requests.count())))
 
-    async def abort(self, request: Request, commands: Commands) -> Any:
+    async def abort(self, request: Request, commands: Commands) -> Response:
         del commands
-        behind = self.verbs.behind(request)
-        if behind is not None:
-            return behind
         asked = await fields(request)
         everything = asked.flag("abort_all", otherwise=False)
         await self.verbs.abort(request, None if everything else asked.texts("rid") or ())
@@ -273,9 +268,9 @@ def surface(options: SurfaceOptions) -> Surface:
         ("GET", "/server_info", made.server_info),
         ("GET", "/get_server_info", made.server_info),
         ("GET POST", "/weights_checker", made.check),
-        ("GET", "/v1/loads", made.loads),
+        ("GET", "/v1/loads", made.verbs.or_engine(made.loads)),
         ("GET", "/v1/models", made.verbs.models),
-        ("POST", "/abort_request", made.abort),
+        ("POST", "/abort_request", made.verbs.or_engine(made.abort)),
         ("GET", "/health_generate", made.health_generate),
         ("GET", "/workers", made.workers),
         ("POST", "/workers", made.register),

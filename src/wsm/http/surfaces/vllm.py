@@ -42,7 +42,7 @@ def surface(options: SurfaceOptions) -> Surface:
         "POST /pause": made.pause,
         "POST /resume": made.resume,
         "GET /is_paused": made.is_paused,
-        "POST /abort_requests": made.abort,
+        "POST /abort_requests": made.verbs.or_engine(made.abort),
         "POST /init_weight_transfer_engine": made.set_up,
         "POST /start_weight_update": made.start,
         "POST /update_weights": made.update,

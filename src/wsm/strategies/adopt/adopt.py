@@ -10,12 +10,14 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple, TypeAlias
 
+from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import WsmError
+from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.printable import counted, size_text
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.adopt import errors
@@ -25,15 +27,24 @@ from wsm.strategies.adopt.record import AdoptedContent, AdoptionRecord, known_la
 from wsm.strategies.adopt.taking import take_in
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import PublisherBusyError
+from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.files.version_file import write_version
 from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import Placement, runs, whole_shape
 from wsm.strategies.snapshot.publish import StagedVersion
+from wsm.strategies.snapshot.slice_digests import SliceDigests, write_slice_promises
+from wsm.strategies.snapshot.store import announced_version
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.publications import published_last
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
+from wsm.strategies.trainer.staged_directory import take_publisher_lock
 from wsm.strategies.training_names import TrainingNames
+from wsm.typed import Count, CountFrom0, typed
 
 #: Says of each tensor of a whole model, by its name, how it lies on the ranks; refuses what is no such model.
 PlacementHook: TypeAlias = Callable[[Mapping[str, TensorSpec]], Mapping[str, Placement]]
+
+_log = log.logger("strategies")
 
 # Each further attempt takes another process that adopted something between our look and our lock.
 _ATTEMPTS = 4
@@ -42,8 +53,9 @@ _ATTEMPTS = 4
 class AdoptWay(enum.Enum):
     """How bytes are taken in.
 
-    LINK: hard links, copies where the file system has none. COPY: copies. NONE: not at all; only the label is
-    taken from the directory, and the version comes as the group's strategy brings it.
+    LINK: hard links, copies where the file system has none. COPY: copies. Either shares blocks until one side
+    is written (a reflink, which counts as a copy) where the file system can. NONE: not at all; only the label
+    is taken from the directory, and the version comes as the group's strategy brings it.
     """
 
     LINK = "link"
@@ -51,6 +63,7 @@ class AdoptWay(enum.Enum):
     NONE = "none"
 
 
+@typed
 @dataclass(frozen=True)
 class AdoptSettings:
     """Into what and how directories are adopted.
@@ -83,10 +96,10 @@ class AdoptSettings:
     roots: Sequence[Path | str]
     way: AdoptWay = AdoptWay.LINK
     relabel: Relabel = Relabel.MARK
-    ranks: int | None = None
+    ranks: Count | None = None
     placements: PlacementHook | None = None
     names: TrainingNames | None = None
-    device_id: int = 0
+    device_id: CountFrom0 = 0
     retain: Retention = KEEP_TWO
     durable: bool = True
 
@@ -108,7 +121,7 @@ class Adoption:
     already : bool
         Whether it was there, so that nothing was written.
     way : AdoptWay
-        How its bytes were taken in; COPY also where links were wanted and cannot be made.
+        How its bytes were taken in; COPY also where links were wanted and are not needed, or cannot be made.
     files, bytes : int
         How many files it has, and their size.
     left_out : tuple of str
@@ -143,10 +156,26 @@ class Adoption:
         what = f"{counted(self.files, 'file')}, {size_text(self.bytes)}, digest {self.digest}"
         taken = "linked" if self.way is AdoptWay.LINK else "copied"
         done = "is there already" if self.already else taken
-        reused = f"; label reused: {self.asked} was other content" if self.reused else ""
-        return f"version {self.label}: {done} ({what}){reused}"
+        return f"version {self.label}: {done} ({what})"
+
+    @property
+    def warning(self) -> str | None:
+        """What a person should know besides, in one line; None if nothing."""
+        said = []
+        if self.reused:
+            said.append(f"label reused: {self.asked} was other content; this is {self.label}")
+        if self.left_out:
+            said.append(f"left out: the index does not name {strategies_errors.listed(self.left_out)}")
+        if self.way is AdoptWay.LINK and not self.already:
+            said.append(
+                f"linked: what is written into the files of {self.source} in place is written into version "
+                f"{self.label}, which no rank can load or restore then (digest-mismatch); let the trainer "
+                "write new files, or adopt copies (--adopt copy)"
+            )
+        return "; ".join(said) or None
 
 
+@typed
 def adopt(
     source: Path | str,
     settings: AdoptSettings,
@@ -185,10 +214,12 @@ def adopt(
     clock = clock or SystemClock()
     begun = clock.monotonic_ns()
     if settings.way is AdoptWay.NONE:
-        asked = label_for(Path(source).name, version)
+        asked = label_for(_below(source, settings.roots), version)
         return Adoption(asked, asked, str(source), None, False, AdoptWay.NONE, 0, 0, (), 0.0)
     with open_checkpoint(source, settings.roots) as checkpoint:
-        described = _Described.of(checkpoint, settings, label_for(Path(checkpoint.path).name, version))
+        described = _Described.of(
+            checkpoint, settings, label_for(_below(checkpoint.path, settings.roots), version)
+        )
         taken = None
         for _ in range(_ATTEMPTS):
             decision = described.decided()
@@ -196,7 +227,9 @@ def adopt(
                 break
         else:
             raise PublisherBusyError(directory=str(settings.into))
-        return Adoption(
+        if taken is None:
+            described.announce_last(decision.label)
+        adoption = Adoption(
             label=decision.label,
             asked=described.asked,
             source=checkpoint.path,
@@ -209,6 +242,9 @@ def adopt(
             seconds=(clock.monotonic_ns() - begun) / 1_000_000_000,
             retired=() if taken is None else taken.retired,
         )
+    if adoption.warning is not None:
+        _log.warning(log.ADOPTED, version=adoption.label, warning=adoption.warning)
+    return adoption
 
 
 class _Taken(NamedTuple):
@@ -228,18 +264,25 @@ class _Described:
     tensors: Sequence[Sequence[tuple[TensorSpec, str]]]
     placements: Mapping[TensorSpec, Placement | None]
     digest: str
+    slices: Sequence[tuple[SliceDigests, str]]
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, settings: AdoptSettings, asked: str) -> _Described:
         """Describe a checkpoint. Blocks; reads it whole, once it is seen that it fits."""
         described = _specs(checkpoint, settings)
-        placements = _placed(checkpoint.path, [spec for specs in described for spec in specs], settings)
-        tensors = [
-            list(zip(specs, part.digests(), strict=True))
-            for specs, part in zip(described, checkpoint.parts, strict=True)
-        ]
+        placements = _placed(checkpoint, described, settings)
+        tensors, slices = [], list[tuple[SliceDigests, str]]()
+        for specs, part in zip(described, checkpoint.parts, strict=True):
+            cuts = [
+                SliceDigests(spec, placement, settings.ranks)
+                for spec in specs
+                if (placement := placements[spec]) is not None and settings.ranks not in (None, 1)
+            ]
+            digests = part.digests(cuts)
+            tensors.append(list(zip(specs, digests, strict=True)))
+            slices += zip(cuts, digests, strict=False)
         digest = shard_digest(row for rows in tensors for row in rows)
-        return cls(checkpoint, settings, asked, tensors, placements, digest)
+        return cls(checkpoint, settings, asked, tensors, placements, digest, slices)
 
     def decided(self) -> Decision:
         """Say what it is adopted as, by what is published and remembered now."""
@@ -258,25 +301,41 @@ class _Described:
                 self.tensors,
                 self.placements,
                 device_id=settings.device_id,
-                link=settings.way is AdoptWay.LINK and not self._is_renamed,
+                whole=not self._is_renamed,
+                link=settings.way is AdoptWay.LINK,
                 durable=settings.durable,
             )
-
-            def remember() -> None:
-                times = mtimes_of(staged.final, manifest.parts)
-                content = AdoptedContent(decision.label, self.asked, self.digest, times)
-                record = AdoptionRecord.of(into)
-                if decision.reused:
-                    record = record.with_used(self.asked)
-                record.with_one(content).write(into, durable=settings.durable)
-
-            published = staged.commit(
-                replace=decision.replace,
-                keep_standing=False,
-                retain=settings.retain,
-                before_announcing=remember,
-            )
+            if self.slices:
+                write_slice_promises(
+                    staged.path,
+                    staged.sealed().manifest,
+                    self.slices,
+                    settings.ranks or 1,
+                    durable=settings.durable,
+                )
+            # Remembered before it is visible: an adoption that is killed in between is known for what it is.
+            times = mtimes_of(staged.path, manifest.parts)
+            content = AdoptedContent(decision.label, self.asked, self.digest, times)
+            record = AdoptionRecord.of(into)
+            if decision.reused:
+                record = record.with_used(self.asked)
+            record.with_one(content).write(into, durable=settings.durable)
+            published = staged.commit(replace=decision.replace, keep_standing=False, retain=settings.retain)
         return _Taken(AdoptWay.LINK if linked else AdoptWay.COPY, published.retired)
+
+    def announce_last(self, label: str) -> None:
+        """Announce a version that stands, if it was published last: who published it died before that."""
+        into = Path(self.settings.into)
+        with suppress(BadInputError):  # a version.yaml that cannot be read announces nothing
+            if announced_version(into) == label:
+                return
+        if published_last(into, deltas=True) == label:
+            lock = take_publisher_lock(into / VERSIONS_DIRECTORY, directory=into)
+            try:
+                if published_last(into, deltas=True) == label:
+                    write_version(into, label, durable=self.settings.durable, alone=True)
+            finally:
+                lock.release()
 
     @property
     def _is_renamed(self) -> bool:
@@ -286,6 +345,15 @@ class _Described:
             for part, rows in zip(self.checkpoint.parts, self.tensors, strict=True)
             for spec, (own, _) in zip(part.content.specs(), rows, strict=True)
         )
+
+
+def _below(path: Path | str, roots: Sequence[Path | str]) -> str:
+    """Return what names a directory below the root that it lies in; of a root itself, its whole path."""
+    for root in roots:
+        for each in (Path(root), Path(root).resolve()):
+            if each in PurePath(path).parents:
+                return str(PurePath(path).relative_to(each))
+    return str(path)
 
 
 def _specs(checkpoint: Checkpoint, settings: AdoptSettings) -> list[list[TensorSpec]]:
@@ -298,27 +366,56 @@ def _specs(checkpoint: Checkpoint, settings: AdoptSettings) -> list[list[TensorS
     counts = Counter(spec.name for specs in described for spec in specs)
     duplicate = sorted(name for name, count in counts.items() if count > 1)
     if duplicate:
-        origins = [part.path for part in checkpoint.parts]
-        raise strategies_errors.not_covered(duplicate=duplicate, origins=origins)
+        raise _not_covered(checkpoint, described, {"duplicate": duplicate})
     if not counts:
         raise errors.no_checkpoint(path=checkpoint.path, present=["safetensors files without tensors"])
     return described
 
 
+def _not_covered(
+    checkpoint: Checkpoint, described: Sequence[Sequence[TensorSpec]], lists: Mapping[str, Sequence[str]]
+) -> BadInputError:
+    """Say which tensors are not the model's, in which files, and what the trainer's directory needs."""
+    missing, unknown, duplicate = (lists.get(each, ()) for each in ("missing", "unknown", "duplicate"))
+    wrong = {*unknown, *duplicate}
+    files = {
+        part.path: {spec.name for spec in specs}
+        for part, specs in zip(checkpoint.parts, described, strict=True)
+    }
+    others = [Path(path).name for path, names in files.items() if names and names <= {*unknown}]
+    fix = "let the trainer write this model, each tensor once, and say what it calls them (names)"
+    if others and not missing:
+        fix = f"move {strategies_errors.listed(others)} away, or write an index of the model's own files"
+    origins = [path for path, names in files.items() if names & wrong or not wrong]
+    return strategies_errors.not_covered(
+        missing=missing, unknown=unknown, duplicate=duplicate, origins=origins, fix=fix
+    )
+
+
 def _placed(
-    path: str, specs: Sequence[TensorSpec], settings: AdoptSettings
+    checkpoint: Checkpoint, described: Sequence[Sequence[TensorSpec]], settings: AdoptSettings
 ) -> dict[TensorSpec, Placement | None]:
     """Return how each tensor lies on the ranks; an error if one cannot be divided by their number."""
+    specs = [spec for part in described for spec in part]
     hook, ranks = settings.placements, settings.ranks
     if ranks is None or (ranks == 1 and hook is None):
         return dict.fromkeys(specs)
     if hook is None:
-        raise errors.placements_unknown(path=path, ranks=ranks)
+        raise RefusedError(
+            f"{checkpoint.path} holds a whole model, and nothing says how its tensors lie on {ranks} ranks; "
+            "name a function that does (--placements MODULE:FUNCTION), or load it through the models' "
+            "loaders (strategy gdr)",
+            code="placements-unknown",
+            path=checkpoint.path,
+            ranks=ranks,
+        )
     named = getattr(hook, "__qualname__", repr(hook))
     try:
         said = dict(hook({spec.name: spec for spec in specs}))
-    except WsmError:
-        raise
+    except WsmError as error:
+        if error.code != "not-covered":
+            raise
+        raise _not_covered(checkpoint, described, error.context) from error
     except Exception as error:  # a function of the user's own, given what a trainer wrote
         problem = f"{type(error).__name__}: {error}"
         raise errors.bad_placements(hook=named, problem=problem) from error

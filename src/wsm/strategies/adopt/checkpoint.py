@@ -8,30 +8,42 @@ files hold; marker files, tokenizers and configurations are none. Knows no versi
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from wsm.errors import BadInputError
+import msgspec
+
+from wsm.errors import BadInputError, RefusedError, remedy
 from wsm.own_descriptor import path_of
-from wsm.shared_directory import open_below
-from wsm.strategies import documents
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.adopt import errors
+from wsm.strategies.adopt.opened import open_below
 from wsm.strategies.digest import running_digest
-from wsm.strategies.documents import is_plain_file_name
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.safetensors import SafetensorsFile
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.promise import FileName, read_json
+from wsm.strategies.snapshot.slice_digests import SliceDigests
 
 _SUFFIX = ".safetensors"
+_SHARD = re.compile(r"(.+)-([0-9]{1,9})-of-([0-9]{1,9})\.safetensors")
 _INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_INDEX_BYTES = 1 << 26
 _MAX_FILES = 10_000
 _CHUNK_BYTES = 1 << 21
+
+
+class _Index(msgspec.Struct):
+    """An index of the directory: which file each tensor is in, and what trainers say besides."""
+
+    weight_map: dict[str, FileName] = {}
+    metadata: Any = None
 
 
 @dataclass(frozen=True)
@@ -71,8 +83,10 @@ class CheckpointPart:
                 problem = "it was written in place"
             raise errors.checkpoint_changed(file=self.path, problem=problem)
 
-    def digests(self) -> list[str]:
+    def digests(self, slices: Sequence[SliceDigests] = ()) -> list[str]:
         """Return the digest of every tensor, in the order of the file. Blocks; reads it whole.
+
+        `slices`, if any are given, take in the bytes of one tensor each.
 
         Raises
         ------
@@ -83,10 +97,11 @@ class CheckpointPart:
         """
         buffer = memoryview(bytearray(_CHUNK_BYTES))
         found = []
-        for spec, read_into in self.content.readers():
-            digest = running_digest()
-            for offset in range(0, spec.nbytes, _CHUNK_BYTES):
-                chunk = buffer[: min(_CHUNK_BYTES, spec.nbytes - offset)]
+        for index, (spec, read_into) in enumerate(self.content.readers()):
+            digest, row = running_digest(), slices[index].row_bytes if slices else 0
+            step = _CHUNK_BYTES // row * row if 0 < row <= _CHUNK_BYTES else _CHUNK_BYTES
+            for offset in range(0, spec.nbytes, step):
+                chunk = buffer[: min(step, spec.nbytes - offset)]
                 try:
                     read_into(offset, chunk)
                 except UnreadableFileError:
@@ -94,6 +109,8 @@ class CheckpointPart:
                 except BadInputError as error:
                     raise errors.checkpoint_changed(file=self.path, problem="it ends early") from error
                 digest.update(chunk)
+                if slices:
+                    slices[index].update(chunk)
             found.append(digest.hexdigest())
         self.require_unchanged()
         return found
@@ -138,7 +155,8 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
     ------
     BadInputError
         If there is none (``checkpoint-missing``), it lies elsewhere (``outside-roots``), holds no weights
-        (``no-checkpoint``), or not those of its index (``incomplete-checkpoint``); or if a file is damaged.
+        (``no-checkpoint``), not all of them or not yet (``incomplete-checkpoint``), or says two things
+        (``stale-index``).
     RefusedError
         If it holds changes alone (``delta-checkpoint``).
     ForeignPathError
@@ -152,21 +170,57 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
         try:
             names = sorted(os.listdir(directory))  # noqa: PTH208 - a Path cannot list a descriptor
         except OSError as error:
-            raise UnreadableFileError(file=where, reason=error.strerror or str(error)) from error
-        weight_map = _index(directory, where, names, roots)
+            raise _unreadable(where, error) from error
+        index, weight_map = _index(directory, where, names, roots)
         files = [name for name in names if name.endswith(_SUFFIX)]
-        chosen = files if weight_map is None else sorted(set(weight_map.values()))
+        chosen = files if index is None else sorted(set(weight_map.values()))
         if not chosen:
             raise errors.no_checkpoint(path=where, present=names)
         if len(chosen) > _MAX_FILES:
             raise errors.incomplete_checkpoint(path=where, problem=f"it has more than {_MAX_FILES} files")
-        absent = [name for name in chosen if name not in names]
+        absent = [name for name in chosen if name not in names] or absent_shards(chosen)
         if absent:
-            found = strategies_errors.listed(absent)
-            raise errors.incomplete_checkpoint(path=where, problem=f"its index names {found}, not there")
+            problem = f"{strategies_errors.listed(absent)} {'are' if len(absent) > 1 else 'is'} not there"
+            raise errors.incomplete_checkpoint(path=where, problem=problem)
         parts = tuple(_part(directory, where, name, roots, stack) for name in chosen)
-        _check_index(where, weight_map or {}, parts)
-        yield Checkpoint(where, parts, tuple(name for name in files if name not in chosen))
+        _check_index(where, weight_map, parts)
+        left_out = tuple(name for name in files if name not in chosen)
+        for name in left_out:
+            try:
+                specs = _part(directory, where, name, roots, stack).content.specs()
+            except BadInputError as error:
+                if error.code != "dtype-not-moved":  # such a file is good, and no model that wsm can load
+                    raise
+                continue
+            both = [spec.name for spec in specs if spec.name in weight_map]
+            if both:
+                raise BadInputError(
+                    f"the checkpoint in {where} says two things: {index} names other files for "
+                    f"{strategies_errors.listed(both)}, which {name} holds, too; remove whichever of {index} "
+                    f"and {name} is old, then adopt it",
+                    code="stale-index",
+                    path=where,
+                    index=index or "",
+                    file=name,
+                    unfit=True,
+                    tensors=tuple(both),
+                )
+        yield Checkpoint(where, parts, left_out)
+
+
+def absent_shards(names: Collection[str]) -> list[str]:
+    """Return the files that are not among `names`, which say ``N-of-M`` of themselves, from 0 or 1 on."""
+    sets: dict[tuple[str, str], dict[int, int]] = {}
+    for name in names:
+        found = _SHARD.fullmatch(name)
+        if found is not None and int(found[3]) <= _MAX_FILES:
+            sets.setdefault((found[1], found[3]), {})[int(found[2])] = len(found[2])
+    return [
+        f"{begin}-{number:0{max(numbers.values())}d}-of-{count}{_SUFFIX}"
+        for (begin, count), numbers in sets.items()
+        for number in (range(int(count)) if 0 in numbers else range(1, int(count) + 1))
+        if number not in numbers
+    ]
 
 
 def _opened(
@@ -182,12 +236,25 @@ def _opened(
     try:
         descriptor = open_below(path, roots, kind=kind, at=at)
     except FileNotFoundError as error:
-        raise errors.checkpoint_missing(path=shown) from error
+        raise BadInputError(
+            f"there is nothing at {shown}; adopt a directory before its trainer deletes it, or correct the "
+            "path",
+            code="checkpoint-missing",
+            path=shown,
+            unfit=True,
+        ) from error
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UnreadableFileError(file=shown, reason=reason or str(error)) from error
+        if isinstance(error, OSError) and error.errno == errno.ESTALE:
+            raise errors.checkpoint_changed(file=shown, problem=str(error.strerror)) from error
+        raise _unreadable(shown, error) from error
     stack.callback(os.close, descriptor)
     return descriptor
+
+
+def _unreadable(file: str, error: OSError | ValueError) -> UnreadableFileError:
+    reason = error.strerror if isinstance(error, OSError) else None
+    fix = remedy(error) or "correct the path or its permissions"
+    return UnreadableFileError(file=file, reason=reason or str(error), fix=fix)
 
 
 def _part(
@@ -195,18 +262,25 @@ def _part(
 ) -> CheckpointPart:
     descriptor = _opened(name, roots, stack, at=directory, where=where)
     status = os.fstat(descriptor)
-    content = SafetensorsFile(os.dup(descriptor), f"{where}/{name}")
+    try:
+        content = SafetensorsFile(os.dup(descriptor), f"{where}/{name}")
+    except BadInputError as error:  # its reader's advice is for what wsm published
+        if error.code not in ("bad-file-size", "bad-safetensors"):
+            raise
+        said = error.context
+        problem = said.get("problem") or f"it has {said['actual']} bytes instead of {said['expected']}"
+        raise errors.incomplete_checkpoint(path=where, problem=f"of {name}, {problem}") from error
     stack.callback(content.close)
     return CheckpointPart(content.path, descriptor, content, status.st_size, status.st_mtime_ns)
 
 
 def _index(
     directory: int, where: str, names: Sequence[str], roots: Sequence[Path | str]
-) -> Mapping[str, str] | None:
-    """Return which file holds each tensor, as the directory says itself; None if it does not."""
+) -> tuple[str | None, Mapping[str, str]]:
+    """Return the index of the directory, if there is one, and by that the file of each tensor."""
     found = [name for name in names if name.endswith(_INDEX_SUFFIX)]
     if not found:
-        return None
+        return None, {}
     if len(found) > 1:
         raise errors.incomplete_checkpoint(path=where, problem=f"it has {len(found)} indexes")
     with ExitStack() as stack:
@@ -214,26 +288,27 @@ def _index(
         try:
             data = os.pread(descriptor, _MAX_INDEX_BYTES + 1, 0)
         except OSError as error:
-            raise UnreadableFileError(
-                file=f"{where}/{found[0]}", reason=error.strerror or str(error)
-            ) from error
+            raise _unreadable(f"{where}/{found[0]}", error) from error
     try:
-        fields = documents.parse(data) if len(data) <= _MAX_INDEX_BYTES else None
-    except documents.StrictJsonError as error:
+        index = read_json(_Index, data[:_MAX_INDEX_BYTES])
+    except ValueError as error:
         problem = f"in {found[0]}, {error}"
         raise errors.incomplete_checkpoint(path=where, problem=problem) from error
-    about = fields.get("metadata") if isinstance(fields, dict) else None
+    about = index.metadata
     if isinstance(about, dict) and "delta_encoding" in about:
-        raise errors.delta_checkpoint(path=where, encoding=str(about["delta_encoding"]))
-    said = fields.get("weight_map") if isinstance(fields, dict) else None
-    if (
-        not isinstance(said, dict)
-        or not said
-        or not all(isinstance(file, str) and is_plain_file_name(file) for file in said.values())
-    ):
+        raise RefusedError(
+            f"{where} holds the changes since the version before it (delta_encoding "
+            f"{about['delta_encoding']}), and no whole checkpoint: no rank could prove what it would hold, "
+            "for they name no digest of what they were made from; let the trainer write whole checkpoints "
+            "(slime: --update-weight-mode full), or publish_delta",
+            code="delta-checkpoint",
+            path=where,
+            encoding=str(about["delta_encoding"]),
+        )
+    if not index.weight_map:
         problem = f"{found[0]} has no weight_map of tensors to files beside it"
         raise errors.incomplete_checkpoint(path=where, problem=problem)
-    return said
+    return found[0], index.weight_map
 
 
 def _check_index(where: str, weight_map: Mapping[str, str], parts: Sequence[CheckpointPart]) -> None:
@@ -242,8 +317,3 @@ def _check_index(where: str, weight_map: Mapping[str, str], parts: Sequence[Chec
     if absent:
         problem = f"its index names tensors that their files do not hold: {strategies_errors.listed(absent)}"
         raise errors.incomplete_checkpoint(path=where, problem=problem)
-
-
-def specs_of(checkpoint: Checkpoint) -> list[TensorSpec]:
-    """Return all tensors, file by file, under the trainer's names."""
-    return [spec for part in checkpoint.parts for spec in part.content.specs()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from wsm.strategies.adopt import errors
+from wsm.errors import RefusedError
 from wsm.strategies.adopt.adopt import AdoptSettings, AdoptWay, PlacementHook
 from wsm.strategies.adopt.deciding import Relabel
 from wsm.strategies.files.shard_source import ShardSource
@@ -14,12 +14,14 @@ from wsm.strategies.strategy import Strategy
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 from wsm.strategies.training_names import TrainingNames
 from wsm.strategies.transports.by_version import Gdr
+from wsm.typed import Count, typed
 
 
+@typed
 def adopt_settings(
     strategy: Strategy,
     sections: Sections,
-    ranks: int,
+    ranks: Count,
     *,
     roots: Sequence[Path | str],
     way: AdoptWay = AdoptWay.LINK,
@@ -50,7 +52,13 @@ def adopt_settings(
     source = strategy.source(sections, 0, ranks) if into is not None else None
     shared = isinstance(source, ShardSource) and source.world_size is None
     if way is not AdoptWay.NONE and (into is None or shared):
-        raise errors.nothing_to_adopt_into(strategy=type(strategy).__name__)
+        raise RefusedError(
+            f"versions come by {type(strategy).__name__} here, which loads no files that could be adopted; "
+            "name the version alone (--adopt none), or configure strategy: ipc_snapshot, or gdr with "
+            "transport: files",
+            code="nothing-to-adopt-into",
+            strategy=type(strategy).__name__,
+        )
     # With more ranks than one nothing is called after their devices.
     device_id = source.resolved_device_id() if ranks == 1 and isinstance(source, ShardSource) else 0
     return AdoptSettings(

@@ -11,12 +11,14 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
+from wsm.errors import RefusedError
 from wsm.labels import MAX_LENGTH, checked_version
-from wsm.strategies.adopt import errors
 
 # A number at the end, but not the last digits of something like 2.5.
 _NUMBER = re.compile(r"(?<![0-9])(?<![0-9]\.)([0-9]+)$")
+_DIGIT = re.compile("[0-9]")
 _MARK = ".reused-"
 _REUSED = re.compile(rf"(.+){re.escape(_MARK)}[0-9a-f]{{8,32}}")
 _DIGITS = (8, 16, 32)
@@ -67,10 +69,12 @@ class Decision:
     replace: bool
 
 
-def label_for(directory_name: str, asked: str | int | None = None) -> str:
+def label_for(path: str, asked: str | int | None = None) -> str:
     """Return what a directory's content is called, if nothing else was called so.
 
-    What the caller says; else the number at the end of the directory's name, in decimal; else the name.
+    What the caller says; else the number at the end of the directory's name, in decimal; where that has no
+    digit, of the nearest name above it that has one; else the directory's name. `path` is what names it below
+    a declared root.
 
     Raises
     ------
@@ -79,9 +83,11 @@ def label_for(directory_name: str, asked: str | int | None = None) -> str:
     """
     if asked is not None:
         return checked_version(asked)
-    number = _NUMBER.search(directory_name)
+    own = PurePosixPath(path)
+    numbered = next((each.name for each in (own, *own.parents) if _DIGIT.search(each.name)), "")
+    number = _NUMBER.search(numbered)
     if number is None or len(number[1]) > MAX_LENGTH:
-        return checked_version(directory_name)
+        return checked_version(own.name)
     return checked_version(number[1].lstrip("0") or "0")
 
 
@@ -114,7 +120,14 @@ def decide(asked: str, digest: str, known: Mapping[str, KnownLabel], relabel: Re
     if before is None or before.digest == digest:
         return _under(asked, before, reused=False)
     if relabel is Relabel.REFUSE:
-        raise errors.label_reused(label=asked, digest=digest, known=before.digest)
+        raise RefusedError(
+            f"version {asked} was other content before (digest {before.digest}, now {digest}), and labels "
+            "are not changed (relabel: refuse); let the trainer count on, or adopt it under another label",
+            code="label-reused",
+            label=asked,
+            digest=digest,
+            known=before.digest,
+        )
     marked = asked
     for digits in _DIGITS:  # two contents whose digests begin alike are told apart by more of them
         suffix = f"{_MARK}{digest[:digits]}"

@@ -8,19 +8,19 @@ It is written under the publishers' lock. One that cannot be read counts as none
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from wsm import log
+from wsm.labels import Label
 from wsm.shared_directory import read_ours
 from wsm.strategies.adopt.deciding import KnownLabel
 from wsm.strategies.digest import DIGEST_LENGTH
-from wsm.strategies.documents import FieldReader, SealedDocument
-from wsm.strategies.errors import ManifestError
+from wsm.strategies.errors import ManifestError, StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.file_looks import FileLook
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.promise import Digest, Sealed, Strict
 from wsm.strategies.snapshot.manifest import PartEntry
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.snapshot.publish import standing_publication
@@ -36,8 +36,7 @@ _OF_OTHERS = "0" * DIGEST_LENGTH
 _log = log.logger("strategies")
 
 
-@dataclass(frozen=True)
-class AdoptedContent:
+class AdoptedContent(Strict, frozen=True):
     """One adoption.
 
     Parameters
@@ -52,34 +51,18 @@ class AdoptedContent:
         When each of its files was changed last; of files that a trainer can still write.
     """
 
-    label: str
-    asked: str
-    digest: str
+    label: Label
+    asked: Label
+    digest: Digest
     mtimes_ns: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class AdoptionRecord(SealedDocument):
+class AdoptionRecord(Sealed, frozen=True, kw_only=True):
     """All adoptions that are remembered, the last one last; each label once."""
 
     FORMAT: ClassVar[str] = "wsm.adoptions"
-    FIELDS: ClassVar[frozenset[str]] = frozenset({"adopted"})
 
-    adopted: tuple[AdoptedContent, ...] = ()
-
-    @classmethod
-    def decode(cls, data: bytes, *, file: str) -> AdoptionRecord:
-        """Parse the file.
-
-        Raises
-        ------
-        ManifestError
-            If it is damaged. Any bytes give this or a record.
-        """
-        reader = cls._unsealed(data, file=file)
-        record = cls(tuple(_content(row) for row in reader.objects("adopted")))
-        record._as_read(reader)
-        return record
+    adopted: tuple[AdoptedContent, ...]
 
     @classmethod
     def of(cls, directory: Path) -> AdoptionRecord:
@@ -94,15 +77,15 @@ class AdoptionRecord(SealedDocument):
         try:
             return cls.decode(read_ours(file), file=str(file))
         except FileNotFoundError:
-            return cls()
+            return cls(adopted=())
         except (OSError, ManifestError) as error:
             _log.warning(log.ADOPTIONS_UNREADABLE, file=str(file), reason=str(error))
-            return cls()
+            return cls(adopted=())
 
     def with_one(self, content: AdoptedContent) -> AdoptionRecord:
         """Return the record with one more, in the place of an older one of its label."""
         others = tuple(each for each in self.adopted if each.label != content.label)
-        return AdoptionRecord((*others, content)[-_MOST:])
+        return AdoptionRecord(adopted=(*others, content)[-_MOST:])
 
     def with_used(self, label: str) -> AdoptionRecord:
         """Return the record in which a label counts as used, if only by content that was not adopted."""
@@ -111,19 +94,12 @@ class AdoptionRecord(SealedDocument):
         return self.with_one(AdoptedContent(label, label, _OF_OTHERS, ()))
 
     def write(self, directory: Path, *, durable: bool) -> None:
-        """Put it into a directory, in one step. Blocks; raises OSError."""
-        replace_file(directory / RECORD_FILE, self.encode(), durable=durable)
-
-    def _content(self) -> dict[str, Any]:
-        rows = [{**vars(each), "mtimes_ns": list(each.mtimes_ns)} for each in self.adopted]
-        return {"adopted": rows}
-
-
-def _content(row: FieldReader) -> AdoptedContent:
-    times = row.rows("mtimes_ns")
-    if any(type(time) is not int for time in times):
-        raise row.refuse("mtimes_ns", "a list of times")
-    return AdoptedContent(row.version("label"), row.version("asked"), row.digest("digest"), tuple(times))
+        """Put it into a directory, in one step, under the publishers' lock. Blocks; raises StorageError."""
+        path = directory / RECORD_FILE
+        try:
+            replace_file(path, self.encode(), durable=durable, alone=True)
+        except OSError as error:
+            raise StorageError(path=path, error=error) from error
 
 
 def known_labels(

@@ -1,4 +1,4 @@
-"""The files of a checkpoint as the one shard of a version: linked or copied, with a manifest beside them.
+"""The files of a checkpoint as the one shard of a version: cloned, linked or copied, a manifest beside them.
 
 A whole model is a version for one rank. Groups of other numbers of ranks read their slices of it, by the
 placements in its manifest, and models with loaders of their own get it whole. A linked file is the trainer's
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from wsm.shared_directory import create_ours, link_opened
+from wsm.shared_directory import create_ours
 from wsm.strategies.adopt import errors
 from wsm.strategies.adopt.checkpoint import Checkpoint, CheckpointPart
+from wsm.strategies.adopt.opened import clone_opened, link_opened
 from wsm.strategies.errors import StorageError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.files.safetensors import lay_out
-from wsm.strategies.snapshot.manifest import PartEntry, PartMetadata, ShardManifest, TensorEntry
+from wsm.strategies.promise import PromisedTensor, ShardIdentity
+from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, part_metadata
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.tensor import TensorSpec
@@ -38,6 +41,7 @@ def take_in(
     placements: Mapping[TensorSpec, Placement | None],
     *,
     device_id: int,
+    whole: bool,
     link: bool,
     durable: bool,
 ) -> tuple[ShardManifest, bool]:
@@ -55,8 +59,11 @@ def take_in(
         How each lies on the ranks; None where that is not said.
     device_id : int
         The one in the file names.
+    whole : bool
+        Whether the files can be taken as they are: their names are the model's. A file system that can lets
+        the version share their blocks until either is written, which is as good as a copy and costs nothing.
     link : bool
-        Whether the files may be linked; where the file system refuses it, they are copied.
+        Whether they may be linked otherwise; where the file system refuses it, they are copied.
     durable : bool
         Whether manifests and copies must survive a power cut. What is linked is the trainer's to write down.
 
@@ -65,7 +72,7 @@ def take_in(
     manifest : ShardManifest
         What was put beside them.
     linked : bool
-        Whether they were linked.
+        Whether they were linked, so that what their trainer writes into them is written into the version.
 
     Raises
     ------
@@ -76,39 +83,39 @@ def take_in(
     """
     base = snapshot_names.shard_base(0, device_id)
     paths = [staged.path / snapshot_names.part_name(base, index) for index, _ in enumerate(checkpoint.parts)]
-    metadata = PartMetadata(staged.version, 0, 1, staged.publication)
+    identity = ShardIdentity(version=staged.version, rank=0, world_size=1, publication=staged.publication)
     try:
-        linked = link and _link(checkpoint.parts, paths)
-        if not linked:
+        cloned = whole and _all(partial(clone_opened, durable=durable), checkpoint.parts, paths)
+        linked = link and whole and not cloned and _all(link_opened, checkpoint.parts, paths)
+        if not cloned and not linked:
             for part, path, held in zip(checkpoint.parts, paths, tensors, strict=True):
-                _copy(part, path, [spec for spec, _ in held], metadata, durable=durable)
+                _copy(part, path, [spec for spec, _ in held], identity, durable=durable)
         for part in checkpoint.parts:
             part.require_unchanged()
-        manifest = ShardManifest(
+        manifest = ShardManifest.with_tensors(
+            (PromisedTensor(spec, digest, placements[spec]) for held in tensors for spec, digest in held),
             version=staged.version,
             rank=0,
             world_size=1,
             device_id=device_id,
             publication=staged.publication,
-            parts=tuple(PartEntry(path.name, path.stat().st_size) for path in paths),
-            tensors=tuple(
-                TensorEntry(spec, digest, index, placements[spec])
-                for index, held in enumerate(tensors)
-                for spec, digest in held
+            parts=tuple(
+                PartEntry(path.name, path.stat().st_size, len(held))
+                for path, held in zip(paths, tensors, strict=True)
             ),
         )
         path = staged.path / snapshot_names.shard_manifest_name(base)
         write_new(path, manifest.encode(), durable=durable)
     except OSError as error:
-        raise StorageError(path=str(staged.path), reason=error.strerror or str(error)) from error
+        raise StorageError(path=staged.path, error=error) from error
     return manifest, linked
 
 
-def _link(parts: Sequence[CheckpointPart], paths: Sequence[Path]) -> bool:
-    """Link all files, or none: readers take the parts of one version for all of one kind."""
+def _all(make: Callable[[int, Path], None], parts: Sequence[CheckpointPart], paths: Sequence[Path]) -> bool:
+    """Make all files, or none: readers take the parts of one version for all of one kind."""
     try:
         for part, path in zip(parts, paths, strict=True):
-            link_opened(part.descriptor, path)
+            make(part.descriptor, path)
     except OSError:  # another file system, another user's file, a file whose last name is gone, ...
         for path in paths:
             with suppress(FileNotFoundError):
@@ -118,12 +125,12 @@ def _link(parts: Sequence[CheckpointPart], paths: Sequence[Path]) -> bool:
 
 
 def _copy(
-    part: CheckpointPart, path: Path, specs: Sequence[TensorSpec], metadata: PartMetadata, *, durable: bool
+    part: CheckpointPart, path: Path, specs: Sequence[TensorSpec], identity: ShardIdentity, *, durable: bool
 ) -> None:
     header = part.content.header
     destination = create_ours(path, mode=None)
     try:
-        write_all(destination, lay_out(specs, metadata.encode())[0])
+        write_all(destination, lay_out(specs, part_metadata(identity))[0])
         _copy_bytes(part, header.data_begin, header.data_bytes, destination)
         if durable:
             os.fsync(destination)

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from wsm.errors import NoRoomError
+from wsm.errors import NoRoomError, coded
 from wsm.printable import counted
 from wsm.strategies.offer import Offer
 from wsm.strategies.tensor import (
@@ -31,18 +31,13 @@ class LoadWay(enum.Enum):
     HOT = "hot"
 
 
+@coded("load-memory")
 def load_memory(*, way: LoadWay, phase: str, needed: int, available: int, ranks: int) -> NoRoomError:
     """A load would take more memory than there is. Nothing was changed."""
     return NoRoomError(
         f"a load {way.value} does not fit: {phase!r} takes {needed} bytes besides for "
         f"{counted(ranks, 'rank')}, and {available} are available; free memory, "
-        "clear first, or give it fewer ranks per host",
-        code="load-memory",
-        way=way,
-        phase=phase,
-        needed=needed,
-        available=available,
-        ranks=ranks,
+        "clear first, or give it fewer ranks per host"
     )
 
 

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from wsm.strategies import errors
+from wsm.errors import InternalError
+from wsm.strategies.applier.collecting import collected
 from wsm.strategies.applier.coverage import (
     RunningCoverage,
     Ties,
@@ -26,7 +27,7 @@ from wsm.strategies.applier.coverage import (
 from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.applier.tensor_copy import (
     Steps,
-    check_promised,
+    check_finite_promise,
     copy_tensor,
     copy_transposed,
     digest_source,
@@ -58,7 +59,8 @@ class Applied:
     `adopted` counts the bytes that were not copied: the target keeps the memory that they came in.
     `extra_bytes` is what was held at most beside the target and the source's own memory. `unknown` names what
     came, was allowed, and is not the target's; `through_models` says whether
-    models took it that say nothing beforehand, `auxiliary` counts what auxiliary ones were given of it.
+    models took it that say nothing beforehand, `auxiliary` counts what auxiliary ones were given of it, and
+    `tensor_set` says which tensors came (:mod:`wsm.strategies.applier.tensor_set`).
     """
 
     nbytes: int
@@ -71,6 +73,7 @@ class Applied:
     unknown: tuple[str, ...] = ()
     through_models: bool = False
     auxiliary: int = 0
+    tensor_set: str | None = None
 
 
 def apply_tensors(
@@ -83,6 +86,7 @@ def apply_tensors(
     origins: Sequence[str] = (),
     allowed_unknown: Collection[str] = (),
     partial: bool = False,
+    collects: bool = False,
     threads: int = 1,
 ) -> Applied:
     """Check everything, then copy everything into `target`. Blocks until done.
@@ -105,6 +109,8 @@ def apply_tensors(
         Offered names that are left out if the target does not have them.
     partial : bool
         Whether tensors may be missing; those keep their bytes, which they must hold.
+    collects : bool
+        Whether what is not declared is collected in host memory, and checked there, before it is applied.
     threads : int
         How many may copy and digest, the calling one included; more than one only for tensors of an offer
         that may be read in parallel, and only if the target takes bytes where they belong.
@@ -112,11 +118,11 @@ def apply_tensors(
     Raises
     ------
     BadInputError
-        Before the target was touched, if `declared` or promised; else their ``touched`` says whether it was.
+        Before the target was touched, if `declared` or promised.
     RefusedError
         If a tensor that is not brought holds no bytes. Nothing was touched.
     LoadCancelledError, DigestMismatchError, TiedTensorsDifferError, InternalError
-        Their ``touched`` says whether it was. So does that of whatever ``read_into`` raises.
+        Whether the target was touched then, its `taint` has told; whatever ``read_into`` raises comes, too.
     """
     specs, tied = target.specs(), tied_names(target)
     ties = Ties(tied, allowed_unknown)
@@ -130,8 +136,12 @@ def apply_tensors(
         coverage = RunningCoverage(specs, allowed_unknown=allowed_unknown, partial=partial, origins=origins)
         total = sum(spec.nbytes for spec in specs.values())
         one_pass = _Pass(target, observer, tensors=len(specs), nbytes=total)
+        came = _as_they_come(tensors, coverage, ties)
         with one_pass.counting():
-            applied = one_pass.run(_as_they_come(tensors, coverage, ties))
+            if collects:
+                applied = one_pass.run_on_threads(collected(came, _Uncounted(one_pass)), threads)
+            else:
+                applied = one_pass.run(came)
         return replace(applied, unknown=tuple(coverage.left_out))
     tensors = tuple(tensors)
     rows = [(tensor.spec, tensor.origin) for tensor in tensors]
@@ -147,7 +157,7 @@ def apply_tensors(
     sizes = [tensor.spec.nbytes for tensor in chosen if not tensor.repeats]
     one_pass = _Pass(target, observer, tensors=len(sizes), nbytes=sum(sizes))
     with one_pass.counting():
-        applied = one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
+        applied = one_pass.run_on_threads(chosen, threads)
     return replace(applied, unknown=tuple(unknown)) if unknown else applied
 
 
@@ -194,7 +204,6 @@ class _Pass:
             raise LoadCancelledError(
                 tensors_applied=len(self._digests) + sum(bool(job.digest) for job in self._jobs),
                 tensors=self._tensors,
-                touched=self._touched,
             ) from error
 
     def run(self, tensors: Iterator[OfferedTensor]) -> Applied:
@@ -210,20 +219,39 @@ class _Pass:
                 self._compare(tensor)
                 tensor = next(tensors, None)
                 continue
-            if not self._touched:
-                self._touch()
+            self._touch()
             kept = self._kept(tensor)
-            if kept is None:
-                self._take_in(tensor, self._copy(tensor), None)
+            if kept is not None:
+                digest = digest_tensor(tensor, kept, self)
             else:
-                self._take_in(tensor, digest_tensor(tensor, kept, self), kept)
+                memory = self._memory(tensor.spec)
+                if tensor.spec.name in self._transposed and memory:
+                    self._extra = max(self._extra, block_bytes(tensor.spec))
+                    digest = copy_transposed(tensor, memory, self)
+                else:
+                    digest = copy_tensor(tensor, memory, self)
+            self._take_in(tensor, digest, kept)
             tensor = next(tensors, None)
-        return self._applied()
+        rest = []
+        specs = self._target.specs()
+        if len(self._digests) < len(specs):
+            loaded = {spec.name for spec, _ in self._digests}
+            missing = [name for name in specs if name not in loaded]
+            rest = digests_of_kept(self._target, missing, self.go_on)
+        return Applied(
+            nbytes=self._done,
+            tensors=len(self._digests),
+            verified=self._verified,
+            digest=shard_digest([*self._digests, *rest]),
+            adopted=self._adopted,
+            extra_bytes=self._extra,
+            missing=tuple(spec.name for spec, _ in rest),
+        )
 
     def run_on_threads(self, tensors: list[OfferedTensor], threads: int) -> Applied:
         """Large tensors on several threads, then the others on this one: they would wait for its lock."""
         large = [tensor for tensor in tensors if self._shared(tensor)]
-        if len(large) < 2 or self._staged is not None:
+        if threads < 2 or len(large) < 2 or self._staged is not None:
             return self.run(iter(tensors))
         self.go_on()
         self._touch()
@@ -241,9 +269,7 @@ class _Pass:
     def go_on(self) -> None:
         """Stop where the load is cancelled; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
         if self._observer.cancelled():
-            raise LoadCancelledError(
-                tensors_applied=len(self._digests), tensors=self._tensors, touched=self._touched
-            )
+            raise LoadCancelledError(tensors_applied=len(self._digests), tensors=self._tensors)
 
     def moved(self, nbytes: int) -> None:
         """Report a chunk; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
@@ -251,8 +277,9 @@ class _Pass:
         self._observer.progress(self._done, self._total)
 
     def _touch(self) -> None:
-        self._observer.taint()
-        self._touched = True
+        if not self._touched:
+            self._observer.taint()
+            self._touched = True
 
     def _compare(self, tensor: OfferedTensor) -> None:
         """See that a tensor is what was applied under another name; where both were promised, they are."""
@@ -260,14 +287,12 @@ class _Pass:
         applied = next(digest for spec, digest in reversed(self._digests) if spec.name == own)
         came = tensor.digest if tensor.check_chunk is None else None
         if (came or digest_source(tensor, _Uncounted(self))) != applied:
-            raise TiedTensorsDifferError(
-                tensor=own, name=tensor.spec.name, origin=tensor.origin, touched=self._touched
-            )
+            raise TiedTensorsDifferError(tensor=own, name=tensor.spec.name, origin=tensor.origin)
 
     def _stand(self, tensor: OfferedTensor) -> None:
         """Count a tensor that is where it belongs already."""
         if tensor.finite and tensor.spec.nbytes:
-            check_promised(tensor, self._target.readable(tensor.spec.name), touched=self._touched)
+            check_finite_promise(tensor, self._target.readable(tensor.spec.name))
         self._verified += 1
         self._digests.append((tensor.spec, tensor.digest or ""))
         self.moved(tensor.spec.nbytes)
@@ -281,23 +306,6 @@ class _Pass:
             self._staged.written(tensor.spec.name)
         self._verified += tensor.digest is not None or tensor.check_chunk is not None
         self._digests.append((tensor.spec, digest))
-
-    def _applied(self) -> Applied:
-        rest = []
-        specs = self._target.specs()
-        if len(self._digests) < len(specs):
-            loaded = {spec.name for spec, _ in self._digests}
-            missing = [name for name in specs if name not in loaded]
-            rest = digests_of_kept(self._target, missing, self.go_on)
-        return Applied(
-            nbytes=self._done,
-            tensors=len(self._digests),
-            verified=self._verified,
-            digest=shard_digest([*self._digests, *rest]),
-            adopted=self._adopted,
-            extra_bytes=self._extra,
-            missing=tuple(spec.name for spec, _ in rest),
-        )
 
     def _kept(self, tensor: OfferedTensor) -> memoryview | None:
         """Return the source's own memory if the target will keep it instead of a copy."""
@@ -317,15 +325,13 @@ class _Pass:
         elif memory.nbytes != spec.nbytes:
             problem = f"it has {memory.nbytes} bytes instead of {spec.nbytes}"
         if problem:
-            raise errors.target_contract(tensor=spec.name, problem=problem)
+            raise InternalError(
+                f"the target's memory for {spec.name!r} cannot take the tensor: {problem}",
+                code="target-contract",
+                tensor=spec.name,
+                problem=problem,
+            )
         return memory
-
-    def _copy(self, tensor: OfferedTensor) -> str:
-        memory = self._memory(tensor.spec)
-        if tensor.spec.name not in self._transposed or not memory:
-            return copy_tensor(tensor, memory, self)
-        self._extra = max(self._extra, block_bytes(tensor.spec))
-        return copy_transposed(tensor, memory, self)
 
     def _shared(self, tensor: OfferedTensor) -> bool:
         """Whether several threads gain by taking such tensors off each other.
@@ -345,5 +351,6 @@ class _Uncounted:
     def go_on(self) -> None:
         self._steps.go_on()
 
-    def moved(self, nbytes: int) -> None:
-        """Nothing was applied."""
+    def moved(self, nbytes: int) -> None:  # noqa: ARG002 - of the protocol
+        """Show that the load lives; nothing was applied."""
+        self._steps.moved(0)

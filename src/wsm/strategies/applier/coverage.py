@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from wsm.errors import WsmError
+from wsm.errors import RefusedError, WsmError
 from wsm.strategies import errors
 from wsm.strategies.digest import digest_of
 from wsm.strategies.errors import TiedTensorsDifferError, listed
@@ -64,8 +64,10 @@ def check_coverage(
         If a tensor has another shape.
     """
     rows = list(offered)
-    if _is_covered(rows, wanted):
-        return
+    if len(rows) == len(wanted) == len({spec.name for spec, _ in rows}) and all(
+        wanted.get(spec.name) == spec for spec, _ in rows
+    ):
+        return  # the usual case, and models have many tensors
     counts = Counter(spec.name for spec, _ in rows)
     missing = [name for name in wanted if name not in counts]
     if partial and len(missing) < len(wanted):
@@ -95,17 +97,6 @@ def check_coverage(
     ]
     if shapes:
         raise errors.shape_mismatch(mismatches=shapes)
-
-
-def _is_covered(rows: Sequence[tuple[TensorSpec, str]], wanted: Mapping[str, TensorSpec]) -> bool:
-    """Whether nothing is wrong, found in one pass; it is the usual case, and models have many tensors."""
-    if len(rows) != len(wanted) or len({spec.name for spec, _ in rows}) != len(rows):
-        return False
-    for spec, _ in rows:
-        model = wanted.get(spec.name)
-        if model is None or spec.dtype != model.dtype or spec.shape != model.shape:
-            return False
-    return True
 
 
 def promised_by(origins: Sequence[str]) -> str:
@@ -154,17 +145,17 @@ class RunningCoverage:
         Raises
         ------
         BadInputError
-            If it must not come; ``touched`` if another one was admitted before it.
+            If it must not come.
         """
-        name, touched = spec.name, bool(self._seen)
+        name = spec.name
         model = self._wanted.get(name)
         if model is None:
             if name in self._allowed_unknown:
                 self.left_out[name] = None
                 return False
-            raise errors.not_covered(unknown=[name], origins=[origin], touched=touched)
+            raise errors.not_covered(unknown=[name], origins=[origin])
         if name in self._seen:
-            raise errors.not_covered(duplicate=[name], origins=[origin], touched=touched)
+            raise errors.not_covered(duplicate=[name], origins=[origin])
         self.fits(spec, origin)
         self._seen.add(name)
         return True
@@ -175,13 +166,13 @@ class RunningCoverage:
         Raises
         ------
         BadInputError
-            If it has not; ``touched`` if any was admitted before.
+            If it has not.
         """
-        name, model, touched = spec.name, self._wanted[spec.name], bool(self._seen)
+        name, model = spec.name, self._wanted[spec.name]
         if spec.dtype != model.dtype:
-            raise errors.dtype_mismatch(mismatches=[(name, model.dtype, spec.dtype, origin)], touched=touched)
+            raise errors.dtype_mismatch(mismatches=[(name, model.dtype, spec.dtype, origin)])
         if spec.shape != model.shape:
-            raise errors.shape_mismatch(mismatches=[(name, model.shape, spec.shape, origin)], touched=touched)
+            raise errors.shape_mismatch(mismatches=[(name, model.shape, spec.shape, origin)])
 
     def finish(self) -> None:
         """Take in that no more tensors come.
@@ -189,13 +180,13 @@ class RunningCoverage:
         Raises
         ------
         BadInputError
-            If some are missing, or all; ``touched`` if any was admitted.
+            If some are missing, or all.
         """
         if self._partial and self._seen:
             return
         missing = [name for name in self._wanted if name not in self._seen]
         if missing:
-            raise errors.not_covered(missing=missing, origins=self._origins, touched=bool(self._seen))
+            raise errors.not_covered(missing=missing, origins=self._origins)
 
 
 def check_kept(target: WeightTarget, names: Iterable[str]) -> None:
@@ -211,7 +202,14 @@ def check_kept(target: WeightTarget, names: Iterable[str]) -> None:
         for name in names:
             target.readable(name)
     except WsmError as error:
-        raise errors.partial_load_refused(tensor=name, reason=str(error)) from error
+        raise RefusedError(
+            f"a partial load leaves {name!r} as it is, and it cannot stay: {error}; load a whole version "
+            "first",
+            code="partial-load-refused",
+            reason=str(error),
+            unfit=True,
+            tensor=name,
+        ) from error
 
 
 def digests_of_kept(
@@ -281,9 +279,7 @@ class Ties:
             own = self.own(tensor.spec.name)
             known = None if tensor.digest is None or not tensor.repeats else promised[own]
             if known not in (None, tensor.digest):
-                raise TiedTensorsDifferError(
-                    tensor=own, name=tensor.spec.name, origin=tensor.origin, touched=False
-                )
+                raise TiedTensorsDifferError(tensor=own, name=tensor.spec.name, origin=tensor.origin)
         return tuple(taken)
 
 

@@ -9,40 +9,66 @@ transport and no model.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from wsm.errors import BadInputError, NoRoomError
 from wsm.strategies import errors
 from wsm.strategies.applier.apply import Applied
-from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.coverage import RunningCoverage, check_coverage, promised_by
 from wsm.strategies.applier.loaders import ModelLoader, ParameterMemory
-from wsm.strategies.applier.tensor_copy import check_promised
+from wsm.strategies.applier.tensor_copy import NoSteps, copy_tensor, digest_tensor
+from wsm.strategies.applier.tensor_set import text_of
 from wsm.strategies.checkpoint_models import CheckpointModel
-from wsm.strategies.digest import digest_of, running_digest, shard_digest
-from wsm.strategies.errors import DigestMismatchError, LoadCancelledError
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.errors import LoadCancelledError, listed
 from wsm.strategies.observer import LoadObserver, Taint
 from wsm.strategies.offer import Offer, OfferedTensor
 from wsm.strategies.tensor import ReplaceableTarget, TensorSpec, WeightTarget
 
 
 def feed_models(
-    offer: Offer, models: Sequence[CheckpointModel], target: WeightTarget, observer: LoadObserver
+    offer: Offer,
+    models: Sequence[CheckpointModel],
+    target: WeightTarget,
+    observer: LoadObserver,
+    *,
+    before: Mapping[str, TensorSpec] | None = None,
+    anew: bool = False,
 ) -> Applied:
     """Feed every tensor of `offer` to models that say nothing beforehand. Blocks until done.
 
-    What can be seen is seen: no name comes twice, all that a manifest promised has come and matched, an
-    auxiliary model was given something, and of parameters that held no memory every one was written.
+    A load is refused if a name comes twice, if what a manifest promised has not come or does not match, if an
+    auxiliary model was given nothing, or if an element of parameters that held no memory was not written.
+
+    Parameters
+    ----------
+    offer, models, target, observer
+        What comes, which models take it, whose parameters these are, and who follows the load.
+    before : mapping of str to TensorSpec, optional
+        What the last whole version brought, which this one has to bring as well. Without it every element of
+        every parameter has to be written.
+    anew : bool
+        Whether other tensors may come all the same, as without `before`.
 
     Raises
     ------
     NoRoomError
         If `target` is none that such models write into, as what is staged is not. Nothing was changed.
     BadInputError, DigestMismatchError, NotFiniteError, LoadCancelledError, InternalError
-        Their ``touched`` says whether anything was changed.
+        As for every load.
     """
     if not isinstance(target, ReplaceableTarget):
-        raise errors.models_write_in_place(model=models[0].name, target=type(target).__name__)
-    return _FeedingModels(models, target, observer, offer.chunk_tensors or 1).run(offer)
+        raise NoRoomError(
+            f"{models[0].name} writes a version into its own parameters, and {type(target).__name__} holds "
+            "others; nothing was changed: update without --hot",
+            code="models-write-in-place",
+            model=models[0].name,
+            target=type(target).__name__,
+        )
+    return _FeedingModels(models, target, observer, offer, before, anew=anew).run()
 
 
 def feed_loaders(
@@ -78,48 +104,123 @@ def feed_loaders(
     BadInputError
         If an auxiliary model takes nothing. Nothing was changed.
     BadInputError
-        If the stream is not what the loaders take; ``touched`` says whether anything was changed.
+        If the stream is not what the loaders take.
     DigestMismatchError, NotFiniteError, LoadCancelledError, InternalError
-        Their ``touched`` says whether anything was changed.
+        As for every load.
     """
-    return _Feeding(loaders, target, observer, offer.chunk_tensors or 1, allowed_unknown).run(offer)
+    return _FeedingLoaders(loaders, target, observer, offer, allowed_unknown).run()
 
 
-class _Verifying:
-    """What every pass of a stream does with a tensor: read and verify it, and count."""
+class _Feeding:
+    """One pass of a stream: each tensor verified, given to the main model, in copies to auxiliary ones."""
 
-    def __init__(self, target: WeightTarget, observer: LoadObserver) -> None:
+    _main: ModelLoader | CheckpointModel
+    _auxiliaries: Sequence[ModelLoader | CheckpointModel]
+
+    def __init__(self, offer: Offer, target: WeightTarget, observer: LoadObserver) -> None:
+        self._offer = offer
         self._target = target
         self._observer = observer
         self._taint = Taint(observer.taint)
         self._done = self._tensors = self._verified = self._extra = self._total = 0
         self._wanted: Mapping[str, TensorSpec] = {}
+        self._chunk: list[tuple[TensorSpec, memoryview]] = []
+        self._given = [0] * len(self._auxiliaries)
+
+    # -- what the two kinds of models do otherwise ---------------------------------------------------
+
+    def _admits(self, tensor: OfferedTensor) -> bool:
+        """Whether a tensor that has come is for any model; refuse what must not come."""
+        raise NotImplementedError
+
+    def _takes(self, model: ModelLoader | CheckpointModel, name: str) -> bool:
+        """Whether a tensor of this name is for that model."""
+        raise NotImplementedError
+
+    def _give(self, model: Any, tensors: Iterator[tuple[TensorSpec, memoryview]]) -> None:
+        """Let a model write tensors."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Get ready for the first tensor that a model writes."""
+
+    def _finish(self) -> None:
+        """Refuse what has not come."""
+        raise NotImplementedError
+
+    # -- what they do alike --------------------------------------------------------------------------
+
+    def _promised(self) -> Sequence[TensorSpec] | None:
+        """Return what is known beforehand of what comes."""
+        known = self._offer.known
+        return self._offer.promised if known is None else [tensor.spec for tensor in known]
+
+    def _fed(self) -> Applied:
+        """Give the main model the stream, and say what came of it."""
+        ended = False
+
+        def stream() -> Iterator[tuple[TensorSpec, memoryview]]:
+            nonlocal ended
+            yield from self._stream()
+            ended = True
+
+        try:
+            self._give(self._main, stream())
+        except LoadCancelledError as error:  # a source that saw it does not know how much was applied
+            raise self._cancelled() from error
+        if not ended:
+            problem = f"it took {self._tensors} tensors and not the rest"
+            raise errors.loader_contract(loader=self._main.name, problem=problem)
+        return Applied(
+            nbytes=self._done,
+            tensors=self._tensors,
+            verified=self._verified,
+            digest="",
+            extra_bytes=self._extra,
+        )
+
+    def _stream(self) -> Iterator[tuple[TensorSpec, memoryview]]:
+        """Yield what the main model takes; give the auxiliary ones theirs on the way."""
+        self._go_on()
+        for tensor in self._offer.tensors:
+            self._go_on()
+            if not self._admits(tensor):
+                continue
+            data = self._verified_bytes(tensor)
+            if not self._taint.touched:
+                self._taint()
+                self._begin()
+            if any(self._takes(auxiliary, tensor.spec.name) for auxiliary in self._auxiliaries):
+                self._chunk.append((tensor.spec, memoryview(bytes(data))))
+            if self._takes(self._main, tensor.spec.name):
+                yield tensor.spec, data
+            self._done += len(data)
+            self._tensors += 1
+            self._observer.progress(self._done, self._total or self._done)
+            if len(self._chunk) >= (self._offer.chunk_tensors or 1):
+                self._flush()
+        self._finish()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Give the auxiliary models what was copied for them, and let the copies go."""
+        chunk, self._chunk = self._chunk, []
+        self._extra = max(self._extra, sum(len(data) for _, data in chunk))
+        for place, auxiliary in enumerate(self._auxiliaries):
+            own = [(spec, data) for spec, data in chunk if self._takes(auxiliary, spec.name)]
+            if own:
+                self._given[place] += len(own)
+                self._give(auxiliary, iter(own))
 
     def _verified_bytes(self, tensor: OfferedTensor) -> memoryview:
-        data = memoryview(bytearray(tensor.spec.nbytes)) if tensor.data is None else tensor.data
-        digest = running_digest()
-        step = tensor.piece_bytes or CHUNK_BYTES
-        for begin in range(0, len(data), step):
-            chunk = data[begin : begin + step]
-            if tensor.data is None:
-                tensor.read_into(begin, chunk)
-            digest.update(chunk)
-            if tensor.check_chunk is not None:
-                tensor.check_chunk(begin + len(chunk), digest)
         if tensor.data is None:
+            data = memoryview(bytearray(tensor.spec.nbytes))
+            copy_tensor(tensor, data, NoSteps())
             self._extra = max(self._extra, len(data))
+        else:
+            data = tensor.data
+            digest_tensor(tensor, data, NoSteps())
         self._verified += tensor.digest is not None or tensor.check_chunk is not None
-        if tensor.digest is not None:
-            actual = digest.hexdigest()
-            if actual != tensor.digest:
-                raise DigestMismatchError(
-                    tensor=tensor.spec.name,
-                    origin=tensor.origin,
-                    expected=tensor.digest,
-                    actual=actual,
-                    touched=self._taint.touched,
-                )
-        check_promised(tensor, data, touched=self._taint.touched)
         return data.toreadonly()
 
     def _read_back(self) -> str:
@@ -130,199 +231,172 @@ class _Verifying:
             self._observer.progress(self._done, self._done)
         return shard_digest(digests)
 
-    def _stop_if_cancelled(self) -> None:
+    def _go_on(self) -> None:
         if self._observer.cancelled():
             raise self._cancelled()
 
     def _cancelled(self) -> LoadCancelledError:
-        return LoadCancelledError(
-            tensors_applied=self._tensors, tensors=len(self._wanted), touched=self._taint.touched
-        )
+        return LoadCancelledError(tensors_applied=self._tensors, tensors=len(self._wanted))
 
 
-class _Feeding(_Verifying):
-    """One pass of a stream through the loaders."""
+class _FeedingLoaders(_Feeding):
+    """Models that say beforehand what they take."""
 
     def __init__(
         self,
         loaders: Sequence[ModelLoader],
         target: WeightTarget,
         observer: LoadObserver,
-        chunk_tensors: int,
+        offer: Offer,
         allowed_unknown: Collection[str],
     ) -> None:
-        super().__init__(target, observer)
         self._main, *self._auxiliaries = loaders
-        self._chunk_tensors = chunk_tensors
-        self._allowed_unknown = allowed_unknown
+        super().__init__(offer, target, observer)
         self._parameters = ParameterMemory(target, self._taint)
-        self._by_main = self._main.takes()
-        self._by_auxiliaries = [auxiliary.takes() for auxiliary in self._auxiliaries]
-        wanted = dict(self._by_main)
-        for takes in self._by_auxiliaries:
-            wanted.update(takes)
+        self._taken = {id(loader): loader.takes() for loader in loaders}
+        wanted: dict[str, TensorSpec] = {}
+        for taken in self._taken.values():
+            wanted.update(taken)
         self._wanted = wanted
-        self._chunk: list[tuple[TensorSpec, memoryview]] = []
-        self._ended = False
-        self._unknown: Mapping[str, None] = {}
+        self._allowed_unknown = allowed_unknown
+        self._coverage = RunningCoverage(wanted, allowed_unknown=allowed_unknown, origins=offer.files)
 
-    def run(self, offer: Offer) -> Applied:
-        for auxiliary, takes in zip(self._auxiliaries, self._by_auxiliaries, strict=True):
-            if not takes:
+    def run(self) -> Applied:
+        for auxiliary in self._auxiliaries:
+            if not self._taken[id(auxiliary)]:
                 raise errors.no_auxiliary_tensors(loader=auxiliary.name)
         self._total = sum(spec.nbytes for spec in self._wanted.values())
-        promised = [tensor.spec for tensor in offer.known or ()] if offer.declared else offer.promised
+        promised = self._promised()
         if promised is not None:
-            rows = ((spec, promised_by(offer.files)) for spec in promised)
+            rows = ((spec, promised_by(self._offer.files)) for spec in promised)
             check_coverage(rows, self._wanted, allowed_unknown=self._allowed_unknown)
-        self._parameters.used_by(self._main.name)
-        try:
-            self._main.load_weights(self._stream(offer), self._parameters)
-        except LoadCancelledError as error:  # a source that saw it does not know how much was applied
-            raise self._cancelled() from error
-        if not self._ended:
-            raise errors.loader_contract(
-                loader=self._main.name,
-                problem=f"it took {self._tensors} tensors and not the rest",
-                touched=self._taint.touched,
-            )
+        applied = self._fed()
         self._parameters.check()
-        return Applied(
-            nbytes=self._done,
-            tensors=self._tensors,
-            verified=self._verified,
-            digest=self._read_back(),
-            extra_bytes=self._extra,
-            unknown=tuple(self._unknown),
-        )
+        return replace(applied, digest=self._read_back(), unknown=tuple(self._coverage.left_out))
 
-    def _stream(self, offer: Offer) -> Iterator[tuple[TensorSpec, memoryview]]:
-        """Yield what the main model takes; give the auxiliary ones theirs on the way."""
-        coverage = RunningCoverage(self._wanted, allowed_unknown=self._allowed_unknown, origins=offer.files)
-        self._unknown = coverage.left_out
-        self._stop_if_cancelled()
-        for tensor in offer.tensors:
-            self._stop_if_cancelled()
-            if not coverage.admits(tensor.spec, tensor.origin):
-                continue
-            data = self._verified_bytes(tensor)
-            self._taint()
-            if any(tensor.spec.name in takes for takes in self._by_auxiliaries):
-                self._chunk.append((tensor.spec, memoryview(bytes(data))))
-            if tensor.spec.name in self._by_main:
-                yield tensor.spec, data
-            self._done += len(data)
-            self._tensors += 1
-            self._observer.progress(self._done, self._total)
-            if len(self._chunk) >= self._chunk_tensors:
-                self._flush()
-        coverage.finish()
-        self._flush()
-        self._ended = True
+    def _admits(self, tensor: OfferedTensor) -> bool:
+        return self._coverage.admits(tensor.spec, tensor.origin)
 
-    def _flush(self) -> None:
-        """Give the auxiliary models what was copied for them, and let the copies go."""
-        chunk, self._chunk = self._chunk, []
-        self._extra = max(self._extra, sum(len(data) for _, data in chunk))
-        for auxiliary, takes in zip(self._auxiliaries, self._by_auxiliaries, strict=True):
-            own = [(spec, data) for spec, data in chunk if spec.name in takes]
-            if own:
-                self._parameters.used_by(auxiliary.name)
-                auxiliary.load_weights(iter(own), self._parameters)
+    def _takes(self, model: ModelLoader | CheckpointModel, name: str) -> bool:
+        return name in self._taken[id(model)]
+
+    def _give(self, model: Any, tensors: Iterator[tuple[TensorSpec, memoryview]]) -> None:
+        self._parameters.used_by(model.name)
+        model.load_weights(tensors, self._parameters)
         self._parameters.used_by(self._main.name)
 
+    def _finish(self) -> None:
+        self._coverage.finish()
 
-class _FeedingModels(_Verifying):
-    """One pass of a stream through models that say nothing beforehand."""
+
+class _FeedingModels(_Feeding):
+    """Models that say nothing beforehand."""
 
     def __init__(
         self,
         models: Sequence[CheckpointModel],
         target: ReplaceableTarget,
         observer: LoadObserver,
-        chunk_tensors: int,
+        offer: Offer,
+        before: Mapping[str, TensorSpec] | None,
+        *,
+        anew: bool,
     ) -> None:
-        super().__init__(target, observer)
-        self._models = target
         self._main, *self._auxiliaries = models
-        self._chunk_tensors = chunk_tensors
-        self._chunk: list[tuple[TensorSpec, memoryview]] = []
-        self._given = [0] * len(self._auxiliaries)
-        self._restored: list[str] = []
-        self._ended = False
+        super().__init__(offer, target, observer)
+        self._models = target
+        self._before = None if anew else before
+        self._last = before or {}
+        self._seen: dict[str, TensorSpec] = {}
+        self._marked: list[str] = []
 
-    def run(self, offer: Offer) -> Applied:
-        promised = [tensor.spec for tensor in offer.known or ()] if offer.declared else offer.promised
+    def run(self) -> Applied:
+        offer, promised = self._offer, self._promised()
         if promised is not None:
             self._wanted = {spec.name: spec for spec in promised}
             check_coverage(((spec, promised_by(offer.files)) for spec in promised), self._wanted)
+            self._as_before(self._wanted)
             for auxiliary in self._auxiliaries:
-                if not any(auxiliary.match(name) for name in self._wanted):
+                if not any(self._takes(auxiliary, name) for name in self._wanted):
                     raise errors.no_auxiliary_tensors(loader=auxiliary.name)
         self._total = sum(spec.nbytes for spec in self._wanted.values())
-        try:
-            self._main.load_checkpoint(self._stream(offer, None if promised is None else self._wanted))
-        except LoadCancelledError as error:  # a source that saw it does not know how much was applied
-            raise self._cancelled() from error
-        if not self._ended:
-            self._broken(self._main.name, f"it took {self._tensors} tensors and not the rest")
+        applied = self._fed()
         for auxiliary, given in zip(self._auxiliaries, self._given, strict=True):
             if not given:
-                raise errors.no_auxiliary_tensors(loader=auxiliary.name, touched=self._taint.touched)
-        left = self._models.recapture(self._restored)
+                raise errors.no_auxiliary_tensors(loader=auxiliary.name)
+        left = self._models.recapture(self._marked)
         if left:
-            shown = errors.listed([repr(name) for name in left])
-            self._broken("the model", f"{len(left)} parameters were not written: {shown}")
-        return Applied(
-            nbytes=self._done,
-            tensors=self._tensors,
-            verified=self._verified,
+            lacks = [name for name in self._last if name not in self._seen]
+            lacking = listed([repr(name) for name in lacks]) if lacks else "their tensors"
+            shown = listed([f"{name!r} ({count} elements)" for name, count in left.items()])
+            raise BadInputError(
+                f"{len(left)} parameters are not written whole: {shown}; what came from "
+                f"{listed(offer.files)} lacks {lacking}; send the whole checkpoint, correct the "
+                "model's load_weights, or name what it leaves by itself (a padded vocabulary) in rsync: "
+                "{unwritten: [...]}",
+                code="parameters-unwritten",
+                unfit=True,
+                left=dict(left),
+                lacks=tuple(lacks),
+            )
+        return replace(
+            applied,
             digest=self._read_back(),
-            extra_bytes=self._extra,
             through_models=True,
             auxiliary=sum(self._given),
+            tensor_set=text_of(self._seen.values()),
         )
 
-    def _stream(
-        self, offer: Offer, wanted: Mapping[str, TensorSpec] | None
-    ) -> Iterator[tuple[TensorSpec, memoryview]]:
-        """Yield every tensor; give the auxiliary models theirs on the way."""
-        seen: set[str] = set()
-        self._stop_if_cancelled()
-        for tensor in offer.tensors:
-            self._stop_if_cancelled()
-            name = tensor.spec.name
-            if name in seen:
-                touched = self._taint.touched
-                raise errors.not_covered(duplicate=[name], origins=[tensor.origin], touched=touched)
-            seen.add(name)
-            data = self._verified_bytes(tensor)
-            if not self._taint.touched:
-                self._taint()
-                self._restored = self._models.restore()
-            if any(auxiliary.match(name) for auxiliary in self._auxiliaries):
-                self._chunk.append((tensor.spec, memoryview(bytes(data))))
-            yield tensor.spec, data
-            self._done += len(data)
-            self._tensors += 1
-            self._observer.progress(self._done, self._total or self._done)
-            if len(self._chunk) >= self._chunk_tensors:
-                self._flush()
-        missing = [name for name in wanted or () if name not in seen]
-        if missing or not seen:
-            raise errors.not_covered(missing=missing, origins=offer.files, touched=self._taint.touched)
-        self._flush()
-        self._ended = True
+    def _admits(self, tensor: OfferedTensor) -> bool:
+        name = tensor.spec.name
+        if name in self._seen:
+            raise errors.not_covered(duplicate=[name], origins=[tensor.origin])
+        if self._before is not None and self._before.get(name) != tensor.spec:
+            self._as_before({**self._before, name: tensor.spec})
+        self._seen[name] = tensor.spec
+        return True
 
-    def _flush(self) -> None:
-        """Give the auxiliary models what was copied for them, and let the copies go."""
-        chunk, self._chunk = self._chunk, []
-        self._extra = max(self._extra, sum(len(data) for _, data in chunk))
-        for place, auxiliary in enumerate(self._auxiliaries):
-            own = [(spec, data) for spec, data in chunk if auxiliary.match(spec.name)]
-            if own:
-                self._given[place] += len(own)
-                auxiliary.load_checkpoint(iter(own))
+    def _takes(self, model: ModelLoader | CheckpointModel, name: str) -> bool:
+        return model is self._main or (isinstance(model, CheckpointModel) and model.match(name))
 
-    def _broken(self, loader: str, problem: str) -> None:
-        raise errors.loader_contract(loader=loader, problem=problem, touched=self._taint.touched)
+    def _give(self, model: Any, tensors: Iterator[tuple[TensorSpec, memoryview]]) -> None:
+        model.load_checkpoint(tensors)
+
+    def _begin(self) -> None:
+        """Give parameters memory in which it is seen what no loader writes."""
+        names = list(self._target.specs())
+        spared = {name for pattern in self._offer.unwritten for name in fnmatch.filter(names, pattern)}
+        self._marked = self._models.restore(spared, over_all=self._before is None)
+
+    def _finish(self) -> None:
+        missing = [name for name in self._wanted if name not in self._seen]
+        if missing or not self._seen:
+            raise errors.not_covered(missing=missing, origins=self._offer.files)
+        self._as_before(self._seen)
+
+    def _as_before(self, came: Mapping[str, TensorSpec]) -> None:
+        """Refuse other tensors than those of the version before, if these are known."""
+        before = self._before
+        if before in (None, came):
+            return
+        found = {
+            "missing": [name for name in before if name not in came],
+            "new": [name for name in came if name not in before],
+            "of another dtype or shape": [
+                name for name in came if before.get(name, came[name]) != came[name]
+            ],
+        }
+        shown = [
+            f"{len(names)} {kind}: {listed([repr(name) for name in names])}"
+            for kind, names in found.items()
+            if names
+        ]
+        raise BadInputError(
+            f"the version does not bring the tensors of the last whole version: {'; '.join(shown)}; they "
+            f"come from {listed(self._offer.files)}; {'' if self._taint.touched else 'nothing was changed; '}"
+            "send the whole checkpoint, or update with --force if the model's tensors have changed",
+            code="other-tensors",
+            unfit=True,
+            missing=tuple(found["missing"]),
+            origins=tuple(self._offer.files),
+        )

@@ -1,8 +1,8 @@
 """Finding NaN and infinity in the bytes of a tensor, chunk by chunk, for publications that promise neither.
 
 The vocabulary of dtypes is wider than numpy's, so bits are compared: a value is not finite if all bits of
-its exponent are set (of ``F8_E4M3``, which has no infinity, all bits but the sign). Knows no sources
-and no targets.
+its exponent are set (of ``F8_E4M3``, which has no infinity, all bits but the sign; of ``F8_E8M0``, which has
+nothing but an exponent, all). Knows no sources and no targets.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 _BITS = {
     "F8_E4M3": ("u1", 0x7F),
     "F8_E5M2": ("u1", 0x7C),
+    "F8_E8M0": ("u1", 0xFF),
     "F16": ("<u2", 0x7C00),
     "BF16": ("<u2", 0x7F80),
     "F32": ("<u4", 0x7F80_0000),

@@ -96,11 +96,10 @@ class ParameterMemory:
             raise errors.loader_contract(
                 loader="the model",
                 problem=f"{len(left)} parameters were not completed: {shown}",
-                touched=self._taint.touched,
             )
 
     def _broken(self, problem: str) -> InternalError:
-        return errors.loader_contract(loader=self._loader, problem=problem, touched=self._taint.touched)
+        return errors.loader_contract(loader=self._loader, problem=problem)
 
 
 class ModelLoader(Protocol):

@@ -13,6 +13,7 @@ from contextlib import suppress
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order
+from wsm.typed import typed
 
 # From here on numpy asks for large pages, too. In small ones the processor looks up a translation every
 # 4 KiB, in a virtual machine through two tables.
@@ -150,6 +151,7 @@ class StagedMemory:
         return memory.toreadonly()
 
 
+@typed
 class MemoryTarget:
     """Tensors in plain memory.
 

@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from wsm.strategies.applier.tensor_copy import Steps, copy_tensor, digest_tensor
@@ -81,20 +82,15 @@ def copy_on_threads(jobs: Sequence[CopyJob], threads: int, steps: Steps) -> None
     BaseException
         Whatever went wrong first.
     """
-    crew = _Crew(jobs, steps)
-    helpers = [
-        threading.Thread(target=crew.help, args=(index,), name=f"wsm-load-{index}", daemon=True)
-        for index in range(1, min(threads, len(jobs)))
-    ]
-    try:
-        for helper in helpers:
-            helper.start()
-        crew.lead(helpers)
-    finally:
-        crew.stop()
-        for helper in helpers:
-            if helper.ident is not None:
-                helper.join()
+    crew, helping = _Crew(jobs, steps), min(threads, len(jobs)) - 1
+    if helping < 1:
+        crew.lead(())
+    else:
+        with ThreadPoolExecutor(helping, thread_name_prefix="wsm-load") as pool:
+            try:
+                crew.lead([pool.submit(crew.help, index) for index in range(helping)])
+            finally:
+                crew.stop()
     crew.raise_first_error()
 
 
@@ -116,15 +112,13 @@ class _Crew:
         self._moved: dict[int, int] = {}
         self._told = 0
 
-    def lead(self, helpers: Sequence[threading.Thread]) -> None:
+    def lead(self, helpers: Sequence[Future[None]]) -> None:
         """Work in the calling thread, then wait for the others."""
         try:
             self._work(self)
-            for helper in helpers:
-                while helper.is_alive():
-                    helper.join(_GLANCE_S)
-                    self.moved(0)
-                    self.go_on()
+            while wait(helpers, _GLANCE_S).not_done:
+                self.moved(0)
+                self.go_on()
             self.moved(0)
         except BaseException as error:  # noqa: BLE001 - raised again once all threads have ended
             self._fail(error)

@@ -5,7 +5,8 @@ Any thread may do it, with :class:`Steps` of its own. Knows no targets and no or
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from wsm.strategies.applier.copying import CHUNK_BYTES
@@ -27,6 +28,16 @@ class Steps(Protocol):
     def moved(self, nbytes: int) -> None:
         """Take in that a chunk is where it belongs."""
         ...
+
+
+class NoSteps:
+    """Steps of a read whose caller neither ends nor follows it."""
+
+    def go_on(self) -> None:
+        """Go on."""
+
+    def moved(self, nbytes: int) -> None:
+        """Count nothing."""
 
 
 def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
@@ -54,16 +65,7 @@ def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
     if not (tensor.piece_bytes or tensor.finite or tensor.check_chunk):
         _copy_plain(tensor, memory, digest, steps)
         return _verified(tensor, digest.hexdigest(), None)
-    for begin, end in _chunks(length, tensor.piece_bytes, steps):
-        chunk = memory[begin:end]
-        tensor.read_into(begin, chunk)
-        digest.update(chunk)
-        if tensor.finite:
-            bad = _first_bad(tensor, begin, chunk, bad)
-        if tensor.check_chunk is not None:
-            tensor.check_chunk(end, digest)
-        steps.moved(end - begin)
-    return _verified(tensor, digest.hexdigest(), bad)
+    return _digest(tensor, steps, lambda begin, end: memory[begin:end])
 
 
 def _copy_plain(tensor: OfferedTensor, memory: memoryview, digest: RunningDigest, steps: Steps) -> None:
@@ -96,21 +98,19 @@ def copy_transposed(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> 
     there = TransposedMemory(memory, tensor.spec)
     size = block_bytes(tensor.spec)
     block = memoryview(bytearray(size))
-    digest = running_digest()
-    bad = None
-    for begin, end in _chunks(len(memory), tensor.piece_bytes, steps, size):
-        at = begin % size
-        chunk = block[at : at + end - begin]
-        tensor.read_into(begin, chunk)
-        digest.update(chunk)
-        if tensor.finite:
-            bad = _first_bad(tensor, begin, chunk, bad)
-        if tensor.check_chunk is not None:
-            tensor.check_chunk(end, digest)
+
+    def put(begin: int, end: int) -> None:
         if end % size == 0 or end == len(memory):
-            there.put(begin - at, block[: at + end - begin])
-        steps.moved(end - begin)
-    return _verified(tensor, digest.hexdigest(), bad)
+            first = begin - begin % size
+            there.put(first, block[: end - first])
+
+    return _digest(
+        tensor,
+        steps,
+        lambda begin, end: block[begin % size : begin % size + end - begin],
+        put=put,
+        block=size,
+    )
 
 
 def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
@@ -121,39 +121,20 @@ def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
     DigestMismatchError, NotFiniteError
         If it is not what was promised.
     """
-    digest = running_digest()
-    bad = None
-    for begin, end in _chunks(len(kept), tensor.piece_bytes, steps):
-        chunk = kept[begin:end]
-        digest.update(chunk)
-        if tensor.finite:
-            bad = _first_bad(tensor, begin, chunk, bad)
-        if tensor.check_chunk is not None:
-            tensor.check_chunk(end, digest)
-        steps.moved(end - begin)
-    return _verified(tensor, digest.hexdigest(), bad)
+    return _digest(tensor, steps, lambda begin, end: kept[begin:end], reads=False)
 
 
-def check_promised(tensor: OfferedTensor, data: memoryview, *, touched: bool) -> None:
-    """See that bytes whose digest is right keep what else is promised of their tensor. Blocks.
-
-    Parameters
-    ----------
-    tensor : OfferedTensor
-        What it is.
-    data : memoryview
-        All of its bytes, flat.
-    touched : bool
-        Whether the target was; part of the error.
+def check_finite_promise(tensor: OfferedTensor, data: memoryview) -> None:
+    """See that bytes whose digest is right are finite, if that was promised. Blocks.
 
     Raises
     ------
     NotFiniteError
-        If they do not.
+        If they are not.
     """
     bad = first_not_finite(tensor.spec.dtype, data) if tensor.finite else None
     if bad is not None:
-        raise NotFiniteError(tensor=tensor.spec.name, origin=tensor.origin, index=bad, touched=touched)
+        raise NotFiniteError(tensor=tensor.spec.name, origin=tensor.origin, index=bad)
 
 
 def digest_source(tensor: OfferedTensor, steps: Steps) -> str:
@@ -165,15 +146,37 @@ def digest_source(tensor: OfferedTensor, steps: Steps) -> str:
         If it is not what was promised.
     """
     buffer = memoryview(bytearray(min(tensor.spec.nbytes, CHUNK_BYTES)))
+    return _digest(replace(tensor, finite=False), steps, lambda begin, end: buffer[: end - begin])
+
+
+def _digest(
+    tensor: OfferedTensor,
+    steps: Steps,
+    chunk_at: Callable[[int, int], memoryview],
+    *,
+    reads: bool = True,
+    put: Callable[[int, int], None] | None = None,
+    block: int | None = None,
+) -> str:
+    """Read a tensor chunk by chunk and digest it; return its digest, verified. Blocks.
+
+    `chunk_at` says where a chunk belongs, or lies already if nothing `reads`; `put` is told when it is there.
+    """
     digest = running_digest()
-    for begin, end in _chunks(tensor.spec.nbytes, tensor.piece_bytes, steps):
-        chunk = buffer[: end - begin]
-        tensor.read_into(begin, chunk)
+    bad = None
+    for begin, end in _chunks(tensor.spec.nbytes, tensor.piece_bytes, steps, block):
+        chunk = chunk_at(begin, end)
+        if reads:
+            tensor.read_into(begin, chunk)
         digest.update(chunk)
+        if tensor.finite:
+            bad = _first_bad(tensor, begin, chunk, bad)
         if tensor.check_chunk is not None:
             tensor.check_chunk(end, digest)
+        if put is not None:
+            put(begin, end)
         steps.moved(end - begin)
-    return _verified(tensor, digest.hexdigest(), None)
+    return _verified(tensor, digest.hexdigest(), bad)
 
 
 def _first_bad(tensor: OfferedTensor, begin: int, chunk: memoryview, known: int | None) -> int | None:

@@ -1,283 +1,285 @@
 """The strategy ``ipc_async``: one rank's shard in buckets that a trainer on the same host streams.
 
-It asks the trainer, and yields what will come as an offer whose tensors are read as their buckets arrive. The
-messages go over ZMQ (:mod:`._conversation`), the bytes through shared memory (:mod:`._incoming_window`). It
-applies nothing. Bytes are ahead of what is said of them: a bucket may be verified while the next one is being
-applied; all are before the stream ends.
+It asks the trainer, and yields what will come as an offer whose tensors are read as their buckets arrive.
+Every wait has a deadline, sees a cancellation, and sees the trainer's death: before the offer by the lock of
+its lock file, then by the lock on its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
-from wsm.clock import Clock
-from wsm.errors import GroupError
+from wsm.errors import BadInputError, WsmError
 from wsm.strategies import errors
-from wsm.strategies.buckets import _bucket_messages as say
-from wsm.strategies.buckets._bucket_plan import (
-    Piece,
-    plan_buckets,
-    segment_bytes,
-    step_bytes,
-    stream_bytes,
-)
-from wsm.strategies.buckets._conversation import Conversation
-from wsm.strategies.buckets._incoming_window import IncomingWindow
-from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource
+from wsm.strategies.buckets import wire
+from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource, sockets
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
 from wsm.strategies.documents import content_digest
-from wsm.strategies.errors import (
-    DigestMismatchError,
-    NotFiniteError,
-    TiedTensorsDifferError,
-    VersionMismatchError,
-)
+from wsm.strategies.errors import DigestMismatchError, LoadCancelledError, VersionMismatchError
+from wsm.strategies.ipc import errors as ipc_errors
+from wsm.strategies.ipc.shared_segment import AttachedSegment
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.peer_errors import (
+    PeerDiedError,
+    PeerFailedError,
+    PeerMessageError,
+    PeerSilentError,
+)
 from wsm.strategies.sections import Sections
 from wsm.strategies.strategy import Strategy
+from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 
-# Bucket and position in it of each piece of a tensor.
-_Places: TypeAlias = list[tuple[int, int]]
+if TYPE_CHECKING:
+    from wsm.strategies.buckets.channel import RankSocket
+
+# How long a wait lasts before cancellation and the trainer's life are looked at again.
+_GLANCE_S = 0.02
+# How long a rank that gives up waits for the trainer's answer.
+_LAST_WORDS_S = 1.0
 
 
-class BucketReceiver:
-    """One stream. :meth:`ask`, then :meth:`begin`, then reads through the offer, then :meth:`finish`.
+class _Receiver:
+    """One stream: :meth:`ask`, :meth:`begin`, reads through the :meth:`offer`, then :meth:`finish`."""
 
-    Parameters
-    ----------
-    source : IpcAsyncSource
-        Where the trainer is, and which rank this is.
-    observer : LoadObserver
-        Asked for cancellation during every wait.
-    clock : Clock, optional
-        For deadlines.
-
-    Raises
-    ------
-    BadInputError
-        If there is no way to talk.
-    """
-
-    def __init__(self, source: IpcAsyncSource, observer: LoadObserver, clock: Clock | None = None) -> None:
-        self._source = source
-        self._trainer = Conversation(source, observer, clock)
+    def __init__(self, source: IpcAsyncSource, observer: LoadObserver) -> None:
+        self._source, self._observer = source, observer
+        self._peer = f"the sender at {source.address}"
+        self._socket: RankSocket = sockets().RankSocket(source.address)
         self._held = ExitStack()
-        self._buckets: tuple[tuple[Piece, ...], ...] = ()
-        self._promised: list[tuple[str, ...]] = []
-        self._found: dict[int, dict[int, str]] = {}
-        self._reading = self._closed = 0
+        self._held.callback(self._socket.close)
+        self._lives: Callable[[], bool] = lambda: self._socket.lives
+        self._specs: tuple[TensorSpec, ...] = ()
+        self._answered = False
+        # The bucket that is read, what lies in it by tensor and begin, and whether it is acknowledged.
+        self._number, self._acknowledged = -1, True
+        self._pieces: dict[tuple[int, int], tuple[wire.Piece, str]] = {}
 
-    def ask(self, version: str | None, *, look: bool) -> say.Init:
-        """Say who we are and what we want; return what will come. Blocks until the trainer answers.
+    def ask(self, version: str | None, *, look: bool) -> None:
+        """Say who we are and what we want, and take in what will come. Blocks, ``connect_s`` at most.
 
-        Raises
-        ------
-        VersionMismatchError, BadInputError
-            If it is not what we want.
-        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
-            If there is no proper answer.
+        A trainer that ends before it has offered anything may come back within ``silence_s``, and is asked
+        again then.
         """
-        source, peer = self._source, self._trainer.peer
-        init = self._trainer.ask(say.Hello(source.rank, source.world_size, version, look))
-        if init.rank != source.rank:
-            raise errors.shard_identity(file=peer, field="rank", expected=source.rank, found=init.rank)
-        if source.world_size is not None and init.world_size != source.world_size:
-            raise self._trainer.other_world(init.world_size)
-        if version is not None and init.version != version:
-            raise VersionMismatchError(requested=version, found=init.version, where=peer)
-        if not init.tensors:
-            raise errors.empty_snapshot(where=peer)
-        self._init = init
-        return init
+        source = self._source
+        hello = wire.encode(wire.Hello(source.rank, source.world_size, version, look))
+        begun_s, gone_s, met = time.monotonic(), None, False
+        while True:
+            if self._socket.look():
+                self._socket.send(hello)
+            now_s = time.monotonic()
+            if self._socket.lives:
+                met, gone_s = True, None
+            elif gone_s is None and (met or self._socket.left):
+                gone_s = now_s
+            message = self._next(version)
+            if isinstance(message, wire.Init):
+                return self._take_in(message, version)
+            if message is not None:
+                raise self._unusable(f"it is a {type(message).__name__}, its offer was due")
+            self._stop_if_cancelled()
+            waited_s = time.monotonic() - begun_s
+            expired = waited_s > source.connect_s
+            if gone_s is not None and (expired or now_s - gone_s > source.silence_s):
+                raise PeerDiedError(peer=self._peer, expected="its offer", absent_s=now_s - gone_s)
+            if expired:
+                raise PeerSilentError(peer=self._peer, waited_s=waited_s, expected="its offer", met=met)
 
     def begin(self) -> None:
-        """Map the memory, say so, and wait for the first bytes, before anything is touched. Blocks.
-
-        Raises
-        ------
-        SharedMemoryGoneError, BadInputError, SharedMemoryBusyError, UnreadableFileError
-            If the memory that the trainer names cannot be mapped.
-        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
-            If nothing comes.
-        """
+        """Lease the memory, say so, and wait for the first bucket, before anything is touched. Blocks."""
         init = self._init
-        self._buckets = plan_buckets(init.tensors, init.bucket_bytes)
-        end = stream_bytes(self._buckets)
-        window = IncomingWindow(
+        segment = AttachedSegment(
             init.segment,
-            init.window_bytes,
-            end,
-            self._trainer.session,
-            referrer=self._trainer.peer,
+            BEGIN_IN_PAGE + init.slots * init.bucket_bytes,
+            prefixes=(wire.SEGMENT_PREFIX,),
+            referrer=self._peer,
             directory=self._source.memory_directory,
         )
-        self._window = self._held.enter_context(closing(window))
-        window.claim()
-        self._trainer.follow(self._window.owned, self._look)
-        self._trainer.send(say.Ready())
-        self._await_written(min(end, 1))
+        self._held.callback(segment.close)
+        if segment.read_at(0, len(init.publication)) != init.publication.encode():
+            problem = f"{self._peer} names it, and it was not made for this stream"
+            fix = "look who answers there"
+            raise ipc_errors.foreign_segment(segment=segment.path, problem=problem, fix=fix)
+        self._held.callback(segment.remove_orphan)
+        self._lives, self._read_segment = segment.owned, segment.read_into
+        self._socket.send(wire.encode(wire.Ready()))
+        if self._due is not None:
+            self._next_bucket()
 
     def offer(self) -> Offer:
         """Return what comes, to be applied in its order."""
         init = self._init
-        places: dict[int, _Places] = {index: [] for index in range(len(init.tensors))}
-        for bucket, pieces in enumerate(self._buckets):
-            for position, piece in enumerate(pieces):
-                places[piece.tensor].append((bucket, position))
-        # Digested at a time: what two steps bring is still in the cache.
-        digested = 2 * step_bytes(init.window_bytes)
-        piece_bytes = init.bucket_bytes if init.bucket_bytes % digested else digested
-        tensors = tuple(
-            OfferedTensor(
-                spec,
-                self._trainer.peer,
-                partial(self._read, places[index]),
-                piece_bytes=piece_bytes,
-                check_chunk=partial(self._verify, places[index]),
-                finite=init.finite,
-            )
-            for index, spec in enumerate(init.tensors)
-        )
+        group = {"version": init.version, "publication": init.publication, "world_size": init.world_size}
         return Offer(
             version=init.version,
-            tensors=tensors,
-            files=(self._source.address,),
-            manifest_digest=content_digest(
-                {"version": init.version, "publication": init.publication, "world_size": init.world_size}
+            tensors=tuple(
+                OfferedTensor(
+                    spec,
+                    self._peer,
+                    partial(self._read, index),
+                    piece_bytes=init.bucket_bytes,
+                    check_chunk=partial(self._verify, index, spec),
+                    finite=init.finite,
+                )
+                for index, spec in enumerate(self._specs)
             ),
+            files=(self._source.address,),
+            manifest_digest=content_digest(group),
             manifest_scope=ManifestScope.GROUP,
-            peak_extra_bytes=segment_bytes(init.window_bytes),
+            peak_extra_bytes=BEGIN_IN_PAGE + init.slots * init.bucket_bytes,
         )
 
-    def verify(self) -> None:
-        """See that what was read came as it was sent: damage may look like a trainer's fault. Blocks.
-
-        Raises
-        ------
-        DigestMismatchError
-            If it did not.
-        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
-            If the trainer does not say what it has sent.
-        """
-        self._close_buckets(max(self._found, default=-1) + 1)
-
     def finish(self) -> None:
-        """Hear that this was all, agree on its digest, and say so. Blocks.
-
-        Raises
-        ------
-        PeerMessageError
-            If the trainer sees it differently.
-        PeerSilentError, PeerDiedError, PeerFailedError, LoadCancelledError
-            If there is no proper answer.
-        """
-        self._close_buckets(len(self._buckets))
-        end = self._receive(say.End, "the end of the stream")
-        ours = self._content_digest()
-        if end != say.End(len(self._buckets), ours):
-            raise self._trainer.unusable(
-                f"it ended {end.buckets} buckets of digest {end.content_digest}, "
-                f"{len(self._buckets)} of digest {ours} came"
-            )
-        self._trainer.send(say.Done(ours))
+        """Say that this was all, and hear that it was. Blocks."""
+        while self._due is not None:
+            self._next_bucket()
+        self._acknowledge()
+        ours = shard_digest(zip(self._specs, self._digests, strict=True))
+        self._socket.send(wire.encode(wire.Done(self._number + 1, ours)))
+        end = self._receive("the end of the stream")
+        if end != wire.End(ours):
+            raise self._unusable(f"it is {end}, the end of {self._number + 1} buckets with {ours} was due")
 
     def give_up(self, error: BaseException) -> None:
-        """Tell the trainer why this load ends. Does not block, and never raises."""
-        self._trainer.give_up(error)
+        """Tell the trainer why this load ends; wait a moment for its answer. Never raises."""
+        if isinstance(error, PeerFailedError) or not self._answered:
+            return
+        self._socket.send(wire.encode(wire.abort_of(error)))
+        until_s = time.monotonic() + _LAST_WORDS_S
+        while self._lives() and time.monotonic() < until_s:
+            frame = self._socket.receive(_GLANCE_S)
+            try:
+                if frame is not None and isinstance(wire.from_trainer(frame, self._peer), wire.Abort):
+                    return
+            except PeerMessageError:
+                return
 
     def close(self) -> None:
-        """Let the last message leave, then the memory go: the trainer takes its end for ours. Idempotent."""
-        self._trainer.close()
+        """Let the memory go, which the trainer takes for our end, and an orphan's name."""
         self._held.close()
 
-    def _read(self, places: _Places, offset: int, destination: memoryview) -> None:
-        """Copy bytes of a tensor that lie in one piece of it."""
-        bucket, position = places[offset // self._init.bucket_bytes]
-        piece = self._buckets[bucket][position]
-        self._reading = bucket
-        self._close_buckets(bucket - 1)
-        self._window.read(piece.place + offset - piece.begin, destination, self._await_written)
-
-    def _verify(self, places: _Places, end: int, digest: RunningDigest) -> None:
-        """Remember the digest of a complete piece; after a bucket's last one, see what it should be.
-
-        Where the trainer has not said so yet, we go on with the next bucket meanwhile.
-        """
-        bucket, position = places[(end - 1) // self._init.bucket_bytes]
-        pieces = self._buckets[bucket]
-        if end == pieces[position].end:
-            self._found.setdefault(bucket, {})[position] = digest.hexdigest()
-            if position + 1 == len(pieces):
-                self._hear_of_buckets()
-                self._close_buckets(min(bucket + 1, len(self._promised)))
-
-    def _close_buckets(self, until: int) -> None:
-        """See that what was read of the buckets before `until` came as it was sent; say so. Blocks."""
-        while self._closed < until:
-            bucket = self._closed
-            pieces = self._buckets[bucket]
-            self._window.take(pieces[-1].place + pieces[-1].nbytes)
-            while len(self._promised) <= bucket:
-                self._take_in(self._receive(say.Bucket, f"bucket {bucket}"))
-            for position, actual in self._found.pop(bucket, {}).items():
-                expected = self._promised[bucket][position]
-                if actual != expected:
-                    raise DigestMismatchError(
-                        tensor=self._init.tensors[pieces[position].tensor].name,
-                        origin=f"bucket {bucket} of {self._trainer.peer}",
-                        expected=expected,
-                        actual=actual,
-                    )
-            self._closed += 1
-            self._trainer.send(say.Ack(bucket))
-
-    def _await_written(self, place: int) -> None:
-        """Wait until all bytes before `place` are written, and hear meanwhile what the trainer says."""
-        if self._look() < place:
-            self._window.tell()
-            self._trainer.until(place, self._hear, f"bucket {self._reading}")
-
-    def _look(self) -> int:
-        """Return how far the trainer is."""
+    def _take_in(self, init: wire.Init, version: str | None) -> None:
+        source = self._source
+        if init.rank != source.rank:
+            raise errors.shard_identity(file=self._peer, field="rank", expected=source.rank, found=init.rank)
+        if source.world_size not in (None, init.world_size):
+            raise self._other_world(init.world_size)
+        if version is not None and init.version != version:
+            raise VersionMismatchError(requested=version, found=init.version, where=self._peer)
+        if not init.tensors:
+            raise errors.empty_snapshot(where=self._peer)
         try:
-            return self._window.look(touched=self._trainer.touched)
-        except ValueError as error:
-            raise self._trainer.unusable(str(error)) from error
+            self._specs = wire.specs_of(init, self._peer)
+        except PeerMessageError as error:
+            raise self._unusable(error.context["problem"]) from error
+        self._init = init
+        self._digests = [digest_of(b"")] * len(self._specs)
+        self._buckets = wire.cut(self._specs, init.bucket_bytes)
+        self._due = next(self._buckets, None)
 
-    def _hear_of_buckets(self) -> None:
-        """Take in what the trainer has said of buckets already."""
-        while len(self._promised) < len(self._buckets) and self._hear():
-            pass
+    def _read(self, index: int, offset: int, destination: memoryview) -> None:
+        """Copy bytes of a tensor that lie in one piece of it."""
+        init = self._init
+        begin = offset - offset % init.bucket_bytes
+        while (index, begin) not in self._pieces:
+            self._next_bucket()
+        piece, _ = self._pieces[index, begin]
+        place = self._number % init.slots * init.bucket_bytes + piece.offset + offset - begin
+        self._read_segment(BEGIN_IN_PAGE + place, destination)
 
-    def _hear(self) -> bool:
-        """Take in what the trainer says of the next bucket; False if it says nothing."""
-        bucket = self._trainer.heard(say.Bucket, f"bucket {len(self._promised)}")
-        if bucket is not None:
-            self._take_in(bucket)
-        return bucket is not None
+    def _verify(self, index: int, spec: TensorSpec, end: int, digest: RunningDigest) -> None:
+        """Compare a complete piece with its promise; after a bucket's last one, acknowledge it."""
+        begin = end - 1 - (end - 1) % self._init.bucket_bytes
+        piece, expected = self._pieces[index, begin]
+        if end < piece.end:
+            return
+        actual = digest.hexdigest()
+        if actual != expected:
+            origin = f"bucket {self._number} of {self._peer}"
+            raise DigestMismatchError(tensor=spec.name, origin=origin, expected=expected, actual=actual)
+        if (index, begin) == self._last:
+            self._acknowledge()
 
-    def _take_in(self, bucket: say.Bucket) -> None:
-        due = len(self._promised)
-        pieces = len(self._buckets[due]) if due < len(self._buckets) else 0
-        if bucket.index != due or len(bucket.digests) != pieces:
-            came = f"bucket {bucket.index} of {len(bucket.digests)} pieces came"
-            raise self._trainer.unusable(f"{came}, bucket {due} of {pieces} was due")
-        self._promised.append(bucket.digests)
+    def _next_bucket(self) -> None:
+        """Acknowledge the bucket that was read and take in the next one. Blocks."""
+        self._acknowledge()
+        due, number = self._due or [], self._number + 1
+        bucket = self._receive(f"bucket {number}")
+        rows = tuple((*self._init.tensors[piece.tensor], piece.offset) for piece in due)
+        if not isinstance(bucket, wire.Bucket):
+            raise self._unusable(f"it is a {type(bucket).__name__}, bucket {number} was due")
+        if bucket.number != number or tuple(row[:-1] for row in bucket.tensors) != rows:
+            came = f"bucket {bucket.number} of {len(bucket.tensors)} tensors"
+            raise self._unusable(f"it is {came}, bucket {number} of {len(rows)} was due")
+        self._number, self._acknowledged = number, False
+        self._pieces.clear()
+        for piece, row in zip(due, bucket.tensors, strict=True):
+            self._pieces[piece.tensor, piece.begin] = piece, row[-1]
+            self._digests[piece.tensor] = row[-1]
+        self._last = due[-1].tensor, due[-1].begin
+        self._due = next(self._buckets, None)
 
-    def _content_digest(self) -> str:
-        last = [digest_of(b"")] * len(self._init.tensors)
-        for pieces, digests in zip(self._buckets, self._promised, strict=True):
-            for piece, digest in zip(pieces, digests, strict=True):
-                last[piece.tensor] = digest
-        return shard_digest(zip(self._init.tensors, last, strict=True))
+    def _acknowledge(self) -> None:
+        if not self._acknowledged:
+            self._acknowledged = True
+            self._socket.send(wire.encode(wire.Ack(self._number)))
 
-    def _receive(self, kind: type[say.MessageT], expected: str) -> say.MessageT:
-        self._window.tell()
-        return self._trainer.receive(kind, expected)
+    def _receive(self, expected: str) -> wire.FromTrainer:
+        """Return the next message. Blocks, ``silence_s`` at most."""
+        begun_s = time.monotonic()
+        while True:
+            lived = self._lives()  # asked before: what it said last still counts
+            message = self._next(None)
+            if message is not None:
+                return message
+            if not lived:
+                raise PeerDiedError(peer=self._peer, expected=expected, touched=self._observer.touched())
+            self._stop_if_cancelled()
+            waited_s = time.monotonic() - begun_s
+            if waited_s > self._source.silence_s:
+                raise PeerSilentError(
+                    peer=self._peer, waited_s=waited_s, expected=expected, touched=self._observer.touched()
+                )
+
+    def _next(self, version: str | None) -> wire.FromTrainer | None:
+        """Wait for a message, a glance at most; raise what an Abort says, where `version` was asked for."""
+        frame = self._socket.receive(_GLANCE_S)
+        if frame is None:
+            return None
+        self._answered = True
+        try:
+            message = wire.from_trainer(frame, self._peer)
+        except PeerMessageError as error:
+            raise self._unusable(error.context["problem"]) from error
+        if isinstance(message, wire.Abort):
+            raise self._refusal(message, version)
+        return message
+
+    def _refusal(self, abort: wire.Abort, version: str | None) -> WsmError:
+        if abort.reason == "version" and version is not None and isinstance(abort.found, str):
+            return VersionMismatchError(requested=version, found=abort.found, where=self._peer)
+        if abort.reason == "world_size" and isinstance(abort.found, int):
+            return self._other_world(abort.found)
+        return PeerFailedError(
+            peer=self._peer, error=abort.error, reason=abort.text, touched=self._observer.touched()
+        )
+
+    def _other_world(self, found: int) -> BadInputError:
+        expected = self._source.world_size or 0
+        return errors.shard_identity(file=self._peer, field="world size", expected=expected, found=found)
+
+    def _unusable(self, problem: str) -> PeerMessageError:
+        return PeerMessageError(peer=self._peer, problem=problem, touched=self._observer.touched())
+
+    def _stop_if_cancelled(self) -> None:
+        if self._observer.cancelled():
+            raise LoadCancelledError(
+                tensors_applied=0, tensors=len(self._specs), touched=self._observer.touched()
+            )
 
 
 class IpcAsync(Strategy):
@@ -319,19 +321,14 @@ class IpcAsync(Strategy):
         ------
         wsm.strategies.errors.BadInputError
             If what it offers is not what was asked for. Nothing was changed.
-        wsm.strategies.messages.errors.PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError
+        wsm.strategies.peer_errors.PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError
             If it does not answer properly, now or later; ``touched`` says whether anything was changed.
         """
-        with closing(BucketReceiver(source, observer)) as receiver:
+        with closing(_Receiver(source, observer)) as receiver:
             try:
                 receiver.ask(version, look=False)
                 receiver.begin()
-                try:
-                    yield receiver.offer()
-                except (NotFiniteError, TiedTensorsDifferError):
-                    with suppress(GroupError):
-                        receiver.verify()
-                    raise
+                yield receiver.offer()
                 receiver.finish()
             except BaseException as error:
                 receiver.give_up(error)
@@ -340,6 +337,6 @@ class IpcAsync(Strategy):
     @contextmanager
     def preview(self, source: IpcAsyncSource, version: str | None) -> Iterator[Offer]:
         """Ask to look only: the trainer says what it would send, and goes on waiting for this rank."""
-        with closing(BucketReceiver(source, UNOBSERVED)) as receiver:
+        with closing(_Receiver(source, UNOBSERVED)) as receiver:
             receiver.ask(version, look=True)
             yield receiver.offer()

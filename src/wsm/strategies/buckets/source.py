@@ -1,13 +1,16 @@
-"""Where buckets come from: what a configuration says, and one rank's way. Plain data; knows no sockets."""
+"""Where buckets come from: what a configuration says, one rank's way, and the module of the sockets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 
-from wsm.config_reading import OptionFault
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
+from wsm.config_reading import OptionFault, typed_section
+from wsm.errors import RefusedError
+from wsm.typed import Count, CountFrom0, Seconds, typed
 
 
+@typed_section
 @dataclass(frozen=True)
 class IpcAsyncConfig:
     """Where the ``ipc_async`` strategy asks.
@@ -21,14 +24,14 @@ class IpcAsyncConfig:
     silence_s : float
         Seconds that it may say and write nothing once it has: so long may a tensor take it. And that one
         which ended before may take to come back.
-    memory_directory : str
-        Where shared memory lies.
+    memory_directory : str, optional
+        Where shared memory lies; in the private directory of this user by default.
     """
 
     address: str = ""
-    connect_s: float = 60.0
-    silence_s: float = 10.0
-    memory_directory: str = MEMORY_DIRECTORY
+    connect_s: Seconds = 60.0
+    silence_s: Seconds = 10.0
+    memory_directory: str | None = None
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same for any number
         """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
@@ -38,6 +41,7 @@ class IpcAsyncConfig:
         return None
 
 
+@typed
 @dataclass(frozen=True)
 class IpcAsyncSource:
     """One rank's way to the trainer that sends buckets.
@@ -55,13 +59,23 @@ class IpcAsyncSource:
     silence_s : float
         How long it may say and write nothing once it has, and how long one that ended before may take to
         come back.
-    memory_directory : str
-        Where shared memory lies.
+    memory_directory : str, optional
+        Where shared memory lies; in the private directory of this user by default.
     """
 
     address: str
-    rank: int = 0
-    world_size: int | None = None
-    connect_s: float = 60.0
-    silence_s: float = 10.0
-    memory_directory: str = MEMORY_DIRECTORY
+    rank: CountFrom0 = 0
+    world_size: Count | None = None
+    connect_s: Seconds = 60.0
+    silence_s: Seconds = 10.0
+    memory_directory: str | None = None
+
+
+def sockets() -> ModuleType:
+    """Return :mod:`wsm.strategies.buckets.channel`; RefusedError where pyzmq is not installed."""
+    try:
+        from wsm.strategies.buckets import channel  # noqa: PLC0415 - only who streams needs pyzmq
+    except ModuleNotFoundError as error:
+        text = "ipc_async takes the package pyzmq; install wsm[ipc-async]"
+        raise RefusedError(text, code="pyzmq-missing") from error
+    return channel

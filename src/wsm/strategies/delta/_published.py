@@ -16,7 +16,7 @@ from wsm.strategies.files.snapshot_names import (
     VERSION_MANIFEST,
     VERSIONS_DIRECTORY,
 )
-from wsm.strategies.snapshot.version_manifest import VersionManifest
+from wsm.strategies.snapshot.manifest import VersionManifest
 from wsm.strategies.trainer.publications import listed_versions
 
 

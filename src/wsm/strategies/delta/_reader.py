@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.delta import errors as delta_errors
@@ -271,14 +270,6 @@ def read_small(directory: SnapshotDirectory, name: str) -> bytes:
     if len(data) > _MAX_MANIFEST_BYTES:
         raise ManifestError(file=path, problem=f"it is larger than {_MAX_MANIFEST_BYTES} bytes")
     return data
-
-
-def published_deltas(root: Path | str) -> list[int]:
-    """Return the versions that deltas lead to, unsorted; nothing of them is read."""
-    try:
-        return [int(path.name) for path in (Path(root) / DELTAS_DIRECTORY).iterdir() if path.name.isdecimal()]
-    except OSError:
-        return []
 
 
 def _check_group(manifest: DeltaManifest, file: str, source: DeltaSource, version: str) -> None:

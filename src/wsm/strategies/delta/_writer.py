@@ -28,7 +28,6 @@ from wsm.strategies.digest import running_digest
 from wsm.strategies.errors import ManifestError, StorageError, VersionExistsError
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, DELTAS_DIRECTORY, VERSIONS_DIRECTORY
-from wsm.strategies.files.version_file import write_version
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.trainer.retention import Retention, retire, take_away
@@ -129,7 +128,7 @@ def write_delta(
         )
         write_new(directory / rank_manifest_name(plan.rank), shard.encode(), durable=plan.durable)
     except OSError as error:
-        raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
+        raise StorageError(path=path, error=error) from error
     return shard
 
 
@@ -287,7 +286,7 @@ class StagedDelta(StagedDirectory):
                 self._check_whole(shards)
                 self._show()
             if announce:
-                write_version(self._directory, self.version, durable=self._durable)
+                self._announce()
         needed = chain_to(self._directory, self.version, _MAX_KEPT_CHAIN)
         kept = dataclasses.replace(retain, protect={*retain.protect, *needed})
         return staged.manifest, retire(self._place, self.version, kept)
@@ -307,15 +306,8 @@ class StagedDelta(StagedDirectory):
         return lacking == ()
 
     def take_away_standing(self) -> None:
-        """Take the delta away that stands there, if any, in one step. Blocks.
-
-        Raises
-        ------
-        StorageError
-            If the file system refuses.
-        """
-        with self._storage():
-            take_away(self.final)
+        """Take the delta away that stands there, if any, in one step. Blocks; raises OSError."""
+        take_away(self.final)
 
     def _check_whole(self, shards: Sequence[DeltaShard]) -> None:
         """Refuse a label under which other tensors are published whole: it may mean one content only."""

@@ -10,6 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from wsm.clock import Clock, SystemClock
 from wsm.labels import checked_version
@@ -23,19 +26,21 @@ from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.delta.strategy import published_tensors
 from wsm.strategies.files.snapshot_names import DELTAS_DIRECTORY, VERSIONS_DIRECTORY
 from wsm.strategies.offer import Offer
-from wsm.strategies.snapshot.lookup import shards_in
+from wsm.strategies.snapshot.store import shards_in
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
+from wsm.typed import Count, typed
 
 _NANOSECONDS = 1_000_000_000
 
 
+@typed
 def delta_between(
     directory: Path | str,
     base_version: str | int,
     version: str | int,
     *,
-    crossover: float = CROSSOVER,
-    block_bytes: int = BLOCK_BYTES,
+    crossover: Annotated[float, Meta(ge=0)] = CROSSOVER,
+    block_bytes: Count = BLOCK_BYTES,
     retain: Retention = KEEP_TWO,
     replace: bool = False,
     durable: bool = True,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.errors import BadInputError, RefusedError
+from wsm.errors import BadInputError, RefusedError, coded
 from wsm.strategies.errors import listed
 
 
@@ -94,46 +94,40 @@ class DeltaLayoutError(BadInputError):
         )
 
 
+@coded("delta-not-found")
 def delta_not_found(*, version: str | None, rank: int, looked_at: Sequence[str]) -> BadInputError:
     """Neither a delta nor a full version is published under the number that is wanted."""
     wanted = "any version" if version is None else f"version {version}"
     return BadInputError(
         f"{wanted} is not published for rank {rank}; looked for {', '.join(looked_at)}; "
         "publish it, or correct the directory",
-        code="delta-not-found",
         unfit=True,
-        version=version,
-        rank=rank,
         looked_at=tuple(looked_at),
     )
 
 
+@coded("bad-delta")
 def bad_delta(*, file: str, tensor: str, problem: str, touched: bool = False) -> BadInputError:
     """A delta's blocks are not what its manifest says. ``touched`` says whether weights were changed."""
     return BadInputError(
         f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again"
         + (", and load a full version: the load ended part way" if touched else ""),
-        code="bad-delta",
         unfit=True,
-        file=file,
-        tensor=tensor,
-        problem=problem,
-        touched=touched,
     )
 
 
+@coded("delta-of-other-model")
 def delta_of_other_model(*, rank: int, tensors: Sequence[str]) -> BadInputError:
     """The base and the new version are not of one model. Nothing was published."""
     return BadInputError(
         f"rank {rank} has other tensors, dtypes or shapes than the base version: "
         f"{listed([repr(name) for name in tensors])}; publish a full version",
-        code="delta-of-other-model",
         unfit=True,
-        rank=rank,
         tensors=tuple(tensors),
     )
 
 
+@coded("delta-base-not-published")
 def delta_base_not_published(
     *, base_version: str, rank: int, expected: str, actual: str, where: str
 ) -> RefusedError:
@@ -142,13 +136,7 @@ def delta_base_not_published(
         f"the base that was handed over for rank {rank} has digest {actual}, but version {base_version} "
         f"was published in {where} with digest {expected}; hand over that version's tensors, leave the "
         "base out to have it read from there, or publish a full version",
-        code="delta-base-not-published",
         unfit=True,
-        base_version=base_version,
-        rank=rank,
-        expected=expected,
-        actual=actual,
-        where=where,
     )
 
 

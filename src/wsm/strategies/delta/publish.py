@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from wsm.clock import Clock, SystemClock
 from wsm.labels import checked_version
@@ -29,6 +32,7 @@ from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
+from wsm.typed import Count, typed
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ CROSSOVER = 0.6
 _NANOSECONDS = 1_000_000_000
 
 
+@typed
 def publish_delta(
     directory: Path | str,
     version: str | int,
@@ -120,10 +125,10 @@ def publish_delta(
     states: Mapping[int, TrainerTensors],
     *,
     base: Mapping[int, TrainerTensors] | None = None,
-    crossover: float = CROSSOVER,
-    max_chain: int = MAX_CHAIN,
+    crossover: Annotated[float, Meta(ge=0)] = CROSSOVER,
+    max_chain: Count = MAX_CHAIN,
     device_ids: Mapping[int, int] | None = None,
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: Count = BLOCK_BYTES,
     retain: Retention = KEEP_TWO,
     replace: bool = False,
     durable: bool = True,
@@ -207,13 +212,13 @@ def publish_delta(
                 directory, version, world_size=len(states), durable=durable, within=staged
             ) as instead:
                 for rank, tensors in states.items():
-                    instead.write_shard(rank, tensors, device_id=devices[rank], finite=finite)
+                    instead.plan(rank, device_id=devices[rank], finite=finite).write(tensors)
                 published = instead.commit(
                     replace=replace,
                     retain=retain,
                     before_announcing=staged.take_away_standing if clears else None,
                 )
-            path, digest, retired = published.path, published.manifest.digest, published.retired
+            path, digest, retired = published.path, published.manifest.group_digest, published.retired
     return DeltaReport.of(
         shards,
         path=path,

@@ -6,17 +6,20 @@ Said by a configuration for all ranks, and by a source for one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from wsm.config_reading import OptionFault
+from wsm.config_reading import typed_section
 from wsm.strategies.files.shard_source import ShardsConfig, ShardSource
+from wsm.typed import Count, typed
 
 #: What may be done where a rank does not hold the base: load whole files of the directory, or refuse.
-FALLBACKS = ("full", "refuse")
+Fallback: TypeAlias = Literal["full", "refuse"]
 
 #: The most deltas that are put on top of each other.
 MAX_CHAIN = 16
 
 
+@typed_section
 @dataclass(frozen=True)
 class DeltaConfig(ShardsConfig):
     """Where the ``delta`` strategy looks.
@@ -33,18 +36,11 @@ class DeltaConfig(ShardsConfig):
         The most deltas that are put on top of each other.
     """
 
-    fallback: str = "full"
-    max_chain: int = MAX_CHAIN
-
-    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:
-        """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
-        if self.fallback not in FALLBACKS or self.max_chain < 1:
-            found = f"are {self.fallback!r} and {self.max_chain}"
-            fix = f"fallback must be one of {', '.join(FALLBACKS)}, max_chain at least 1"
-            return OptionFault("fallback and max_chain", found, fix)
-        return super().fault(ranks, used=used)
+    fallback: Fallback = "full"
+    max_chain: Count = MAX_CHAIN
 
 
+@typed
 @dataclass(frozen=True)
 class DeltaSource(ShardSource):
     """One rank's view of a directory with deltas.
@@ -65,5 +61,5 @@ class DeltaSource(ShardSource):
         The most deltas that are put on top of each other.
     """
 
-    fallback: str = "full"
-    max_chain: int = MAX_CHAIN
+    fallback: Fallback = "full"
+    max_chain: Count = MAX_CHAIN

@@ -39,7 +39,7 @@ from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.sections import Sections
-from wsm.strategies.snapshot.lookup import announced_version
+from wsm.strategies.snapshot.store import announced_version
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.tensor import (
     ServedTarget,
@@ -323,6 +323,7 @@ def _offer(route: Route, held: TargetBase | None) -> Offer:
         files=(*begun, *(link.path for link in route.links or (last,))),
         manifest_digest=last.manifest.digest,
         manifest_scope=ManifestScope.GROUP,
+        publication=last.manifest.publication,
         peak_extra_bytes=3 * last.shard.block_bytes,
         parallel=True,
     )
@@ -333,7 +334,8 @@ def _as_promised(whole: Offer, last: OpenDelta) -> Offer:
     tensors = whole.tensors
     if last.shard.finite:
         tensors = tuple(replace(tensor, finite=True) for tensor in tensors)
-    return replace(whole, tensors=tensors, manifest_digest=last.manifest.digest)
+    manifest = last.manifest
+    return replace(whole, tensors=tensors, manifest_digest=manifest.digest, publication=manifest.publication)
 
 
 def _tensor(

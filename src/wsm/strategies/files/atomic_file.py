@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
+
+from wsm.shared_directory import ForeignPathError, remove_ours
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
@@ -37,14 +40,19 @@ def write_new(path: Path, data: bytes, *, durable: bool = True) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+def replace_file(path: Path, data: bytes, *, durable: bool = True, alone: bool = False) -> None:
     """Let `path` hold `data`, atomically for readers. Blocks.
+
+    A caller that is `alone`, since it keeps other writers of `path` out, removes what killed ones left.
 
     Raises
     ------
     OSError
         If the file system refuses; `path` is then as it was.
     """
+    for left in list(path.parent.glob(f".{path.name}.{'[0-9a-f]' * 8}")) if alone else ():
+        with suppress(OSError, ForeignPathError):
+            remove_ours(left)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         write_new(temporary, data, durable=durable)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from wsm.errors import BadInputError
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import PaddleMissingError, UnreadableFileError
@@ -195,7 +196,15 @@ def open_part(
         return SafetensorsFile(descriptor, path, expected)
     if not allow_pickle:
         os.close(descriptor)
-        raise errors.pickle_refused(file=path)
+        command = "wsm convert SOURCE DESTINATION"
+        raise BadInputError(
+            f"{path} is in pickle format, which may run any code when read, and is refused; convert it with "
+            f"'{command}', or set allow_pickle: true if you trust its writer",
+            code="pickle-refused",
+            unfit=True,
+            file=path,
+            command=command,
+        )
     return PickleFile(descriptor, path)
 
 

@@ -28,12 +28,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from wsm.errors import BadInputError
 from wsm.strategies import documents, errors
 from wsm.strategies.digest import digest_of, running_digest
 from wsm.strategies.documents import is_count, is_text
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.atomic_file import write_all
-from wsm.strategies.tensor import BEGIN_IN_PAGE, ITEM_BYTES, TensorSpec, is_shape
+from wsm.strategies.tensor import BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec, is_shape
 
 #: Bytes before the JSON.
 PREFIX_BYTES = 8
@@ -122,7 +123,7 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> SafetensorsHeade
         fields = documents.parse(text)
     except documents.StrictJsonError as error:
         raise errors.bad_safetensors(file=file, problem=f"in its header, {error}") from error
-    metadata = _metadata(fields.pop(METADATA_KEY, {}), file)
+    metadata = _metadata(fields.pop(METADATA_KEY, None), file)
     rows = sorted((_row(name, fields[name], file) for name in fields), key=lambda row: (row[0], row[1]))
     position = 0
     for begin, end, spec in rows:
@@ -173,6 +174,8 @@ def _compact(value: Any) -> str:
 
 
 def _metadata(value: Any, file: str) -> dict[str, str]:
+    if value is None:  # as the format's own reader has it
+        return {}
     if not isinstance(value, dict) or not all(is_text(item) for pair in value.items() for item in pair):
         raise errors.bad_safetensors(file=file, problem="its __metadata__ is not a map of strings")
     return value
@@ -187,6 +190,16 @@ def _row(name: str, value: Any, file: str) -> tuple[int, int, TensorSpec]:
             problem=f"tensor {name!r} does not have exactly the fields dtype, shape and data_offsets",
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if isinstance(dtype, str) and dtype in OTHER_DTYPES:
+        raise BadInputError(
+            f"{file} is a good safetensors file, and wsm does not move dtype {dtype}, which {name!r} has; "
+            f"save it as bytes (U8) or as another of {', '.join(ITEM_BYTES)}",
+            code="dtype-not-moved",
+            file=file,
+            tensor=name,
+            dtype=dtype,
+            unfit=True,
+        )
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise errors.bad_safetensors(
             file=file, problem=f"tensor {name!r} has the unsupported dtype {dtype!r}"
@@ -264,6 +277,8 @@ class SafetensorsFile:
     ----------
     header : Header
         Parsed and checked against the file's size.
+    metadata : mapping of str to str
+        The writer's remarks.
     nbytes : int
         Size of the file.
     memory_bytes : int
@@ -290,19 +305,16 @@ class SafetensorsFile:
             self.nbytes = os.fstat(descriptor).st_size
             if expected is not None and self._begins_as(*expected):
                 self.header = expected[1]
+                self.metadata = self.header.metadata
                 return
             prefix = self._bytes(0, PREFIX_BYTES)
             length = header_length(prefix, file=path, file_bytes=self.nbytes)
             text = self._bytes(PREFIX_BYTES, length)
             self.header = parse_header(text, file=path, file_bytes=self.nbytes)
+            self.metadata = self.header.metadata
         except BaseException:
             self.close()
             raise
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """The writer's remarks."""
-        return self.header.metadata
 
     def specs(self) -> Iterator[TensorSpec]:
         """Iterate over its tensors, in the order in which they lie in the file."""
@@ -326,13 +338,11 @@ class SafetensorsFile:
         try:
             while (count := os.preadv(self._descriptor, [rest], position)) < len(rest):
                 if count == 0:
-                    raise errors.bad_file_size(
-                        file=self.path, expected=self.nbytes, actual=position, touched=True
-                    )
+                    raise errors.bad_file_size(file=self.path, expected=self.nbytes, actual=position)
                 position += count
                 rest = rest[count:]
         except OSError as error:
-            raise UnreadableFileError(file=self.path, reason=str(error), touched=True) from error
+            raise UnreadableFileError(file=self.path, reason=str(error)) from error
 
     def watch(self, reached: Callable[[int], None]) -> None:
         """Have ``reached(position in the file)`` called before each read."""

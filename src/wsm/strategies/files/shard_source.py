@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from wsm.config_reading import OptionFault
 from wsm.strategies import errors
+from wsm.typed import Count, CountFrom0
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -102,9 +103,9 @@ class ShardSource:
     """
 
     directory: Path | str
-    rank: int
-    device_id: int | None = None
-    world_size: int | None = None
+    rank: CountFrom0
+    device_id: CountFrom0 | None = None
+    world_size: Count | None = None
 
     def resolved_device_id(self, environment: Mapping[str, str] = os.environ) -> int:
         """Return the device id, from the environment if none was given.
@@ -121,8 +122,6 @@ class ShardSource:
 
 def place_fault(first_rank: int, job_ranks: int, ranks: int) -> OptionFault | None:
     """Return what is wrong with where a group's ranks lie among those of the whole job."""
-    if first_rank < 0:
-        return OptionFault("first_rank", f"is {first_rank}", "give 0 or more")
     if job_ranks and job_ranks < first_rank + ranks:
         found = f"{job_ranks} ranks, of which {ranks} from {first_rank} on are this group's"
         return OptionFault("job_ranks", found, "give the number of ranks of all groups, or 0")
@@ -149,9 +148,9 @@ class ShardsConfig:
     """
 
     directory: str = "."
-    device_ids: Sequence[int] = ()
-    first_rank: int = 0
-    job_ranks: int = 0
+    device_ids: Sequence[CountFrom0] = ()
+    first_rank: CountFrom0 = 0
+    job_ranks: CountFrom0 = 0
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
         """Return what is wrong with the device ids; see :class:`wsm.strategies.sections.CheckedSection`."""

@@ -14,8 +14,8 @@ import stat
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
+from wsm.errors import BadInputError
 from wsm.own_descriptor import OwnDescriptor, path_of, reopened
-from wsm.strategies import errors
 from wsm.strategies.errors import NotARegularFileError, UnreadableFileError
 from wsm.strategies.files.leases import take_lease
 
@@ -165,7 +165,18 @@ class SnapshotDirectory:
         with suppress(ValueError):
             if os.path.commonpath((self._boundary, leads_to)) == self._boundary:
                 return
-        raise errors.outside_directory(file=path, leads_to=leads_to, directory=self._boundary)
+        if os.path.realpath(path) != leads_to:
+            reason = "it was renamed while it was opened"
+            raise UnreadableFileError(file=path, reason=reason, fix="load again")
+        raise BadInputError(
+            f"{path} is a link to {leads_to}, outside of {self._boundary}; copy the file there, "
+            "or configure the directory that really holds it",
+            code="outside-directory",
+            directory=self._boundary,
+            unfit=True,
+            file=path,
+            leads_to=leads_to,
+        )
 
 
 def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirectory | None:

@@ -1,17 +1,21 @@
 """``version.yaml``: which version of a directory is the newest. FastDeploy's file, read and written.
 
-It holds one mapping with one field, ``step``, the label of a version, plain or in quotes. The file is
-composed, not constructed, so the label is what stands there: YAML's own numbers (``1_000``, ``1:30``,
-``1e3``), truth values (``yes``) and tags never come into play. Knows nothing about snapshots.
+It holds one mapping with one field, ``step``, the label of a version, plain or in quotes. What stands there
+in quotes is the label; what stands there plain is what FastDeploy reads of it by YAML's rules (``0100`` is
+64, ``1_000`` is 1000, ``true`` is True, ``null`` names none), and a warning names both. Knows nothing about
+snapshots.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from pathlib import Path
 
 import yaml
 
+from wsm import log
+from wsm.config_reading import YamlReadingError, compose, plain_values
 from wsm.errors import BadInputError
 from wsm.labels import checked_version
 from wsm.strategies import errors
@@ -19,11 +23,17 @@ from wsm.strategies.errors import NotARegularFileError, StorageError, VersionFil
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_FILE
-from wsm.yaml_reading import YamlReadingError, compose
+from wsm.typed import typed
 
 _MAX_BYTES = 1 << 14
 
+#: YAML's name for a text, and a number that every reader of YAML takes for the same.
+_TEXT, _NUMBER = "tag:yaml.org,2002:str", re.compile(r"0|[1-9][0-9]*")
 
+_log = log.logger("strategies")
+
+
+@typed
 def read_version(directory: Path | str) -> str:
     """Return the version that the ``version.yaml`` of `directory` announces. Blocks (one small file).
 
@@ -72,15 +82,33 @@ def parse_version(data: bytes, *, file: str) -> str:
         raise errors.bad_version_file(
             file=file, problem=f"has {len(steps)} fields called step instead of one"
         )
-    step = steps[0].value if isinstance(steps[0], yaml.ScalarNode) else None
     try:
-        return checked_version(step)
-    except BadInputError as error:
+        return checked_version(_as_fastdeploy_reads(steps[0], data, file=file))
+    except (BadInputError, YamlReadingError) as error:
         raise errors.bad_version_file(file=file, problem=f"has a step that is no version: {error}") from error
 
 
-def write_version(directory: Path | str, version: str | int, *, durable: bool = True) -> None:
+def _as_fastdeploy_reads(step: yaml.Node, data: bytes, *, file: str) -> str | None:
+    """Return the text of what YAML makes of a step; None of one that is no scalar, or is null."""
+    if not isinstance(step, yaml.ScalarNode):
+        return None
+    text = str(step.value)
+    if step.tag == _TEXT or _NUMBER.fullmatch(text):
+        return text
+    value = plain_values(data).get("step")
+    if value is not None and str(value) != text:
+        fix = "write a label in quotes"
+        _log.warning(log.VERSION_FILE_READ_OTHERWISE, file=file, says=text, read_as=str(value), fix=fix)
+    return None if value is None else str(value)
+
+
+@typed
+def write_version(
+    directory: Path | str, version: str | int, *, durable: bool = True, alone: bool = False
+) -> None:
     """Let the ``version.yaml`` of `directory` announce `version`, atomically for readers. Blocks.
+
+    A publisher that holds the lock is `alone`: it removes what killed ones left beside the file.
 
     Raises
     ------
@@ -92,9 +120,9 @@ def write_version(directory: Path | str, version: str | int, *, durable: bool = 
     path = Path(directory) / VERSION_FILE
     data = version_bytes(version)
     try:
-        replace_file(path, data, durable=durable)
+        replace_file(path, data, durable=durable, alone=alone)
     except OSError as error:
-        raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
+        raise StorageError(path=path, error=error) from error
 
 
 def version_bytes(version: str | int) -> bytes:
@@ -107,4 +135,4 @@ def version_bytes(version: str | int) -> bytes:
     """
     label = checked_version(version)
     # Digits stand there as FastDeploy writes them; the quotes keep all else a text for every reader of YAML.
-    return f"step: {label if label.isdecimal() else chr(34) + label + chr(34)}\n".encode("ascii")
+    return f"step: {label if _NUMBER.fullmatch(label) else chr(34) + label + chr(34)}\n".encode("ascii")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from wsm.shared_directory import ForeignPathError, read_ours
 from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, SEGMENT_PREFIX, is_metas_file
-from wsm.strategies.ipc.shared_segment import HEAD_BYTES, MEMORY_DIRECTORY, sweep
+from wsm.strategies.ipc.shared_segment import HEAD_BYTES, sweep
 
 _NAMESPACE = Path("/proc/self/ns/mnt")
 
@@ -30,7 +30,7 @@ def head_of(directory: Path) -> bytes:
     return head if len(head) <= HEAD_BYTES else b""
 
 
-def remove_abandoned(memory_directory: str = MEMORY_DIRECTORY) -> tuple[str, ...]:
+def remove_abandoned(memory_directory: str | None = None) -> tuple[str, ...]:
     """Remove what this user's dead trainers left there and no metas file names; return the names.
 
     Never raises: what cannot be judged or removed now stays.

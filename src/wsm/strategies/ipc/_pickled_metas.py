@@ -16,12 +16,12 @@ from typing import Any
 
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.errors import PaddleMissingError, VersionMismatchError
+from wsm.strategies.errors import PaddleMissingError
 from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.metas import HOST, TensorMeta
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.snapshot.lookup import announced_version
+from wsm.strategies.snapshot.store import version_beside
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -70,12 +70,7 @@ class PickledMetas:
         """
         if not self._metas:
             raise strategies_errors.empty_snapshot(where=self.path)
-        directory = str(Path(self.path).parent)
-        beside = announced_version(directory)
-        if version is not None and beside is None:
-            raise strategies_errors.version_unknown(requested=version, where=directory)
-        if version is not None and beside is not None and beside != version:
-            raise VersionMismatchError(requested=version, found=beside, where=directory)
+        beside = version_beside(str(Path(self.path).parent), version)
         tensors = tuple(self._tensor(name, device_index) for name in self._metas)
         yield Offer(
             version=beside,

@@ -7,31 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.errors import BadInputError, GroupError, RefusedError
+from wsm.errors import BadInputError, GroupError, RefusedError, coded, remedy
 from wsm.strategies.errors import listed
 
 
+@coded("metas-not-found")
 def metas_not_found(*, file: str, present: Sequence[str]) -> BadInputError:
     """No trainer has published shared tensors for this device."""
     seen = f"; there are {listed(present)}" if present else ""
     return BadInputError(
         f"{file} does not exist{seen}; let the trainer publish its tensors, "
         "or correct the directory or device id",
-        code="metas-not-found",
         unfit=True,
-        file=file,
         present=tuple(present),
     )
 
 
+@coded("pickled-metas-refused")
 def pickled_metas_refused(*, file: str) -> BadInputError:
     """A metas file is in pickle format, as FastDeploy's trainers write it."""
     return BadInputError(
         f"{file} is in pickle format, which may run any code when read, and is refused; publish with "
         "wsm.strategies.SharedTensors, or set allow_pickle: true if you trust its writer",
-        code="pickled-metas-refused",
         unfit=True,
-        file=file,
     )
 
 
@@ -42,7 +40,8 @@ class SharedMemoryGoneError(BadInputError):
 
     def __init__(self, *, file: str, segment: str) -> None:
         super().__init__(
-            f"{file} points at {segment}, which does not exist (any more); let the trainer publish again",
+            f"{file} points at {segment}, which does not exist (any more); "
+            "let the trainer publish again, as the user that runs the ranks",
             file=file,
             segment=segment,
         )
@@ -86,40 +85,33 @@ def owner_died(*, file: str, segment: str, on_device: bool = False) -> GroupErro
     )
 
 
-def sharing_refused(*, path: str, nbytes: int, reason: str) -> RefusedError:
+def sharing_refused(*, path: str, nbytes: int, error: OSError) -> RefusedError:
     """There is no room for shared memory, or it cannot be created. Nothing was published."""
+    fix = remedy(error) or "enlarge it (docker: --shm-size) or release older versions"
     return RefusedError(
-        f"cannot share {nbytes} bytes in {path}: {reason}; nothing was published; "
-        "enlarge it (docker: --shm-size) or release older versions",
+        f"cannot share {nbytes} bytes in {path}: {error}; nothing was published; {fix}",
         code="sharing-refused",
         path=path,
         nbytes=nbytes,
-        reason=reason,
+        reason=str(error),
     )
 
 
+@coded("device-memory-leased")
 def device_memory_leased(*, file: str, waited_s: float) -> RefusedError:
     """A worker reads device memory that its trainer wants to let go. It stays; this may be tried again."""
     return RefusedError(
         f"a worker still reads the device memory of {file} after {waited_s:g} s; the tensors stay alive: "
-        "close again when it has loaded, or end the worker first",
-        code="device-memory-leased",
-        file=file,
-        waited_s=waited_s,
+        "close again when it has loaded, or end the worker first"
     )
 
 
+@coded("bad-device-meta")
 def bad_device_meta(*, tensor: str, file: str, problem: str, touched: bool = False) -> BadInputError:
     """A meta describes memory that paddle cannot open here.
 
     ``touched`` if that was seen when the tensor was due.
     """
     return BadInputError(
-        f"the memory of {tensor!r} in {file} cannot be opened: {problem}",
-        code="bad-device-meta",
-        unfit=True,
-        tensor=tensor,
-        file=file,
-        problem=problem,
-        touched=touched,
+        f"the memory of {tensor!r} in {file} cannot be opened: {problem}", unfit=True, touched=touched
     )

@@ -29,7 +29,8 @@ SEGMENT_PREFIX, DEVICE_SEGMENT_PREFIX = "wsm-ipc.", "wsm-device."
 _PREFIX = "ipc_metas_"
 _FIELDS = 7
 
-# paddle's own numbers for its dtypes (phi::DataType), as they stand in a meta's fourth field.
+# paddle's own numbers for its dtypes (phi::DataType), as they stand in a meta's fourth field. Those from 200
+# on are wsm's: paddle has no such dtype.
 _TYPE_NUMBERS = {
     "BOOL": 1,
     "U8": 2,
@@ -46,12 +47,13 @@ _TYPE_NUMBERS = {
     "BF16": 16,
     "F8_E4M3": 17,
     "F8_E5M2": 18,
+    "F8_E8M0": 200,
 }
 _DTYPES = {number: dtype for dtype, number in _TYPE_NUMBERS.items()}
 
 
-def metas_name(device_id: int) -> str:
-    """Return FastDeploy's name of the metas file of the rank that uses a device."""
+def metas_name(device_id: int | str) -> str:
+    """Return FastDeploy's name of the metas file of the rank that uses a device; for ``*`` of all."""
     return f"{_PREFIX}{device_id}"
 
 

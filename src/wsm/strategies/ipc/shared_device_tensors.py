@@ -33,14 +33,16 @@ from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc._abandoned import head_of
 from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, HOST, IpcMetas, TensorMeta, metas_name
-from wsm.strategies.ipc.shared_segment import HEAD_BYTES, MEMORY_DIRECTORY, OwnedSegment, sweep
+from wsm.strategies.ipc.shared_segment import HEAD_BYTES, OwnedSegment, sweep
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.staged_directory import take_publisher_lock
+from wsm.typed import Count, CountFrom0, Wait, typed_calls
 
 _LOOK_EVERY_S = 0.01
 
 
+@typed_calls
 class SharedDeviceTensors:
     """Device tensors of one trainer process, published version by version to one rank; use it in ``with``.
 
@@ -56,8 +58,8 @@ class SharedDeviceTensors:
     device_index : int, optional
         The index of its device among those that this process sees, as the seventh field says it;
         ``FLAGS_selected_gpus`` if not given. A worker opens the handle on the device of its own.
-    memory_directory : str
-        Where the segment for leases is created.
+    memory_directory : str, optional
+        Where the segment for leases is created; in the private directory of this user by default.
 
     Raises
     ------
@@ -73,11 +75,11 @@ class SharedDeviceTensors:
         self,
         directory: Path | str = SHARED_DIRECTORY,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: CountFrom0 = 0,
+        world_size: Count = 1,
         device_id: int | None = None,
         device_index: int | None = None,
-        memory_directory: str = MEMORY_DIRECTORY,
+        memory_directory: str | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         named = device_id_from_environment(rank, environment) if device_id is None else device_id
@@ -172,10 +174,10 @@ class SharedDeviceTensors:
         content = metas.encode()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, content, durable=False)
+            replace_file(self._path, content, durable=False, alone=True)
         except OSError as error:
             lease.close()
-            raise StorageError(path=str(self._path), reason=str(error)) from error
+            raise StorageError(path=self._path, error=error) from error
         self._announced = content
         self._let_go()
         self._held.append((lease, dict(tensors)))
@@ -194,7 +196,7 @@ class SharedDeviceTensors:
         self._announced = b""
         self._let_go()
 
-    def close(self, wait_s: float = 10.0) -> None:
+    def close(self, wait_s: Wait = 10.0) -> None:
         """Withdraw, and let go of the tensors when no worker reads them any more. Idempotent.
 
         Raises

@@ -19,15 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from wsm.own_descriptor import OwnDescriptor, reopened
+from wsm.private_directory import private_directory
 from wsm.shared_directory import ForeignPathError, create_ours, open_ours, remove_same
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.errors import SharedMemoryBusyError, SharedMemoryGoneError
 from wsm.strategies.tensor import BEGIN_IN_PAGE
-
-#: Where POSIX shared memory lies on Linux.
-MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - no place for temporary files: the place that is shared
 
 #: The first bytes of a segment, in front of any tensor: what its owner says of it, for after its death.
 HEAD_BYTES = BEGIN_IN_PAGE
@@ -46,8 +44,8 @@ class OwnedSegment:
         Begin of the name; the rest is drawn.
     nbytes : int
         Its size; 1 at least. All of it is reserved at once, so no later write fails for want of room.
-    directory : str
-        Where it is created.
+    directory : str, optional
+        Where it is created; in this user's private directory by default.
 
     Attributes
     ----------
@@ -62,20 +60,21 @@ class OwnedSegment:
         If there is no room.
     """
 
-    def __init__(self, prefix: str, nbytes: int, directory: str = MEMORY_DIRECTORY) -> None:
+    def __init__(self, prefix: str, nbytes: int, directory: str | None = None) -> None:
         self.nbytes = nbytes
         self._open = True
+        directory = _place(directory)
         try:
             self.name, self._descriptor, self._locks = _create_owned(prefix, directory)
         except OSError as error:
-            raise ipc_errors.sharing_refused(path=directory, nbytes=nbytes, reason=str(error)) from error
+            raise ipc_errors.sharing_refused(path=directory, nbytes=nbytes, error=error) from error
         self._path = f"{directory}/{self.name}"
         try:
             os.posix_fallocate(self._descriptor, 0, nbytes)
             self._mapping = mmap.mmap(self._descriptor, nbytes)
         except OSError as error:
             self._let_go()
-            raise ipc_errors.sharing_refused(path=directory, nbytes=nbytes, reason=str(error)) from error
+            raise ipc_errors.sharing_refused(path=directory, nbytes=nbytes, error=error) from error
         self.memory = memoryview(self._mapping)
 
     def leased(self) -> bool:
@@ -145,10 +144,8 @@ class AttachedSegment:
         segment of another group, which then is not even opened.
     referrer : str
         Who named it (a file or a peer), for messages.
-    directory : str
-        Where it lies.
-    answering : bool
-        Whether :meth:`write_at` will be used.
+    directory : str, optional
+        Where it lies; in this user's private directory by default.
 
     Attributes
     ----------
@@ -168,10 +165,9 @@ class AttachedSegment:
         *,
         prefixes: Sequence[str],
         referrer: str,
-        directory: str = MEMORY_DIRECTORY,
-        answering: bool = False,
+        directory: str | None = None,
     ) -> None:
-        self.path = f"{directory}/{name}"
+        self.path = f"{_place(directory)}/{name}"
         self.nbytes = nbytes
         self._mapping: _LeasedMapping | None = None
         self._lease: OwnDescriptor | None = None
@@ -181,9 +177,8 @@ class AttachedSegment:
             raise ipc_errors.foreign_segment(
                 segment=self.path, problem=problem, fix="look who wrote or sent that"
             )
-        access = os.O_RDWR if answering else os.O_RDONLY
         try:
-            self._descriptor = open_ours(Path(self.path), access)
+            self._descriptor = open_ours(Path(self.path), os.O_RDONLY)
         except FileNotFoundError as error:
             raise SharedMemoryGoneError(file=referrer, segment=self.path) from error
         except ForeignPathError as error:
@@ -192,7 +187,7 @@ class AttachedSegment:
             raise UnreadableFileError(file=self.path, reason=str(error)) from error
         try:
             _require_whole(self._descriptor, self.path, nbytes)
-            self._lease = _again(self._descriptor, access)
+            self._lease = _again(self._descriptor, os.O_RDONLY)
             if not self._lease.try_lock_byte(_READERS, shared=True):
                 raise SharedMemoryBusyError(segment=self.path)  # noqa: TRY301 - closed below, like after any error
         except BaseException:
@@ -262,10 +257,6 @@ class AttachedSegment:
         """Return bytes of it without any mapping; fewer where it ends."""
         return os.pread(self._descriptor, nbytes, offset)
 
-    def write_at(self, offset: int, data: bytes) -> None:
-        """Write bytes of it, if it was attached for answering."""
-        os.pwrite(self._descriptor, data, offset)
-
     def memory(self) -> memoryview:
         """Return its bytes, mapped privately: what is written there no other process sees.
 
@@ -308,7 +299,7 @@ def _never(_name: str, _head: bytes) -> bool:
 
 
 def sweep(
-    prefix: str, directory: str = MEMORY_DIRECTORY, *, needed: Callable[[str, bytes], bool] = _never
+    prefix: str, directory: str | None = None, *, needed: Callable[[str, bytes], bool] = _never
 ) -> tuple[str, ...]:
     """Remove segments of this user that begin with `prefix` and have no owner; return their names.
 
@@ -318,13 +309,20 @@ def sweep(
     ----------
     prefix : str
         As given to :class:`OwnedSegment`.
-    directory : str
-        Where to look.
+    directory : str, optional
+        Where to look; in this user's private directory by default.
     needed : callable
         ``needed(name, head)``: whether one stays all the same; `head` is its first :data:`HEAD_BYTES`.
     """
-    found = Path(directory).glob(f"{prefix}*")
-    return tuple(sorted(path.name for path in found if _sweep_one(path, needed)))
+    try:
+        found = sorted(Path(_place(directory)).glob(f"{prefix}*"))
+    except (OSError, ForeignPathError):  # it cannot be listed now: the next one sweeps
+        return ()
+    return tuple(path.name for path in found if _sweep_one(path, needed))
+
+
+def _place(directory: str | None) -> str:
+    return str(private_directory()) if directory is None else directory
 
 
 def _require_whole(descriptor: int, path: str, nbytes: int, *, touched: bool = False) -> None:

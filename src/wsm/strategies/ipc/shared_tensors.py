@@ -26,10 +26,11 @@ from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.ipc._abandoned import head_of, remove_abandoned
 from wsm.strategies.ipc.metas import SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
+from wsm.strategies.ipc.shared_segment import OwnedSegment, sweep
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 from wsm.strategies.trainer.staged_directory import SHARER_LOCK, take_publisher_lock
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
+from wsm.typed import typed_calls
 
 # Every tensor begins on a cache line, and no vector instruction minds where it was adopted.
 _ALIGNMENT = 64
@@ -50,6 +51,7 @@ class SharedReport(TrainerReport):
     created_bytes: int
 
 
+@typed_calls
 class SharedTensors:
     """Shared memory of one trainer, published version by version; use it in ``with``.
 
@@ -59,8 +61,8 @@ class SharedTensors:
         Where the metas files lie; created if it does not exist.
     device_ids : mapping of int to int, optional
         Per rank, the device id in its metas file's name; the rank itself where not given.
-    memory_directory : str
-        Where shared memory is created: a tmpfs with room for two versions.
+    memory_directory : str, optional
+        Where shared memory is created: a tmpfs with room for two versions; by default this user's directory.
     clock : Clock, optional
         For the seconds in reports.
 
@@ -77,7 +79,7 @@ class SharedTensors:
         directory: Path | str = SHARED_DIRECTORY,
         *,
         device_ids: Mapping[int, int] | None = None,
-        memory_directory: str = MEMORY_DIRECTORY,
+        memory_directory: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._directory = Path(directory)
@@ -117,7 +119,8 @@ class SharedTensors:
         ------
         RefusedError, StorageError
             If there is no room, or a metas file cannot be written. The version before stays published; if a
-            metas file cannot be put back either, its rank finds a version that the others do not.
+            metas file cannot be put back either, its rank finds a version that the others do not, as after a
+            death between two of them: loads name both (``mixed-parts``) until the next publication.
         BadInputError, TrainerTensorError
             If what was handed over is no version. The version before stays published.
         """
@@ -213,16 +216,19 @@ class SharedTensors:
                 path = paths[rank]
                 self._write_metas(path, content.encode(), content.segments)
         except OSError as error:
+            visible = None
             for written in [each for each in self._metas if self._metas[each] is not before.get(each)]:
-                with suppress(OSError):  # it goes on naming memory, which is not written over then
+                with suppress(OSError):
                     self._put_back(written, before.get(written))
-            raise StorageError(path=str(path), reason=str(error)) from error
+                    continue
+                visible = metas[0].version  # the file goes on naming memory, which is not written over then
+            raise StorageError(path=path, error=error, visible=visible) from error
         for other in self._metas.keys() - set(paths.values()):
             with suppress(OSError):
                 self._put_back(other, None)
 
     def _write_metas(self, path: Path, content: bytes, segments: Iterable[str]) -> None:
-        replace_file(path, content, durable=False)
+        replace_file(path, content, durable=False, alone=True)
         self._metas[path] = _Metas(content, tuple(segments))
 
     def _put_back(self, path: Path, before: _Metas | None) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
-from wsm.config_reading import OptionFault
+from wsm.config_reading import typed_section
 from wsm.strategies.files.shard_source import ShardsConfig, ShardSource
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
+from wsm.typed import typed
 
 #: What may become of shared tensors whose trainer has ended.
-ORPHANS = ("copy", "refuse")
+Orphans: TypeAlias = Literal["copy", "refuse"]
 
 
+@typed_section
 @dataclass(frozen=True)
 class IpcConfig(ShardsConfig):
     """Where the ``ipc`` strategy looks.
@@ -30,23 +32,18 @@ class IpcConfig(ShardsConfig):
         ``copy`` or ``refuse``: what becomes of tensors whose trainer has ended.
     allow_pickle : bool
         Whether a metas file in pickle format may be read, which runs code that it contains.
-    memory_directory : str
-        Where shared memory lies.
+    memory_directory : str, optional
+        Where shared memory lies; in the private directory of this user by default.
     """
 
     directory: str = SHARED_DIRECTORY
     adopt: bool = True
-    orphans: str = "copy"
+    orphans: Orphans = "copy"
     allow_pickle: bool = False
-    memory_directory: str = MEMORY_DIRECTORY
-
-    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:
-        """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
-        if self.orphans not in ORPHANS:
-            return OptionFault("orphans", f"is {self.orphans!r}", "it must be copy or refuse")
-        return super().fault(ranks, used=used)
+    memory_directory: str | None = None
 
 
+@typed
 @dataclass(frozen=True)
 class IpcSource(ShardSource):
     """One rank's view of a directory of metas files.
@@ -65,14 +62,14 @@ class IpcSource(ShardSource):
         Whether a metas file in pickle format may be read, and so run whatever its writer put into it.
     device_index : int, optional
         Which of the visible devices opens CUDA handles; ``FLAGS_selected_gpus`` if not given.
-    memory_directory : str
-        Where shared memory lies.
+    memory_directory : str, optional
+        Where shared memory lies; in the private directory of this user by default.
     """
 
     directory: Path | str = SHARED_DIRECTORY
     rank: int = 0
     adopt: bool = True
-    orphans: str = "copy"
+    orphans: Orphans = "copy"
     allow_pickle: bool = False
     device_index: int | None = None
-    memory_directory: str = MEMORY_DIRECTORY
+    memory_directory: str | None = None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from wsm import log
+from wsm.errors import WsmError
+from wsm.shared_directory import read_ours
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMismatchError
 from wsm.strategies.files.part_file import is_pickle
@@ -242,4 +244,17 @@ def _check_identity(file: str, metas: IpcMetas, source: IpcSource, version: str 
             file=file, field="world size", expected=source.world_size, found=metas.world_size
         )
     if version is not None and metas.version != version:
+        named = _versions(source)
+        if len(set(named.values())) > 1:  # a trainer died between two of them
+            raise strategies_errors.mixed_parts(field="version", values=sorted(named.items()))
         raise VersionMismatchError(requested=version, found=metas.version, where=file)
+
+
+def _versions(source: IpcSource) -> dict[str, str]:
+    """Return the version of every rank's metas file that can be read now."""
+    found = {}
+    with suppress(OSError):
+        for path in Path(source.directory).glob(metas_name("*")):
+            with suppress(WsmError):
+                found[str(path)] = IpcMetas.decode(read_ours(path), file=str(path)).version
+    return found

@@ -1,42 +1,36 @@
-"""The rank's end of a connection to a publisher: asks for a version, keeps the lease on it, lets it go.
+"""The rank's end of a connection to a publisher, which is its lease on the version.
 
 Every wait has a deadline, sees a cancellation, and sees the publisher's end at once. Reads no memory.
 """
 
 from __future__ import annotations
 
-import threading
+import errno
+import select
+import socket
+import stat
 import time
+from pathlib import Path
 
 from wsm.errors import BadInputError, WsmError
+from wsm.own_descriptor import not_inherited
+from wsm.shared_directory import require
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import LoadCancelledError, VersionMismatchError
-from wsm.strategies.messages.caller import Caller, PeerPresence
-from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake._lease_messages import parse_address
 from wsm.strategies.observer import LoadObserver
+from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
 
 # How long a wait lasts before cancellation and deadlines are looked at again.
 _GLANCE_S = 0.02
 # How long to wait before a publisher that is not there, or has nothing yet, is asked again.
 _AGAIN_S = 0.1
-# A lease is renewed when this part of it has passed.
-_RENEW_AFTER = 0.25
+# How long one attempt to connect may take, in which no cancellation is seen.
+_CONNECT_S = 1.0
 
 
 class RankLease:
-    """One lease. :meth:`ask`, then :meth:`keep` often, then :meth:`release`; :meth:`close` in any case.
-
-    Parameters
-    ----------
-    address : str
-        The publisher's.
-    observer : LoadObserver
-        Asked for cancellation during every wait.
-    silence_s : float
-        How long the publisher may owe an answer.
+    """One lease. :meth:`ask`, then :meth:`keep` often; :meth:`close` in any case, which lets go.
 
     Attributes
     ----------
@@ -46,13 +40,14 @@ class RankLease:
 
     def __init__(self, address: str, observer: LoadObserver, *, silence_s: float) -> None:
         self.peer = f"the publisher at {address}"
-        self._place = parse_address(address)
+        self._place = say.place_of(address)
         self._observer = observer
         self._silence_s = silence_s
-        self._caller: Caller | None = None
-        self._grant: say.Grant | None = None
-        self._renewed_s = 0.0
-        self._asked_s: float | None = None
+        self._socket: socket.socket | None = None
+        self._heard = bytearray()
+        self._asked = False
+        self._again_s = 0.0
+        self._tensors = 0
 
     @property
     def touched(self) -> bool:
@@ -73,148 +68,137 @@ class RankLease:
         PeerSilentError, PeerFailedError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
         """
-        begun_s = time.monotonic()
-        deadline_s = begun_s + connect_s
+        begun_s, gone_s, met = time.monotonic(), None, False
         refused: say.Refuse | None = None
-        met = False
-        gone_s: float | None = None
         while True:
+            self.stop_if_cancelled()
             try:
-                answer = self._answer(ask, deadline_s)
+                answer = self._answer(ask)
             except PeerDiedError:
                 self.close()
-                answer, refused = None, None
-                gone_s = gone_s or time.monotonic()
-            if self._caller is not None and self._caller.presence is PeerPresence.HERE:
+                answer, gone_s = None, gone_s or time.monotonic()
+            if self._socket is not None:
                 met, gone_s = True, None
             if isinstance(answer, say.Grant):
                 self._check(ask, answer)
-                self._grant, self._renewed_s = answer, time.monotonic()
+                self._tensors = len(answer.tensors)
                 return answer
-            if answer is not None and (answer.reason != "empty"):
-                raise self._refusal(ask, answer)
             refused = answer or refused
             now_s = time.monotonic()
-            if gone_s is not None and now_s >= min(gone_s + self._silence_s, deadline_s):
+            waited_s, expired = now_s - begun_s, now_s - begun_s >= connect_s
+            if gone_s is not None and (expired or now_s - gone_s >= self._silence_s):
                 raise PeerDiedError(peer=self.peer, expected="its offer", absent_s=now_s - gone_s)
-            if now_s >= deadline_s:
-                if refused is not None:
-                    raise PeerFailedError(peer=self.peer, error="NothingPublished", reason=refused.text)
-                raise PeerSilentError(peer=self.peer, waited_s=now_s - begun_s, expected="its offer", met=met)
-            self._pause(min(_AGAIN_S, deadline_s - now_s))
+            if expired and refused is not None:
+                raise PeerFailedError(peer=self.peer, error="NothingPublished", reason=refused.text)
+            if expired:
+                raise PeerSilentError(peer=self.peer, waited_s=waited_s, expected="its offer", met=met)
+
+    def _answer(self, ask: say.Ask) -> say.Grant | say.Refuse | None:
+        """Ask where it is time to, and wait a glance for an answer; raise it if it is a lasting refusal."""
+        if time.monotonic() >= self._again_s:
+            self._again_s = time.monotonic() + _AGAIN_S
+            if self._socket is None:
+                self._socket = self._connected()
+            if self._socket is not None and not self._asked:
+                try:
+                    self._socket.sendall(say.to_bytes(ask))
+                except OSError as error:
+                    raise PeerDiedError(peer=self.peer, expected="its offer") from error
+                self._asked = True
+        if self._socket is None:
+            time.sleep(_GLANCE_S)
+            return None
+        answer = self._next(_GLANCE_S, "its offer")
+        if isinstance(answer, say.Revoked):
+            raise self._unusable(f"it is a {type(answer).__name__}, its offer was due")
+        if isinstance(answer, say.Refuse):
+            self._asked = False
+            if answer.reason != "empty":
+                raise self._refusal(ask, answer)
+        return answer
 
     def keep(self, wait_s: float = 0.0) -> None:
-        """Renew the lease if it is time, and hear what the publisher says; waits `wait_s` at most for that.
+        """Hear whether the lease holds; waits `wait_s` at most for news.
 
         Raises
         ------
-        GroupError, PeerFailedError, PeerDiedError, PeerSilentError, PeerMessageError
-            If the lease holds no longer, or it is not known whether it does.
+        PeerFailedError, PeerDiedError, PeerMessageError
+            If it does not.
         LoadCancelledError
             If the load was cancelled.
         """
-        caller, grant = self._held()
-        now_s = time.monotonic()
-        if self._asked_s is None and now_s - self._renewed_s > grant.lease_ms / 1000 * _RENEW_AFTER:
-            caller.send(say.to_bytes(say.Renew()))
-            self._asked_s = now_s
-        message = self._next(caller, wait_s, "the rest of the version")
-        if isinstance(message, say.Held) and self._asked_s is not None:
-            self._renewed_s, self._asked_s = self._asked_s, None
-        elif isinstance(message, say.Revoked):
+        message = self._next(wait_s, "the rest of the version")
+        if isinstance(message, say.Revoked):
             raise PeerFailedError(peer=self.peer, error="Revoked", reason=message.text, touched=self.touched)
-        elif message is not None:
-            raise self._not_due(message, "nothing")
-        if self._asked_s is not None and time.monotonic() - self._asked_s > self._silence_s:
-            raise self._silent("that the lease is renewed")
+        if message is not None:
+            raise self._unusable(f"it is a {type(message).__name__}, nothing was due")
         self.stop_if_cancelled()
-
-    def release(self) -> None:
-        """Say that all is applied and verified, and hear that it was held until now. Blocks.
-
-        Raises
-        ------
-        GroupError
-            If it was not held.
-        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
-            If there is no proper answer.
-        """
-        caller, grant = self._held()
-        caller.send(say.to_bytes(say.Release("", "")))
-        deadline_s = time.monotonic() + self._silence_s
-        while time.monotonic() < deadline_s:
-            message = self._next(caller, _GLANCE_S, "its last word")
-            if isinstance(message, say.Released):
-                if message.held:
-                    return
-                raise mooncake_errors.lease_lost(
-                    peer=self.peer,
-                    version=grant.version,
-                    lease_s=grant.lease_ms / 1000,
-                    touched=self.touched,
-                )
-            if isinstance(message, say.Revoked):
-                raise PeerFailedError(
-                    peer=self.peer, error="Revoked", reason=message.text, touched=self.touched
-                )
-            if message is not None and not isinstance(message, say.Held):
-                raise self._not_due(message, "its last word")
-            self.stop_if_cancelled()
-        raise self._silent("its last word")
 
     def stop_if_cancelled(self) -> None:
         """Raise LoadCancelledError if the load was cancelled."""
         if self._observer.cancelled():
-            tensors = len(self._grant.digests) if self._grant is not None else 0
-            raise LoadCancelledError(tensors_applied=0, tensors=tensors, touched=self.touched)
+            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors, touched=self.touched)
 
     def close(self) -> None:
         """Let go, whatever happened. Idempotent, never raises."""
-        caller, self._caller = self._caller, None
-        if caller is not None:
-            caller.close(flush=False)
+        made, self._socket, self._asked = self._socket, None, False
+        self._heard.clear()
+        if made is not None:
+            made.close()
 
-    def _answer(self, ask: say.Ask, deadline_s: float) -> say.Grant | say.Refuse | None:
-        """Ask once; None if no publisher is there, or none answers before the deadline.
-
-        Raises
-        ------
-        PeerDiedError
-            If another process was there and has ended.
-        """
-        begun_s = time.monotonic()
-        if self._caller is None:
-            self._caller = Caller(self._place, self.peer)
-        caller = self._caller
-        caller.send(say.to_bytes(ask))
-        while True:
-            message = self._next(caller, _GLANCE_S, "its offer")
-            if isinstance(message, say.Grant | say.Refuse):
-                return message
-            if message is not None:
-                raise self._not_due(message, "its offer")
-            if caller.presence is PeerPresence.ABANDONED:
-                raise PeerDiedError(peer=self.peer, expected="its offer")
-            now_s = time.monotonic()
-            if caller.presence is PeerPresence.NOBODY_YET and now_s - begun_s > _AGAIN_S:
-                self.close()
+    def _connected(self) -> socket.socket | None:
+        """Return a connection; None if no process has been there, PeerDiedError if one left its socket."""
+        place = self._place
+        if isinstance(place, Path):
+            try:
+                require(place, place.lstat(), stat.S_IFSOCK)
+            except FileNotFoundError:
                 return None
-            if now_s >= deadline_s:
-                return None
-            self.stop_if_cancelled()
-
-    def _next(self, caller: Caller, wait_s: float, expected: str) -> say.Message | None:
-        """Return what the publisher says next; None if it says nothing within `wait_s`."""
-        try:
-            data = caller.receive() if caller.poll(wait_s) else None
-            if data is not None:
-                return say.from_bytes(data, peer=self.peer)
-        except PeerMessageError as error:
-            problem = error.context["problem"]
-            raise PeerMessageError(peer=self.peer, problem=problem, touched=self.touched) from error
-        if caller.presence is PeerPresence.GONE:
-            raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
+        made = not_inherited(say.socket_for(place))
+        made.settimeout(min(self._silence_s, _CONNECT_S))
+        failed = made.connect_ex(str(place) if isinstance(place, Path) else place)
+        if failed == 0 and not _is_own(made):
+            return made
+        if failed == 0:  # the port must be free again for the process that is to listen there
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        made.close()
+        if failed == errno.ECONNREFUSED and isinstance(place, Path):
+            raise PeerDiedError(peer=self.peer, expected="its offer")
         return None
+
+    def _next(self, wait_s: float, expected: str) -> say.FromPublisher | None:
+        """Return what the publisher says next; None if it says nothing within `wait_s`."""
+        made = self._socket
+        if made is None:
+            raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
+        message = self._whole()
+        poll = select.poll()
+        poll.register(made, select.POLLIN)
+        if message is None and poll.poll(wait_s * 1000):
+            try:
+                data = made.recv(1 << 20)
+            except OSError:
+                data = b""
+            if not data:
+                raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
+            self._heard += data
+            message = self._whole()
+        return message
+
+    def _whole(self) -> say.FromPublisher | None:
+        """Return the message that was heard whole, if there is one."""
+        head = bytes(self._heard[: say.HEAD_BYTES])
+        if len(head) < say.HEAD_BYTES:
+            return None
+        try:
+            end = say.HEAD_BYTES + say.length_of(head, say.MOST_TO_RANK, self.peer)
+            if len(self._heard) < end:
+                return None
+            body = bytes(self._heard[say.HEAD_BYTES : end])
+            del self._heard[:end]
+            return say.answer_of(head, body, self.peer)
+        except PeerMessageError as error:
+            raise self._unusable(error.context["problem"]) from error
 
     def _check(self, ask: say.Ask, grant: say.Grant) -> None:
         if grant.rank != ask.rank:
@@ -238,25 +222,13 @@ class RankLease:
             file=self.peer, field="world size", expected=expected, found=found
         )
 
-    def _held(self) -> tuple[Caller, say.Grant]:
-        if self._caller is None or self._grant is None:
-            raise PeerMessageError(peer=self.peer, problem="there is no lease", touched=self.touched)
-        return self._caller, self._grant
+    def _unusable(self, problem: str) -> PeerMessageError:
+        return PeerMessageError(peer=self.peer, problem=problem, touched=self.touched)
 
-    def _not_due(self, message: say.Message, due: str) -> PeerMessageError:
-        return PeerMessageError(
-            peer=self.peer,
-            problem=f"it is a {type(message).__name__}, {due} was due",
-            touched=self.touched,
-        )
 
-    def _silent(self, expected: str) -> PeerSilentError:
-        return PeerSilentError(
-            peer=self.peer, waited_s=self._silence_s, expected=expected, touched=self.touched
-        )
-
-    def _pause(self, seconds: float) -> None:
-        deadline_s = time.monotonic() + seconds
-        while time.monotonic() < deadline_s:
-            self.stop_if_cancelled()
-            threading.Event().wait(_GLANCE_S)
+def _is_own(connected: socket.socket) -> bool:
+    """Whether a TCP socket has met itself, as happens at ports that the kernel gives to callers."""
+    try:
+        return connected.family != socket.AF_UNIX and connected.getsockname() == connected.getpeername()
+    except OSError:
+        return True  # it has gone again

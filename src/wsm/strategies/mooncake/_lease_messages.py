@@ -4,18 +4,13 @@
 message    from         means
 =========  ===========  ======================================================================
 Ask        rank         I am this rank and want this version (or whichever you have)
-Grant      publisher    here it lies, and there it stays as long as you renew your lease
-Renew      rank         I am still reading
-Held       publisher    your lease is renewed
-Release    rank         I read no more: all is applied and verified, or this error ended it
-Released   publisher    whether the lease was held until now
+Grant      publisher    here it lies, and there it stays as long as this connection
 Refuse     publisher    you get nothing, and why
-Revoked    publisher    the lease is over at once, and why
+Revoked    publisher    the lease is over, and why
 =========  ===========  ======================================================================
 
-Addresses are those at which ranks ask. A connection is one lease: a rank that closes it has let go. The
-envelope is that of :mod:`wsm.strategies.messages.message_types`; a Grant leaves out a layout whose digest the
-rank said it knows.
+A connection is the lease: a rank that closes it has let go. A message is the length of its body (4 bytes,
+big-endian), the body's xxh3-128 digest (16 bytes), and its body, a JSON object.
 """
 
 from __future__ import annotations
@@ -23,26 +18,148 @@ from __future__ import annotations
 import os
 import re
 import socket
-from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+import struct
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from wsm.strategies.messages import fields
-from wsm.strategies.messages.connection import Place
-from wsm.strategies.messages.errors import PeerMessageError
-from wsm.strategies.messages.listener import Listener, listen_at
-from wsm.strategies.messages.message_types import MessageTypes
-from wsm.strategies.mooncake import errors as mooncake_errors
+import msgspec
+
+from wsm.errors import BadInputError
+from wsm.labels import Label
+from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, TransferLayout
+from wsm.strategies.peer_errors import PeerMessageError
+from wsm.strategies.tensor import TensorSpec
 
 _TCP = re.compile(r"tcp://([0-9.]{7,15}):([0-9]{1,5})")
 # A socket's address on Linux holds 108 characters, the last of them zero.
 _LONGEST_PATH = 107
-# Ranks may be on many hosts.
-_MOST_CONNECTIONS = 1 << 10
+#: The longest body to a publisher, and to a rank: a Grant of half a million tensors.
+MOST_TO_PUBLISHER, MOST_TO_RANK = 1 << 12, 1 << 27
+
+_HEAD = struct.Struct("!I16s")
+HEAD_BYTES = _HEAD.size
+
+_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Ranks: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+_Digest: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+#: Name, dtype and shape of a tensor, its region, and where it begins there.
+PlacedRow: TypeAlias = tuple[str, str, tuple[_Number, ...], _Number, _Number]
 
 
-def parse_address(address: str) -> Place:
-    """Return what a socket takes for ``ipc:///absolute/path`` or ``tcp://IPv4:port`` (port 0: any).
+class _LeaseMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower):
+    pass
+
+
+class Ask(_LeaseMessage, frozen=True):
+    """A rank asks; `look` if it will not read."""
+
+    rank: _Number
+    world_size: _Ranks | None
+    version: Label | None
+    look: bool
+
+
+class Grant(_LeaseMessage, frozen=True):
+    """One rank's shard in the memory of the engine `session`.
+
+    `publisher` is another for every publisher that ever was; `digests` has one entry per tensor, `shards` one
+    per rank; `finite` promises that there is neither NaN nor infinity.
+    """
+
+    version: Label
+    rank: _Number
+    world_size: _Ranks
+    publisher: _Digest
+    session: Annotated[str, msgspec.Meta(pattern=r"\A[0-9.]{7,15}:[0-9]{1,5}\Z")]
+    regions: tuple[tuple[_Number, _Number], ...]
+    tensors: tuple[PlacedRow, ...]
+    digests: tuple[_Digest, ...]
+    shards: tuple[_Digest, ...]
+    finite: bool = False
+
+
+class Refuse(_LeaseMessage, frozen=True):
+    """The rank gets nothing, and what there is instead; ``empty``: there is no version (yet)."""
+
+    reason: Literal["empty", "version", "rank", "world_size"]
+    text: str
+    found: Label | _Number | None = None
+
+
+class Revoked(_LeaseMessage, frozen=True):
+    """The memory will be written."""
+
+    text: str
+
+
+_T = TypeVar("_T")
+FromPublisher: TypeAlias = Grant | Refuse | Revoked
+
+_TO_PUBLISHER = msgspec.json.Decoder(Ask)
+_TO_RANK: msgspec.json.Decoder[FromPublisher] = msgspec.json.Decoder(FromPublisher)
+
+
+def to_bytes(message: Ask | FromPublisher) -> bytes:
+    """Return the bytes that say `message`."""
+    body = msgspec.json.encode(message)
+    return _HEAD.pack(len(body), bytes.fromhex(digest_of(body))) + body
+
+
+def length_of(head: bytes, most: int, peer: str) -> int:
+    """Return how long the body behind a head of :data:`HEAD_BYTES` is; PeerMessageError if too long."""
+    length: int = _HEAD.unpack(head)[0]
+    if length > most:
+        raise PeerMessageError(peer=peer, problem=f"it announces {length} bytes, {most} are the most")
+    return length
+
+
+def ask_of(head: bytes, body: bytes) -> Ask:
+    """Return what a rank says; PeerMessageError if the bytes are none of its messages."""
+    return _decode(_TO_PUBLISHER, head, body, "a rank")
+
+
+def answer_of(head: bytes, body: bytes, peer: str) -> FromPublisher:
+    """Return what a publisher says; PeerMessageError if the bytes are none of its messages."""
+    return _decode(_TO_RANK, head, body, peer)
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], head: bytes, body: bytes, peer: str) -> _T:
+    if digest_of(body) != head[4:].hex():
+        raise PeerMessageError(peer=peer, problem="it was damaged on the way, its digest does not match")
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerMessageError(peer=peer, problem=str(error)) from error
+
+
+def layout_of(grant: Grant, peer: str) -> TransferLayout:
+    """Return where the tensors of a Grant lie; PeerMessageError if its fields do not fit each other."""
+    problem = None
+    if len(grant.shards) != grant.world_size or grant.rank >= grant.world_size:
+        problem = f"its Grant is for rank {grant.rank} of {grant.world_size} and lists {len(grant.shards)}"
+    elif len(grant.digests) != len(grant.tensors):
+        problem = f"its Grant has {len(grant.tensors)} tensors and {len(grant.digests)} digests"
+    placed: dict[str, Placed] = {}
+    for name, dtype, shape, region, offset in grant.tensors:
+        try:
+            spec = TensorSpec(name, dtype, shape)
+        except BadInputError as error:
+            raise PeerMessageError(peer=peer, problem=f"its tensors: {error}") from error
+        if name in placed:
+            problem = f"its Grant lists {name!r} twice"
+        elif spec.nbytes and (
+            region >= len(grant.regions) or offset + spec.nbytes > grant.regions[region][1]
+        ):
+            problem = f"its Grant puts {name!r} outside of the memory that it names"
+        placed[name] = Placed(spec, region, offset)
+    if problem is not None:
+        raise PeerMessageError(peer=peer, problem=problem)
+    return TransferLayout(tuple(MemoryRegion(*each) for each in grant.regions), tuple(placed.values()))
+
+
+def place_of(address: str) -> Path | tuple[str, int]:
+    """Return the path of ``ipc:///absolute/path``, or host and port of ``tcp://IPv4:port`` (port 0: any).
 
     Raises
     ------
@@ -51,238 +168,20 @@ def parse_address(address: str) -> Place:
     """
     path = address.removeprefix("ipc://")
     if path != address and path.startswith("/") and len(os.fsencode(path)) <= _LONGEST_PATH:
-        return socket.AF_UNIX, path
+        return Path(path)
     found = _TCP.fullmatch(address)
     if found is None or int(found[2]) > 0xFFFF:
-        raise mooncake_errors.bad_engine_settings(
+        raise BadInputError(
+            f"mooncake: address {address!r} is neither tcp://IPv4:port nor ipc:///absolute/path of at most "
+            f"{_LONGEST_PATH} bytes",
+            code="bad-engine-settings",
             field="address",
             value=address,
-            problem=f"is neither tcp://IPv4:port nor ipc:///absolute/path of at most {_LONGEST_PATH} bytes",
         )
-    return socket.AF_INET, (found[1], int(found[2]))
+    return found[1], int(found[2])
 
 
-def listen(address: str) -> Listener:
-    """Listen for ranks.
-
-    Raises
-    ------
-    BadInputError
-        If the address is none.
-    RefusedError
-        If another process listens there.
-    wsm.shared_directory.ForeignPathError
-        If something else lies at the path, or in the place of its lock file.
-    """
-    return listen_at(parse_address(address), address, most_connections=_MOST_CONNECTIONS)
-
-
-#: Why a publisher gives nothing; ``empty``: there is no version (yet).
-REASONS = ("empty", "version", "rank", "world_size", "failed")
-
-# Kinds of frames; those of the buckets' messages are below.
-_FIRST_KIND = 64
-_SESSION = re.compile(r"[0-9.]{7,15}:[0-9]{1,5}")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """A rank asks; `look` if it will not read, `known_layout` is the digest of the one that it has."""
-
-    rank: int
-    world_size: int | None
-    version: str | None
-    look: bool
-    known_layout: str | None
-
-
-@dataclass(frozen=True)
-class Grant:
-    """One rank's shard, for as long as its lease is renewed every `lease_ms`.
-
-    Parameters
-    ----------
-    version, rank, world_size : int
-        What it is.
-    publisher : str
-        Another for every publisher that ever was; its memory is worth nothing to readers that knew another.
-    session : str
-        Its engine.
-    lease_ms : int
-        After so many milliseconds without a word the memory may be written again.
-    layout_digest : str
-        Of `layout`, which is None if the rank knows it.
-    digests : tuple of str
-        One per tensor of the layout.
-    shards : tuple of str
-        One per rank: digest of its tensors.
-    finite : bool
-        Whether it is promised that there is neither NaN nor infinity in them.
-    """
-
-    version: str
-    rank: int
-    world_size: int
-    publisher: str
-    session: str
-    lease_ms: int
-    layout_digest: str
-    layout: TransferLayout | None
-    digests: tuple[str, ...]
-    shards: tuple[str, ...]
-    finite: bool = False
-
-
-@dataclass(frozen=True)
-class Renew:
-    """The rank reads on."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """The lease is renewed."""
-
-
-@dataclass(frozen=True)
-class Release:
-    """The rank reads no more; `error` is the type of what ended it, empty if all is well."""
-
-    error: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Released:
-    """Whether the memory was held for the rank until it let go."""
-
-    held: bool
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """The rank gets nothing: one of :data:`REASONS`, and what there is instead."""
-
-    reason: str
-    text: str
-    found: int | str | None = None
-
-
-@dataclass(frozen=True)
-class Revoked:
-    """The memory will be written, by every reader."""
-
-    text: str
-
-
-Message: TypeAlias = Ask | Grant | Renew | Held | Release | Released | Refuse | Revoked
-
-_KINDS: dict[int, type[Any]] = dict(enumerate(get_args(Message), start=_FIRST_KIND))
-
-
-def to_bytes(message: Message) -> bytes:
-    """Return the bytes that say `message`."""
-    if isinstance(message, Grant) and message.layout is not None:
-        return _WORDS.encode(message, layout=_written(message.layout))
-    return _WORDS.encode(message)
-
-
-def _written(layout: TransferLayout) -> dict[str, Any]:
-    return {
-        "regions": [[region.address, region.nbytes] for region in layout.regions],
-        "tensors": [[*fields.spec_row(t.spec), t.region, t.offset] for t in layout.tensors],
-    }
-
-
-def from_bytes(data: bytes, *, peer: str) -> Message:
-    """Return the message.
-
-    Raises
-    ------
-    PeerMessageError
-        If the bytes are none. Any bytes give this or a message whose fields fit each other: every tensor of
-        a layout lies within its region, and has a digest.
-    """
-    message: Message
-    _, message = _WORDS.decode(data, peer=peer)
-    if isinstance(message, Grant):
-        _check_grant(message, peer)
-    return message
-
-
-def _check_grant(grant: Grant, peer: str) -> None:
-    """Check what no field of a Grant says by itself."""
-    problem = None
-    if None in (grant.version, grant.world_size):
-        problem = "its Grant does not say which version of how many ranks"
-    elif len(grant.shards) != grant.world_size or grant.rank >= grant.world_size:
-        problem = f"its Grant is for rank {grant.rank} of {grant.world_size} and lists {len(grant.shards)}"
-    elif grant.layout is not None:
-        problem = _problem_of(grant.layout, grant.digests)
-    if problem is not None:
-        raise PeerMessageError(peer=peer, problem=problem)
-
-
-def _problem_of(layout: TransferLayout, digests: tuple[str, ...]) -> str | None:
-    if len(digests) != len(layout.tensors):
-        return f"its Grant has {len(layout.tensors)} tensors and {len(digests)} digests"
-    names: set[str] = set()
-    for placed in layout.tensors:
-        name = placed.spec.name
-        if name in names:
-            return f"its Grant lists {name!r} twice"
-        names.add(name)
-        if placed.spec.nbytes and (
-            placed.region >= len(layout.regions)
-            or placed.offset + placed.spec.nbytes > layout.regions[placed.region].nbytes
-        ):
-            return f"its Grant puts {name!r} outside of the memory that it names"
-    return None
-
-
-def _layout(value: Any) -> Any:
-    if not isinstance(value, dict) or set(value) != {"regions", "tensors"}:
-        return fields.WRONG
-    regions, tensors = value["regions"], value["tensors"]
-    if not isinstance(regions, list) or not isinstance(tensors, list):
-        return fields.WRONG
-    if not all(fields.are_counts(row, 2) and sum(row) <= fields.MAX_COUNT for row in regions):
-        return fields.WRONG
-    if sum(nbytes for _, nbytes in regions) > fields.MAX_COUNT:
-        return fields.WRONG
-    placed = [_placed(row) for row in tensors]
-    if fields.WRONG in placed:
-        return fields.WRONG
-    return TransferLayout(tuple(MemoryRegion(*row) for row in regions), tuple(placed))
-
-
-def _placed(row: Any) -> Any:
-    if not isinstance(row, list) or not fields.are_counts(row[3:], 2):
-        return fields.WRONG
-    spec = fields.spec(row[:3])
-    fits = spec is not fields.WRONG and spec.nbytes <= fields.MAX_COUNT
-    return Placed(spec, *row[3:]) if fits else fields.WRONG
-
-
-_WORDS = MessageTypes(
-    _KINDS,
-    {
-        "rank": fields.count(),
-        "world_size": fields.or_none(fields.count(least=1)),
-        "version": fields.or_none(fields.version),
-        "look": fields.flag,
-        "finite": fields.flag,
-        "layout": fields.or_none(_layout),
-        "known_layout": fields.or_none(fields.digest),
-        "publisher": fields.digest,
-        "session": fields.matching(_SESSION),
-        "lease_ms": fields.count(least=1),
-        "layout_digest": fields.digest,
-        "digests": fields.digests,
-        "shards": fields.digests,
-        "error": fields.text,
-        "text": fields.text,
-        "held": fields.flag,
-        "reason": fields.one_of(REASONS),
-        "found": fields.or_none(fields.version_or_count),
-    },
-)
+def socket_for(place: Path | tuple[str, int]) -> socket.socket:
+    """Make a socket of the family of a place."""
+    family = socket.AF_UNIX if isinstance(place, Path) else socket.AF_INET
+    return socket.socket(family, socket.SOCK_STREAM)

@@ -1,101 +1,100 @@
-"""The publisher's end of every connection: grants, renews and ends leases on the version that is published.
+"""The publisher's end of every connection: grants and ends leases on the version that is published.
 
-One thread answers all ranks, and none of its calls waits for one, so a rank that is slow or silent keeps no
-other waiting, nor the publisher. What is published is put here and taken away by
-:mod:`wsm.strategies.mooncake.publisher`; this module registers no memory.
+One thread answers all ranks, and a rank that is slow or silent keeps no other waiting, nor the publisher.
+What is published is put here and taken away by :mod:`wsm.strategies.mooncake.publisher`; this module
+registers no memory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import resource
+import socket
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from wsm.clock import Clock
-from wsm.strategies.messages.connection import Connection
-from wsm.strategies.messages.errors import PeerMessageError
-from wsm.strategies.messages.listener import Listener
+from wsm.errors import RefusedError, remedy
+from wsm.own_descriptor import not_inherited
+from wsm.shared_directory import bind_alone
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake._read_plan import TransferLayout
+from wsm.strategies.peer_errors import PeerMessageError
 
-
-@dataclass
-class _Lease:
-    rank: int
-    until_s: float
-
-
-class Leases:
-    """The leases of one publisher.
-
-    Parameters
-    ----------
-    lease_s : float
-        How long one holds without being renewed.
-    """
-
-    def __init__(self, lease_s: float) -> None:
-        self.lease_s = lease_s
-        self._leases: dict[int, _Lease] = {}
-        self._last = 0
-
-    def grant(self, rank: int, now_s: float) -> int:
-        """Return a new lease."""
-        self._last += 1
-        self._leases[self._last] = _Lease(rank, now_s + self.lease_s)
-        return self._last
-
-    def renew(self, lease: int, now_s: float) -> bool:
-        """Prolong a lease; False if it is over, which it stays."""
-        if not self.holds(lease, now_s):
-            return False
-        self._leases[lease].until_s = now_s + self.lease_s
-        return True
-
-    def holds(self, lease: int, now_s: float) -> bool:
-        """Whether a lease holds; one that ran out is forgotten."""
-        found = self._leases.get(lease)
-        if found is None:
-            return False
-        if found.until_s < now_s:
-            del self._leases[lease]
-            return False
-        return True
-
-    def release(self, lease: int) -> None:
-        """End a lease. Idempotent."""
-        self._leases.pop(lease, None)
-
-    def revoke(self) -> list[int]:
-        """End all leases; returns them."""
-        ended = list(self._leases)
-        self._leases.clear()
-        return ended
-
-    def ranks(self, now_s: float) -> list[int]:
-        """Ranks that read now."""
-        return sorted({self._leases[lease].rank for lease in list(self._leases) if self.holds(lease, now_s)})
-
-
-# How long the thread waits for a word, or to be woken.
-_GLANCE_S = 1.0
-# How long a wait for readers goes without a look: no message tells that a lease has run out.
-_LOOK_S = 0.2
-# Leases on one rank's shard. Each process that says that it is that rank gets one, in place of the oldest.
-_MOST_LEASES = 8
+# Connections at a time (a quarter of what the process may open, if that is less), and those of them that may
+# hold leases on one rank's shard: the oldest make room.
+_MOST_CONNECTIONS, _MOST_LEASES = 1 << 10, 8
+# Bytes of an answer that are handed to a connection at once; asyncio holds twice as many besides.
+_PIECE_BYTES = 1 << 15
+# How long a connection without a lease may say nothing, and any may take no answer.
+_SILENCE_S = 10.0
+# How long last words may take to leave, and a wait for descriptors.
+_LAST_WORDS_S, _AGAIN_S = 1.0, 0.1
 
 
 @dataclass(frozen=True)
 class ServedPublication:
-    """What is published: per rank its layout, the layout's digest, and the digests of its tensors.
+    """What is published: per rank its layout and the digests of its tensors; `finite` as in a Grant.
 
-    `finite` promises that there is neither NaN nor infinity in them.
+    `grants` holds the bytes of each rank's Grant once it was asked for, one copy for all who ask.
     """
 
     version: str
-    shards: Mapping[int, tuple[TransferLayout, str, tuple[str, ...]]]
+    shards: Mapping[int, tuple[TransferLayout, tuple[str, ...]]]
     shard_digests: tuple[str, ...]
     finite: bool = False
+    grants: dict[int, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ListeningSocket:
+    """A socket that listens, where ranks find it, and what gives its place back."""
+
+    socket: socket.socket
+    address: str
+    release: Callable[[], None]
+
+
+def listen(address: str) -> ListeningSocket:
+    """Listen for ranks.
+
+    Raises
+    ------
+    BadInputError
+        If the address is none.
+    RefusedError
+        If another process listens there.
+    wsm.shared_directory.ForeignPathError
+        If something else lies at the path, or in the place of its lock file.
+    """
+    place = say.place_of(address)
+    reason, fix = "another process listens there", None
+    try:
+        if isinstance(place, Path):
+            bound = bind_alone(place)
+            if bound is not None:
+                bound.socket.listen()
+                return ListeningSocket(bound.socket, address, bound.release)
+        else:
+            made = not_inherited(say.socket_for(place))
+            try:
+                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                made.bind(place)
+                made.listen()
+            except BaseException:
+                made.close()
+                raise
+            return ListeningSocket(made, f"tcp://{place[0]}:{made.getsockname()[1]}", lambda: None)
+    except OSError as error:
+        reason, fix = str(error), remedy(error)
+    raise RefusedError(
+        f"cannot listen at {address}: {reason}; {fix or 'end the other sender or choose another address'}",
+        code="address-busy",
+        address=address,
+        reason=reason,
+    )
 
 
 class LeaseServer:
@@ -103,184 +102,168 @@ class LeaseServer:
 
     Parameters
     ----------
-    listener : Listener
+    listening : ListeningSocket
         Where they come; belongs to the server from now on.
     publisher, session : str
         Who publishes, and its engine.
-    leases : Leases
-        Who reads.
-    clock : Clock
-        For leases.
+    lease_s : float
+        How long a rank's host may answer nothing while the rank holds a lease.
     """
 
-    def __init__(
-        self, listener: Listener, *, publisher: str, session: str, leases: Leases, clock: Clock
-    ) -> None:
-        self._listener = listener
-        self._publisher = publisher
-        self._session = session
-        self._leases = leases
-        self._clock = clock
+    def __init__(self, listening: ListeningSocket, *, publisher: str, session: str, lease_s: float) -> None:
+        self._listening, self._lease_s = listening, lease_s
+        self._publisher, self._session = publisher, session
         self._changed = threading.Condition()
         self._publication: ServedPublication | None = None
-        # Who holds which lease on whose shard, the oldest first; what is told to those whose lease was ended.
-        self._readers: dict[Connection, tuple[int, int]] = {}
-        self._revoked: list[tuple[Connection, str]] = []
-        # What was granted, as bytes: the same for every process that asks for a rank's shard.
-        self._grants: dict[tuple[int, bool], bytes] = {}
-        self._closed = False
+        # Every connection, the oldest first, and those that hold a lease, on whose shard.
+        self._connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._readers: dict[asyncio.StreamWriter, int] = {}
+        # Connections that are being answered, and what they are told behind that as their last words.
+        self._answered: dict[asyncio.StreamWriter, str | None] = {}
+        self._most = min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="wsm-mooncake-leases", daemon=True)
         self._thread.start()
 
-    def put(self, publication: ServedPublication) -> None:
-        """Grant leases on `publication` from now on."""
+    def put(self, publication: ServedPublication | None) -> None:
+        """Grant leases on `publication` from now on; None: on none. Those that are held go on."""
         with self._changed:
             self._publication = publication
-            self._grants = {}
-
-    def take(self) -> None:
-        """Grant no more leases. Idempotent; those that are held go on."""
-        with self._changed:
-            self._publication = None
-            self._grants = {}
 
     def wait_until_free(self, wait_s: float) -> list[int]:
         """Wait until no rank reads; returns the ranks that still do after `wait_s`. Blocks."""
-        until_s = self._now_s() + wait_s
         with self._changed:
-            while ranks := self._leases.ranks(self._now_s()):
-                remaining_s = until_s - self._now_s()
-                if remaining_s <= 0:
-                    return ranks
-                self._changed.wait(min(remaining_s, _LOOK_S))
-        return []
+            self._changed.wait_for(lambda: not self._readers, wait_s)
+            return sorted(set(self._readers.values()))
 
     def revoke(self, text: str) -> None:
         """End all leases at once and have it told to the readers that held them. Does not wait for that."""
         with self._changed:
-            ended = set(self._leases.revoke())
-            self._revoked += [(who, text) for who, (_, lease) in self._readers.items() if lease in ended]
-        self._listener.wake()
+            ended, self._readers = self._readers, {}
+        for writer in ended:
+            self._loop.call_soon_threadsafe(self._end, writer, text)
 
     def close(self) -> None:
         """Answer no rank any more. Blocks, a second at most where ranks take no last word. Idempotent."""
-        self._closed = True
-        self._listener.wake()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join()
 
     def _run(self) -> None:
-        """Answer until this is closed."""
         try:
-            while not self._closed:
-                if self._listener.poll(_GLANCE_S):
-                    self._hear()
-                self._tell_revoked()
+            self._loop.run_until_complete(self._serve_all())
         finally:
-            self._tell_revoked()
-            self._listener.close()
+            self._loop.close()
+            self._listening.socket.close()
+            self._listening.release()
 
-    def _hear(self) -> None:
-        """Take in one thing that was said, or that another process has gone."""
-        heard = self._listener.receive()
-        if heard is None:
-            return
-        connection, data = heard
-        if data is None:
-            self._end(connection)
-            return
+    async def _serve_all(self) -> None:
+        self._listening.socket.setblocking(False)
+        accepting = self._loop.create_task(self._accept())
+        await self._over.wait()
+        accepting.cancel()
+        tasks = [accepting, *self._connections.values()]
+        for writer in list(self._connections):
+            writer.close()
+        _, late = await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+        for task in late:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                made, _ = await self._loop.sock_accept(self._listening.socket)
+            except OSError:  # no descriptors are left: those who wait are seen again at once
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            not_inherited(made)
+            try:
+                if made.family == socket.AF_INET:  # the lease of a host that is gone ends, too
+                    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(int(self._lease_s / 2), 1))
+                    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._lease_s * 1000))
+                reader, writer = await asyncio.open_connection(sock=made, limit=say.MOST_TO_PUBLISHER * 2)
+            except OSError:
+                made.close()  # it alone is lost: all others are taken as before
+                continue
+            self._connections[writer] = self._loop.create_task(self._serve(reader, writer))
+            if len(self._connections) > self._most:
+                idle = (each for each in self._connections if each not in self._readers)
+                next(idle, writer).transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection until its end, or until it says what no rank says."""
         try:
-            self._answer(connection, say.from_bytes(data, peer="a rank"))
-        except PeerMessageError as error:
-            self._end(connection)
-            self._listener.refuse(connection, error.context["problem"])
-
-    def _tell_revoked(self) -> None:
-        with self._changed:
-            revoked, self._revoked = self._revoked, []
-        for connection, text in revoked:
-            self._say(connection, say.Revoked(text))
-
-    def _answer(self, connection: Connection, message: say.Message) -> None:
-        """Answer a rank.
-
-        Raises
-        ------
-        PeerMessageError
-            If it says what no rank says, or takes no answers.
-        """
-        now_s = self._now_s()
-        if connection.unsent:
-            raise PeerMessageError(peer="a rank", problem="it does not take the answer before")
-        if isinstance(message, say.Ask):
-            self._grant(connection, message, now_s)
-        elif isinstance(message, say.Renew):
+            while True:
+                wait_s = None if writer in self._readers else _SILENCE_S
+                head = await asyncio.wait_for(reader.readexactly(say.HEAD_BYTES), wait_s)
+                length = say.length_of(head, say.MOST_TO_PUBLISHER, "a rank")
+                body = await asyncio.wait_for(reader.readexactly(length), _SILENCE_S)
+                await self._say(writer, self._answer(writer, say.ask_of(head, body)))
+        except (OSError, EOFError, asyncio.TimeoutError, PeerMessageError):
+            pass  # its lease ends with its connection, whatever the reason
+        finally:
             with self._changed:
-                held = self._leases.renew(self._lease(connection), now_s)
-            self._say(connection, say.Held() if held else say.Revoked("the lease was not renewed in time"))
-        elif isinstance(message, say.Release):
-            with self._changed:
-                held = self._leases.holds(self._lease(connection), now_s)
-            self._end(connection)
-            self._say(connection, say.Released(held))
-        else:
-            raise PeerMessageError(peer="a rank", problem=f"it is a {type(message).__name__}")
+                self._readers.pop(writer, None)
+                self._changed.notify_all()
+            del self._connections[writer]
+            writer.close()
 
-    def _grant(self, connection: Connection, ask: say.Ask, now_s: float) -> None:
-        with self._changed:
-            refusal = _refusal(self._publication, ask)
-            publication, grants = self._publication, self._grants
-            if refusal is None and not ask.look:
-                self._hold(connection, ask.rank, now_s)
-        if refusal is not None or publication is None:
-            self._say(connection, refusal or say.Refuse("empty", "no version is published now"))
+    async def _say(self, writer: asyncio.StreamWriter, answer: bytes) -> None:
+        """Answer one connection as fast as it takes that, and hold little of the answer meanwhile."""
+        self._answered[writer] = None
+        try:
+            for begin in range(0, len(answer), _PIECE_BYTES):
+                writer.write(answer[begin : begin + _PIECE_BYTES])
+                await asyncio.wait_for(writer.drain(), _SILENCE_S)
+        finally:
+            ended = self._answered.pop(writer)
+        if ended is not None:
+            self._end(writer, ended)
+
+    def _end(self, writer: asyncio.StreamWriter, text: str) -> None:
+        """Tell a rank that its lease is over, behind what it is told now, and hang up."""
+        if writer in self._answered:
+            self._answered[writer] = text
             return
-        layout, layout_digest, digests = publication.shards[ask.rank]
-        key = (ask.rank, layout_digest == ask.known_layout)
-        if key not in grants:
-            grant = say.Grant(
-                version=publication.version,
-                rank=ask.rank,
-                world_size=len(publication.shards),
-                publisher=self._publisher,
-                session=self._session,
-                lease_ms=max(int(self._leases.lease_s * 1000), 1),
-                layout_digest=layout_digest,
-                layout=None if key[1] else layout,
-                digests=digests,
-                shards=publication.shard_digests,
-                finite=publication.finite,
-            )
-            grants[key] = say.to_bytes(grant)
-        self._listener.send(connection, grants[key])
+        with suppress(OSError, RuntimeError):
+            writer.write(say.to_bytes(say.Revoked(text)))
+            writer.close()
 
-    def _hold(self, connection: Connection, rank: int, now_s: float) -> None:
-        """Give a connection a lease, in place of its own, or of the oldest of that rank's."""
-        self._leases.release(self._lease(connection))
-        self._readers.pop(connection, None)
-        same = [each for each, (of, _) in self._readers.items() if of == rank]
-        if len(same) >= _MOST_LEASES:
-            self._leases.release(self._readers.pop(same[0])[1])
-            same[0].kept = False
-            self._revoked.append((same[0], "others asked for the same rank's shard"))
-        self._readers[connection] = (rank, self._leases.grant(rank, now_s))
-        connection.kept = True
-
-    def _end(self, connection: Connection) -> None:
-        """Take back the lease of a connection, if it has one."""
+    def _answer(self, writer: asyncio.StreamWriter, ask: say.Ask) -> bytes:
         with self._changed:
-            self._leases.release(self._lease(connection))
-            self._readers.pop(connection, None)
-            self._changed.notify_all()
-        connection.kept = False
+            publication = self._publication
+            refusal = _refusal(publication, ask)
+            if publication is None or refusal is not None:
+                return say.to_bytes(refusal or say.Refuse("empty", "no version is published now"))
+            if not ask.look:
+                self._readers[writer] = ask.rank
+                same = [each for each, rank in self._readers.items() if rank == ask.rank]
+                if len(same) > _MOST_LEASES:
+                    del self._readers[same[0]]
+                    self._end(same[0], "others asked for the same rank's shard")
+        if ask.rank not in publication.grants:
+            publication.grants[ask.rank] = say.to_bytes(self._grant(publication, ask.rank))
+        return publication.grants[ask.rank]
 
-    def _lease(self, connection: Connection) -> int:
-        return self._readers.get(connection, (0, 0))[1]
-
-    def _say(self, connection: Connection, message: say.Message) -> None:
-        self._listener.send(connection, say.to_bytes(message))
-
-    def _now_s(self) -> float:
-        return self._clock.monotonic_ns() / 1e9
+    def _grant(self, publication: ServedPublication, rank: int) -> say.Grant:
+        layout, digests = publication.shards[rank]
+        return say.Grant(
+            version=publication.version,
+            rank=rank,
+            world_size=len(publication.shards),
+            publisher=self._publisher,
+            session=self._session,
+            regions=tuple((region.address, region.nbytes) for region in layout.regions),
+            tensors=tuple(
+                (t.spec.name, t.spec.dtype, t.spec.shape, t.region, t.offset) for t in layout.tensors
+            ),
+            digests=digests,
+            shards=publication.shard_digests,
+            finite=publication.finite,
+        )
 
 
 def _refusal(publication: ServedPublication | None, ask: say.Ask) -> say.Refuse | None:

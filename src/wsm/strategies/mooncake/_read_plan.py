@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import overload
 
-from wsm.strategies.documents import content_digest
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -47,17 +46,6 @@ class TransferLayout:
 
     regions: tuple[MemoryRegion, ...]
     tensors: tuple[Placed, ...]
-
-    def digest(self) -> str:
-        """Return the digest of the layout: equal ones have the same names, dtypes, shapes and addresses."""
-        return content_digest(
-            {
-                "regions": [[region.address, region.nbytes] for region in self.regions],
-                "tensors": [
-                    [t.spec.name, t.spec.dtype, list(t.spec.shape), t.region, t.offset] for t in self.tensors
-                ],
-            }
-        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The transport over Mooncake's transfer engine: one rank reads its shard out of the publisher's memory.
 
-It keeps what is dear between loads: the engine and its acquaintance with the publisher's, the buffers, the
-layout and the plan of the reads. After an error all of it is dropped, and with the engine whatever was in
+It keeps what is dear between loads: the engine, which knows the publisher's, and the buffers. After an
+error all of it is dropped, and with the engine whatever was in
 flight. Knows no targets.
 
 A plan's spans are read ahead of their use, through a few buffers that are used again and again: while one
@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from wsm import log
-from wsm.errors import GroupError
+from wsm.errors import GroupError, WsmError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.messages.errors import PeerMessageError, PeerSilentError
+from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake._lease_client import RankLease
-from wsm.strategies.mooncake._lease_messages import parse_address
 from wsm.strategies.mooncake._read_plan import ReadPlan, Span, TransferLayout, in_reading_order
 from wsm.strategies.mooncake.publisher import manifest_digest
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.peer_errors import PeerMessageError, PeerSilentError
+from wsm.typed import Count, Seconds, typed
 
 # How long a wait lasts before reads in flight, the lease and deadlines are looked at again.
 _GLANCE_S = 0.001
@@ -210,11 +210,8 @@ class SpanReader:
         deadline_s = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline_s:
             self._lease.keep(_GLANCE_S)
-        return mooncake_errors.transfer_failed(
-            peer=f"{self._lease.peer} (engine {self._session})",
-            nbytes=span.nbytes,
-            touched=self._lease.touched,
-        )
+        peer = f"{self._lease.peer} (engine {self._session})"
+        return _unreadable(peer, span.nbytes, touched=self._lease.touched)
 
 
 #: Bytes of one read: large enough that a request costs nothing, small enough to be consumed while in a cache.
@@ -257,16 +254,7 @@ class TransferCosts:
     first: bool
 
 
-@dataclass(frozen=True)
-class _KnownLayout:
-    """A layout, and what follows from it: kept as long as the publisher keeps to it."""
-
-    digest: str
-    layout: TransferLayout
-    plan: ReadPlan
-    order: tuple[int, ...]
-
-
+@typed
 class MooncakeTransport:
     """One rank's way to a :class:`wsm.strategies.mooncake.publisher.MooncakePublisher`.
 
@@ -302,17 +290,12 @@ class MooncakeTransport:
         address: str,
         *,
         settings: EngineSettings | None = None,
-        connect_s: float = 60.0,
-        silence_s: float = 10.0,
-        span_bytes: int = SPAN_BYTES,
-        buffers: int = BUFFERS,
+        connect_s: Seconds = 60.0,
+        silence_s: Seconds = 10.0,
+        span_bytes: Count = SPAN_BYTES,
+        buffers: Count = BUFFERS,
     ) -> None:
-        for field, value in (("span_bytes", span_bytes), ("buffers", buffers)):
-            if value < 1:
-                raise mooncake_errors.bad_engine_settings(
-                    field=field, value=value, problem="is less than one"
-                )
-        parse_address(address)
+        say.place_of(address)
         self.costs: TransferCosts | None = None
         self._address = address
         self._settings = settings or EngineSettings()
@@ -322,8 +305,7 @@ class MooncakeTransport:
         self._count = buffers
         self._engine: Engine | None = None
         self._buffers: tuple[memoryview, ...] = ()
-        self._publisher = ""
-        self._layout: _KnownLayout | None = None
+        self._publisher: object = None
 
     @contextmanager
     def open(
@@ -343,18 +325,15 @@ class MooncakeTransport:
         """
         begun_s = time.monotonic()
         with closing(RankLease(self._address, observer, silence_s=self._silence_s)) as lease:
-            grant, known = self._ask(lease, say.Ask(rank, world_size, version, False, self._known()))
-            first = self._meet(grant, known.layout, lease)
-            assert self._engine is not None  # noqa: S101 - for the type checker: _meet has seen to it
-            reader = SpanReader(
-                self._engine, grant.session, known.plan, self._buffers, lease, silence_s=self._silence_s
-            )
+            grant, layout = self._ask(lease, say.Ask(rank, world_size, version, look=False))
+            engine, first = self._meet(grant, layout, lease)
+            plan = ReadPlan(layout.regions, self._span_bytes)
+            reader = SpanReader(engine, grant.session, plan, self._buffers, lease, silence_s=self._silence_s)
             try:
                 reader.begin()
                 connected_s, reader.waited_s = time.monotonic() - begun_s, 0.0
-                yield self._offer(grant, known, lease.peer, reader)
-                reader.drain()
-                lease.release()
+                yield self._offer(grant, layout, lease.peer, reader)
+                self._end(reader, grant.version)
             except BaseException:
                 self.close()  # what is in flight may write to our buffers until the engine is gone
                 raise
@@ -362,7 +341,7 @@ class MooncakeTransport:
             self.costs = TransferCosts(
                 version=grant.version,
                 rank=rank,
-                bytes=sum(t.spec.nbytes for t in known.layout.tensors),
+                bytes=sum(t.spec.nbytes for t in layout.tensors),
                 connect_s=connected_s,
                 sync_s=reader.waited_s,
                 apply_s=total_s - connected_s - reader.waited_s,
@@ -371,12 +350,22 @@ class MooncakeTransport:
             )
             _log.info(log.VERSION_TRANSFERRED, transport=self.name, **vars(self.costs))
 
+    def _end(self, reader: SpanReader, version: str) -> None:
+        """Let go of the buffers behind a load whose every digest was right, which no lapse changes."""
+        try:
+            reader.drain()
+        except LoadCancelledError:
+            raise
+        except WsmError as error:
+            self.close()
+            _log.warning(log.LEASE_ENDED_EARLY, transport=self.name, version=version, error=str(error))
+
     @contextmanager
     def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
         """Ask to look only: no lease, no engine."""
         with closing(RankLease(self._address, UNOBSERVED, silence_s=self._silence_s)) as lease:
-            grant, known = self._ask(lease, say.Ask(rank, world_size, version, True, self._known()))
-            yield self._offer(grant, known, lease.peer, None)
+            grant, layout = self._ask(lease, say.Ask(rank, world_size, version, look=True))
+            yield self._offer(grant, layout, lease.peer, None)
 
     def close(self) -> None:
         """Let the engine and the buffers go. Idempotent."""
@@ -384,55 +373,34 @@ class MooncakeTransport:
         if engine is not None:
             engine.close()
         self._buffers = ()
-        self._publisher, self._layout = "", None
+        self._publisher = None
 
-    def _known(self) -> str | None:
-        return None if self._layout is None else self._layout.digest
-
-    def _ask(self, lease: RankLease, ask: say.Ask) -> tuple[say.Grant, _KnownLayout]:
-        """Get a grant, and its layout and plan; those of the last load if they are still right."""
+    def _ask(self, lease: RankLease, ask: say.Ask) -> tuple[say.Grant, TransferLayout]:
+        """Get a grant, and where its tensors lie."""
         grant = lease.ask(ask, self._connect_s)
-        if grant.layout is not None:
-            if grant.layout.digest() != grant.layout_digest:
-                raise PeerMessageError(peer=lease.peer, problem="its layout does not have its digest")
-            plan = ReadPlan(grant.layout.regions, self._span_bytes)
-            self._layout = _KnownLayout(
-                grant.layout_digest, grant.layout, plan, tuple(in_reading_order(grant.layout.tensors))
-            )
-        if self._layout is None or grant.layout_digest != self._layout.digest:
-            raise PeerMessageError(peer=lease.peer, problem="it leaves out a layout that we do not know")
-        known = self._layout
-        layout = known.layout
+        layout = say.layout_of(grant, lease.peer)
         if not layout.tensors:
             raise strategies_errors.empty_snapshot(where=lease.peer)
-        if len(grant.digests) != len(layout.tensors):
-            raise PeerMessageError(
-                peer=lease.peer, problem=f"{len(grant.digests)} digests for {len(layout.tensors)} tensors"
-            )
         digest = shard_digest((t.spec, each) for t, each in zip(layout.tensors, grant.digests, strict=True))
         if digest != grant.shards[grant.rank]:
             raise PeerMessageError(peer=lease.peer, problem="its digests do not add up to that of the shard")
-        return grant, known
+        return grant, layout
 
-    def _meet(self, grant: say.Grant, layout: TransferLayout, lease: RankLease) -> bool:
-        """Have an engine that knows the publisher's; whether that had to be done."""
+    def _meet(self, grant: say.Grant, layout: TransferLayout, lease: RankLease) -> tuple[Engine, bool]:
+        """Return an engine that knows the publisher's; whether it had to be made."""
         # What an engine knows of another is never right for the next one, even at the same port; and with
         # RDMA its knowledge of what is registered there is that of the first time.
-        known = grant.publisher
-        if self._settings.protocol != "tcp":
-            known += grant.layout_digest
+        known = grant.publisher, () if self._settings.protocol == "tcp" else grant.regions
         if self._engine is not None and self._publisher == known:
-            return False
-        layout_of_last = self._layout
+            return self._engine, False
         self.close()
-        self._layout = layout_of_last
-        self._engine = Engine(self._settings)
+        self._engine = engine = Engine(self._settings)
         self._buffers = tuple(memoryview(mmap.mmap(-1, self._span_bytes)) for _ in range(self._count))
         for buffer in self._buffers:
-            self._engine.register_destination(buffer)
-        self._find(self._engine, grant.session, layout, lease)
+            engine.register_destination(buffer)
+        self._find(engine, grant.session, layout, lease)
         self._publisher = known
-        return True
+        return engine, True
 
     def _find(self, engine: Engine, session: str, layout: TransferLayout, lease: RankLease) -> None:
         if not layout.regions:
@@ -445,16 +413,16 @@ class MooncakeTransport:
         peer = f"{lease.peer} (engine {session})"
         if found is None:
             raise PeerSilentError(peer=peer, waited_s=self._silence_s, expected="its memory")
-        raise mooncake_errors.transfer_failed(peer=peer, nbytes=1, touched=False)
+        raise _unreadable(peer, 1, touched=False)
 
-    def _offer(self, grant: say.Grant, known: _KnownLayout, peer: str, reader: SpanReader | None) -> Offer:
+    def _offer(self, grant: say.Grant, layout: TransferLayout, peer: str, reader: SpanReader | None) -> Offer:
         def nothing(_region: int, _offset: int, _destination: memoryview) -> None:
             raise PeerMessageError(peer=peer, problem="nothing is read in a preview")
 
         copy = nothing if reader is None else reader.copy
         tensors = []
-        for index in known.order:
-            placed = known.layout.tensors[index]
+        for index in in_reading_order(layout.tensors):
+            placed = layout.tensors[index]
             read_into = partial(_read, copy, placed.region, placed.offset)
             tensors.append(
                 OfferedTensor(placed.spec, peer, read_into, grant.digests[index], finite=grant.finite)
@@ -468,6 +436,17 @@ class MooncakeTransport:
             peak_extra_bytes=self._span_bytes * self._count,
             waited_s=None if reader is None else lambda: reader.waited_s,
         )
+
+
+def _unreadable(peer: str, nbytes: int, *, touched: bool) -> GroupError:
+    return GroupError(
+        f"the transfer engine could not read {nbytes} bytes from {peer}; load again, and if it stays so "
+        "set MC_LOG_LEVEL=INFO and read what the engine writes to standard error on both sides",
+        code="transfer-failed",
+        peer=peer,
+        nbytes=nbytes,
+        touched=touched,
+    )
 
 
 def _read(

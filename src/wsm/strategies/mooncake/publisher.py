@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
+from wsm.errors import RefusedError
 from wsm.labels import checked_version
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.finite import check_finite
@@ -31,13 +32,12 @@ from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import RunningDigest, running_digest, shard_digest
 from wsm.strategies.documents import content_digest
 from wsm.strategies.errors import TrainerTensorError
-from wsm.strategies.mooncake import _lease_messages as lease_messages
-from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake._lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
 from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, TransferLayout
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings, address_of
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
+from wsm.typed import CountFrom0, Seconds, Wait, typed_calls
 
 #: Tensors smaller than this share a region of copies.
 PACKED_BELOW = 1 << 20
@@ -60,7 +60,9 @@ class PublishedMemory:
         Tensors with fewer bytes are copied all the same.
     """
 
-    def __init__(self, engine: Engine, *, in_place: bool = False, packed_below: int = PACKED_BELOW) -> None:
+    def __init__(
+        self, engine: Engine, *, in_place: bool = False, packed_below: CountFrom0 = PACKED_BELOW
+    ) -> None:
         self._engine = engine
         self._packed_below = packed_below if in_place else sys.maxsize
         self._packs: dict[int, memoryview] = {}
@@ -240,6 +242,7 @@ class MooncakeReport(TrainerReport):
     regions: int
 
 
+@typed_calls
 class MooncakePublisher:
     """Publishes versions to ranks that read them; use it in ``with``. One version at a time.
 
@@ -253,7 +256,7 @@ class MooncakePublisher:
     settings : EngineSettings, optional
         How the engine is reached; by default over TCP, from this host only.
     lease_s : float
-        How long a rank may say nothing while it reads.
+        How long the host of a rank that reads may answer nothing; the rank's end is seen at once.
     in_place : bool
         Let ranks read the trainer's own memory instead of a copy, which takes as much memory again. Then
         each process that reaches the engine can change the weights that are being trained, and training goes
@@ -281,33 +284,29 @@ class MooncakePublisher:
         address: str,
         *,
         settings: EngineSettings | None = None,
-        lease_s: float = LEASE_S,
+        lease_s: Seconds = LEASE_S,
         in_place: bool = False,
-        packed_below: int = PACKED_BELOW,
+        packed_below: CountFrom0 = PACKED_BELOW,
         clock: Clock | None = None,
     ) -> None:
-        if not lease_s > 0:
-            raise mooncake_errors.bad_engine_settings(
-                field="lease_s", value=lease_s, problem="is no time; give seconds"
-            )
         self._clock = clock or SystemClock()
-        listener = lease_messages.listen(address)
+        listening = listen(address)
         try:
             self._engine = Engine(settings or EngineSettings())
         except BaseException:
-            listener.close()
+            listening.socket.close()
+            listening.release()
             raise
-        self.address = listener.address
+        self.address = listening.address
         self._memory = PublishedMemory(self._engine, in_place=in_place, packed_below=packed_below)
         if in_place:
             _log.warning(log.MEMORY_WRITABLE, address=self.address, by="each process that reaches the engine")
         self._version: str | None = None
         self._leases = LeaseServer(
-            listener,
+            listening,
             publisher=secrets.token_hex(16),
             session=self._engine.session,
-            leases=Leases(lease_s),
-            clock=self._clock,
+            lease_s=lease_s,
         )
 
     def publish(
@@ -315,7 +314,7 @@ class MooncakePublisher:
         version: str | int,
         shards: Mapping[int, TrainerTensors],
         *,
-        wait_s: float = WITHDRAW_S,
+        wait_s: Wait = WITHDRAW_S,
         finite: bool = False,
     ) -> MooncakeReport:
         """Let ranks read a version, instead of the one before. Blocks; reads every byte once.
@@ -354,7 +353,7 @@ class MooncakePublisher:
         self._leases.put(
             ServedPublication(
                 version,
-                {rank: (layout, layout.digest(), each) for rank, (layout, each) in placed.items()},
+                placed,
                 tuple(digests.values()),
                 finite,
             )
@@ -375,7 +374,7 @@ class MooncakePublisher:
         version: str | int,
         shards: Mapping[int, TrainerTensors],
         *,
-        wait_s: float = WITHDRAW_S,
+        wait_s: Wait = WITHDRAW_S,
         finite: bool = False,
     ) -> Iterator[MooncakeReport]:
         """Publish for as long as the context lasts, in which the caller commands the group.
@@ -391,7 +390,7 @@ class MooncakePublisher:
             raise
         self.withdraw(wait_s=wait_s)
 
-    def withdraw(self, *, wait_s: float = WITHDRAW_S, revoke: bool = False) -> None:
+    def withdraw(self, *, wait_s: Wait = WITHDRAW_S, revoke: bool = False) -> None:
         """Let no rank begin to read, and wait for those that are reading; then the tensors may change.
 
         Blocks, `wait_s` at most. Does nothing if nothing is published.
@@ -410,13 +409,21 @@ class MooncakePublisher:
         """
         if self._version is None:
             return
-        self._leases.take()
+        self._leases.put(None)
         if revoke:
             self._leases.revoke(f"version {self._version} was withdrawn")
         else:
             ranks = self._leases.wait_until_free(wait_s)
             if ranks:
-                raise mooncake_errors.publication_held(version=self._version, ranks=ranks, waited_s=wait_s)
+                raise RefusedError(
+                    f"version {self._version} is still being read by ranks {ranks} after {wait_s:.3g} s; its "
+                    "tensors must not change yet. Wait longer, or withdraw with revoke=True",
+                    code="publication-held",
+                    version=self._version,
+                    waited_s=wait_s,
+                    retryable=True,
+                    ranks=tuple(ranks),
+                )
         self._version = None
 
     def close(self) -> None:

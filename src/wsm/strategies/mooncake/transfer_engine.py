@@ -37,7 +37,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from wsm import log
-from wsm.strategies.mooncake import errors as mooncake_errors
+from wsm.errors import BadInputError, RefusedError
+from wsm.strategies.errors import listed
+from wsm.typed import typed
 
 #: What the engine can be asked for. Only ``tcp`` has been run by us; ``rdma`` takes hardware.
 PROTOCOLS = ("tcp", "rdma")
@@ -63,6 +65,7 @@ def _never_mind() -> None:
     """Go on in any case."""
 
 
+@typed
 @dataclass(frozen=True)
 class EngineSettings:
     """How an engine is reached, and by what.
@@ -85,13 +88,11 @@ class EngineSettings:
         try:
             ipaddress.IPv4Address(self.host)
         except ValueError as error:
-            raise mooncake_errors.bad_engine_settings(
-                field="host", value=self.host, problem="is no IPv4 address; give that of this host"
-            ) from error
+            problem = f"mooncake: host {self.host!r} is no IPv4 address; give that of this host"
+            raise BadInputError(problem, code="bad-engine-settings", field="host", value=self.host) from error
         if self.protocol not in PROTOCOLS:
-            raise mooncake_errors.bad_engine_settings(
-                field="protocol", value=self.protocol, problem=f"is none of {', '.join(PROTOCOLS)}"
-            )
+            problem = f"mooncake: protocol {self.protocol!r} is none of {', '.join(PROTOCOLS)}"
+            raise BadInputError(problem, code="bad-engine-settings", field="protocol", value=self.protocol)
 
     @property
     def loopback(self) -> bool:
@@ -127,8 +128,15 @@ class Engine:
         made, others = _engine_class()(), set(_sockets().values())
         code = made.initialize(settings.host, "P2PHANDSHAKE", settings.protocol, settings.device)
         if code != 0:
-            raise mooncake_errors.engine_not_started(
-                host=settings.host, protocol=settings.protocol, device=settings.device, code=code
+            raise RefusedError(
+                f"the transfer engine does not start on {settings.host} with protocol {settings.protocol!r}, "
+                f"device {settings.device!r} (code {code}); set MC_LOG_LEVEL=INFO and read what it writes to "
+                "standard error",
+                code="engine-not-started",
+                host=settings.host,
+                protocol=settings.protocol,
+                device=settings.device,
+                engine_code=code,
             )
         self._engine: Any = made
         self._ports: frozenset[int] = frozenset()
@@ -136,7 +144,15 @@ class Engine:
         found = _seclude(others, made.get_rpc_port(), loopback=settings.loopback)
         if settings.loopback and settings.protocol == "tcp" and len(found) < _LISTENING:
             self.close()
-            raise mooncake_errors.engine_exposed(found=len(found), ports=(_PORTS.start, _PORTS.stop - 1))
+            raise RefusedError(
+                f"only {len(found)} of the two sockets that the transfer engine listens on were found at "
+                f"ports {_PORTS.start} to {_PORTS.stop - 1}, so they cannot be kept to this host; unset "
+                "MC_MIN_RPC_PORT and MC_MAX_RPC_PORT, or give the address of this host instead of a "
+                "loopback one",
+                code="engine-exposed",
+                found=len(found),
+                ports=(_PORTS.start, _PORTS.stop - 1),
+            )
         if settings.loopback:
             self._ports = found
         else:
@@ -156,7 +172,13 @@ class Engine:
         _cut_off(self._ports)  # who had connected, and was not taken yet, when the engine started
         code = self._engine.register_memory(address, nbytes)
         if code != 0:
-            raise mooncake_errors.memory_not_registered(nbytes=nbytes, code=code)
+            raise RefusedError(
+                f"the transfer engine does not register {nbytes} bytes (code {code}); with RDMA look at the "
+                "limit of locked memory (ulimit -l)",
+                code="memory-not-registered",
+                nbytes=nbytes,
+                engine_code=code,
+            )
 
     def register_destination(self, memory: memoryview) -> None:
         """Make it possible to read into `memory`, where the protocol asks for that (TCP does not)."""
@@ -237,7 +259,16 @@ def _engine_class() -> Any:
         from mooncake.engine import TransferEngine  # noqa: PLC0415 - an optional dependency of 50 MB
     except ImportError as error:
         missing = _LIBRARY.findall(str(error))
-        raise mooncake_errors.mooncake_missing(reason=str(error), missing=missing) from error
+        fix = "install wsm[mooncake]"
+        if missing:
+            fix = (
+                f"system libraries are missing: {listed(missing)} "
+                "(Debian: apt-get install libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4)"
+            )
+        text = f"Mooncake's transfer engine cannot be loaded ({error}); {fix}"
+        raise RefusedError(
+            text, code="mooncake-missing", reason=str(error), missing=tuple(missing)
+        ) from error
     return TransferEngine
 
 

@@ -3,11 +3,12 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-ipc_snapshot                          the strategy: lookup and reader put together
-source, lookup                        where to look; in which directory and files a shard lies
-_shard_reader                         a shard opened and checked, part by part
-manifest                              what a shard consists of, and what every part says of itself
-version_manifest                      what a version of all ranks consists of, and where that is read
+ipc_snapshot                          the strategy: what was found and opened becomes an offer
+source, store                         where to look; the one look-up of a version
+_shard_parts                          a shard's files opened and checked
+manifest                              what a shard and a version consist of, and what a part says of itself
+version_manifest                      what documents of deltas say alike
+slice_digests                         what each rank's slices of an adopted version must be
 placement, _reslice_plan              which slice of which tensor a rank holds; which ranks hold what it needs
 _resliced_shard, _slice_reader        a shard put together from other ranks' shards
 publish, _shard_writer                the trainer's side: write, make visible at once

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from wsm.errors import InternalError
+from wsm.errors import BadInputError, InternalError
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.snapshot import errors as snapshot_errors
-from wsm.strategies.snapshot.manifest import ShardManifest, TensorEntry
+from wsm.strategies.errors import listed
+from wsm.strategies.promise import PromisedTensor
+from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.placement import AxisRun, Placement, Shape, Split, local_shape, runs, whole_shape
 from wsm.strategies.tensor import TensorSpec
 
@@ -49,14 +50,14 @@ class Assembly:
         The axis along which the pieces lie.
     pieces : tuple of Piece
         In the order in which they lie in the tensor.
-    sources : mapping of int to TensorEntry
+    sources : mapping of int to PromisedTensor
         The tensors that they are taken from, by rank.
     """
 
     spec: TensorSpec
     axis: int
     pieces: tuple[SlicePiece, ...]
-    sources: Mapping[int, TensorEntry]
+    sources: Mapping[int, PromisedTensor]
 
     @property
     def whole_from(self) -> int | None:
@@ -133,8 +134,8 @@ def plan(shards: Sequence[ShardManifest], rank: int, ranks: int, *, where: str) 
     return assemblies
 
 
-def _by_name(shards: Sequence[ShardManifest]) -> dict[str, dict[int, TensorEntry]]:
-    held: dict[str, dict[int, TensorEntry]] = {}
+def _by_name(shards: Sequence[ShardManifest]) -> dict[str, dict[int, PromisedTensor]]:
+    held: dict[str, dict[int, PromisedTensor]] = {}
     for rank, shard in enumerate(shards):
         for entry in shard.tensors:
             held.setdefault(entry.spec.name, {})[rank] = entry
@@ -142,7 +143,7 @@ def _by_name(shards: Sequence[ShardManifest]) -> dict[str, dict[int, TensorEntry
 
 
 def _require_placements(
-    held: Mapping[str, Mapping[int, TensorEntry]], found: int, wanted: int, where: str
+    held: Mapping[str, Mapping[int, PromisedTensor]], found: int, wanted: int, where: str
 ) -> None:
     missing = [
         name for name, entries in held.items() if any(entry.placement is None for entry in entries.values())
@@ -150,11 +151,21 @@ def _require_placements(
     if len(missing) == len(held):
         raise strategies_errors.shard_identity(file=where, field="world size", expected=wanted, found=found)
     if missing:
-        raise snapshot_errors.placement_missing(where=where, found=found, wanted=wanted, tensors=missing)
+        raise BadInputError(
+            f"{where} was written for {found} ranks and does not say how {len(missing)} of its tensors are "
+            f"divided ({listed([repr(name) for name in missing])}), so it cannot be read for {wanted}; "
+            "publish with placements for all tensors, or for the number of ranks that load",
+            code="placement-missing",
+            where=where,
+            found=found,
+            wanted=wanted,
+            unfit=True,
+            tensors=tuple(missing),
+        )
 
 
 def _whole_shapes(
-    held: Mapping[str, Mapping[int, TensorEntry]], shards: Sequence[ShardManifest], where: str
+    held: Mapping[str, Mapping[int, PromisedTensor]], shards: Sequence[ShardManifest], where: str
 ) -> dict[str, Shape]:
     """Return the whole shape of every tensor; an error if the shards do not agree on what they hold."""
     found: dict[str, Shape] = {}
@@ -182,12 +193,19 @@ def _whole_shapes(
             problems.append((name, problem))
         found[name] = shape
     if problems:
-        raise snapshot_errors.bad_slices(where=where, problems=problems)
+        details = listed([f"{tensor!r} {problem}" for tensor, problem in problems])
+        raise BadInputError(
+            f"the shards in {where} do not fit together: {details}; publish the version again",
+            code="bad-slices",
+            where=where,
+            unfit=True,
+            problems=tuple(problems),
+        )
     return found
 
 
 def _holders_problem(
-    entries: Mapping[int, TensorEntry], expected: Sequence[tuple[AxisRun, ...]]
+    entries: Mapping[int, PromisedTensor], expected: Sequence[tuple[AxisRun, ...]]
 ) -> str | None:
     holders = [rank for rank, held in enumerate(expected) if held]
     missing = [rank for rank in holders if rank not in entries]

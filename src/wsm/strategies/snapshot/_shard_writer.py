@@ -16,8 +16,9 @@ from wsm.strategies.errors import StorageError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.safetensors import file_order, write_safetensors
+from wsm.strategies.promise import PromisedTensor, ShardIdentity
 from wsm.strategies.snapshot.errors import PlacementError
-from wsm.strategies.snapshot.manifest import PartEntry, PartMetadata, ShardManifest, TensorEntry
+from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, part_metadata
 from wsm.strategies.snapshot.placement import Placement, whole_shape
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
@@ -28,11 +29,13 @@ PART_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Whose shard is written, and how.
+    """Whose shard is written, where and how. It can be pickled: the process that has the shard writes it.
 
     Parameters
     ----------
-    metadata : PartMetadata
+    directory : path
+        Where no reader looks yet; it must exist and hold no shard of this rank.
+    identity : ShardIdentity
         Version, rank, number of ranks and publication.
     device_id : int
         The device id in the file names.
@@ -47,79 +50,75 @@ class ShardPlan:
         Whether NaN and infinity are refused, here and by every load.
     """
 
-    metadata: PartMetadata
+    directory: Path
+    identity: ShardIdentity
     device_id: int
     part_bytes: int = PART_BYTES
     durable: bool = True
     placements: Mapping[str, Placement] = field(default_factory=dict)
     finite: bool = False
 
+    def write(self, tensors: TrainerTensors) -> ShardManifest:
+        """Write the parts of the rank's shard, then its manifest. Blocks.
 
-def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> ShardManifest:
-    """Write the parts of one rank's shard, then its manifest, into `directory`. Blocks.
+        Parameters
+        ----------
+        tensors : mapping
+            The rank's state dict (:mod:`wsm.strategies.trainer.tensors`).
 
-    Parameters
-    ----------
-    directory : path
-        Where no reader looks yet; it must exist and hold no shard of this rank.
-    tensors : mapping
-        The rank's state dict (:mod:`wsm.strategies.trainer.tensors`).
-    plan : ShardPlan
-        Whose shard it is.
-
-    Raises
-    ------
-    TrainerTensorError
-        If a tensor is none, or not finite although it is to be.
-    BadInputError
-        If there is no tensor at all.
-    PlacementError
-        If a tensor is not placed although others are, or is not what its placement says.
-    StorageError
-        If the file system refuses.
-    """
-    specs = specs_of(tensors)
-    _check_placements(specs, plan)
-    if not specs:
-        raise errors.incomplete_publication(
-            version=plan.metadata.version, problem=f"the state dict of rank {plan.metadata.rank} is empty"
-        )
-    base = snapshot_names.shard_base(plan.metadata.rank, plan.device_id)
-    parts: list[PartEntry] = []
-    entries: list[TensorEntry] = []
-    for index, group in enumerate(cut_into_parts(specs, plan.part_bytes)):
-        path = directory / snapshot_names.part_name(base, index)
-        try:
-            nbytes, digests = write_safetensors(
-                path,
-                group,
-                (_bytes_of(tensors, spec, plan) for spec in group),
-                plan.metadata.encode(),
-                durable=plan.durable,
+        Raises
+        ------
+        TrainerTensorError
+            If a tensor is none, or not finite although it is to be.
+        BadInputError
+            If there is no tensor at all.
+        PlacementError
+            If a tensor is not placed although others are, or is not what its placement says.
+        StorageError
+            If the file system refuses.
+        """
+        specs = specs_of(tensors)
+        _check_placements(specs, self)
+        if not specs:
+            raise errors.incomplete_publication(
+                version=self.identity.version, problem=f"the state dict of rank {self.identity.rank} is empty"
             )
+        base = snapshot_names.shard_base(self.identity.rank, self.device_id)
+        parts: list[PartEntry] = []
+        entries: list[PromisedTensor] = []
+        for index, group in enumerate(cut_into_parts(specs, self.part_bytes)):
+            path = self.directory / snapshot_names.part_name(base, index)
+            try:
+                nbytes, digests = write_safetensors(
+                    path,
+                    group,
+                    (_bytes_of(tensors, spec, self) for spec in group),
+                    part_metadata(self.identity),
+                    durable=self.durable,
+                )
+            except OSError as error:
+                raise StorageError(path=path, error=error) from error
+            parts.append(PartEntry(path.name, nbytes, len(group)))
+            entries += [
+                PromisedTensor(spec, digest, self.placements.get(spec.name))
+                for spec, digest in zip(group, digests, strict=True)
+            ]
+        manifest = ShardManifest.with_tensors(
+            entries,
+            version=self.identity.version,
+            rank=self.identity.rank,
+            world_size=self.identity.world_size,
+            device_id=self.device_id,
+            publication=self.identity.publication,
+            parts=tuple(parts),
+            finite=self.finite,
+        )
+        path = self.directory / snapshot_names.shard_manifest_name(base)
+        try:
+            write_new(path, manifest.encode(), durable=self.durable)
         except OSError as error:
-            raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
-        parts.append(PartEntry(path.name, nbytes))
-        entries += [
-            TensorEntry(spec, digest, index, plan.placements.get(spec.name))
-            for spec, digest in zip(group, digests, strict=True)
-        ]
-    manifest = ShardManifest(
-        version=plan.metadata.version,
-        rank=plan.metadata.rank,
-        world_size=plan.metadata.world_size,
-        device_id=plan.device_id,
-        publication=plan.metadata.publication,
-        parts=tuple(parts),
-        tensors=tuple(entries),
-        finite=plan.finite,
-    )
-    path = directory / snapshot_names.shard_manifest_name(base)
-    try:
-        write_new(path, manifest.encode(), durable=plan.durable)
-    except OSError as error:
-        raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
-    return manifest
+            raise StorageError(path=path, error=error) from error
+        return manifest
 
 
 def _bytes_of(tensors: TrainerTensors, spec: TensorSpec, plan: ShardPlan) -> memoryview:
@@ -136,7 +135,7 @@ def _check_placements(specs: Sequence[TensorSpec], plan: ShardPlan) -> None:
         if spec.name not in plan.placements:
             raise PlacementError(tensor=spec.name, problem="has no placement, although others have one")
         placement = plan.placements[spec.name]
-        whole_shape(spec.name, placement, spec.shape, plan.metadata.rank, plan.metadata.world_size)
+        whole_shape(spec.name, placement, spec.shape, plan.identity.rank, plan.identity.world_size)
 
 
 def cut_into_parts(specs: Sequence[TensorSpec], part_bytes: int) -> list[list[TensorSpec]]:

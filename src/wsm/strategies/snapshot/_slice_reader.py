@@ -8,13 +8,16 @@ Knows no manifests and no targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from wsm.errors import InternalError
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.digest import RunningDigest, running_digest
 from wsm.strategies.errors import DigestMismatchError
+
+#: Slices shorter than that are not read one by one: what lies between them costs less than the calls.
+LEAST_SLICE = 1 << 12
 
 #: Bytes that pass through memory at a time, for each tensor that is being read: they stay in a core's cache.
 STAGING_BYTES = 1 << 19
@@ -52,6 +55,44 @@ class Slice:
     source: int
     begin: int
     length: int
+
+
+class Stretches:
+    """The bytes of one tensor where its slices lie, and none between them; whole rows are not proven by it.
+
+    Parameters
+    ----------
+    slices : sequence of Slice
+        What makes up one row, in order.
+    sources : sequence of SourceTensor
+        What they are taken from.
+    """
+
+    def __init__(self, slices: Sequence[Slice], sources: Sequence[SourceTensor]) -> None:
+        self._slices = slices
+        self._sources = sources
+        self._row_bytes = sum(piece.length for piece in slices)
+
+    def read_into(self, offset: int, destination: memoryview) -> None:
+        """Fill `destination` from `offset` on, in any order. Blocks; raises as reading the files does."""
+        for source, position, stretch in self.over(offset, destination):
+            self._sources[source].read_into(position, stretch)
+
+    def over(self, offset: int, destination: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+        """Iterate over the stretches of `destination`: of which source each is, and where in it."""
+        row, column = divmod(offset, self._row_bytes)
+        filled = 0
+        while filled < len(destination):
+            at = 0
+            for piece in self._slices:
+                skipped = min(max(column - at, 0), piece.length)
+                length = min(piece.length - skipped, len(destination) - filled)
+                at += piece.length
+                if length:
+                    position = row * self._sources[piece.source].row_bytes + piece.begin + skipped
+                    yield piece.source, position, destination[filled : filled + length]
+                    filled += length
+            row, column = row + 1, 0
 
 
 class SliceReader:
@@ -113,7 +154,8 @@ class SliceReader:
             for begin in range(0, len(destination), rows * self._row_bytes):
                 self._read_rows(destination[begin : begin + rows * self._row_bytes])
         else:
-            self._read_stretches(offset, destination)
+            for source, position, stretch in Stretches(self._slices, self._sources).over(offset, destination):
+                self._streams[source].read(position, stretch)
 
     def check_chunk(self, done: int, _digest: RunningDigest) -> None:
         """Prove the sources once the tensor is complete: read what is left of them, compare their digests.
@@ -142,22 +184,6 @@ class SliceReader:
                 if piece.source == index:
                     target[:, at : at + piece.length] = block[:, piece.begin : piece.begin + piece.length]
                 at += piece.length
-
-    def _read_stretches(self, offset: int, destination: memoryview) -> None:
-        row, column = divmod(offset, self._row_bytes)
-        filled = 0
-        while filled < len(destination):
-            at = 0
-            for piece in self._slices:
-                skipped = min(max(column - at, 0), piece.length)
-                length = min(piece.length - skipped, len(destination) - filled)
-                at += piece.length
-                if length:
-                    stream = self._streams[piece.source]
-                    position = row * stream.source.row_bytes + piece.begin + skipped
-                    stream.read(position, destination[filled : filled + length])
-                    filled += length
-            row, column = row + 1, 0
 
 
 class _Stream:

@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from wsm.errors import BadInputError
 from wsm.strategies import errors
 from wsm.strategies.errors import StorageError, UnreadableFileError
 from wsm.strategies.files.atomic_file import sync_directory
@@ -56,7 +57,12 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
     files = _candidates(source)
     pickles = [file for file in files if _is_pickle(file)]
     if not pickles:
-        raise errors.not_pickle(where=str(source))
+        raise BadInputError(
+            f"{source} holds no state dict in pickle format; nothing has to be converted",
+            code="not-pickle",
+            where=str(source),
+            unfit=True,
+        )
     into_directory = source.is_dir() or destination.is_dir()
     pairs = [(file, destination / file.name if into_directory else destination) for file in pickles]
     for _, target in pairs:
@@ -67,7 +73,7 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
         for file, target in pairs:
             _convert_file(file, target)
     except OSError as error:
-        raise StorageError(path=str(destination), reason=error.strerror or str(error)) from error
+        raise StorageError(path=destination, error=error) from error
     return ConversionReport(
         converted=tuple((str(file), str(target)) for file, target in pairs),
         skipped=tuple(str(file) for file in files if file not in pickles),

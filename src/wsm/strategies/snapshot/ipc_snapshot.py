@@ -1,9 +1,8 @@
 """The strategy ``ipc_snapshot``: one rank's shard from files, FastDeploy's names, safetensors inside.
 
-It puts together what :mod:`wsm.strategies.snapshot.lookup` finds and
-:mod:`wsm.strategies.snapshot._shard_reader` has checked, and yields it as an offer; a version that was
-written for another number of ranks comes from :mod:`wsm.strategies.snapshot._resliced_shard`. It applies
-nothing.
+It offers what :func:`wsm.strategies.snapshot.store.find` has found: the rank's own shard, or its slices of a
+version that was written for another number of ranks (:mod:`wsm.strategies.snapshot._resliced_shard`). It
+applies nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot._resliced_shard import open_resliced
-from wsm.strategies.snapshot._shard_reader import OpenShard, open_shard, read_ahead
-from wsm.strategies.snapshot._slice_reader import STAGING_BYTES
-from wsm.strategies.snapshot.lookup import locate, locate_published
+from wsm.strategies.snapshot._shard_parts import open_own, read_ahead
 from wsm.strategies.snapshot.source import SnapshotConfig, SnapshotSource
-from wsm.strategies.snapshot.version_manifest import read_version_manifest
+from wsm.strategies.snapshot.store import FoundVersion, find
 from wsm.strategies.strategy import Strategy
 
 
@@ -63,7 +60,12 @@ class IpcSnapshot(Strategy):
             If there is nothing, or not what was asked for. Nothing was changed.
         """
         with ExitStack() as stack:
-            offer = _resliced(source, version, stack) or _own_shard(source, version, stack)
+            found = find(source, version, stack)
+            publication = found.publication
+            if publication is not None and source.world_size not in (None, publication.world_size):
+                offer = open_resliced(found, publication, source, stack)
+            else:
+                offer = _own_shard(found, source, stack)
             if not offer.tensors:
                 raise errors.empty_snapshot(where=", ".join(offer.files))
             yield offer
@@ -73,59 +75,30 @@ class IpcSnapshot(Strategy):
         return self.open(source, version)
 
 
-def _resliced(source: SnapshotSource, version: str | None, stack: ExitStack) -> Offer | None:
-    """Offer this rank's slices of a version for another number of ranks; None if it is for this one."""
-    if source.world_size is None:
-        return None
-    published = locate_published(source, version, stack)
-    whole = None if published is None else read_version_manifest(published.directory)
-    if published is None or whole is None or whole.world_size == source.world_size:
-        return None
-    shard = open_resliced(published, whole, source, source.world_size, stack)
+def _own_shard(found: FoundVersion, source: SnapshotSource, stack: ExitStack) -> Offer:
+    version, parts = open_own(found, source, stack)
+    if source.readahead_bytes:
+        read_ahead(parts, source.readahead_bytes)
+    promise, publication = found.promise, found.publication
+    digest, scope = None, ManifestScope.LOADED
+    if publication is not None:
+        digest, scope = publication.group_digest, ManifestScope.GROUP
+    elif promise is not None:
+        digest, scope = promise.placed_digest, ManifestScope.RANK
+    promised = {} if promise is None else {spec.name: digest for spec, digest, _ in promise.tensors}
+    finite = promise is not None and promise.finite
     return Offer(
-        version=whole.version,
-        tensors=shard.tensors,
-        files=shard.files,
-        manifest_digest=whole.digest,
-        manifest_scope=ManifestScope.GROUP,
-        thread_bytes=STAGING_BYTES,
-        parallel=True,
-        read_bytes=shard.read_bytes,
-    )
-
-
-def _own_shard(source: SnapshotSource, version: str | None, stack: ExitStack) -> Offer:
-    located = locate(source, version, stack)
-    shard = open_shard(located, source, stack)
-    read_ahead(shard.files, source.readahead_bytes)
-    tensors = _offered(shard)
-    digest, scope = _manifest_digest(shard)
-    return Offer(
-        version=shard.version,
-        tensors=tensors,
-        files=tuple(file.path for file in shard.files),
+        version=version,
+        tensors=tuple(
+            OfferedTensor(spec, part.path, read_into, promised.get(spec.name), finite=finite)
+            for part in parts
+            for spec, read_into in part.readers()
+        ),
+        files=tuple(part.path for part in parts),
         manifest_digest=digest,
         manifest_scope=scope,
-        ignored=located.files.ignored,
-        peak_extra_bytes=sum(file.memory_bytes for file in shard.files),
+        publication=None if publication is None else publication.publication,
+        ignored=found.ignored,
+        peak_extra_bytes=sum(part.memory_bytes for part in parts),
         parallel=True,
     )
-
-
-def _offered(shard: OpenShard) -> tuple[OfferedTensor, ...]:
-    entries = () if shard.manifest is None else shard.manifest.tensors
-    promised = {spec.name: digest for spec, digest, _, _ in entries}
-    finite = shard.manifest is not None and shard.manifest.finite
-    return tuple(
-        OfferedTensor(spec, file.path, read_into, promised.get(spec.name), finite=finite)
-        for file in shard.files
-        for spec, read_into in file.readers()
-    )
-
-
-def _manifest_digest(shard: OpenShard) -> tuple[str | None, ManifestScope]:
-    if shard.version_manifest is not None:
-        return shard.version_manifest.digest, ManifestScope.GROUP
-    if shard.manifest is not None:
-        return shard.manifest.digest, ManifestScope.RANK
-    return None, ManifestScope.LOADED

@@ -6,16 +6,18 @@ version written for one number can be read for another. Pure: no files, no bytes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
+
+import msgspec
 
 from wsm.strategies.snapshot.errors import PlacementError
 
 Shape: TypeAlias = tuple[int, ...]
 
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
-@dataclass(frozen=True)
-class AxisSegment:
+
+class AxisSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A stretch of the split axis that is divided over the ranks by itself: the keys of a fused QKV matrix.
 
     Parameters
@@ -27,25 +29,22 @@ class AxisSegment:
         several neighbouring ranks. None: any even cut will do.
     """
 
-    extent: int
-    heads: int | None = None
+    extent: _Count
+    heads: _Count | None = None
 
 
-@dataclass(frozen=True)
-class AxisRun:
+class AxisRun(NamedTuple):
     """A contiguous stretch of the whole tensor's split axis: where it begins, and how long it is."""
 
     begin: int
     length: int
 
 
-@dataclass(frozen=True)
-class Replicated:
+class Replicated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="how", tag="replicated"):
     """Every rank holds the whole tensor."""
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="how", tag="split"):
     """Each rank holds its part of every segment, one behind the other.
 
     Parameters
@@ -56,19 +55,18 @@ class Split:
         Their extents add up to that of the whole tensor; one, unless matrices are fused.
     """
 
-    axis: int
+    axis: _Count
     segments: tuple[AxisSegment, ...]
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="how", tag="member"):
     """One rank holds the whole tensor, the others none of it: member `index` of `of`, as experts are.
 
     The members are divided evenly over the ranks, in their order.
     """
 
-    index: int
-    of: int
+    index: _Count
+    of: _Count
 
 
 #: How a tensor lies on the ranks.

@@ -1,13 +1,14 @@
 """Publishing a version: staged under ``versions/`` shard by shard, then sealed for all ranks.
 
-:func:`publish_snapshot` is one call for a process that holds the shards of all ranks; trainers with several
-processes use :class:`StagedVersion` themselves.
+:func:`publish_snapshot` is one call for a process that holds the shards of all ranks; with
+:class:`StagedVersion` each process of a trainer publishes its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
@@ -18,23 +19,26 @@ from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
 from wsm.strategies.files.version_file import write_version
-from wsm.strategies.snapshot._shard_writer import PART_BYTES, ShardPlan, write_shard
-from wsm.strategies.snapshot.manifest import PartMetadata, ShardManifest
+from wsm.strategies.promise import ShardIdentity
+from wsm.strategies.snapshot._shard_writer import PART_BYTES, ShardPlan
+from wsm.strategies.snapshot.manifest import ShardEntry, ShardManifest, VersionManifest
 from wsm.strategies.snapshot.placement import Placement
-from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention, retire
 from wsm.strategies.trainer.staged_directory import StagedDirectory
-from wsm.strategies.trainer.tensors import TrainerTensors, check_ranks
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, check_ranks
+from wsm.typed import Count, typed, typed_calls
 
 
 @dataclass(frozen=True)
-class Publication:
-    """The manifests of a whole version: the one of all ranks, and each rank's."""
+class Published:
+    """A whole version in its directory: its manifests, and what was removed for it."""
 
+    path: str
     manifest: VersionManifest
     shards: tuple[ShardManifest, ...]
+    retired: tuple[str, ...] = ()
 
-    def lacks(self, wanted: Publication) -> tuple[str, ...] | None:
+    def lacks(self, wanted: Published) -> tuple[str, ...] | None:
         """Return what `wanted` promises and this one does not; None if it holds other tensors.
 
         Fewer promises may be wanted than are made: a promise is never taken back silently.
@@ -52,22 +56,18 @@ class Publication:
         return tuple(sorted(lacking))
 
 
-def standing_publication(path: Path) -> Publication | None:
+def standing_publication(path: Path) -> Published | None:
     """Return what is published in `path`; None if there is nothing, or nothing that is whole."""
     file = path / VERSION_MANIFEST
     try:
         manifest = VersionManifest.decode(file.read_bytes(), file=str(file))
-        shards = _shards(path, manifest)
+        files = [path / shard.manifest for shard in manifest.shards]
+        shards = tuple(ShardManifest.decode(each.read_bytes(), file=str(each)) for each in files)
         parts = [part for shard in shards for part in shard.parts]
         whole = all((path / part.file).stat().st_size == part.nbytes for part in parts)
     except (OSError, ManifestError):
         return None
-    return Publication(manifest, tuple(shards)) if whole else None
-
-
-def _shards(path: Path, manifest: VersionManifest) -> Sequence[ShardManifest]:
-    files = [path / shard.manifest for shard in manifest.shards]
-    return [ShardManifest.decode(file.read_bytes(), file=str(file)) for file in files]
+    return Published(str(path), manifest, shards) if whole else None
 
 
 def _other_placements(ours: ShardManifest, theirs: ShardManifest) -> bool:
@@ -77,21 +77,12 @@ def _other_placements(ours: ShardManifest, theirs: ShardManifest) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Published:
-    """A version that is visible: where, its manifest, its shards, and what was removed for it."""
-
-    path: str
-    manifest: VersionManifest
-    shards: tuple[ShardManifest, ...]
-    retired: tuple[str, ...]
-
-
+@typed_calls
 class StagedVersion(StagedDirectory):
     """A whole version that is being written.
 
-    Trainers with several processes let one of them stage and commit; the others write their shards into
-    :attr:`path` with :func:`wsm.strategies.snapshot._shard_writer.write_shard` and :meth:`plan`.
+    Trainers with several processes let one of them stage and commit. It sends each of the others the
+    :meth:`plan` of its rank, which writes that process's own shard.
 
     Parameters
     ----------
@@ -108,43 +99,36 @@ class StagedVersion(StagedDirectory):
         directory: Path | str,
         version: str | int,
         *,
-        world_size: int,
+        world_size: Count,
         durable: bool = True,
         within: StagedDirectory | None = None,
     ) -> None:
         place = snapshot_names.VERSIONS_DIRECTORY
         super().__init__(directory, place, version, durable=durable, within=within)
         self.world_size = world_size
+        self._sealed: Published | None = None
 
     def plan(
         self,
         rank: int,
         *,
         device_id: int | None = None,
-        part_bytes: int = PART_BYTES,
+        part_bytes: Count = PART_BYTES,
         placements: Mapping[str, Placement] | None = None,
         finite: bool = False,
     ) -> ShardPlan:
-        """Return what :func:`write_shard` needs to know to write the shard of `rank`."""
-        metadata = PartMetadata(self.version, rank, self.world_size, self.publication)
-        device_id = rank if device_id is None else device_id
-        return ShardPlan(metadata, device_id, part_bytes, self._durable, placements or {}, finite)
+        """Return what writes the shard of `rank`, in any process of this host or its file system.
 
-    def write_shard(
-        self,
-        rank: int,
-        tensors: TrainerTensors,
-        *,
-        device_id: int | None = None,
-        part_bytes: int = PART_BYTES,
-        placements: Mapping[str, Placement] | None = None,
-        finite: bool = False,
-    ) -> ShardManifest:
-        """Write the shard of `rank`, as :func:`write_shard` does. Blocks."""
-        plan = self.plan(
-            rank, device_id=device_id, part_bytes=part_bytes, placements=placements, finite=finite
+        It can be pickled. ``plan.write(state_dict)`` blocks, digests each tensor as it writes it, and shows
+        nothing to readers: :meth:`commit` does, once all ranks' shards are there.
+        """
+        identity = ShardIdentity(
+            version=self.version, rank=rank, world_size=self.world_size, publication=self.publication
         )
-        return write_shard(self.path, tensors, plan)
+        device_id = rank if device_id is None else device_id
+        return ShardPlan(
+            self.path.absolute(), identity, device_id, part_bytes, self._durable, placements or {}, finite
+        )
 
     def commit(
         self,
@@ -182,8 +166,7 @@ class StagedVersion(StagedDirectory):
             If the file system refuses.
         """
         with self._storage():
-            shards = self._shards()
-            staged = Publication(self._seal(shards), shards)
+            staged = self.sealed()
             standing = standing_publication(self.final)
             lacking = None if standing is None else standing.lacks(staged)
             if keep_standing and standing is not None and lacking == ():
@@ -193,9 +176,25 @@ class StagedVersion(StagedDirectory):
                 self._show()
             if before_announcing is not None:
                 before_announcing()
-            write_version(self._directory, self.version, durable=self._durable)
+            self._announce()
         retired = retire(self._place, self.version, retain)
-        return Published(str(self.final), staged.manifest, staged.shards, retired)
+        return replace_fields(staged, retired=retired)
+
+    def sealed(self) -> Published:
+        """Write the manifest of all ranks, if that was not done yet, and return all manifests. Blocks.
+
+        Raises
+        ------
+        BadInputError
+            If the shards are not one per rank.
+        StorageError
+            If the file system refuses.
+        """
+        if self._sealed is None:
+            with self._storage():
+                shards = self._shards()
+                self._sealed = Published(str(self.final), self._seal(shards), shards)
+        return self._sealed
 
     def _shards(self) -> tuple[ShardManifest, ...]:
         by_rank: dict[int, ShardManifest] = {}
@@ -217,57 +216,50 @@ class StagedVersion(StagedDirectory):
     def _seal(self, shards: tuple[ShardManifest, ...]) -> VersionManifest:
         entries = tuple(
             ShardEntry(
-                snapshot_names.shard_manifest_name(snapshot_names.shard_base(shard.rank, shard.device_id)),
-                shard.digest,
-                shard.content_digest,
+                manifest=snapshot_names.shard_manifest_name(
+                    snapshot_names.shard_base(shard.rank, shard.device_id)
+                ),
+                seal=shard.seal,
+                content_digest=shard.content_digest,
+                placed_digest=None if shard.placed_digest == shard.content_digest else shard.placed_digest,
             )
             for shard in shards
         )
-        manifest = VersionManifest(self.version, self.publication, entries, ordinal=self._ordinal)
+        manifest = VersionManifest(
+            version=self.version, publication=self.publication, shards=entries, ordinal=self._ordinal
+        )
         write_new(self.path / snapshot_names.VERSION_MANIFEST, manifest.encode(), durable=self._durable)
         write_version(self.path, self.version, durable=self._durable)
         return manifest
 
 
-@dataclass(frozen=True)
-class PublishReport:
-    """What was published.
+@dataclass(frozen=True, kw_only=True)
+class PublishReport(TrainerReport):
+    """What was published; its other parameters are those of every version that is handed over.
 
     Parameters
     ----------
-    version : str
-        The version.
     path : str
         Its directory.
-    manifest_digest : str
-        Digest of the version's manifest; what every rank's load reports.
-    digests : mapping of int to str
-        Digest of the tensors of each rank.
-    bytes, files : int
-        Size and number of all parts.
-    seconds : float
-        From the first byte to the announcement.
+    files : int
+        Number of all parts; `bytes` is their size.
     retired : tuple of str
         Older versions that were removed.
     """
 
-    version: str
     path: str
-    manifest_digest: str
-    digests: Mapping[int, str]
-    bytes: int
     files: int
-    seconds: float
     retired: tuple[str, ...]
 
 
+@typed
 def publish_snapshot(
     directory: Path | str,
     version: str | int,
     shards: Mapping[int, TrainerTensors],
     *,
     device_ids: Mapping[int, int] | None = None,
-    part_bytes: int = PART_BYTES,
+    part_bytes: Count = PART_BYTES,
     placements: Mapping[str, Placement] | None = None,
     finite: bool = False,
     retain: Retention = KEEP_TWO,
@@ -318,19 +310,14 @@ def publish_snapshot(
     with StagedVersion(directory, version, world_size=len(shards), durable=durable) as staged:
         for rank, tensors in shards.items():
             device_id = rank if device_ids is None else device_ids.get(rank, rank)
-            staged.write_shard(
-                rank,
-                tensors,
-                device_id=device_id,
-                part_bytes=part_bytes,
-                placements=placements,
-                finite=finite,
-            )
+            staged.plan(
+                rank, device_id=device_id, part_bytes=part_bytes, placements=placements, finite=finite
+            ).write(tensors)
         published = staged.commit(replace=replace, retain=retain)
     return PublishReport(
         version=version,
         path=published.path,
-        manifest_digest=published.manifest.digest,
+        manifest_digest=published.manifest.group_digest,
         digests={rank: entry.content_digest for rank, entry in enumerate(published.manifest.shards)},
         bytes=sum(part.nbytes for shard in published.shards for part in shard.parts),
         files=sum(len(shard.parts) for shard in published.shards),

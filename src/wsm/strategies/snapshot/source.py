@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
-from wsm.config_reading import OptionFault
+from wsm.config_reading import typed_section
 from wsm.strategies.files.shard_source import ShardsConfig, ShardSource
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
+from wsm.typed import CountFrom0, typed
 
 #: Which manifests a shard needs: see :class:`SnapshotConfig`.
-VERIFY = ("required", "if_promised", "if_present")
+Verify: TypeAlias = Literal["required", "if_promised", "if_present"]
 
 
+@typed_section
 @dataclass(frozen=True)
 class SnapshotConfig(ShardsConfig):
     """Where the ``ipc_snapshot`` strategy looks.
@@ -37,19 +40,11 @@ class SnapshotConfig(ShardsConfig):
 
     shared_directory: str = SHARED_DIRECTORY
     allow_pickle: bool = False
-    readahead_bytes: int = 0
-    verify: str = "if_promised"
-
-    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:
-        """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
-        if self.readahead_bytes < 0:
-            fix = "give a number of bytes, or 0 to leave it to the kernel"
-            return OptionFault("readahead_bytes", f"is {self.readahead_bytes}", fix)
-        if self.verify not in VERIFY:
-            return OptionFault("verify", f"is {self.verify!r}", f"use one of {', '.join(VERIFY)}")
-        return super().fault(ranks, used=used)
+    readahead_bytes: CountFrom0 = 0
+    verify: Verify = "if_promised"
 
 
+@typed
 @dataclass(frozen=True)
 class SnapshotSource(ShardSource):
     """One rank's view of a snapshot directory.
@@ -71,10 +66,10 @@ class SnapshotSource(ShardSource):
         How far ahead of the load the kernel is asked to read the parts, for files that are not in the page
         cache; 0 leaves it to the kernel.
     verify : str
-        One of :data:`VERIFY`; see :class:`SnapshotConfig`.
+        As for :class:`SnapshotConfig`.
     """
 
     shared_directory: Path | str | None = SHARED_DIRECTORY
     allow_pickle: bool = False
-    readahead_bytes: int = 0
-    verify: str = "if_promised"
+    readahead_bytes: CountFrom0 = 0
+    verify: Verify = "if_promised"

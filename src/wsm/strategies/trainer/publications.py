@@ -9,12 +9,12 @@ one, and of two as long the one that a dictionary has later. Reads no tensors.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.errors import WsmError
-from wsm.labels import is_label
+from wsm.errors import WsmError, shortage_of
+from wsm.labels import is_label, recorded_version
 from wsm.strategies import documents
 from wsm.strategies.documents import FieldReader
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
@@ -77,9 +77,16 @@ def published_last(directory: Path | str, *, deltas: bool = False) -> str | None
 
 
 def next_ordinal(directory: Path | str) -> int:
-    """Return the number of the next publication into a directory. Blocks; takes the publishers' lock."""
+    """Return the number of the next publication into a directory. Blocks; takes the publishers' lock.
+
+    Raises
+    ------
+    OSError
+        If this process may open too few files to see them all: a number too low would be that of an old one.
+    """
     places = (Path(directory) / place for place in (VERSIONS_DIRECTORY, DELTAS_DIRECTORY))
-    return 1 + max((listed.ordinal for place in places for listed in _listed(place)), default=0)
+    every = (listed for place in places for listed in _listed(place, whole=True))
+    return 1 + max((listed.ordinal for listed in every), default=0)
 
 
 def label_in(path: Path) -> str | None:
@@ -88,29 +95,40 @@ def label_in(path: Path) -> str | None:
     return None if fields is None else fields[0]
 
 
-def _listed(place: Path) -> Iterator[ListedVersion]:
+@contextmanager
+def _left_out(*, whole: bool) -> Iterator[None]:
+    """Leave out what cannot be read; if `whole`, raise the OSError of a shortage of this process."""
     try:
+        yield
+    except (OSError, WsmError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if whole and isinstance(cause, OSError) and shortage_of(cause) is not None:
+            raise cause from None
+
+
+def _listed(place: Path, *, whole: bool = False) -> Iterator[ListedVersion]:
+    paths: list[Path] = []
+    with _left_out(whole=whole):
         paths = [path for path in place.iterdir() if is_label(path.name)]
-    except OSError:
-        return
     for path in paths:
-        found = _manifest(path)
+        found = _manifest(path, whole=whole)
         if found is not None:
             with suppress(OSError):
                 yield ListedVersion(found[0], path, found[1], path.stat().st_mtime_ns)
 
 
-def _manifest(path: Path) -> tuple[str, int] | None:
+def _manifest(path: Path, *, whole: bool = False) -> tuple[str, int] | None:
     """Return label and ordinal of the manifest in a directory; None if there is none that can be read."""
-    with suppress(OSError, WsmError), closing(SnapshotDirectory(str(path))) as directory:
+    with _left_out(whole=whole), closing(SnapshotDirectory(str(path))) as directory:
         for name, form in MANIFEST_FORMATS.items():
             with suppress(FileNotFoundError):
                 data = directory.read(name, _MAX_BYTES)
                 if data is None:
                     return None
                 file = directory.locate(name)
-                reader = FieldReader(documents.unseal(data, file=file, form=form, layout=1), file)
-                return reader.version(), ordinal_of(reader)
+                fields = documents.unseal(data, file=file, form=form, layout=1)
+                ordinal = fields.get("ordinal", 0)
+                return recorded_version(fields.get("version")), ordinal if documents.is_count(ordinal) else 0
     return None
 
 

@@ -23,6 +23,7 @@ from wsm import log
 from wsm.labels import recorded_version
 from wsm.strategies.files.leases import is_leased
 from wsm.strategies.trainer.publications import listed_versions
+from wsm.typed import Count, CountFrom0, typed
 
 # What no reader needs any more.
 _REMOVED_PREFIX = ".removed-"
@@ -40,6 +41,7 @@ _MOST_LEFT = 8
 _log = log.logger("strategies")
 
 
+@typed
 @dataclass(frozen=True)
 class Retention:
     """Which versions stay when a new one is published.
@@ -56,9 +58,13 @@ class Retention:
         after partial updates. Beyond that the oldest go all the same; readers keep what they have open.
     """
 
-    keep: int = 2
+    keep: Count = 2
     protect: Iterable[str | int] = ()
-    held: int = _MOST_HELD
+    held: CountFrom0 = _MOST_HELD
+
+    def __post_init__(self) -> None:
+        """Check the labels, before anything is published that they are to outlive (``bad-version``)."""
+        object.__setattr__(self, "protect", tuple(map(recorded_version, self.protect)))
 
 
 #: The default: the newest and the one before it, which the group may still serve.
@@ -72,9 +78,9 @@ def retire(versions: Path, current: str, retention: Retention) -> tuple[str, ...
     stays. Versions that are being read stay until the next call, as far as
     :attr:`Retention.held` goes.
     """
-    stay = {current, *map(recorded_version, retention.protect)}
+    stay = {current, *map(str, retention.protect)}
     published = [each for each in listed_versions(versions) if each.path.name == each.label]
-    older = published[max(retention.keep, 1) :]
+    older = published[retention.keep :]
     doomed = [each.path for each in older if each.label not in stay]
     read = [path for path in doomed if _is_read(path)]
     kept, beyond = read[: retention.held], read[retention.held :]

@@ -15,12 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from wsm.errors import RefusedError
 from wsm.labels import checked_version
 from wsm.shared_directory import FileLock, try_lock_file
-from wsm.strategies import errors
 from wsm.strategies.errors import PublisherBusyError, StorageError, VersionExistsError
-from wsm.strategies.files.atomic_file import sync_directory
-from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.files.atomic_file import replace_file, sync_directory
+from wsm.strategies.files.snapshot_names import VERSION_FILE, VERSIONS_DIRECTORY
+from wsm.strategies.files.version_file import version_bytes
 from wsm.strategies.trainer.publications import label_in, next_ordinal
 from wsm.strategies.trainer.retention import bring_in, finish_removals, remove_unless_read
 
@@ -55,7 +56,7 @@ def take_publisher_lock(
         place.mkdir(parents=True, exist_ok=True)
         lock = try_lock_file(place / name)
     except OSError as error:
-        raise StorageError(path=str(place), reason=error.strerror or str(error)) from error
+        raise StorageError(path=place, error=error) from error
     if lock is None:
         raise PublisherBusyError(directory=str(directory or place))
     return lock
@@ -119,6 +120,7 @@ class StagedDirectory:
         self.path = self._place / f"{_STAGING_PREFIX}{self.version}-{self.publication}"
         self.final = self._place / self.version
         self._within = within
+        self._visible: str | None = None
         self._lock: FileLock = (
             take_publisher_lock(self._directory / VERSIONS_DIRECTORY, directory=self._directory)
             if within is None
@@ -162,7 +164,7 @@ class StagedDirectory:
         try:
             yield
         except OSError as error:
-            raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
+            raise StorageError(path=self.path, error=error, visible=self._visible) from error
 
     def _check_vacant(self, *, replace: bool, lacking: Sequence[str] | None = None) -> None:
         """Refuse to take the place of a version that is there, unless it may be replaced.
@@ -183,15 +185,30 @@ class StagedDirectory:
         """
         there = label_in(self.final)
         if there not in (None, self.version):
-            raise errors.directory_of_other(version=self.version, there=there, path=str(self.final))
+            raise RefusedError(
+                f"version {self.version} cannot be published: {self.final} holds version {there}, as happens "
+                "where the file system does not tell upper from lower case; publish under a label that "
+                "differs in more than case",
+                code="directory-of-other",
+                version=self.version,
+                there=there,
+                path=str(self.final),
+            )
         if self.final.exists() and not replace:
             raise VersionExistsError(version=self.version, path=str(self.final), lacking=lacking or ())
 
     def _show(self) -> None:
         """Make what was staged visible in one step. Blocks; raises OSError."""
         bring_in(self.path, self.final)
+        self._visible = self.version
         if self._durable:
             sync_directory(self._place)
+
+    def _announce(self) -> None:
+        """Let ``version.yaml`` name the version, which is visible. Blocks; raises OSError."""
+        self._visible = self.version
+        path = self._directory / VERSION_FILE
+        replace_file(path, version_bytes(self.version), durable=self._durable, alone=True)
 
     def _release(self) -> None:
         if self._within is None:

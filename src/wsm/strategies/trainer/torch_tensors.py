@@ -28,6 +28,7 @@ DTYPES_BY_NAME = {
     "float64": "F64",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
 }
 
 

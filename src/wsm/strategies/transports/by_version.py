@@ -10,13 +10,14 @@ mode, as FastDeploy's does. Knows no particular transport, and applies nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from wsm import log
+from wsm.named import NamedObjects
 from wsm.strategies.errors import VersionFileMissingError, VersionMismatchError
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
@@ -33,10 +34,12 @@ from wsm.strategies.transports.checkpoint_transfer_options import (
 )
 from wsm.strategies.transports.configured import RsyncConfig
 from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
+from wsm.typed import Count, CountFrom0, typed
 
 _log = log.logger("strategies")
 
 
+@typed
 @dataclass(frozen=True)
 class RsyncSource:
     """One rank's way to the versions of a trainer.
@@ -55,13 +58,29 @@ class RsyncSource:
     chunk_tensors : int or None
         Set where versions are checkpoints for the models' loaders: how many tensors an auxiliary model gets
         at once (FastDeploy: ``gdr_mtp_chunk_size``). None where they are applied by name.
+    whole : bool
+        Whether a stream that is applied by name is collected in host memory before the model is touched.
+    unwritten : sequence of str
+        Patterns of the names of parameters that those loaders may leave unwritten.
     """
 
     transport: Transport
-    rank: int = 0
-    world_size: int | None = None
+    rank: CountFrom0 = 0
+    world_size: Count | None = None
     directory: Path | str | None = None
-    chunk_tensors: int | None = None
+    chunk_tensors: Count | None = None
+    whole: bool = True
+    unwritten: Sequence[str] = ()
+
+
+#: What ``rsync: {transport: ...}`` may name; each is imported when it is named.
+TRANSPORTS: Mapping[str, TransportKind] = NamedObjects(
+    {
+        "checkpoint_transfer": "wsm.strategies.transports.configured:CHECKPOINT_TRANSFER",
+        "mooncake": "wsm.strategies.mooncake.configured:MOONCAKE",
+        "files": "wsm.strategies.adopt.checkpoint_files:FILES",
+    }
+)
 
 
 class ByVersion(Strategy):
@@ -81,10 +100,10 @@ class ByVersion(Strategy):
     source_type: ClassVar[type[RsyncSource]]
     for_loaders: ClassVar[bool]
 
-    def __init__(self, transports: Mapping[str, TransportKind]) -> None:
+    sections = (RsyncConfig, "mooncake")
+
+    def __init__(self, transports: Mapping[str, TransportKind] = TRANSPORTS) -> None:
         self._transports = transports
-        of_transports = (section for kind in transports.values() for section in kind.sections)
-        self.sections = (RsyncConfig, *of_transports)
 
     def check(self, sections: Sections) -> None:
         """Refuse a transport that there is not, or whose options no load could use.
@@ -108,14 +127,26 @@ class ByVersion(Strategy):
         section = sections.of(RsyncConfig)
         return section.mode == "ipc" or CheckpointTransferOptions.of(section.rsync_config).release_cache
 
+    def collects(self, sections: Sections, *, loaders: bool) -> bool:
+        """Whether the transport brings a stream that is applied by name, and is checked whole before."""
+        section = sections.of(RsyncConfig)
+        fed = loaders and feeds_loaders(section.mode, usually=self.for_loaders)
+        return section.checks_whole and self._transports[section.transport].streams and not fed
+
     def source(self, sections: Sections, rank: int, ranks: int) -> RsyncSource:
         """Return one rank's way to the versions, and the size of an auxiliary model's chunks, if any."""
         section = sections.of(RsyncConfig)
-        chunk = None
-        if feeds_loaders(section.mode, usually=self.for_loaders):
-            chunk = CheckpointTransferOptions.of(section.rsync_config).mtp_chunk_size
-        place = section.place(rank, ranks)
-        return self.source_type(self.transport(sections), *place, section.directory, chunk_tensors=chunk)
+        options = CheckpointTransferOptions.of(section.rsync_config)
+        return self.source_type(
+            self.transport(sections),
+            *section.place(rank, ranks),
+            directory=section.directory,
+            chunk_tensors=options.mtp_chunk_size
+            if feeds_loaders(section.mode, usually=self.for_loaders)
+            else None,
+            whole=section.checks_whole,
+            unwritten=(*section.unwritten, *options.unwritten),
+        )
 
     def default_mode(self, sections: Sections) -> str:
         """Return the mode that is configured."""
@@ -195,7 +226,12 @@ def offered(source: RsyncSource, version: str | None, observer: LoadObserver) ->
     """
     wanted = wanted_version(source, version)
     with source.transport.open(wanted, source.rank, observer, world_size=source.world_size) as offer:
-        yield replace(_checked(offer, wanted), chunk_tensors=source.chunk_tensors)
+        yield replace(
+            _checked(offer, wanted),
+            chunk_tensors=source.chunk_tensors,
+            whole=source.whole,
+            unwritten=source.unwritten,
+        )
 
 
 @contextmanager
@@ -235,17 +271,18 @@ def _checked(offer: Offer, wanted: str | None) -> Offer:
     return offer
 
 
+@typed
 @dataclass(frozen=True)
 class GdrSource(RsyncSource):
     """One rank's way to the versions of a trainer, for models with loaders.
 
     Parameters
     ----------
-    transport, rank, world_size, directory, chunk_tensors
+    transport, rank, world_size, directory, chunk_tensors, whole, unwritten
         As for :class:`wsm.strategies.RsyncSource`.
     """
 
-    chunk_tensors: int | None = 16
+    chunk_tensors: Count | None = 16
 
 
 class Gdr(ByVersion):

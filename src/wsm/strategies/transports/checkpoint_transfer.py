@@ -28,9 +28,9 @@ from wsm.errors import GroupError, WsmError, error_name
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import LoadCancelledError, TrainerTensorError, VersionMismatchError
-from wsm.strategies.messages.errors import PeerFailedError, PeerSilentError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.peer_errors import PeerFailedError, PeerSilentError
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import tensor_of
 from wsm.strategies.transports import errors as transport_errors
@@ -329,8 +329,10 @@ class CheckpointTransferTransport:
     interface : Interface
         How the package is called.
     verify_checksum : bool
+        Whether the package checks what it brings, which is taken on trust.
+    requires_manifest : bool or None
         Whether a stream must bring a manifest (:func:`wsm.strategies.with_manifest`), which every tensor is
-        held to here. It is passed on to the package, too, whose own checks are taken on trust.
+        held to here; None: where `verify_checksum` says so.
     keep : bool
         Whether a released parameter may keep the package's memory. Only for builds that never write to a
         tensor again once they have handed it over.
@@ -348,13 +350,15 @@ class CheckpointTransferTransport:
         *,
         interface: Interface = Interface.STREAM,
         verify_checksum: bool = True,
+        requires_manifest: bool | None = None,
         keep: bool = False,
         device_index: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._options = options
         self._interface = interface
-        self._verify = verify_checksum
+        self._checks = verify_checksum
+        self._verify = verify_checksum if requires_manifest is None else requires_manifest
         self._keep = keep
         self._device_index = device_index
         self._clock = clock or SystemClock()
@@ -486,7 +490,7 @@ class CheckpointTransferTransport:
 
     def _begin(self, transfer: Any, version: str) -> Any:
         if self._interface is Interface.STREAM:
-            self._begun = transfer.receive_stream(step_id=str(version), verify_checksum=self._verify)
+            self._begun = transfer.receive_stream(step_id=str(version), verify_checksum=self._checks)
         else:
             self._begun = transfer.receive_weights_sync(step_id=str(version), output_framework="paddle")
         return self._begun

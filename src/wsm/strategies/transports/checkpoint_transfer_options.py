@@ -7,7 +7,7 @@ is checked. The caller's mapping is only read. Knows no package.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,6 +50,9 @@ _OF_THE_CALLER: Mapping[str, tuple[type, ...]] = {
     # Of an early revision (FastDeploy#7951): the mode where a command names none.
     "transfer_mode": (str,),
     "gpu_direct": (bool,),
+    # Not FastDeploy's: what the section rsync says, for workers that have no other configuration.
+    "check": (str,),
+    "unwritten": (list, tuple),
     # Without effect here: a tensor is applied before the next is asked for, and digests are in the receipt.
     "gdr_prefetch_queue_size": (int,),
     "gdr_debug_tensor_digest": (bool,),
@@ -65,8 +68,9 @@ _POSITIVE = (
     "num_buffers",
     "gdr_prefetch_queue_size",
 )
-#: What ``transfer_mode`` may be in it.
-_MODES = ("rdma", "gdr")
+#: How a stream that comes by name is held against a model that serves; the first is the default.
+CHECKS: Final = ("whole", "as_it_comes")
+_CHOICES: Mapping[str, Sequence[str]] = {"transfer_mode": ("rdma", "gdr"), "check": CHECKS}
 _MEBIBYTE = 1 << 20
 # What FastDeploy's configuration has if no option is set.
 _TWO_LARGE_ONES = PackageBuffers(2, 512 * _MEBIBYTE)
@@ -99,6 +103,10 @@ class CheckpointTransferOptions:
         Whether an update in place gives the KV caches' memory back for its time.
     mode : str or None
         The transfer mode that it names, ``rdma`` or ``gdr``; None if it names none.
+    check : str or None
+        One of :data:`CHECKS`; None if it says none.
+    unwritten : sequence of str
+        Patterns of the parameters that loaders may leave unwritten.
     """
 
     for_the_package: Mapping[str, Any]
@@ -111,6 +119,8 @@ class CheckpointTransferOptions:
     mtp_chunk_size: int = 16
     release_cache: bool = False
     mode: str | None = None
+    check: str | None = None
+    unwritten: Sequence[str] = ()
 
     @property
     def suspicious(self) -> Mapping[str, str]:
@@ -138,7 +148,12 @@ class CheckpointTransferOptions:
             If a key is no text, or the value of a known one has the wrong type or size.
         """
         for key, value in rsync_config.items():
-            _check(key, value)
+            if not isinstance(key, str):
+                raise transport_errors.bad_transport_option(
+                    option=str(key), problem="is no text", fix="give each option a name"
+                )
+            if fix := _needed(key, value):
+                raise transport_errors.bad_transport_option(option=key, problem=f"is {value!r}", fix=fix)
         passed = {key: value for key, value in rsync_config.items() if key not in _OF_THE_CALLER}
         if "device_name" in passed:
             name = passed.pop("device_name")
@@ -158,31 +173,20 @@ class CheckpointTransferOptions:
             mtp_chunk_size=own.get("gdr_mtp_chunk_size", cls.mtp_chunk_size),
             release_cache=own.get("gdr_release_cache", False),
             mode=own.get("transfer_mode") or ("gdr" if own.get("gpu_direct") else None),
+            check=own.get("check"),
+            unwritten=tuple(map(str, own.get("unwritten", ()))),
         )
 
 
-def _check(key: object, value: object) -> None:
-    known = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}
-    if not isinstance(key, str):
-        fix = "give each option a name"
-        raise transport_errors.bad_transport_option(option=str(key), problem="is no text", fix=fix)
-    if key not in known:
-        return
-    kinds = known[key]
+def _needed(key: str, value: object) -> str | None:
+    """Return what must be done about the value of a known option, if it is wrong."""
+    kinds = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}.get(key)
+    if kinds is None:
+        return None
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise transport_errors.bad_transport_option(
-            option=key, problem=f"is {value!r}", fix=f"it must be {names}"
-        )
+        return f"it must be {' or '.join(kind.__name__ for kind in kinds)}"
     if key in _POSITIVE and isinstance(value, (int, float)) and not value > 0:
-        raise transport_errors.bad_transport_option(
-            option=key, problem=f"is {value!r}", fix="it must be more than 0"
-        )
-    if key == "transfer_mode" and value not in _MODES:
-        raise transport_errors.bad_transport_option(
-            option=key, problem=f"is {value!r}", fix=f"it must be one of {', '.join(_MODES)}"
-        )
-    if key == "output_framework" and value != "paddle":
-        raise transport_errors.bad_transport_option(
-            option=key, problem=f"is {value!r}", fix="wsm applies paddle tensors"
-        )
+        return "it must be more than 0"
+    if key in _CHOICES and value not in _CHOICES[key]:
+        return f"it must be one of {', '.join(_CHOICES[key])}"
+    return "wsm applies paddle tensors" if key == "output_framework" and value != "paddle" else None

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wsm.config_reading import OptionFault
+from wsm.config_reading import OptionFault, typed_section
 from wsm.strategies.files.shard_source import device_index_from_environment, place_fault
 from wsm.strategies.sections import Sections
 from wsm.strategies.transports._transfer_modes import INTERFACES
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer_options import CHECKS, CheckpointTransferOptions
 from wsm.strategies.transports.transport import TransportKind
+from wsm.typed import CountFrom0
 
 
+@typed_section
 @dataclass(frozen=True)
 class RsyncConfig:
     """How the strategies ``rsync`` and ``gdr`` reach a trainer's versions.
@@ -31,6 +33,9 @@ class RsyncConfig:
     verify_checksum : bool
         Whether a stream must bring its manifest, so that every tensor is verified; without it what a trainer
         that does not know wsm sends is applied unverified, and the receipt says so.
+    requires_manifest : bool or None
+        Whether a stream is refused that brings no manifest; None: as `verify_checksum` says. False leaves
+        `verify_checksum` to the package, as in FastDeploy: a manifest that comes is held to all the same.
     keep : bool
         Whether a released parameter may keep memory that CheckpointTransfer handed over, instead of a copy.
         Only for builds that never write to it again.
@@ -44,16 +49,27 @@ class RsyncConfig:
         receive side by side (FastDeploy's data-parallel parts).
     job_ranks : int
         Ranks of that whole job; 0: up to this group's last one.
+    check : str
+        What is done before the first tensor of a model that serves is written, where a stream comes by name:
+        ``whole``, all of it is collected in host memory and held against the model; ``as_it_comes``, each
+        tensor is when it comes, and a stream that does not fit costs the weights. An `rsync_config` may say
+        it, too.
+    unwritten : list of str
+        Patterns (``lm_head.*``) of parameters that the models' loaders may leave unwritten, in whole or in
+        part: padded vocabularies and heads. An `rsync_config` may name more.
     """
 
     transport: str = "checkpoint_transfer"
     directory: str | None = None
     verify_checksum: bool = True
+    requires_manifest: bool | None = None
     keep: bool = False
     transfer_mode: str | None = None
     rsync_config: Mapping[str, Any] = field(default_factory=dict)
-    first_rank: int = 0
-    job_ranks: int = 0
+    first_rank: CountFrom0 = 0
+    job_ranks: CountFrom0 = 0
+    check: str = CHECKS[0]
+    unwritten: Sequence[str] = ()
 
     @property
     def mode(self) -> str:
@@ -62,7 +78,14 @@ class RsyncConfig:
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
         """Return what is wrong with where the ranks lie; see ``CheckedSection``."""
+        if self.check not in CHECKS:
+            return OptionFault("check", f"is {self.check!r}", f"use one of {', '.join(CHECKS)}")
         return place_fault(self.first_rank, self.job_ranks, ranks)
+
+    @property
+    def checks_whole(self) -> bool:
+        """Whether streams are collected before a model that serves is touched."""
+        return (CheckpointTransferOptions.of(self.rsync_config).check or self.check) == CHECKS[0]
 
     def place(self, rank: int, ranks: int) -> tuple[int, int]:
         """Return the number of a rank among all receivers, and how many there are."""
@@ -75,6 +98,7 @@ def _checkpoint_transfer(sections: Sections) -> CheckpointTransferTransport:
         CheckpointTransferOptions.of(section.rsync_config),
         interface=INTERFACES[section.mode],
         verify_checksum=section.verify_checksum,
+        requires_manifest=section.requires_manifest,
         keep=section.keep,
         device_index=device_index_from_environment(os.environ)
         if "FLAGS_selected_gpus" in os.environ
@@ -82,4 +106,4 @@ def _checkpoint_transfer(sections: Sections) -> CheckpointTransferTransport:
     )
 
 
-CHECKPOINT_TRANSFER = TransportKind(_checkpoint_transfer)
+CHECKPOINT_TRANSFER = TransportKind(_checkpoint_transfer, streams=True)

@@ -20,6 +20,7 @@ from wsm.strategies.documents import SealedDocument
 from wsm.strategies.errors import ManifestError, TrainerTensorError
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import tensor_of
+from wsm.typed import Count, CountFrom0, typed
 
 #: The manifest's name in the stream; it sorts before any name that a model would use.
 MANIFEST_TENSOR = "!wsm.manifest"
@@ -125,12 +126,13 @@ class StreamManifest(SealedDocument):
         return manifest
 
 
+@typed
 def with_manifest(
     state: Mapping[str, Any],
     *,
     version: str | int,
-    rank: int | None = None,
-    world_size: int | None = None,
+    rank: CountFrom0 | None = None,
+    world_size: Count | None = None,
     publication: str = "",
     finite: bool = False,
 ) -> dict[str, Any]:

@@ -7,7 +7,7 @@ is kept, and set up anew only after an error. Knows no particular transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -86,15 +86,15 @@ class TransportKind:
     build : callable
         Returns a new transport, made of what a configuration says; connects to no process yet, and refuses
         what no load could use.
-    sections : sequence of type
-        The sections that it reads besides the strategy's own.
     from_files : bool
         Whether versions are read where they are published, in the strategy's directory.
+    streams : bool
+        Whether what it brings is known only as it comes.
     """
 
     build: Callable[[Sections], Transport]
-    sections: Sequence[type] = ()
     from_files: bool = False
+    streams: bool = False
 
 
 class KeptTransport:

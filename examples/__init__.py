@@ -1,0 +1,10 @@
+"""Programs on wsm beside the wheel: a clone runs them by ``python -m examples.NAME``, or by their path.
+
+===========  ==========================================================================================
+package      what it is
+===========  ==========================================================================================
+rollout      a reference engine: a small tensor-parallel language model on paddle that lives under wsm
+demo         a training loop with reinforcement learning on a live group of that engine
+commands     the command lines of both
+===========  ==========================================================================================
+"""

@@ -1,0 +1,277 @@
+"""The other end of the request socket: ask a rollout group to generate. Needs no paddle.
+
+One client is for one thread; any number of clients may be connected. What a lost rank took with it is
+answered with an error that is `retryable`; a client that was given `retry_s` asks again by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, final
+
+from examples.rollout import errors
+from examples.rollout.errors import ClientTimeoutError, GenerationRefusedError, RolloutUnreachableError
+from examples.rollout.request import Generation
+from examples.rollout.request_socket import FrameReader, Message, encode, request_socket_path
+from examples.rollout.run_directory import run_directory_path
+from wsm.errors import WsmError
+from wsm.shared_directory import connect_socket
+
+_READ_BYTES = 256 * 1024
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+Answer = TypeVar("Answer")
+
+
+@final
+class RolloutClient:
+    """A connection to the group `name`.
+
+    Parameters
+    ----------
+    name : str
+        The group.
+    directory : path or None
+        Where its segment lies; this user's private directory by default.
+    retry_s : float
+        For how long :meth:`generate` and :meth:`stats` connect and ask again after an error that is
+        `retryable`, in seconds from the call. 0: never, the error is raised.
+
+    Attributes
+    ----------
+    retries : int
+        How often that was done.
+
+    Raises
+    ------
+    RolloutUnreachableError
+        If no process takes requests there.
+    """
+
+    def __init__(self, name: str, *, directory: str | Path | None = None, retry_s: float = 0.0) -> None:
+        self.retries = 0
+        self._name = name
+        self._directory = directory
+        self._retry_s = retry_s
+        self._last_call = 0
+        self._connect()
+
+    def reconnect(self) -> None:
+        """Leave, and connect anew: after RolloutUnreachableError. What was asked before is not answered.
+
+        Raises
+        ------
+        RolloutUnreachableError
+            If no process takes requests (yet).
+        """
+        self._socket.close()
+        self._connect()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        stop_token: int | list[int] | None = None,
+        timeout_s: float = 60.0,
+        on_tokens: Callable[[int, list[int]], None] | None = None,
+    ) -> list[Generation]:
+        """Continue every prompt, and wait for all of them. Blocks while the group is cleared, too.
+
+        Parameters
+        ----------
+        prompts : sequence of sequences of int
+            Token ids.
+        max_tokens : int
+            Most tokens per answer.
+        temperature : float
+            0 for greedy.
+        seed : int or None
+            Fixes the answers, given the weights; None draws one.
+        stop_token : int, list of int or None
+            Ends an answer that contains it; one of several.
+        timeout_s : float
+            When to give up and cancel the requests.
+        on_tokens : callable or None
+            Called with (index of the prompt, new tokens) while answers grow.
+
+        Returns
+        -------
+        list of Generation
+            One per prompt, in order. An answer that a weight change has cut short says so (ABORTED).
+
+        Raises
+        ------
+        GenerationRefusedError
+            If the group does not take the requests; none of them was begun.
+        ClientTimeoutError
+            If answers are missing after `timeout_s`.
+        GroupError, RolloutUnreachableError
+            If a rank was lost, or the connection broke: nothing is known of the requests any more. They are
+            asked again where `retry_s` allows it, all prompts from their beginning, and `on_tokens` is told
+            anew.
+        """
+        if not prompts:
+            return []
+        deadline = time.monotonic() + timeout_s
+
+        def ask() -> list[Generation]:
+            call = self.submit(
+                prompts,
+                max_tokens,
+                temperature=temperature,
+                seed=seed,
+                stop_token=stop_token,
+                stream=on_tokens is not None,
+            )
+            return self._collect(call, len(prompts), deadline, on_tokens)
+
+        return self._asked_again(ask, deadline)
+
+    def submit(self, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any) -> int:
+        """Send a generate message, return its id at once; its answers come out of :meth:`receive`."""
+        tokens = [[int(token) for token in prompt] for prompt in prompts]
+        return self._send({"op": "generate", "prompts": tokens, "max_tokens": max_tokens, **options})
+
+    def cancel(self, call: int) -> None:
+        """Drop the requests of a call that have no answer yet."""
+        self._send({"op": "cancel", "call": call})
+
+    def abort(self, call: int | None = None) -> None:
+        """End the requests of a call, or of all, that have no answer yet: with the tokens that they have."""
+        self._send({"op": "abort", "call": call})
+
+    def stats(self, *, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Return what the group is doing: running, waiting, finished, tokens per version, cache, draft model.
+
+        Raises
+        ------
+        ClientTimeoutError, RolloutUnreachableError
+            As :meth:`generate`.
+        """
+        deadline = time.monotonic() + timeout_s
+
+        def ask() -> dict[str, Any]:
+            stats: dict[str, Any] = self._next_of(self._send({"op": "stats"}), deadline)["stats"]
+            return stats
+
+        return self._asked_again(ask, deadline)
+
+    def receive(self, timeout_s: float) -> Message:
+        """Return the next message of any call.
+
+        Raises
+        ------
+        ClientTimeoutError
+            If none arrives in time.
+        RolloutUnreachableError
+            If the connection broke.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._received:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ClientTimeoutError(group=self._name, seconds=timeout_s)
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except TimeoutError:
+                continue
+            except OSError as error:
+                raise RolloutUnreachableError(group=self._name, reason=str(error), retryable=True) from error
+            if not data:
+                reason = "it closed the connection"
+                raise RolloutUnreachableError(group=self._name, reason=reason, retryable=True)
+            self._received += self._reader.feed(data)
+        return self._received.pop(0)
+
+    def close(self) -> None:
+        """Leave; requests without an answer are dropped. Idempotent."""
+        self._socket.close()
+
+    def __enter__(self) -> RolloutClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _connect(self) -> None:
+        path = request_socket_path(self._name, self._directory)
+        self._reader = FrameReader()
+        self._received: list[Message] = []
+        try:
+            self._socket = connect_socket(path)
+        except OSError as error:
+            replaced = run_directory_path(self._name, self._directory).exists()
+            raise RolloutUnreachableError(
+                group=self._name, reason=f"{path}: {error.strerror}", retryable=replaced
+            ) from error
+
+    def _asked_again(self, ask: Callable[[], Answer], deadline: float) -> Answer:
+        """Ask, and again after errors that allow it, until the client's time is over."""
+        until, pause = min(deadline, time.monotonic() + self._retry_s), _FIRST_PAUSE_S
+        broken = False
+        while True:
+            try:
+                if broken:
+                    self.reconnect()
+                return ask()
+            except WsmError as error:
+                if not error.retryable or time.monotonic() + pause > until:
+                    raise
+                broken = isinstance(error, RolloutUnreachableError)
+                self.retries += 1
+            # There is nothing to wait on: a group that recovers has no socket, or one that refuses.
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _collect(
+        self, call: int, count: int, deadline: float, on_tokens: Callable[[int, list[int]], None] | None
+    ) -> list[Generation]:
+        answers: dict[int, Generation] = {}
+        while len(answers) < count:
+            message = self._next_of(call, deadline)
+            for index, tokens, _logprobs, _versions in message.get("tokens", ()):
+                if on_tokens is not None:
+                    on_tokens(index, tokens)
+            for result in message.get("results", ()):
+                answers[result["index"]] = Generation.from_mapping(result)
+        return [answers[index] for index in range(count)]
+
+    def _send(self, message: Message) -> int:
+        self._last_call += 1
+        self._socket.settimeout(None)
+        try:
+            self._socket.sendall(encode({"id": self._last_call, **message}))
+        except OSError as error:
+            raise RolloutUnreachableError(group=self._name, reason=str(error), retryable=True) from error
+        return self._last_call
+
+    def _next_of(self, call: int, deadline: float) -> Message:
+        """Return the next message of one call; what is left of calls that were given up is skipped."""
+        while True:
+            try:
+                message = self.receive(max(deadline - time.monotonic(), 0.0))
+            except ClientTimeoutError:
+                self.cancel(call)
+                raise
+            answered = message.get("id")
+            # JSON's true equals 1; only a number is the id of a call of this client.
+            if type(answered) is not int or answered != call:
+                continue
+            if "error" in message:
+                raise self._error(message["error"])
+            return message
+
+    def _error(self, problem: Message) -> WsmError:
+        if problem["type"] == errors.requests_lost.__name__:
+            return errors.requests_lost(group=self._name, cause=problem["message"])
+        return GenerationRefusedError(group=self._name, error=problem["type"], cause=problem["message"])

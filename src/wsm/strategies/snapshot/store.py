@@ -1,0 +1,339 @@
+"""The one look-up of a version in a directory: where it lies, what is promised, which files a rank reads.
+
+A version that is published as ``versions/{version}/`` is taken from there and nowhere else; else FastDeploy's
+flat files in the directory itself, then in the shared one. If ``version.yaml`` moves on while a reader is
+about to open what it announced, the reader follows it. Without it the newest version is the one that was
+published last. Opens directories and manifests, and no files of tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from wsm import log
+from wsm.errors import BadInputError
+from wsm.labels import is_label
+from wsm.strategies import errors
+from wsm.strategies.errors import (
+    ManifestError,
+    SnapshotNotFoundError,
+    VersionFileMissingError,
+    VersionMismatchError,
+)
+from wsm.strategies.files import snapshot_names
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
+from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
+from wsm.strategies.files.version_file import read_version
+from wsm.strategies.promise import Sealed
+from wsm.strategies.snapshot.manifest import ShardManifest, VersionManifest
+from wsm.strategies.snapshot.source import SnapshotSource
+from wsm.strategies.trainer.publications import published_last
+
+_log = log.logger("strategies")
+
+# Each further attempt takes a publisher that retired a version between two of our system calls.
+_ATTEMPTS = 8
+_MAX_MANIFEST_BYTES = 1 << 28
+
+SealedT = TypeVar("SealedT", bound=Sealed)
+
+
+@dataclass(frozen=True)
+class FoundVersion:
+    """What lies there for one rank.
+
+    Parameters
+    ----------
+    directory : SnapshotDirectory
+        Where.
+    expected : str or None
+        The version that it must be; None: whichever it is.
+    publication : VersionManifest or None
+        What ties the shards of all ranks together. If it is for another number of ranks than the group has,
+        the rest is empty: the rank reads slices.
+    promise : ShardManifest or None
+        Of the rank's own shard.
+    parts : tuple of str
+        Names of its files, in the order in which they are loaded.
+    ignored : tuple of str
+        Paths of files that look like parts and have no number.
+    """
+
+    directory: SnapshotDirectory
+    expected: str | None
+    publication: VersionManifest | None
+    promise: ShardManifest | None = None
+    parts: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def promise_of(self, rank: int) -> ShardManifest:
+        """Read what the version promises to one of the ranks that it was published for. Blocks.
+
+        Raises
+        ------
+        BadInputError
+            If its manifest is missing, or not the one that the publication lists.
+        """
+        if self.publication is None:
+            raise errors.differs_from_manifest(file=self.directory.path, problem="its manifest is missing")
+        promise = read_sealed(self.directory, self.publication.shards[rank].manifest, ShardManifest)
+        return self.publication.listed(rank, promise, directory=self.directory.path)
+
+
+def find(source: SnapshotSource, version: str | None, stack: ExitStack) -> FoundVersion:
+    """Find what the source's rank loads. Blocks on metadata only.
+
+    Parameters
+    ----------
+    source : SnapshotSource
+        Where to look.
+    version : str or None
+        The version to find; None for the one that ``version.yaml`` announces, else the one published last.
+    stack : ExitStack
+        Closes the directories that are opened here.
+
+    Raises
+    ------
+    SnapshotNotFoundError
+        If no place holds anything for this rank.
+    wsm.strategies.errors.BadInputError
+        If a place holds something unusable.
+    """
+    wanted = version
+    for _ in range(_ATTEMPTS):
+        before = wanted
+        unusable: BadInputError | None = None
+        if version is None:
+            try:
+                wanted = newest_version(source.directory)
+            except BadInputError as error:  # files that lie there plain load without it, and say no version
+                wanted, unusable = None, error
+        found = _look(source, version, wanted, stack)
+        if found is not None:
+            return found
+        if unusable is not None:
+            raise unusable
+        if wanted == before:
+            break
+    raise _not_found(source, wanted)
+
+
+def _look(
+    source: SnapshotSource, version: str | None, wanted: str | None, stack: ExitStack
+) -> FoundVersion | None:
+    root, device_id = str(source.directory), source.resolved_device_id()
+    base = snapshot_names.shard_base(source.rank, device_id)
+    own: SnapshotDirectory | None = None
+    if wanted is not None:
+        path = f"{root}/{snapshot_names.VERSIONS_DIRECTORY}/{wanted}"
+        own = open_held(path, boundary=root, stack=stack)
+    directory = own or _open(root, stack)
+    if directory is not None:
+        publication = read_sealed(directory, VERSION_MANIFEST, VersionManifest)
+        if publication is not None and source.world_size not in (None, publication.world_size):
+            return FoundVersion(directory, wanted, publication)
+        names, ignored = _parts(directory, base, device_id)
+        if names:
+            promise = read_sealed(directory, snapshot_names.shard_manifest_name(base), ShardManifest)
+            return FoundVersion(directory, wanted, publication, promise, names, ignored)
+    if own is not None or source.shared_directory is None:
+        return None
+    shared = _open(str(source.shared_directory), stack)
+    name = snapshot_names.whole_name(base)
+    if shared is None or name not in shared.names():
+        return None
+    # It has no version.yaml of ours, so only an explicit wish binds it.
+    publication = read_sealed(shared, VERSION_MANIFEST, VersionManifest)
+    promise = read_sealed(shared, snapshot_names.shard_manifest_name(base), ShardManifest)
+    return FoundVersion(shared, version, publication, promise, (name,))
+
+
+def read_sealed(directory: SnapshotDirectory, name: str, kind: type[SealedT]) -> SealedT | None:
+    """Return a document of a directory; None if there is none. Blocks.
+
+    Raises
+    ------
+    ManifestError
+        If it is damaged.
+    wsm.strategies.errors.BadInputError
+        If it cannot be opened or read.
+    """
+    try:
+        data = directory.read(name, _MAX_MANIFEST_BYTES)
+    except FileNotFoundError:
+        return None
+    file = directory.locate(name)
+    if data is None:
+        raise ManifestError(file=file, problem=f"it is larger than {_MAX_MANIFEST_BYTES} bytes")
+    return kind.decode(data, file=file)
+
+
+def _parts(
+    directory: SnapshotDirectory, base: str, device_id: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return a shard's files, at the first of FastDeploy's three places that has any, and what is no part.
+
+    A trainer may leave numbers out. What a lost part held is missed by the manifest, or by the model.
+    """
+    indexed: list[tuple[int, str]] = []
+    ignored: list[str] = []
+    names = directory.names()
+    for name in names:
+        if not snapshot_names.looks_like_part(base, name):
+            continue
+        index = snapshot_names.part_index(base, name)
+        if index is None:
+            path = directory.locate(name)
+            _log.warning(log.SNAPSHOT_PART_IGNORED, file=path, expected=f"{base}.part<number>.pdparams")
+            ignored.append(path)
+        else:
+            indexed.append((index, name))
+    indexed.sort()
+    indexes = [index for index, _ in indexed]
+    if len(set(indexes)) != len(indexes):
+        raise BadInputError(
+            f"the parts of {base} are numbered {errors.listed(indexes)}: a number occurs twice; publish the "
+            "snapshot again",
+            code="part-sequence",
+            base=base,
+            unfit=True,
+            indexes=tuple(indexes),
+        )
+    if indexes and (indexes[0] > 1 or indexes[-1] - indexes[0] >= len(indexes)):
+        found = errors.listed(indexes)
+        _log.warning(log.SNAPSHOT_PARTS_MISSING, directory=directory.path, base=base, found=found)
+    if indexed:
+        return tuple(name for _, name in indexed), tuple(ignored)
+    whole = [
+        name
+        for name in (snapshot_names.whole_name(base), snapshot_names.legacy_name(device_id))
+        if name in names
+    ]
+    return tuple(whole[:1]), tuple(ignored)
+
+
+def newest_version(directory: Path | str) -> str | None:
+    """Return the version that ``version.yaml`` announces; without one, the one that was published last.
+
+    Raises
+    ------
+    BadInputError, UnreadableFileError
+        If ``version.yaml`` is there and unusable.
+    """
+    announced = announced_version(directory)
+    return published_last(directory) if announced is None else announced
+
+
+def announced_version(directory: Path | str) -> str | None:
+    """Return the version that ``version.yaml`` announces; None without one.
+
+    Raises
+    ------
+    BadInputError, UnreadableFileError
+        If it is there and unusable.
+    """
+    try:
+        return read_version(directory)
+    except VersionFileMissingError:
+        return None
+
+
+def version_beside(directory: str, wanted: str | None) -> str | None:
+    """Return the version of files that name none themselves: the one in the ``version.yaml`` beside them.
+
+    Where no version is wanted, a file that cannot be used counts as none: FastDeploy does not read it there.
+
+    Raises
+    ------
+    BadInputError, UnreadableFileError, wsm.strategies.errors.VersionMismatchError
+        If it does not say that they are the version `wanted`.
+    """
+    try:
+        beside = announced_version(directory)
+    except BadInputError as error:
+        if wanted is not None:
+            raise
+        _log.warning(log.VERSION_FILE_IGNORED, directory=directory, error=str(error))
+        return None
+    if wanted is not None and beside is None:
+        raise BadInputError(
+            f"version {wanted} was asked for, but neither a manifest, nor the files, nor a version.yaml in "
+            f"{directory} says which they hold; write version.yaml beside them, or ask for no particular one",
+            code="version-unknown",
+            requested=wanted,
+            where=directory,
+            unfit=True,
+        )
+    if wanted is not None and beside is not None and beside != wanted:
+        where = f"{directory}/{snapshot_names.VERSION_FILE}"
+        raise VersionMismatchError(requested=wanted, found=beside, where=where)
+    return beside
+
+
+def _open(path: str, stack: ExitStack) -> SnapshotDirectory | None:
+    try:
+        return stack.enter_context(closing(SnapshotDirectory(path)))
+    except FileNotFoundError:
+        return None
+
+
+def _not_found(source: SnapshotSource, wanted: str | None) -> SnapshotNotFoundError:
+    device_id = source.resolved_device_id()
+    base = snapshot_names.shard_base(source.rank, device_id)
+    root, shared = str(source.directory), source.shared_directory
+    versions = f"{root}/{snapshot_names.VERSIONS_DIRECTORY}"
+    own = None if wanted is None else f"{versions}/{wanted}"
+    whole = snapshot_names.whole_name(base)
+    looked_at = [
+        own or f"{root}/{snapshot_names.VERSION_FILE}",
+        f"{root}/{base}.part*.pdparams",
+        f"{root}/{whole}",
+        f"{root}/{snapshot_names.legacy_name(device_id)}",
+        *([] if shared is None else [f"{shared}/{whole}"]),
+    ]
+    present: list[str] = []
+    missing: str | None = None
+    with ExitStack() as stack:
+        for path in (root, versions, own, shared):
+            directory = None if path is None else _open(str(path), stack)
+            if directory is None:
+                missing = root if path == root else missing
+            else:
+                telling = is_label if path == versions else snapshot_names.is_snapshot_file
+                present += [directory.locate(name) for name in directory.names() if telling(name)]
+    return SnapshotNotFoundError(
+        rank=source.rank, device_id=device_id, looked_at=looked_at, present=present, missing=missing
+    )
+
+
+_SHARD = re.compile(r"model_state\.tp([0-9]{1,9})\.([0-9]{1,9})\.(?:part[0-9]{1,9}\.)?pdparams")
+
+
+def shards_in(directory: Path, version: str | None) -> list[tuple[int, int]]:
+    """Return rank and device id of every shard of a version, found by the names of files, in rank order.
+
+    Raises
+    ------
+    SnapshotNotFoundError
+        If there is none.
+    wsm.errors.BadInputError
+        If the directory or its ``version.yaml`` cannot be used.
+    """
+    wanted = newest_version(directory) if version is None else version
+    places = [str(directory)]
+    if wanted is not None:
+        places.insert(0, f"{directory}/{snapshot_names.VERSIONS_DIRECTORY}/{wanted}")
+    for place in places:
+        try:
+            with closing(SnapshotDirectory(place)) as opened:
+                names = opened.names()
+        except FileNotFoundError:
+            continue
+        found = {(int(m[1]), int(m[2])) for m in map(_SHARD.fullmatch, names) if m is not None}
+        if found:
+            return sorted(found)
+    raise SnapshotNotFoundError(rank=0, device_id=0, looked_at=places, present=())

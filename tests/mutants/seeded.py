@@ -1,0 +1,152 @@
+"""Faults of a few words in wsm's own code, each with the test that finds it.
+
+Unlike those of ``tests/exploration/mutations.py``, which are made from Python's syntax, each of these is a
+mistake that somebody could make in a shell or a table, and that lived once with all tests green.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One fault.
+
+    Attributes
+    ----------
+    name : str
+        What is wrong then, as a sentence.
+    module : str
+        The file, below ``src/wsm/``.
+    was, becomes : str
+        Text that stands there once, and what stands in its place.
+    test : str
+        What finds it.
+    """
+
+    name: str
+    module: str
+    was: str
+    becomes: str
+    test: str
+
+
+MUTANTS = (
+    Mutant(
+        "a release of a group that is not held is accepted without standing",
+        "states/phases.py",
+        "OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.RELEASES, _W.HELD), _P.WORKING",
+        "OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.RELEASES,), _P.WORKING",
+        "tests/states/test_phase_check.py::test_the_tables_are_sound",
+    ),
+    Mutant(
+        "with one half asleep a clear of both needs no work",
+        "states/decide.py",
+        "not owed and tags <= held.missing",
+        "not owed and bool(tags & held.missing)",
+        "tests/tags/test_every_half.py::test_a_command_moves_what_it_names_and_is_not_there_and_nothing_else",
+    ),
+    Mutant(
+        "a caller's lease that ran out aborts nothing",
+        "states/group.py",
+        "GroupRow(_S.UNDECIDED, (_W.PREPARED, _W.GIVEN_UP), _T.LOOK, _R.ABORT)",
+        "GroupRow(_S.UNDECIDED, (_W.PREPARED, _W.GIVEN_UP, _W.EXPIRED), _T.LOOK, _R.ABORT)",
+        "tests/states/test_group.py::test_a_lease_holds_a_decision_without_a_process",
+    ),
+    Mutant(
+        "the tables are asked, and the machine is moved to where they lead",
+        "states/machine.py",
+        "return bool(self._machine.events[event.value].trigger(self.model, facts=facts))",
+        "row = self.chart.find(self.model.state, event, kept=facts.kept)\n"
+        "            if row is None or joint.objection(facts.joint, row) is not None:\n"
+        "                return False\n"
+        "            self.model.state = row.dest\n"
+        "            return True",
+        "tests/worker/test_machine_decides.py::"
+        "test_a_command_that_needs_an_edge_is_refused_by_a_machine_that_lacks_it",
+    ),
+    Mutant(
+        "staging is not stopped when the epoch ends",
+        "worker/_loop.py",
+        "                self.run.stop_staging(wait_s=_LEAVE_S)\n            self._leaving =",
+        "                pass\n            self._leaving =",
+        "tests/worker/test_hot_update.py::test_a_new_epoch_stops_the_staging_of_the_old_one",
+    ),
+    Mutant(
+        "the arguments of all commands lie in one slot",
+        "signals/segment.py",
+        "return self._arguments[sequence % len(self._arguments)]",
+        "return self._arguments[0]",
+        "tests/signals/test_slot.py::test_arguments_of_consecutive_commands_do_not_overwrite_each_other",
+    ),
+    Mutant(
+        "the key of a slot is not in its checksum",
+        "signals/slot.py",
+        "return zlib.crc32(data, zlib.crc32(_KEY.pack(epoch, sequence, kind, len(data))))",
+        "return zlib.crc32(data, zlib.crc32(_KEY.pack(0, 0, 0, len(data))))",
+        "tests/signals/test_slot.py::test_a_head_that_is_torn_between_two_keys_gives_nobodys_payload",
+    ),
+    Mutant(
+        "a reader keeps lines that were overwritten while it copied",
+        "journal/lines.py",
+        "return kept[overtaken:]",
+        "return kept",
+        "tests/signals/test_ring.py::"
+        "test_a_reader_drops_the_lines_that_were_overwritten_while_it_copied_them",
+    ),
+    Mutant(
+        "a report names the version that was asked for where the source proved none",
+        "strategies/load.py",
+        "version=offer.version,\n        manifest_digest=offer.manifest_digest or applied.digest",
+        "version=offer.version or wanted,\n        manifest_digest=offer.manifest_digest or applied.digest",
+        "tests/strategies/test_load.py::"
+        "test_a_report_names_the_version_that_the_source_proves_and_not_the_one_that_was_asked_for",
+    ),
+    Mutant(
+        "a cancel behind the last tensor says that nothing was touched",
+        "strategies/load.py",
+        "with stamping(once):\n            raise",
+        "with stamping(Taint()):\n            raise",
+        "tests/strategies/test_load.py::"
+        "test_a_load_that_is_cancelled_behind_its_last_tensor_says_that_the_weights_were_touched",
+    ),
+    Mutant(
+        "a partial update forgets the load options of its base",
+        "controller/_records.py",
+        "load = {**group.committed(view).load, **load}",
+        "load = {**load}",
+        "tests/controller/test_transaction.py::"
+        "test_a_partial_update_is_restored_by_the_load_options_of_the_version_that_it_was_put_on",
+    ),
+    Mutant(
+        "a command of another epoch with the same sequence is taken for one's own",
+        "controller/_transaction.py",
+        "        if view.command[:2] != self._command[:2]:",
+        "        if view.command.sequence != self._command.sequence:",
+        "tests/controller/test_transaction.py::"
+        "test_a_command_of_another_epoch_is_not_taken_for_ones_own_by_its_sequence",
+    ),
+    Mutant(
+        "the rank that died last is always blamed",
+        "controller/_transaction.py",
+        "to_blame = lost if first.lost or (set(lost) - set(broken) and not first.expired) else ()",
+        "to_blame = lost",
+        "tests/controller/test_transaction.py::test_a_rank_that_dies_behind_a_deadline_is_not_to_blame_for_it",
+    ),
+    Mutant(
+        "words that are seen before their reports are decided at once",
+        "controller/_drive.py",
+        "        return None if prepared is None else not outcome.disagreement(prepared)\n",
+        "        return prepared is not None and not outcome.disagreement(prepared)\n",
+        "tests/controller/test_transaction.py::"
+        "test_words_that_come_before_their_reports_are_looked_at_once_more",
+    ),
+    Mutant(
+        "a commit that is said after the lease is accepted",
+        "states/group.py",
+        "known.verdict is True and not known.lease_over",
+        "known.verdict is True",
+        "tests/controller/test_prepared.py::"
+        "test_a_commit_that_is_said_after_the_lease_is_over_comes_too_late",
+    ),
+)

@@ -1,0 +1,63 @@
+"""What a load says at its end, of sources that prove little and end late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from wsm.strategies.applier.memory_target import MemoryTarget
+from wsm.strategies.errors import LoadCancelledError
+from wsm.strategies.load import load
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.registry import register_strategy
+from wsm.strategies.strategy import Strategy
+from wsm.strategies.tensor import TensorSpec
+
+SPEC = TensorSpec("w", "U8", (4,))
+
+
+@dataclass
+class Shelf:
+    """A source: which version it proves, and whether it cancels its load as it closes."""
+
+    proves: str | None = None
+    cancels_at_its_end: bool = False
+
+
+class FromShelf(Strategy):
+    source_type = Shelf
+
+    def source(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    def preview(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def open(self, source: Shelf, _version: str | None, _observer: LoadObserver) -> Iterator[Offer]:
+        tensor = OfferedTensor.of_bytes(SPEC, "the shelf", memoryview(b"\x07" * 4))
+        yield Offer(source.proves, (tensor,), ("the shelf",), None, ManifestScope.LOADED)
+        if source.cancels_at_its_end:
+            raise LoadCancelledError(tensors_applied=0, tensors=1, touched=False)
+
+
+register_strategy("one-tensor", FromShelf())
+
+
+@pytest.mark.parametrize("proves", [None, "8"])
+def test_a_report_names_the_version_that_the_source_proves_and_not_the_one_that_was_asked_for(proves):
+    report = load(Shelf(proves), MemoryTarget([SPEC]), name="one-tensor", version=7)
+    assert report.version == proves
+
+
+def test_a_load_that_is_cancelled_behind_its_last_tensor_says_that_the_weights_were_touched():
+    target = MemoryTarget([SPEC])
+    with pytest.raises(LoadCancelledError) as caught:
+        load(Shelf(cancels_at_its_end=True), target, name="one-tensor")
+    assert (caught.value.touched, caught.value.tensors_applied) == (True, 1)
+    assert bytes(target.readable("w")) == b"\x07" * 4
