@@ -39,6 +39,7 @@ def sealed_formats() -> list[Format]:
         ("ipc metas", IpcMetas, _metas(), _no_digests),
         ("delta shard", DeltaShard, _delta(), _digests_of_delta),
         ("delta manifest", DeltaManifest, DeltaManifest.of([_delta()]), _no_digests),
+        ("stream manifest", StreamManifest, _stream(), _digests_of_shard),
         ("adoptions", AdoptionRecord, _adoptions(), _no_digests),
     ):
         form = Format(
@@ -50,17 +51,6 @@ def sealed_formats() -> list[Format]:
             dress=partial(_dress, digests=digests),
         )
         found += [form, replace(form, name=f"{name}, bare", samples=(sample.encode(),), dress=bytes)]
-    stream = StreamManifest("3", 0, 1, "p", {spec.name: (spec, _DIGEST) for spec in _SPECS})
-    found.append(
-        Format(
-            name="stream manifest",
-            reader=StreamManifest.decode,
-            decode=partial(StreamManifest.decode, peer="a peer"),
-            encode=StreamManifest.encode,
-            samples=(_unsealed(stream.encode()),),
-            dress=partial(_dress, digests=_digests_of_stream),
-        )
-    )
     return found
 
 
@@ -104,10 +94,27 @@ def _metas() -> IpcMetas:
 
 
 def _delta() -> DeltaShard:
-    blocks = (Block(BlockKind.FULL, 32, 32),)
-    changed = DeltaTensor(_SPECS[0], _DIGEST, digest_of(b"y"), _DIGEST, blocks)
-    same = tuple(DeltaTensor(spec, _DIGEST, _DIGEST, digest_of(b"")) for spec in _SPECS[1:])
-    return DeltaShard("4", "3", 0, 1, "p", 1 << 16, 32, (changed, *same))
+    def row(spec: TensorSpec, base: str, stored: str, blocks: tuple[Block, ...]) -> DeltaTensor:
+        return DeltaTensor(spec.name, spec.dtype, spec.shape, base, _DIGEST, stored, blocks)
+
+    return DeltaShard(
+        version="4",
+        base_version="3",
+        rank=0,
+        world_size=1,
+        publication="p",
+        block_bytes=1 << 16,
+        nbytes=32,
+        tensors=(
+            row(_SPECS[0], digest_of(b"y"), _DIGEST, (Block(BlockKind.FULL, 32, 32),)),
+            *(row(spec, _DIGEST, digest_of(b""), ()) for spec in _SPECS[1:]),
+        ),
+    )
+
+
+def _stream() -> StreamManifest:
+    tensors = [PromisedTensor(spec, _DIGEST) for spec in _SPECS]
+    return StreamManifest.with_tensors(tensors, version="3", rank=0, world_size=1, publication="p")
 
 
 def _adoptions() -> AdoptionRecord:
@@ -157,10 +164,6 @@ def _digests_of_delta(fields: dict[str, Any]) -> dict[str, str]:
         field: shard_digest((_spec(row), row[digest]) for row in fields["tensors"])
         for field, digest in (("base_digest", "base_digest"), ("content_digest", "digest"))
     }
-
-
-def _digests_of_stream(fields: dict[str, Any]) -> dict[str, str]:
-    return {"content_digest": shard_digest((_spec(row), row["digest"]) for row in fields["tensors"])}
 
 
 def _spec(row: dict[str, Any]) -> TensorSpec:

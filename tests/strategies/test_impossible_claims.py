@@ -144,15 +144,16 @@ def a_delta(shape: list[int]) -> object:
 def a_stream(shape: list[int]) -> object:
     fields = {
         "format": "wsm.stream-manifest",
-        "layout": 1,
+        "layout": 2,
         "version": 1,
         "rank": 0,
         "world_size": 1,
         "publication": "p",
         "content_digest": DIGEST,
-        "tensors": [{"name": "w", "dtype": "F32", "shape": shape, "digest": DIGEST}],
+        "kinds": [{"dtype": "F32", "shape": shape}],
+        "tensors": [["w", 0, DIGEST]],
     }
-    return StreamManifest.decode(seal(fields), peer="a peer")
+    return StreamManifest.decode(seal(fields), file="a peer")
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

@@ -201,7 +201,7 @@ def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transpor
                 world_size=group.ranks,
                 publication=publication.format(version, rank=rank),
             )
-            manifest = StreamManifest.decode(bytes(state[MANIFEST_TENSOR]), peer="ourselves")
+            manifest = StreamManifest.decode(bytes(state[MANIFEST_TENSOR]), file="ourselves")
             digests[rank] = manifest.content_digest
             sender.send(state, step_id=str(version), rank=rank)
         group.published[version] = SimpleNamespace(manifest_digest=manifest.group_digest, digests=digests)

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from wsm.strategies.buckets.sender import Sending as Sending
     from wsm.strategies.buckets.sender import SendReport as SendReport
     from wsm.strategies.buckets.source import IpcAsyncSource as IpcAsyncSource
-    from wsm.strategies.delta.between import delta_between as delta_between
     from wsm.strategies.delta.publish import DeltaReport as DeltaReport
+    from wsm.strategies.delta.publish import delta_between as delta_between
     from wsm.strategies.delta.publish import publish_delta as publish_delta
     from wsm.strategies.delta.source import DeltaSource as DeltaSource
     from wsm.strategies.files.version_file import read_version as read_version
@@ -98,8 +98,7 @@ import_when_named(
         "wsm.strategies.applier.memory_target": "MemoryTarget",
         "wsm.strategies.buckets.sender": "BucketSender Sending SendReport",
         "wsm.strategies.buckets.source": "IpcAsyncSource",
-        "wsm.strategies.delta.between": "delta_between",
-        "wsm.strategies.delta.publish": "DeltaReport publish_delta",
+        "wsm.strategies.delta.publish": "DeltaReport delta_between publish_delta",
         "wsm.strategies.delta.source": "DeltaSource",
         "wsm.strategies.files.version_file": "read_version write_version",
         "wsm.strategies.ipc.shared_device_tensors": "SharedDeviceTensors",

@@ -74,8 +74,9 @@ class Sealed(Strict, frozen=True, kw_only=True, dict=True):
         fields = documents.unseal(data, file=file, form=cls.FORMAT, layout=cls.LAYOUT)
         said = {name: value for name, value in fields.items() if name not in _ENVELOPE}
         try:
-            if type(number := said.get("version")) is int and 0 <= number < 10**MAX_LENGTH:
-                said["version"] = str(number)  # as older documents say it
+            for label in ("version", "base_version"):
+                if type(number := said.get(label)) is int and 0 <= number < 10**MAX_LENGTH:
+                    said[label] = str(number)  # as older documents say it
             derived = {name: said.pop(name, None) for name in cls.DERIVED}
             document = msgspec.convert(said, cls)
             for field in msgspec.structs.fields(cls):

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
 from snapshot_arrival import flip
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
@@ -28,7 +28,7 @@ GROUP_MANIFEST = "delta.manifest.json"
 _DYING_PUBLISHER = """
 import os, signal, sys
 from wsm.strategies.delta._writer import StagedDelta
-with StagedDelta(sys.argv[1], int(sys.argv[2]), durable=False) as staged:
+with StagedDelta(sys.argv[1], sys.argv[2], "0", world_size=1, durable=False) as staged:
     (staged.path / "delta.tp0.blocks").write_bytes(b"half of it")
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from checkpoint_transfer import wire
 from checkpoint_transfer.sender import FakeSender
+from msgspec.structs import replace
 from peer_arrival import PeerArrival
 from wrongs import Expected, State, Wrong
 
@@ -115,7 +115,7 @@ class TransferArrival(PeerArrival):
 
     def _change_manifest(self, version: int, state: State, /, **changes: Any) -> None:
         sent = described(state, version)
-        manifest = StreamManifest.decode(bytes(sent[MANIFEST_TENSOR]), peer="ourselves")
+        manifest = StreamManifest.decode(bytes(sent[MANIFEST_TENSOR]), file="ourselves")
         self._send(version, {**sent, MANIFEST_TENSOR: replace(manifest, **changes).encode()})
 
     def _duplicate_name(self, version: int, state: State) -> Expected:
@@ -177,7 +177,7 @@ class TransferArrival(PeerArrival):
         return Expected(stream_errors.PeerFailedError, (str(self._port), "no length"))
 
     def _empty(self, version: int, state: State) -> Expected:
-        self._change_manifest(version, state, tensors={})
+        self._change_manifest(version, state, kinds=(), rows=())
         return Expected(errors.empty_snapshot, (str(self._port),))
 
     def _nothing_there(self, version: int, state: State) -> Expected:

@@ -465,6 +465,6 @@ def test_a_target_without_the_package_is_told_what_to_install(directory, monkeyp
     monkeypatch.delitem(sys.modules, "wsm.strategies.delta._codec", raising=False)
     monkeypatch.delattr("wsm.strategies.delta._codec", raising=False)
     target = holding(A)
-    with raising(wrong.zstandard_missing, match=r"wsm\[delta\]"):
+    with raising("zstandard-missing", match=r"wsm\[delta\]"):
         directory.load(2, target)
     assert holds(target, A)

@@ -70,9 +70,9 @@ def test_whole_files_beside_the_delta_are_cut_for_the_ranks_that_there_are(direc
             source = DeltaSource(directory.path, rank, device_id=rank, world_size=ranks)
             if ranks != 2:
                 assert inspect(source, 2, name="delta", target=target).tensors == 1
-            digests.add((ranks, load(source, target, name="delta", version=2).manifest_digest))
+            digests.add(load(source, target, name="delta", version=2).manifest_digest)
             assert holds(target, state)
-    assert len(digests) == 3  # one per group, the same on all of its ranks
+    assert len(digests) == 1  # of the version as it was published, whoever loads which part of it
     with pytest.raises(DeltaLayoutError, match="fallback: refuse"):
         directory.load(2, released(A), world_size=4, fallback="refuse")
 

@@ -14,6 +14,7 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 
 from wsm.strategies import TensorSpec, with_manifest
+from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.transports._batches import BATCH_BYTES, PackageBuffers
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.transports.stream_manifest import StreamManifest
@@ -112,7 +113,8 @@ def test_where_no_setting_says_how_much_no_more_is_announced_than_the_stream_bri
 
 def manifest(*sizes):
     specs = [TensorSpec(str(index), "U8", (size,)) for index, size in enumerate(sizes)]
-    return StreamManifest(1, 0, 1, "", {spec.name: (spec, "0" * 32) for spec in specs})
+    tensors = [PromisedTensor(spec, "0" * 32) for spec in specs]
+    return StreamManifest.with_tensors(tensors, version="1", rank=0, world_size=1, publication="")
 
 
 def test_a_tensor_that_is_larger_than_a_buffer_counts_as_one():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.raising import raising
 from wsm.strategies import TensorSpec, errors, with_manifest
@@ -23,21 +23,22 @@ FIELDS = {key: value for key, value in json.loads(WRITTEN).items() if key != "di
 
 
 def test_what_was_written_is_read_back():
-    manifest = StreamManifest.decode(WRITTEN, peer="the trainer")
+    manifest = StreamManifest.decode(WRITTEN, file="the trainer")
     assert (manifest.version, manifest.rank, manifest.world_size, manifest.publication) == ("7", 1, 2, "p")
-    assert [spec for spec, _ in manifest.tensors.values()] == [spec for spec, _ in STATE.values()]
+    assert [tensor.spec for tensor in manifest.tensors] == [spec for spec, _ in STATE.values()]
     assert manifest.encode() == WRITTEN
 
 
-def test_a_whole_model_names_no_rank():
+def test_a_whole_model_is_every_rank_s():
     data = bytes(with_manifest(STATE, version=7)[MANIFEST_TENSOR])
-    manifest = StreamManifest.decode(data, peer="the trainer")
-    assert (manifest.rank, manifest.world_size) == (None, None)
+    manifest = StreamManifest.decode(data, file="the trainer")
+    assert manifest.whole
+    assert not StreamManifest.decode(WRITTEN, file="the trainer").whole
 
 
 def manifest_of(state, **options):
     data = bytes(with_manifest(state, version=7, **options)[MANIFEST_TENSOR])
-    return StreamManifest.decode(data, peer="the trainer")
+    return StreamManifest.decode(data, file="the trainer")
 
 
 @pytest.mark.parametrize("options", [{}, {"rank": 0, "world_size": 1}], ids=["whole model", "one rank"])
@@ -67,7 +68,7 @@ def test_a_shard_of_several_needs_its_publication_s_name_and_speaks_for_itself_w
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_manifest(data):
     with raising(errors.ManifestError, match="the trainer"):
-        StreamManifest.decode(data, peer="the trainer")
+        StreamManifest.decode(data, file="the trainer")
 
 
 @given(st.integers(0, len(WRITTEN) - 1), st.integers(1, 255))
@@ -75,7 +76,7 @@ def test_a_changed_byte_is_noticed(position, change):
     data = bytearray(WRITTEN)
     data[position] ^= change
     try:
-        manifest = StreamManifest.decode(bytes(data), peer="the trainer")
+        manifest = StreamManifest.decode(bytes(data), file="the trainer")
     except errors.ManifestError:
         return
     assert manifest.encode() == WRITTEN  # the change was in blanks
@@ -95,10 +96,10 @@ def test_a_sealed_document_with_another_value_is_an_error_or_a_manifest(field, v
     except (ValueError, UnicodeEncodeError):
         return
     try:
-        manifest = StreamManifest.decode(data, peer="the trainer")
+        manifest = StreamManifest.decode(data, file="the trainer")
     except errors.ManifestError:
         return
-    assert StreamManifest.decode(manifest.encode(), peer="the trainer") == manifest
+    assert StreamManifest.decode(manifest.encode(), file="the trainer") == manifest
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(1, None), (None, 2)])

@@ -11,7 +11,6 @@ _manifest                             what a rank's delta, and that of all ranks
 _published                            which versions a directory holds
 publish                               the trainer's side, and what became of it
 _writer                               one rank's blocks, made visible at once
-between                               the delta between two versions that are published already
 errors                                what can go wrong in it
 ====================================  ====================================================================
 """

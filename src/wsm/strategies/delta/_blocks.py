@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
+
+from wsm.strategies.promise import Count
 
 #: Bytes of a tensor that one block stands for, unless a writer chooses otherwise.
 BLOCK_BYTES = 1 << 20
@@ -40,13 +43,12 @@ class BlockKind(enum.IntEnum):
 SPARSE = frozenset({BlockKind.OVERWRITE, BlockKind.SPARSE_XOR})
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One row of a table: what it holds, its bytes in the file, and its bytes once decompressed."""
 
     kind: BlockKind
-    stored: int
-    decoded: int
+    stored: Count
+    decoded: Count
 
 
 #: A block that changes nothing.

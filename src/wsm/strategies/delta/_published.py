@@ -16,49 +16,43 @@ from wsm.strategies.files.snapshot_names import (
     VERSION_MANIFEST,
     VERSIONS_DIRECTORY,
 )
+from wsm.strategies.promise import Publication
 from wsm.strategies.snapshot.manifest import VersionManifest
 from wsm.strategies.trainer.publications import listed_versions
 
 
-def whole_manifest(root: Path | str, version: str) -> VersionManifest | None:
+def whole_manifest(root: Path, version: str) -> VersionManifest | None:
     """Return the manifest of a whole version; None if there is none that can be read."""
-    file = Path(root) / VERSIONS_DIRECTORY / str(version) / VERSION_MANIFEST
+    file = root / VERSIONS_DIRECTORY / version / VERSION_MANIFEST
     with suppress(OSError, ManifestError):
         return VersionManifest.decode(file.read_bytes(), file=str(file))
     return None
 
 
-def delta_manifest(root: Path | str, version: str) -> DeltaManifest | None:
+def delta_manifest(root: Path, version: str) -> DeltaManifest | None:
     """Return the manifest of the delta that leads to a version; None if there is none that can be read."""
-    file = Path(root) / DELTAS_DIRECTORY / str(version) / DELTA_MANIFEST
+    file = root / DELTAS_DIRECTORY / version / DELTA_MANIFEST
     with suppress(OSError, ManifestError):
         return DeltaManifest.decode(file.read_bytes(), file=str(file))
     return None
 
 
-def content_digests(root: Path | str, version: str, *, deltas: bool = True) -> tuple[str, ...] | None:
-    """Return the digest of each rank's tensors of a version; None if it is not there.
-
-    A version that is published whole, or, if `deltas`, as a delta.
-    """
-    whole = whole_manifest(root, version)
-    if whole is not None:
-        return tuple(shard.content_digest for shard in whole.shards)
-    delta = delta_manifest(root, version) if deltas else None
-    return None if delta is None else tuple(shard.content_digest for shard in delta.shards)
+def content_digests(publication: Publication) -> list[str]:
+    """Return the digest of each rank's tensors."""
+    return [shard.content_digest for shard in publication.shards]
 
 
-def version_with_digest(root: Path | str, rank: int, digest: str) -> str | None:
+def version_with_digest(root: Path, rank: int, digest: str) -> str | None:
     """Return a label under which these tensors of a rank are published; None if there is none."""
     for place in (VERSIONS_DIRECTORY, DELTAS_DIRECTORY):
-        for listed in listed_versions(Path(root) / place):
-            digests = content_digests(root, listed.label)
-            if digests is not None and rank < len(digests) and digests[rank] == digest:
+        for listed in listed_versions(root / place):
+            found = whole_manifest(root, listed.label) or delta_manifest(root, listed.label)
+            if found is not None and digest in content_digests(found)[rank : rank + 1]:
                 return listed.label
     return None
 
 
-def chain_to(root: Path | str, version: str, limit: int) -> list[str]:
+def chain_to(root: Path, version: str, limit: int) -> list[str]:
     """Return the versions of the deltas that lead to `version` from the nearest whole one, newest first.
 
     At most `limit` of them; all that follow from each other where no whole version is there.

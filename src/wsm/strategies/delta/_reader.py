@@ -24,15 +24,15 @@ from wsm.strategies.delta._manifest import (
     rank_manifest_name,
 )
 from wsm.strategies.delta.errors import DeltaLayoutError
-from wsm.strategies.delta.source import DeltaSource
+from wsm.strategies.delta.source import DeltaSource, codec
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import LoadCancelledError, ManifestError, UnreadableFileError, VersionMismatchError
+from wsm.strategies.errors import LoadCancelledError, UnreadableFileError, VersionMismatchError
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
-from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, DELTAS_DIRECTORY
+from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, DELTAS_DIRECTORY, VERSIONS_DIRECTORY
 from wsm.strategies.observer import LoadObserver, never_touched
+from wsm.strategies.snapshot.store import read_sealed
 from wsm.strategies.tensor import ITEM_BYTES
 
-_MAX_MANIFEST_BYTES = 1 << 28
 _READ_BYTES = 1 << 20
 
 
@@ -61,7 +61,7 @@ class OpenDelta:
     @cached_property
     def rows(self) -> dict[str, DeltaTensor]:
         """The tensors by name."""
-        return {row.spec.name: row for row in self.shard.tensors}
+        return {row.name: row for row in self.shard.tensors}
 
     def verify(self, observer: LoadObserver) -> None:
         """Read all blocks and compare them with their digests. Blocks, as long as a read of them takes.
@@ -80,10 +80,9 @@ class OpenDelta:
         BadInputError, UnreadableFileError
             If the file shrank meanwhile, or cannot be read.
         """
-        self._touched = observer.touched
         buffer = memoryview(bytearray(_READ_BYTES))
         for row in self.shard.tensors:
-            begin, end = self._where[row.spec.name][0], self._where[row.spec.name][-1]
+            begin, end = self._where[row.name][0], self._where[row.name][-1]
             digest = running_digest()
             while begin < end:
                 if observer.cancelled():
@@ -91,15 +90,16 @@ class OpenDelta:
                         tensors_applied=0, tensors=len(self.shard.tensors), touched=False
                     )
                 piece = buffer[: min(_READ_BYTES, end - begin)]
-                self._read(begin, piece, touched=False)
+                self._read(begin, piece)
                 digest.update(piece)
                 begin += len(piece)
             if digest.hexdigest() != row.stored_digest:
                 raise delta_errors.bad_delta(
                     file=self.path,
-                    tensor=row.spec.name,
+                    tensor=row.name,
                     problem=f"digest {digest.hexdigest()} instead of {row.stored_digest}",
                 )
+        self._touched = observer.touched
 
     def replaces(self, name: str, offset: int, length: int) -> bool:
         """Whether every byte of a range is in the delta, so that the base's need not be read."""
@@ -126,10 +126,8 @@ class OpenDelta:
             If the blocks are not what they were when they were verified.
         """
         row, size = self.rows[name], self.shard.block_bytes
-        if not row.blocks:
-            return
         end = offset + len(destination)
-        for index in range(offset // size, -(-end // size)):
+        for index in range(offset // size, -(-end // size)) if row.blocks else ():
             if row.blocks[index].kind is not BlockKind.SAME:
                 low, high = max(offset, index * size), min(end, (index + 1) * size)
                 self._patch_block(row, index, low - index * size, destination[low - offset : high - offset])
@@ -141,26 +139,21 @@ class OpenDelta:
             self._descriptor = -1
 
     def _patch_block(self, row: DeltaTensor, index: int, begin: int, destination: memoryview) -> None:
-        from wsm.strategies.delta import _codec as codec  # noqa: PLC0415 - needs an optional package
-
-        block, position = row.blocks[index], self._where[row.spec.name][index]
+        block, position = row.blocks[index], self._where[row.name][index]
         if block.kind is BlockKind.FULL:
-            self._read(position + begin, destination, touched=self._touched())
+            self._read(position + begin, destination)
             return
-        data = bytearray(block.stored)
-        self._read(position, memoryview(data), touched=self._touched())
+        data = memoryview(bytearray(block.stored))
+        self._read(position, data)
         size = self.shard.block_bytes
+        length = min(size, row.spec.nbytes - index * size)
+        blocks = codec()
         try:
-            patch = codec.decode(
-                block,
-                memoryview(data),
-                length=min(size, row.spec.nbytes - index * size),
-                item=ITEM_BYTES[row.spec.dtype],
-            )
-        except codec.BlockError as error:
+            patch = blocks.decode(block, data, length=length, item=ITEM_BYTES[row.dtype])
+        except blocks.BlockError as error:
             raise delta_errors.bad_delta(
                 file=self.path,
-                tensor=row.spec.name,
+                tensor=row.name,
                 problem=f"block {index}: {error}",
                 touched=self._touched(),
             ) from error
@@ -172,20 +165,22 @@ class OpenDelta:
         found = {}
         begin = 0
         for row in self.shard.tensors:
-            found[row.spec.name] = tuple(accumulate((block.stored for block in row.blocks), initial=begin))
+            found[row.name] = tuple(accumulate((block.stored for block in row.blocks), initial=begin))
             begin += row.stored
         return found
 
-    def _read(self, position: int, destination: memoryview, *, touched: bool) -> None:
+    def _read(self, position: int, destination: memoryview) -> None:
         rest = destination
         while rest:
             try:
                 count = os.preadv(self._descriptor, [rest], position)
             except OSError as error:
-                raise UnreadableFileError(file=self.path, reason=str(error), touched=touched) from error
+                raise UnreadableFileError(
+                    file=self.path, reason=str(error), touched=self._touched()
+                ) from error
             if count == 0:
                 raise strategies_errors.bad_file_size(
-                    file=self.path, expected=self.shard.nbytes, actual=position, touched=touched
+                    file=self.path, expected=self.shard.nbytes, actual=position, touched=self._touched()
                 )
             position += count
             rest = rest[count:]
@@ -212,95 +207,63 @@ def open_delta(source: DeltaSource, version: str, stack: ExitStack) -> OpenDelta
     wsm.strategies.errors.BadInputError
         Of the type that fits what is wrong. Nothing was changed.
     """
-    root = str(source.directory)
-    path = f"{root}/{DELTAS_DIRECTORY}/{version}"
-    directory = open_held(path, boundary=root, stack=stack)
+    root, rank = str(source.directory), source.rank
+    directory = open_held(f"{root}/{DELTAS_DIRECTORY}/{version}", boundary=root, stack=stack)
     if directory is None:
         return None
-    manifest = DeltaManifest.decode(
-        read_small(directory, DELTA_MANIFEST), file=directory.locate(DELTA_MANIFEST)
-    )
-    name = rank_manifest_name(source.rank)
-    file = directory.locate(name)
-    _check_group(manifest, directory.locate(DELTA_MANIFEST), source, version)
-    shard = DeltaShard.decode(read_small(directory, name), file=file)
-    if shard.rank != source.rank:
-        raise strategies_errors.shard_identity(
-            file=file, field="rank", expected=source.rank, found=shard.rank
+    where = directory.locate(DELTA_MANIFEST)
+    manifest = read_sealed(directory, DELTA_MANIFEST, DeltaManifest)
+    if manifest is None:
+        raise strategies_errors.differs_from_manifest(
+            file=directory.path, problem=f"{DELTA_MANIFEST} is missing"
         )
-    if (shard.digest, shard.version, shard.base_version, shard.publication, shard.world_size) != (
-        manifest.shards[source.rank].digest,
+    if manifest.version != version:
+        raise VersionMismatchError(requested=version, found=manifest.version, where=where)
+    wanted = source.world_size or max(manifest.world_size, rank + 1)
+    if manifest.world_size != wanted:
+        looked_for = "whole files are not loaded instead (fallback: refuse)"
+        if source.fallback == "full":
+            looked_for = f"no whole files of it are in {root}/{VERSIONS_DIRECTORY}/{version}"
+        raise DeltaLayoutError(
+            version=version,
+            where=where,
+            made_for=manifest.world_size,
+            ranks=wanted,
+            looked_for=looked_for,
+        )
+    if rank >= wanted:
+        raise strategies_errors.shard_identity(
+            file=where, field="world size", expected=rank + 1, found=wanted
+        )
+    shard, path = _listed_shard(directory, manifest, rank), directory.locate(blocks_name(rank))
+    try:
+        descriptor = directory.open(blocks_name(rank))
+    except FileNotFoundError as error:
+        problem = f"{blocks_name(rank)} is missing"
+        raise strategies_errors.differs_from_manifest(file=where, problem=problem) from error
+    opened = stack.enter_context(closing(OpenDelta(shard, manifest, path, descriptor)))
+    size = os.fstat(descriptor).st_size
+    if size != shard.nbytes:
+        raise strategies_errors.bad_file_size(file=path, expected=shard.nbytes, actual=size)
+    codec()
+    return opened
+
+
+def _listed_shard(directory: SnapshotDirectory, manifest: DeltaManifest, rank: int) -> DeltaShard:
+    """Return the manifest of a rank's delta, if it is the one that the manifest of all lists."""
+    where, name = directory.locate(DELTA_MANIFEST), rank_manifest_name(rank)
+    shard = read_sealed(directory, name, DeltaShard)
+    if shard is None:
+        raise strategies_errors.differs_from_manifest(file=where, problem=f"{name} is missing")
+    shard.require(None, rank, None, where=directory.locate(name))
+    if (shard.seal, shard.version, shard.base_version, shard.publication, shard.world_size) != (
+        manifest.shards[rank].seal,
         manifest.version,
         manifest.base_version,
         manifest.publication,
         manifest.world_size,
     ):
-        raise strategies_errors.differs_from_manifest(
-            file=directory.locate(DELTA_MANIFEST), problem=f"{name} is another one"
-        )
+        raise strategies_errors.differs_from_manifest(file=where, problem=f"{name} is another one")
     if not shard.tensors:
-        raise strategies_errors.empty_snapshot(where=file)
-    blocks = _opened(directory, blocks_name(source.rank))
-    opened = stack.enter_context(
-        closing(OpenDelta(shard, manifest, directory.locate(blocks_name(source.rank)), blocks))
-    )
-    size = os.fstat(blocks).st_size
-    if size != shard.nbytes:
-        raise strategies_errors.bad_file_size(file=opened.path, expected=shard.nbytes, actual=size)
-    _require_codec()
-    return opened
-
-
-def read_small(directory: SnapshotDirectory, name: str) -> bytes:
-    """Return the content of a manifest's file. Blocks.
-
-    Raises
-    ------
-    ManifestError
-        If there is none, or it is too large to be one.
-    wsm.strategies.errors.BadInputError
-        If it cannot be opened or read.
-    """
-    path = directory.locate(name)
-    with os.fdopen(_opened(directory, name), "rb") as file:
-        try:
-            data = file.read(_MAX_MANIFEST_BYTES + 1)
-        except OSError as error:
-            raise UnreadableFileError(file=path, reason=str(error)) from error
-    if len(data) > _MAX_MANIFEST_BYTES:
-        raise ManifestError(file=path, problem=f"it is larger than {_MAX_MANIFEST_BYTES} bytes")
-    return data
-
-
-def _check_group(manifest: DeltaManifest, file: str, source: DeltaSource, version: str) -> None:
-    if manifest.version != version:
-        raise VersionMismatchError(requested=version, found=manifest.version, where=file)
-    wanted = source.world_size if source.world_size is not None else max(manifest.world_size, source.rank + 1)
-    if manifest.world_size != wanted:
-        raise DeltaLayoutError(
-            version=version,
-            where=file,
-            made_for=manifest.world_size,
-            ranks=wanted,
-            looked_for="whole files were not looked for",
-        )
-    if source.rank >= wanted:
-        raise strategies_errors.shard_identity(
-            file=file, field="world size", expected=source.rank + 1, found=wanted
-        )
-
-
-def _opened(directory: SnapshotDirectory, name: str) -> int:
-    try:
-        return directory.open(name)
-    except FileNotFoundError as error:
-        raise strategies_errors.differs_from_manifest(
-            file=directory.path, problem=f"{name} is missing"
-        ) from error
-
-
-def _require_codec() -> None:
-    try:
-        from wsm.strategies.delta import _codec as codec  # noqa: F401, PLC0415 - an optional package, asked for in time
-    except ImportError as error:
-        raise delta_errors.zstandard_missing() from error
+        raise strategies_errors.empty_snapshot(where=directory.locate(name))
+    return shard

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta._manifest import DeltaShard
-from wsm.strategies.delta._published import content_digests, version_with_digest
+from wsm.strategies.delta._published import content_digests, version_with_digest, whole_manifest
 from wsm.strategies.delta._reader import OpenDelta, open_delta
-from wsm.strategies.delta.errors import DeltaBaseError, DeltaLayoutError
+from wsm.strategies.delta.errors import DeltaBaseError, DeltaLayoutError, delta_not_found
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import SnapshotNotFoundError
@@ -114,9 +114,7 @@ def find_route(
     if not links:
         whole = whole_offer(source, version, stack)
         if whole is None:
-            raise delta_errors.delta_not_found(
-                version=version, rank=source.rank, looked_at=places(source, version)
-            )
+            raise delta_not_found(version=version, rank=source.rank, looked_at=places(source, version))
         return Route((), whole, None)
     _check_one_content(source, links[-1])
     holds = held(links[-1].shard)
@@ -144,19 +142,10 @@ def whole_for_this_layout(source: DeltaSource, error: DeltaLayoutError, stack: E
         If they are damaged, or cannot be cut for so many ranks.
     """
     version: str = error.context["version"]
-    looked_for = "whole files are not loaded instead (fallback: refuse)"
-    if source.fallback == "full":
-        whole = whole_offer(source, version, stack)
-        if whole is not None:
-            return whole
-        looked_for = f"no whole files of it are in {places(source, version)[1]}"
-    raise DeltaLayoutError(
-        version=version,
-        where=error.context["where"],
-        made_for=error.context["made_for"],
-        ranks=error.context["ranks"],
-        looked_for=looked_for,
-    ) from None
+    whole = whole_offer(source, version, stack) if source.fallback == "full" else None
+    if whole is None:
+        raise error
+    return whole
 
 
 def whole_offer(source: DeltaSource, version: str, stack: ExitStack) -> Offer | None:
@@ -194,9 +183,9 @@ def places(source: DeltaSource, version: str) -> list[str]:
 
 def _check_one_content(source: DeltaSource, link: OpenDelta) -> None:
     """Refuse a label under which two things are published, since it cannot be known which was meant."""
-    whole = content_digests(source.directory, link.shard.version, deltas=False)
-    ours = tuple(entry.content_digest for entry in link.manifest.shards)
-    if whole is not None and len(whole) == len(ours) and whole != ours:
+    whole = whole_manifest(Path(source.directory), link.shard.version)
+    ours = content_digests(link.manifest)
+    if whole is not None and whole.world_size == len(ours) and content_digests(whole) != ours:
         raise strategies_errors.differs_from_manifest(
             file=link.path,
             problem=f"the whole version {link.shard.version} beside it holds other tensors; remove one",
@@ -214,9 +203,7 @@ def _is_held(links: Sequence[OpenDelta], index: int, held: Mapping[str, str]) ->
     rows = links[min(index, len(links) - 1)].shard.tensors
     after = index == len(links)
     return all(
-        held[row.spec.name] == (row.digest if after else row.base_digest)
-        for row in rows
-        if row.spec.name in held
+        held[row.name] == (row.digest if after else row.base_digest) for row in rows if row.name in held
     )
 
 
@@ -224,10 +211,10 @@ def _refusal(source: DeltaSource, links: Sequence[OpenDelta], held: Held) -> Del
     shard = links[-1].shard
     found, version, different = None, None, []
     if held is not None:
-        rows = [row for row in shard.tensors if row.spec.name in held]
-        found = shard_digest((row.spec, held[row.spec.name]) for row in rows)
-        version = version_with_digest(source.directory, source.rank, found)
-        different = [row.spec.name for row in rows if held[row.spec.name] != row.base_digest]
+        rows = [row for row in shard.tensors if row.name in held]
+        found = shard_digest((row.spec, held[row.name]) for row in rows)
+        version = version_with_digest(Path(source.directory), source.rank, found)
+        different = [row.name for row in rows if held[row.name] != row.base_digest]
     if source.fallback == "full":
         whole = ", ".join(
             f"{VERSIONS_DIRECTORY}/{_joint(links, index)[0]}" for index in range(len(links) + 1)

@@ -114,32 +114,3 @@ def bad_delta(*, file: str, tensor: str, problem: str, touched: bool = False) ->
         + (", and load a full version: the load ended part way" if touched else ""),
         unfit=True,
     )
-
-
-@coded("delta-of-other-model")
-def delta_of_other_model(*, rank: int, tensors: Sequence[str]) -> BadInputError:
-    """The base and the new version are not of one model. Nothing was published."""
-    return BadInputError(
-        f"rank {rank} has other tensors, dtypes or shapes than the base version: "
-        f"{listed([repr(name) for name in tensors])}; publish a full version",
-        unfit=True,
-        tensors=tuple(tensors),
-    )
-
-
-@coded("delta-base-not-published")
-def delta_base_not_published(
-    *, base_version: str, rank: int, expected: str, actual: str, where: str
-) -> RefusedError:
-    """The trainer's base is not what was published under that number. Nothing was published."""
-    return RefusedError(
-        f"the base that was handed over for rank {rank} has digest {actual}, but version {base_version} "
-        f"was published in {where} with digest {expected}; hand over that version's tensors, leave the "
-        "base out to have it read from there, or publish a full version",
-        unfit=True,
-    )
-
-
-def zstandard_missing() -> RefusedError:
-    """Deltas are compressed with zstd, and the package that does it is not installed."""
-    return RefusedError("deltas take the package zstandard; install wsm[delta]", code="zstandard-missing")

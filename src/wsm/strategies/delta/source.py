@@ -1,4 +1,4 @@
-"""Where deltas are looked for, and what becomes of weights that they do not fit. Plain data.
+"""Where deltas are looked for, and what becomes of weights that they do not fit; and the module of the codec.
 
 Said by a configuration for all ranks, and by a source for one.
 """
@@ -6,9 +6,11 @@ Said by a configuration for all ranks, and by a source for one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal, TypeAlias
 
 from wsm.config_reading import typed_section
+from wsm.errors import RefusedError
 from wsm.strategies.files.shard_source import ShardsConfig, ShardSource
 from wsm.typed import Count, typed
 
@@ -63,3 +65,13 @@ class DeltaSource(ShardSource):
 
     fallback: Fallback = "full"
     max_chain: Count = MAX_CHAIN
+
+
+def codec() -> ModuleType:
+    """Return :mod:`wsm.strategies.delta._codec`; RefusedError where zstandard is not installed."""
+    try:
+        from wsm.strategies.delta import _codec  # noqa: PLC0415 - only who reads or writes blocks needs zstandard
+    except ImportError as error:
+        text = "deltas take the package zstandard; install wsm[delta]"
+        raise RefusedError(text, code="zstandard-missing") from error
+    return _codec

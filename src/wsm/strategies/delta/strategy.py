@@ -10,17 +10,16 @@ they are the base, whatever was recorded of them. The tensors of a whole snapsho
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 from wsm import log
 from wsm.errors import BadInputError, InternalError, RefusedError
 from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta._manifest import DeltaShard, DeltaTensor
 from wsm.strategies.delta._reader import OpenDelta
 from wsm.strategies.delta._route import (
@@ -32,8 +31,8 @@ from wsm.strategies.delta._route import (
     whole_for_this_layout,
     whole_offer,
 )
-from wsm.strategies.delta.errors import DeltaLayoutError
-from wsm.strategies.delta.source import DeltaConfig, DeltaSource
+from wsm.strategies.delta.errors import DeltaLayoutError, delta_not_found
+from wsm.strategies.delta.source import DeltaConfig, DeltaSource, codec
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
@@ -51,33 +50,9 @@ from wsm.strategies.tensor import (
 )
 from wsm.strategies.trainer.publications import published_last
 
+_Read: TypeAlias = Callable[[int, memoryview], None]
 # Smaller tensors are digested by the calling thread: others would wait for the interpreter's lock.
 _SHARED_BYTES = 1 << 18
-
-
-class BaseTensors(Protocol):
-    """Tensors that a delta is put on top of."""
-
-    def read(self, spec: TensorSpec, offset: int, destination: memoryview) -> None:
-        """Fill `destination` with the base's bytes from `offset` on. Blocks; several threads may call it."""
-        ...
-
-
-class SnapshotBase:
-    """The tensors of a whole snapshot.
-
-    Parameters
-    ----------
-    tensors : iterable of OfferedTensor
-        As a strategy offers them.
-    """
-
-    def __init__(self, tensors: Iterable[OfferedTensor]) -> None:
-        self._tensors = {tensor.spec.name: tensor for tensor in tensors}
-
-    def read(self, spec: TensorSpec, offset: int, destination: memoryview) -> None:
-        """Fill `destination` from the snapshot's file. Blocks."""
-        self._tensors[spec.name].read_into(offset, destination)
 
 
 class TargetBase:
@@ -153,8 +128,6 @@ class TargetBase:
 
     def read(self, spec: TensorSpec, offset: int, destination: memoryview) -> None:
         """Fill `destination` from the target, unless it is the target's own memory. Blocks."""
-        from wsm.strategies.delta._codec import same_memory  # noqa: PLC0415 - needs an optional package
-
         with self._lock:
             view, left = self._views.get(spec.name) or (self._view(spec), spec.nbytes)
             if left > len(destination):
@@ -162,7 +135,7 @@ class TargetBase:
             else:
                 self._views.pop(spec.name, None)
         source = view[offset : offset + len(destination)]
-        if not same_memory(source, destination):
+        if not codec().same_memory(source, destination):
             copy_bytes(source, destination)
 
     def let_go(self) -> None:
@@ -304,76 +277,64 @@ def _label(source: DeltaSource, version: str | None) -> str:
 
 def _nothing(source: DeltaSource, version: str | None) -> BadInputError:
     looked_at = [f"{source.directory}/{VERSION_FILE}"] if version is None else places(source, version)
-    return delta_errors.delta_not_found(version=version, rank=source.rank, looked_at=looked_at)
+    return delta_not_found(version=version, rank=source.rank, looked_at=looked_at)
 
 
 def _offer(route: Route, held: TargetBase | None) -> Offer:
     """Put the links of a route on top of what it begins with."""
     whole, last = route.whole, route.last
-    if whole is not None and (last is None or not route.links):
-        # The ranks of a group compare manifests: all say that of the delta, whichever way they have come.
-        return whole if last is None else _as_promised(whole, last)
     if last is None:
-        raise InternalError("a route begins nowhere and has no delta")
-    base = held if whole is None else SnapshotBase(whole.tensors)
-    begun = () if whole is None else whole.files
+        if whole is None:
+            raise InternalError("a route begins nowhere and has no delta")
+        return whole
+    manifest, shard = last.manifest, last.shard
+    begun = {} if whole is None else {tensor.spec.name: tensor for tensor in whole.tensors}
+    if whole is not None and not route.links:
+        # The ranks of a group compare manifests: all say that of the delta, whichever way they have come.
+        tensors = [replace(tensor, finite=tensor.finite or shard.finite) for tensor in whole.tensors]
+        digest, publication = manifest.group_digest, manifest.publication
+        return replace(whole, tensors=tuple(tensors), manifest_digest=digest, publication=publication)
+
+    def tensor_of(row: DeltaTensor) -> OfferedTensor:
+        base: _Read | None = None
+        if whole is not None:
+            base = begun[row.name].read_into
+        elif held is not None:
+            base = partial(held.read, row.spec)
+        changed = any(link.rows[row.name].blocks for link in route.links)
+        return OfferedTensor(
+            row.spec,
+            last.path,
+            partial(_read, row.name, route.links, base),
+            row.digest,
+            piece_bytes=shard.block_bytes,
+            stands=whole is None and held is not None and held.in_place and not changed,
+            finite=shard.finite,
+        )
+
     return Offer(
-        version=last.shard.version,
-        tensors=tuple(_tensor(row, route.links, base, last) for row in last.shard.tensors),
-        files=(*begun, *(link.path for link in route.links or (last,))),
-        manifest_digest=last.manifest.digest,
+        version=shard.version,
+        tensors=tuple(map(tensor_of, shard.tensors)),
+        files=(*(() if whole is None else whole.files), *(link.path for link in route.links or (last,))),
+        manifest_digest=manifest.group_digest,
         manifest_scope=ManifestScope.GROUP,
-        publication=last.manifest.publication,
-        peak_extra_bytes=3 * last.shard.block_bytes,
+        publication=manifest.publication,
+        peak_extra_bytes=3 * shard.block_bytes,
         parallel=True,
     )
 
 
-def _as_promised(whole: Offer, last: OpenDelta) -> Offer:
-    """Offer whole files under the manifest of the delta to their version, with what that promises."""
-    tensors = whole.tensors
-    if last.shard.finite:
-        tensors = tuple(replace(tensor, finite=True) for tensor in tensors)
-    manifest = last.manifest
-    return replace(whole, tensors=tensors, manifest_digest=manifest.digest, publication=manifest.publication)
-
-
-def _tensor(
-    row: DeltaTensor, links: Sequence[OpenDelta], base: BaseTensors | None, last: OpenDelta
-) -> OfferedTensor:
-    in_place = isinstance(base, TargetBase) and base.in_place
-    return OfferedTensor(
-        row.spec,
-        last.path,
-        partial(_read, row, links, base),
-        row.digest,
-        piece_bytes=last.shard.block_bytes,
-        stands=in_place and not any(link.rows[row.spec.name].blocks for link in links),
-        finite=last.shard.finite,
-    )
-
-
 def _read(
-    row: DeltaTensor,
-    links: Sequence[OpenDelta],
-    base: BaseTensors | None,
-    offset: int,
-    destination: memoryview,
+    name: str, links: Sequence[OpenDelta], base: _Read | None, offset: int, destination: memoryview
 ) -> None:
-    begin = next(
-        (
-            index
-            for index in range(len(links) - 1, -1, -1)
-            if links[index].replaces(row.spec.name, offset, len(destination))
-        ),
-        -1,
-    )
-    if begin < 0:
+    """Fill `destination` with the base's bytes, or the last that stand in a delta whole; then the changes."""
+    whole = [index for index, link in enumerate(links) if link.replaces(name, offset, len(destination))]
+    if not whole:
         if base is None:
-            raise InternalError(f"{row.spec.name!r} was only to be looked at and is read")
-        base.read(row.spec, offset, destination)
-    for link in links[max(begin, 0) :]:
-        link.patch(row.spec.name, offset, destination)
+            raise InternalError(f"{name!r} was only to be looked at and is read")
+        base(offset, destination)
+    for link in links[whole[-1] if whole else 0 :]:
+        link.patch(name, offset, destination)
 
 
 def published_tensors(source: DeltaSource, version: str, stack: ExitStack) -> dict[str, OfferedTensor]:

@@ -16,7 +16,6 @@ from pathlib import Path
 from wsm.errors import WsmError, shortage_of
 from wsm.labels import is_label, recorded_version
 from wsm.strategies import documents
-from wsm.strategies.documents import FieldReader
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import (
     DELTA_MANIFEST,
@@ -130,8 +129,3 @@ def _manifest(path: Path, *, whole: bool = False) -> tuple[str, int] | None:
                 ordinal = fields.get("ordinal", 0)
                 return recorded_version(fields.get("version")), ordinal if documents.is_count(ordinal) else 0
     return None
-
-
-def ordinal_of(reader: FieldReader) -> int:
-    """Return the ordinal in the fields of a manifest; 0 where there is none."""
-    return 0 if reader.absent("ordinal") else reader.count("ordinal")

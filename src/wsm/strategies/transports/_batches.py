@@ -162,7 +162,7 @@ class PackageBuffers:
         keep : bool
             Whether nothing is copied, because the package never uses its memory again.
         """
-        sizes = [] if manifest is None else [spec.nbytes for spec, _ in manifest.tensors.values()]
+        sizes = [] if manifest is None else [tensor.spec.nbytes for tensor in manifest.tensors]
         held = self.count * max([self.nbytes, *sizes])
         if manifest is not None:
             held = min(held, sum(sizes))

@@ -27,7 +27,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.errors import GroupError, WsmError, error_name
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.errors import LoadCancelledError, TrainerTensorError, VersionMismatchError
+from wsm.strategies.errors import LoadCancelledError, TrainerTensorError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.peer_errors import PeerFailedError, PeerSilentError
@@ -141,7 +141,7 @@ class TensorStream:
             manifest_scope=scope,
             peak_extra_bytes=self._buffers.peak_extra_bytes(manifest, keep=self._keep),
             declared=False,
-            promised=None if manifest is None else tuple(spec for spec, _ in manifest.tensors.values()),
+            promised=None if manifest is None else tuple(tensor.spec for tensor in manifest.tensors),
             waited_s=lambda: self._waited_ns / 1e9,
         )
 
@@ -150,18 +150,10 @@ class TensorStream:
         return self._observer.touched()
 
     def _checked(self, data: memoryview) -> StreamManifest:
-        manifest = StreamManifest.decode(bytes(data), peer=self._peer)
-        if manifest.version != self._version:
-            raise VersionMismatchError(requested=self._version, found=manifest.version, where=self._peer)
-        for field, expected, found in (
-            ("rank", self._rank, manifest.rank),
-            ("world size", self._world_size, manifest.world_size),
-        ):
-            if expected is not None and found is not None and expected != found:
-                raise strategies_errors.shard_identity(
-                    file=self._peer, field=field, expected=expected, found=found
-                )
-        if not manifest.tensors:
+        manifest = StreamManifest.decode(bytes(data), file=f"the manifest from {self._peer}")
+        rank, ranks = (None, None) if manifest.whole else (self._rank, self._world_size)
+        manifest.require(self._version, rank, ranks, where=self._peer)
+        if not manifest.rows:
             raise strategies_errors.empty_snapshot(where=self._peer)
         return manifest
 
@@ -187,16 +179,16 @@ class TensorStream:
         spec, data = self._bytes(name, value)
         digest = None
         if self._manifest is not None:
-            promised = self._manifest.tensors.get(name)
-            if promised is None or promised[0] != spec:
+            promised = self._manifest.by_name.get(name)
+            if promised is None or promised.spec != spec:
                 raise transport_errors.unpromised_tensor(
                     peer=self._peer,
                     tensor=name,
                     found=_text(spec),
-                    promised="no such tensor" if promised is None else _text(promised[0]),
+                    promised="no such tensor" if promised is None else _text(promised.spec),
                     touched=self._touched,
                 )
-            digest = promised[1]
+            digest = promised.digest
 
         def read_into(offset: int, destination: memoryview) -> None:
             copy_bytes(data[offset : offset + len(destination)], destination)
@@ -279,7 +271,7 @@ def _spoken_for(manifest: StreamManifest | None) -> tuple[str | None, ManifestSc
     if manifest is None:
         return None, ManifestScope.LOADED
     group = manifest.group_digest
-    return (manifest.digest, ManifestScope.RANK) if group is None else (group, ManifestScope.GROUP)
+    return (manifest.seal, ManifestScope.RANK) if group is None else (group, ManifestScope.GROUP)
 
 
 def _text(spec: TensorSpec) -> str:

@@ -7,18 +7,18 @@ against: version, rank, and every tensor's dtype, shape and digest, sealed. The 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
+
+import msgspec
 
 from wsm.labels import checked_version
 from wsm.strategies import documents, errors
 from wsm.strategies.applier.finite import check_finite
-from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents import SealedDocument
-from wsm.strategies.errors import ManifestError, TrainerTensorError
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.digest import digest_of
+from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise
 from wsm.strategies.trainer.tensors import tensor_of
 from wsm.typed import Count, CountFrom0, typed
 
@@ -26,104 +26,52 @@ from wsm.typed import Count, CountFrom0, typed
 MANIFEST_TENSOR = "!wsm.manifest"
 
 
-@dataclass(frozen=True)
-class StreamManifest(SealedDocument):
+class StreamManifest(ShardPromise, frozen=True, kw_only=True):
     """The manifest of one rank's stream.
 
     Parameters
     ----------
-    version : str
-        The version that it belongs to.
-    rank, world_size : int or None
-        Whose shard it is, of how many; both None where it is the whole model, which every rank's loaders cut
-        for themselves.
     publication : str
         Whatever the trainer's ranks agree on for one publication; empty if they agreed on nothing.
-    tensors : mapping of str to (TensorSpec, str)
-        Each tensor with the xxh3-128 of its bytes in C order, by name.
-    finite : bool
-        Whether the trainer promises that there is neither NaN nor infinity in them; loads refuse both then.
+    whole : bool
+        Whether it is the whole model, which every rank's loaders cut for themselves: rank 0 of one, for all.
     """
 
     FORMAT: ClassVar[str] = "wsm.stream-manifest"
-    FIELDS: ClassVar[frozenset[str]] = frozenset(
-        {"version", "rank", "world_size", "publication", "content_digest", "tensors", "finite"}
-    )
+    LAYOUT: ClassVar[int] = 2
+    DERIVED: ClassVar[Sequence[str]] = ("content_digest",)
 
-    version: str
-    rank: int | None
-    world_size: int | None
-    publication: str
-    tensors: Mapping[str, tuple[TensorSpec, str]]
-    finite: bool = False
+    whole: bool = False
+
+    @cached_property
+    def by_name(self) -> Mapping[str, PromisedTensor]:
+        """The tensors by their names."""
+        return {tensor.spec.name: tensor for tensor in self.tensors}
 
     @cached_property
     def group_digest(self) -> str | None:
         """Digest of what all ranks' manifests of one publication have in common, and no others.
 
-        Of the tensors, where every rank gets the same; else of the publication's name. None if it has none:
+        Of the publication, where every rank gets the same tensors; else of its name. None if it has none:
         a trainer that came back may have sent something else as the same version to another rank.
         """
-        if self.rank is None or self.world_size == 1:
-            return documents.content_digest({"version": self.version, "content": self.content_digest})
+        if self.world_size == 1:
+            shard = PromisedShard(content_digest=self.placed_digest)
+            return Publication(version=self.version, publication="", shards=(shard,)).group_digest
         if not self.publication:
             return None
         return documents.content_digest(
             {"version": self.version, "publication": self.publication, "world_size": self.world_size}
         )
 
-    @cached_property
-    def content_digest(self) -> str:
-        """Digest of the tensors alone: equal weights have an equal one."""
-        return shard_digest(self.tensors.values())
-
-    def _content(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "publication": self.publication,
-            "content_digest": self.content_digest,
-            "tensors": [
-                {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "digest": digest}
-                for spec, digest in self.tensors.values()
-            ],
-            **({"finite": True} if self.finite else {}),
-        }
-
-    @classmethod
-    def decode(cls, data: bytes, *, peer: str) -> StreamManifest:
-        """Parse the bytes of a manifest's tensor.
-
-        Raises
-        ------
-        wsm.strategies.errors.ManifestError
-            If they are damaged, of an unknown layout, or contradict themselves. Any bytes give this or a
-            manifest.
-        """
-        file = f"the manifest from {peer}"
-        reader = cls._unsealed(data, file=file)
-        whole = reader.absent("rank") and reader.absent("world_size")
-        rows = [(row.tensor(), row.digest("digest")) for row in reader.objects("tensors")]
-        manifest = cls(
-            version=reader.version(),
-            rank=None if whole else reader.count("rank"),
-            world_size=None if whole else reader.count("world_size"),
-            publication=reader.text("publication"),
-            tensors={spec.name: (spec, digest) for spec, digest in rows},
-            finite=reader.promise("finite"),
-        )
-        if len(manifest.tensors) != len(rows):
-            raise ManifestError(file=file, problem="it lists a tensor twice")
-        if MANIFEST_TENSOR in manifest.tensors:
-            raise ManifestError(file=file, problem="it lists itself")
-        if manifest.rank is not None and manifest.rank >= (manifest.world_size or 0):
-            raise ManifestError(
-                file=file, problem=f"it is of rank {manifest.rank} of {manifest.world_size} ranks"
-            )
-        if reader.fields.get("content_digest") != manifest.content_digest:
-            raise ManifestError(file=file, problem="its content_digest is not that of its tensors")
-        return manifest
+    def check(self) -> None:
+        """See that it does not list itself. Whoever reads it refuses an empty one."""
+        if self.rows:
+            super().check()
+        if any(name == MANIFEST_TENSOR for name, _, _ in self.rows):
+            raise msgspec.ValidationError("it lists itself")
+        if self.whole and self.world_size != 1:
+            raise msgspec.ValidationError(f"the whole model is said to be of {self.world_size} ranks")
 
 
 @typed
@@ -181,13 +129,21 @@ def with_manifest(
             problem=f"rank {rank} of {world_size} needs the publication's name, the same on all ranks and "
             "new each time, or ranks would load what is not of one publication",
         )
-    tensors = {}
+    tensors = []
     for name, value in state.items():
         spec, data = tensor_of(name, value)
         if finite:
             check_finite(spec, data)
-        tensors[name] = (spec, digest_of(data))
-    manifest = StreamManifest(version, rank, world_size, publication, tensors, finite)
+        tensors.append(PromisedTensor(spec, digest_of(data)))
+    manifest = StreamManifest.with_tensors(
+        tensors,
+        version=version,
+        rank=rank or 0,
+        world_size=world_size or 1,
+        publication=publication,
+        finite=finite,
+        whole=rank is None,
+    )
     import numpy as np  # noqa: PLC0415 - the command line's quick questions do without
 
     return {MANIFEST_TENSOR: np.frombuffer(manifest.encode(), np.uint8), **state}
