@@ -65,7 +65,7 @@ class StreamManifest(ShardPromise, frozen=True, kw_only=True):
         )
 
     def check(self) -> None:
-        """See that it does not list itself. Whoever reads it refuses an empty one."""
+        """See that it does not list itself; its reader refuses an empty one."""
         if self.rows:
             super().check()
         if any(name == MANIFEST_TENSOR for name, _, _ in self.rows):
