@@ -10,7 +10,6 @@ from tests.raising import raising
 from wsm.config import ConfigurationError
 from wsm.controller.errors import RankFailedError
 from wsm.strategies import TensorSpec, with_manifest
-from wsm.strategies.transports import errors
 from wsm.strategies.transports._batches import BATCH_BYTES
 from wsm.strategies.transports.configured import RsyncConfig
 from wsm.testing import InMemoryRunner
@@ -98,7 +97,7 @@ def test_what_is_loaded_behind_a_clear_or_beside_what_serves_is_not_collected(ra
 
 def test_a_start_refuses_to_collect_what_does_not_fit_the_host_and_names_the_other_way(rank, monkeypatch):
     monkeypatch.setattr(loading, "available_bytes", lambda: BYTES - 1)
-    with raising(errors.check_needs_memory, match="check: as_it_comes") as caught:
+    with raising("check-needs-memory", match="check: as_it_comes") as caught:
         rank()
     assert (caught.value.needed, caught.value.available) == (BYTES, BYTES - 1)
     rank(check="as_it_comes").close()
@@ -109,5 +108,5 @@ def test_a_start_refuses_to_collect_what_does_not_fit_the_host_and_names_the_oth
 def test_another_word_for_the_check_is_refused_by_name(rank):
     with pytest.raises(ConfigurationError, match=r"check: is 'wholly'; use one of whole, as_it_comes"):
         rank(check="wholly")
-    with raising(errors.bad_transport_option, match="'check' is 'wholly'"):
+    with raising("bad-transport-option", match="'check' is 'wholly'"):
         rank(rsync_config={"check": "wholly"})

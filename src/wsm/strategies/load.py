@@ -255,7 +255,7 @@ def load(
     begun = clock.monotonic_ns()
     strategy = strategy_for(name, source)
     once = Taint(taint)
-    observer = LoadObserver(once, progress, cancelled, touched=lambda: once.touched)
+    observer = LoadObserver(once, progress, cancelled)
     wanted = None if version is None else checked_version(version)
     threads = threads or default_threads()
     if isinstance(strategy, OverTarget):

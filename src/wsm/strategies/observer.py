@@ -23,11 +23,6 @@ def never_cancelled() -> bool:
     return False
 
 
-def never_touched() -> bool:
-    """Stand in where nothing is applied."""
-    return False
-
-
 class Taint:
     """Says once that the target's memory is about to be asked for, and remembers that it did.
 
@@ -82,14 +77,11 @@ class LoadObserver:
     cancelled : callable
         True ends the load with :class:`LoadCancelledError` before the next chunk, and while a strategy waits
         for the next one.
-    touched : callable
-        Whether `taint` was called: what each error of the load says of the target.
     """
 
     taint: Callable[[], None] = no_taint
     progress: Callable[[int, int], None] = no_progress
     cancelled: Callable[[], bool] = never_cancelled
-    touched: Callable[[], bool] = never_touched
 
 
 #: For a load whose caller follows nothing.

@@ -1,7 +1,8 @@
 """What can go wrong between a trainer and a rank that talk to each other, whatever the transport.
 
 ``peer`` names the other side: an address, or a rank behind it. ``touched`` says whether the target's memory
-may have been written. The worker's side raises these from a load, the trainer's side from a send.
+may have been written, as a load stamps it. The worker's side raises these from a load, the trainer's side
+from a send.
 """
 
 from __future__ import annotations
@@ -14,21 +15,19 @@ class PeerMessageError(BadInputError):
 
     unfit = True
 
-    def __init__(self, *, peer: str, problem: str, touched: bool = False) -> None:
+    def __init__(self, *, peer: str, problem: str) -> None:
         super().__init__(
             f"{peer} sent an unusable message: {problem}; run the same version of wsm on both sides",
             peer=peer,
             problem=problem,
-            touched=touched,
+            touched=False,
         )
 
 
 class PeerSilentError(GroupError):
     """A peer said nothing for longer than it may; `met` is False if no process has ever been there."""
 
-    def __init__(
-        self, *, peer: str, waited_s: float, expected: str, touched: bool = False, met: bool = True
-    ) -> None:
+    def __init__(self, *, peer: str, waited_s: float, expected: str, met: bool = True) -> None:
         super().__init__(
             f"{peer} said nothing for {waited_s:.3g} s, {expected} was due; "
             "look whether it lives and is sending, or give it more time"
@@ -38,7 +37,7 @@ class PeerSilentError(GroupError):
             peer=peer,
             waited_s=waited_s,
             expected=expected,
-            touched=touched,
+            touched=False,
             met=met,
         )
 
@@ -46,9 +45,7 @@ class PeerSilentError(GroupError):
 class PeerDiedError(GroupError):
     """A peer ended before it was done; `absent_s` is for how long its successor was waited for, if it was."""
 
-    def __init__(
-        self, *, peer: str, expected: str, touched: bool = False, absent_s: float | None = None
-    ) -> None:
+    def __init__(self, *, peer: str, expected: str, absent_s: float | None = None) -> None:
         when = (
             "in the middle of the stream"
             if absent_s is None
@@ -58,7 +55,7 @@ class PeerDiedError(GroupError):
             f"{peer} has ended {when}, {expected} was due; start it again and repeat",
             peer=peer,
             expected=expected,
-            touched=touched,
+            touched=False,
             absent_s=absent_s,
         )
 
@@ -66,13 +63,13 @@ class PeerDiedError(GroupError):
 class PeerFailedError(GroupError):
     """A peer gave up and said why; `error` is the type of its own error, `reason` its text."""
 
-    def __init__(self, *, peer: str, error: str, reason: str, touched: bool = False) -> None:
+    def __init__(self, *, peer: str, error: str, reason: str) -> None:
         super().__init__(
             f"{peer} gave up: {error}: {reason}",
             peer=peer,
             error=error,
             reason=reason,
-            touched=touched,
+            touched=False,
         )
 
 

@@ -23,8 +23,9 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import AvailableMemory, Runner
 from wsm.command import VERSION_GONE, CommandArguments, partial_update_refused
 from wsm.config import WsmConfig
-from wsm.errors import BadInputError, GroupError, WsmError
+from wsm.errors import BadInputError, GroupError, NoRoomError, WsmError
 from wsm.labels import is_unnamed, recorded_version
+from wsm.printable import counted
 from wsm.states.vocabulary import UnknownTensors
 from wsm.strategies import errors
 from wsm.strategies.applier.admission import MemoryNeed
@@ -42,7 +43,6 @@ from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.training_names import TrainingNames, stripping
 from wsm.strategies.training_names_file import names_from_files
-from wsm.strategies.transports import errors as transport_errors
 from wsm.worker._command import Found
 
 _log = log.logger("worker")
@@ -330,7 +330,16 @@ class Sources:
         ranks, available = self.config.ranks, available_bytes()
         needed = ranks * sum(spec.nbytes for spec in runner.weights.specs().values())
         if available is not None and needed > available:
-            raise transport_errors.check_needs_memory(needed=needed, available=available, ranks=ranks)
+            raise NoRoomError(
+                "rsync: {check: whole} collects a version in host memory before the model is touched: "
+                f"{needed} bytes for {counted(ranks, 'rank')}, and {available} are available within the "
+                "limits on this process; give it more, or say rsync: {check: as_it_comes}, where a stream that does "
+                "not fit costs the weights",
+                code="check-needs-memory",
+                needed=needed,
+                available=available,
+                ranks=ranks,
+            )
 
     def close(self) -> None:
         """Let every connection go, also where one of them fails to. Idempotent."""

@@ -15,7 +15,6 @@ from wsm.config import ConfigurationError, config_from_mapping
 from wsm.errors import BadInputError
 from wsm.states.vocabulary import TransferMode
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports._transfer_modes import INTERFACES, check_transfer_mode
 from wsm.worker import loading
 from wsm.worker.loading import Sources
@@ -67,9 +66,9 @@ def sources(strategy, **rsync):
 @pytest.mark.parametrize(
     ("rsync", "error"),
     [
-        ({"transport": "rdma"}, transport_errors.transport_unknown),
+        ({"transport": "rdma"}, "transport-unknown"),
         ({"transfer_mode": "gpu_direct"}, strategies_errors.transfer_mode_unavailable),
-        ({"rsync_config": {"redis_port": "1"}}, transport_errors.bad_transport_option),
+        ({"rsync_config": {"redis_port": "1"}}, "bad-transport-option"),
         ({"first_rank": 2, "job_ranks": 3}, ConfigurationError),
     ],
 )
@@ -143,7 +142,7 @@ def test_what_a_command_says_of_its_transfer_replaces_the_source_of_the_one_befo
     assert other is not usual
     assert made.of(0, verify_checksum=False, rsync_config={"etcd_server": "b:1"}) is other
     assert made.of(0) is not other
-    with raising(transport_errors.bad_transport_option):
+    with raising("bad-transport-option"):
         made.of(0, rsync_config={"redis_port": "1"})
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from wsm.errors import BadInputError
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.transports import errors
 from wsm.strategies.transports.configured import RsyncConfig
 from wsm.strategies.transports.transport import TransportKind
 
@@ -61,7 +61,11 @@ class CheckpointFiles:
 def _build(sections: Sections) -> CheckpointFiles:
     directory = sections.of(RsyncConfig).directory
     if directory is None:
-        raise errors.files_without_directory()
+        raise BadInputError(
+            "rsync.transport: files reads versions where they are published, and no directory is named; "
+            "give rsync: {directory: ...}",
+            code="files-without-directory",
+        )
     return CheckpointFiles(directory)
 
 

@@ -237,13 +237,11 @@ class _Receiver:
             if message is not None:
                 return message
             if not lived:
-                raise PeerDiedError(peer=self._peer, expected=expected, touched=self._observer.touched())
+                raise PeerDiedError(peer=self._peer, expected=expected)
             self._stop_if_cancelled()
             waited_s = time.monotonic() - begun_s
             if waited_s > self._source.silence_s:
-                raise PeerSilentError(
-                    peer=self._peer, waited_s=waited_s, expected=expected, touched=self._observer.touched()
-                )
+                raise PeerSilentError(peer=self._peer, waited_s=waited_s, expected=expected)
 
     def _next(self, version: str | None) -> wire.FromTrainer | None:
         """Wait for a message, a glance at most; raise what an Abort says, where `version` was asked for."""
@@ -264,22 +262,18 @@ class _Receiver:
             return VersionMismatchError(requested=version, found=abort.found, where=self._peer)
         if abort.reason == "world_size" and isinstance(abort.found, int):
             return self._other_world(abort.found)
-        return PeerFailedError(
-            peer=self._peer, error=abort.error, reason=abort.text, touched=self._observer.touched()
-        )
+        return PeerFailedError(peer=self._peer, error=abort.error, reason=abort.text)
 
     def _other_world(self, found: int) -> BadInputError:
         expected = self._source.world_size or 0
         return errors.shard_identity(file=self._peer, field="world size", expected=expected, found=found)
 
     def _unusable(self, problem: str) -> PeerMessageError:
-        return PeerMessageError(peer=self._peer, problem=problem, touched=self._observer.touched())
+        return PeerMessageError(peer=self._peer, problem=problem)
 
     def _stop_if_cancelled(self) -> None:
         if self._observer.cancelled():
-            raise LoadCancelledError(
-                tensors_applied=0, tensors=len(self._specs), touched=self._observer.touched()
-            )
+            raise LoadCancelledError(tensors_applied=0, tensors=len(self._specs))
 
 
 class IpcAsync(Strategy):

@@ -8,7 +8,6 @@ the first byte of a target changes. Knows no targets and no other versions.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import cached_property
 from itertools import accumulate
@@ -29,7 +28,7 @@ from wsm.strategies.digest import running_digest
 from wsm.strategies.errors import LoadCancelledError, UnreadableFileError, VersionMismatchError
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
 from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, DELTAS_DIRECTORY, VERSIONS_DIRECTORY
-from wsm.strategies.observer import LoadObserver, never_touched
+from wsm.strategies.observer import LoadObserver
 from wsm.strategies.snapshot.store import read_sealed
 from wsm.strategies.tensor import ITEM_BYTES
 
@@ -56,7 +55,6 @@ class OpenDelta:
         self.manifest = manifest
         self.path = path
         self._descriptor = descriptor
-        self._touched: Callable[[], bool] = never_touched
 
     @cached_property
     def rows(self) -> dict[str, DeltaTensor]:
@@ -69,7 +67,7 @@ class OpenDelta:
         Parameters
         ----------
         observer : LoadObserver
-            Asked for cancellation; and by later errors, whether a target was touched: a publisher has none.
+            Asked for cancellation.
 
         Raises
         ------
@@ -86,9 +84,7 @@ class OpenDelta:
             digest = running_digest()
             while begin < end:
                 if observer.cancelled():
-                    raise LoadCancelledError(
-                        tensors_applied=0, tensors=len(self.shard.tensors), touched=False
-                    )
+                    raise LoadCancelledError(tensors_applied=0, tensors=len(self.shard.tensors))
                 piece = buffer[: min(_READ_BYTES, end - begin)]
                 self._read(begin, piece)
                 digest.update(piece)
@@ -99,7 +95,6 @@ class OpenDelta:
                     tensor=row.name,
                     problem=f"digest {digest.hexdigest()} instead of {row.stored_digest}",
                 )
-        self._touched = observer.touched
 
     def replaces(self, name: str, offset: int, length: int) -> bool:
         """Whether every byte of a range is in the delta, so that the base's need not be read."""
@@ -155,7 +150,6 @@ class OpenDelta:
                 file=self.path,
                 tensor=row.name,
                 problem=f"block {index}: {error}",
-                touched=self._touched(),
             ) from error
         patch.apply(destination, begin)
 
@@ -175,12 +169,10 @@ class OpenDelta:
             try:
                 count = os.preadv(self._descriptor, [rest], position)
             except OSError as error:
-                raise UnreadableFileError(
-                    file=self.path, reason=str(error), touched=self._touched()
-                ) from error
+                raise UnreadableFileError(file=self.path, reason=str(error)) from error
             if count == 0:
                 raise strategies_errors.bad_file_size(
-                    file=self.path, expected=self.shard.nbytes, actual=position, touched=self._touched()
+                    file=self.path, expected=self.shard.nbytes, actual=position
                 )
             position += count
             rest = rest[count:]

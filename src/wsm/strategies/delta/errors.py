@@ -1,6 +1,7 @@
 """What can be wrong with deltas: a base that is another one, files that are none, a model that differs.
 
-Every error is raised before a byte of the target was touched, except where ``touched`` says otherwise.
+Every error is raised before a byte of the target was touched, except where
+``touched`` says otherwise, as a load stamps it.
 """
 
 from __future__ import annotations
@@ -107,10 +108,9 @@ def delta_not_found(*, version: str | None, rank: int, looked_at: Sequence[str])
 
 
 @coded("bad-delta")
-def bad_delta(*, file: str, tensor: str, problem: str, touched: bool = False) -> BadInputError:
-    """A delta's blocks are not what its manifest says. ``touched`` says whether weights were changed."""
+def bad_delta(*, file: str, tensor: str, problem: str) -> BadInputError:
+    """A delta's blocks are not what its manifest says."""
     return BadInputError(
-        f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again"
-        + (", and load a full version: the load ended part way" if touched else ""),
+        f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again",
         unfit=True,
     )

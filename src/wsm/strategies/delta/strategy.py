@@ -156,7 +156,7 @@ class _Looking:
 
     def go_on(self) -> None:
         if self._observer.cancelled():
-            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors, touched=False)
+            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors)
 
     def moved(self, _nbytes: int) -> None:
         self._observer.progress(0, self._nbytes)

@@ -49,11 +49,6 @@ class RankLease:
         self._again_s = 0.0
         self._tensors = 0
 
-    @property
-    def touched(self) -> bool:
-        """Whether the target's memory may have been written; part of every error from here."""
-        return self._observer.touched()
-
     def ask(self, ask: say.Ask, connect_s: float) -> say.Grant:
         """Connect, and ask until there is something. Blocks, `connect_s` at most.
 
@@ -129,7 +124,7 @@ class RankLease:
         """
         message = self._next(wait_s, "the rest of the version")
         if isinstance(message, say.Revoked):
-            raise PeerFailedError(peer=self.peer, error="Revoked", reason=message.text, touched=self.touched)
+            raise PeerFailedError(peer=self.peer, error="Revoked", reason=message.text)
         if message is not None:
             raise self._unusable(f"it is a {type(message).__name__}, nothing was due")
         self.stop_if_cancelled()
@@ -137,7 +132,7 @@ class RankLease:
     def stop_if_cancelled(self) -> None:
         """Raise LoadCancelledError if the load was cancelled."""
         if self._observer.cancelled():
-            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors, touched=self.touched)
+            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors)
 
     def close(self) -> None:
         """Let go, whatever happened. Idempotent, never raises."""
@@ -170,7 +165,7 @@ class RankLease:
         """Return what the publisher says next; None if it says nothing within `wait_s`."""
         made = self._socket
         if made is None:
-            raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
+            raise PeerDiedError(peer=self.peer, expected=expected)
         message = self._whole()
         poll = select.poll()
         poll.register(made, select.POLLIN)
@@ -180,7 +175,7 @@ class RankLease:
             except OSError:
                 data = b""
             if not data:
-                raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
+                raise PeerDiedError(peer=self.peer, expected=expected)
             self._heard += data
             message = self._whole()
         return message
@@ -223,7 +218,7 @@ class RankLease:
         )
 
     def _unusable(self, problem: str) -> PeerMessageError:
-        return PeerMessageError(peer=self.peer, problem=problem, touched=self.touched)
+        return PeerMessageError(peer=self.peer, problem=problem)
 
 
 def _is_own(connected: socket.socket) -> bool:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 from wsm import log
@@ -182,7 +181,6 @@ class SpanReader:
                     peer=self._lease.peer,
                     waited_s=self._silence_s,
                     expected="a part of the version",
-                    touched=self._lease.touched,
                 )
         self._begin_reads()
         self.waited_s += time.monotonic() - begun_s
@@ -211,7 +209,7 @@ class SpanReader:
         while time.monotonic() < deadline_s:
             self._lease.keep(_GLANCE_S)
         peer = f"{self._lease.peer} (engine {self._session})"
-        return _unreadable(peer, span.nbytes, touched=self._lease.touched)
+        return _unreadable(peer, span.nbytes)
 
 
 #: Bytes of one read: large enough that a request costs nothing, small enough to be consumed while in a cache.
@@ -220,38 +218,6 @@ SPAN_BYTES = 4 << 20
 BUFFERS = 4
 
 _log = log.logger("strategies")
-
-
-@dataclass(frozen=True)
-class TransferCosts:
-    """What one load cost.
-
-    Parameters
-    ----------
-    version, rank : int
-        What was loaded.
-    bytes : int
-        Bytes of its tensors.
-    connect_s : float
-        Until the version was found, and the first bytes of it were here.
-    sync_s : float
-        Waiting for bytes after that.
-    apply_s : float
-        Everything else: copying, digests, the target.
-    total_s : float
-        All together.
-    first : bool
-        Whether the engine had to be started or the publisher's to be found.
-    """
-
-    version: str
-    rank: int
-    bytes: int
-    connect_s: float
-    sync_s: float
-    apply_s: float
-    total_s: float
-    first: bool
 
 
 @typed
@@ -272,11 +238,6 @@ class MooncakeTransport:
     span_bytes, buffers : int
         Bytes of a read, and how many buffers of that size are held.
 
-    Attributes
-    ----------
-    costs : TransferCosts or None
-        Of the last load that succeeded.
-
     Raises
     ------
     BadInputError
@@ -296,7 +257,6 @@ class MooncakeTransport:
         buffers: Count = BUFFERS,
     ) -> None:
         say.place_of(address)
-        self.costs: TransferCosts | None = None
         self._address = address
         self._settings = settings or EngineSettings()
         self._connect_s = connect_s
@@ -338,7 +298,9 @@ class MooncakeTransport:
                 self.close()  # what is in flight may write to our buffers until the engine is gone
                 raise
             total_s = time.monotonic() - begun_s
-            self.costs = TransferCosts(
+            _log.info(
+                log.VERSION_TRANSFERRED,
+                transport=self.name,
                 version=grant.version,
                 rank=rank,
                 bytes=sum(t.spec.nbytes for t in layout.tensors),
@@ -348,7 +310,6 @@ class MooncakeTransport:
                 total_s=total_s,
                 first=first,
             )
-            _log.info(log.VERSION_TRANSFERRED, transport=self.name, **vars(self.costs))
 
     def _end(self, reader: SpanReader, version: str) -> None:
         """Let go of the buffers behind a load whose every digest was right, which no lapse changes."""
@@ -413,7 +374,7 @@ class MooncakeTransport:
         peer = f"{lease.peer} (engine {session})"
         if found is None:
             raise PeerSilentError(peer=peer, waited_s=self._silence_s, expected="its memory")
-        raise _unreadable(peer, 1, touched=False)
+        raise _unreadable(peer, 1)
 
     def _offer(self, grant: say.Grant, layout: TransferLayout, peer: str, reader: SpanReader | None) -> Offer:
         def nothing(_region: int, _offset: int, _destination: memoryview) -> None:
@@ -438,14 +399,13 @@ class MooncakeTransport:
         )
 
 
-def _unreadable(peer: str, nbytes: int, *, touched: bool) -> GroupError:
+def _unreadable(peer: str, nbytes: int) -> GroupError:
     return GroupError(
         f"the transfer engine could not read {nbytes} bytes from {peer}; load again, and if it stays so "
         "set MC_LOG_LEVEL=INFO and read what the engine writes to standard error on both sides",
         code="transfer-failed",
         peer=peer,
         nbytes=nbytes,
-        touched=touched,
     )
 
 

@@ -12,6 +12,5 @@ configured                            what a configuration says of all this
 stream_manifest                       the promise that travels before tensors that come one by one
 _batches                              small ones of them taken several at a time, and the memory of that
 _foreign                              what a package that wsm does not know runs in, and hands over
-errors                                what can go wrong in it
 ====================================  ====================================================================
 """

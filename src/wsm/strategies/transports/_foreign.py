@@ -110,7 +110,7 @@ class ForeignThread:
             except Empty:
                 if observer.cancelled():
                     self.lost = True
-                    raise LoadCancelledError(tensors_applied=0, tensors=0, touched=False) from None
+                    raise LoadCancelledError(tensors_applied=0, tensors=0) from None
                 if left_s <= 0:
                     self.lost = True
                     raise CallExpiredError from None

@@ -11,21 +11,21 @@ mode, as FastDeploy's does. Knows no particular transport, and applies nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from wsm import log
+from wsm.errors import BadInputError
 from wsm.named import NamedObjects
-from wsm.strategies.errors import VersionFileMissingError, VersionMismatchError
+from wsm.strategies.errors import VersionFileMissingError, VersionMismatchError, listed
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.trainer.publications import published_last
-from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports._transfer_modes import INTERFACES, check_transfer_mode, feeds_loaders
 from wsm.strategies.transports.checkpoint_transfer import Interface
 from wsm.strategies.transports.checkpoint_transfer_options import (
@@ -117,7 +117,13 @@ class ByVersion(Strategy):
         """
         section = sections.of(RsyncConfig)
         if section.transport not in self._transports:
-            raise transport_errors.transport_unknown(name=section.transport, known=sorted(self._transports))
+            known = sorted(self._transports)
+            raise BadInputError(
+                f"no transport is called {section.transport!r}; use one of {listed(known)}",
+                code="transport-unknown",
+                name=section.transport,
+                known=tuple(known),
+            )
         if section.transfer_mode is not None:  # what rsync_config says is for FastDeploy's commands
             check_transfer_mode(section.transfer_mode, section.transport)
         self._transports[section.transport].build(sections)
@@ -175,15 +181,41 @@ class ByVersion(Strategy):
                 section = replace(section, verify_checksum=verify_checksum)
         return sections.replaced(RsyncConfig, section)
 
+    @contextmanager
     def open(
         self, source: RsyncSource, version: str | None, observer: LoadObserver = UNOBSERVED
-    ) -> AbstractContextManager[Offer]:
-        """Let the transport offer the version; see :func:`wsm.strategies.transports.by_version.offered`."""
-        return offered(source, version, observer)
+    ) -> Iterator[Offer]:
+        """Let the transport offer the version. Blocks until it is known what will come.
 
-    def preview(self, source: RsyncSource, version: str | None) -> AbstractContextManager[Offer]:
+        Parameters
+        ----------
+        source : RsyncSource
+            Where from, and whose shard.
+        version : str or None
+            The version that it must be; None for the one that ``version.yaml`` announces, else the one that
+            was published last, or without a directory the one that the transport announces.
+        observer : LoadObserver
+            Asked for cancellation during every wait.
+
+        Raises
+        ------
+        wsm.strategies.errors.VersionFileMissingError, BadInputError
+            If a directory was to say which version is meant, and does not.
+        wsm.strategies.errors.VersionMismatchError
+            If the transport offers another one.
+        wsm.errors.WsmError
+            What :meth:`wsm.strategies.transports.transport.Transport.open` raises.
+        """
+        wanted = _wanted(source, version)
+        with source.transport.open(wanted, source.rank, observer, world_size=source.world_size) as offer:
+            yield _as_asked(offer, wanted, source)
+
+    @contextmanager
+    def preview(self, source: RsyncSource, version: str | None) -> Iterator[Offer]:
         """Look at what :meth:`open` would offer."""
-        return seen(source, version)
+        wanted = _wanted(source, version)
+        with source.transport.preview(wanted, source.rank, world_size=source.world_size) as offer:
+            yield _as_asked(offer, wanted, source)
 
     def retired_from(self, sections: Sections) -> str | None:
         """Return the directory that versions are published in, where the transport reads them there."""
@@ -201,58 +233,8 @@ class ByVersion(Strategy):
         source.transport.close()
 
 
-@contextmanager
-def offered(source: RsyncSource, version: str | None, observer: LoadObserver) -> Iterator[Offer]:
-    """Let the transport offer the version. Blocks until it is known what will come.
-
-    Parameters
-    ----------
-    source : RsyncSource
-        Where from, and whose shard.
-    version : str or None
-        The version that it must be; None for the one that ``version.yaml`` announces, else the one that was
-        published last, or without a directory the one that the transport announces.
-    observer : LoadObserver
-        Asked for cancellation during every wait.
-
-    Raises
-    ------
-    wsm.strategies.errors.VersionFileMissingError, BadInputError
-        If a directory was to say which version is meant, and does not.
-    wsm.strategies.errors.VersionMismatchError
-        If the transport offers another one.
-    wsm.errors.WsmError
-        What :meth:`wsm.strategies.transports.transport.Transport.open` raises.
-    """
-    wanted = wanted_version(source, version)
-    with source.transport.open(wanted, source.rank, observer, world_size=source.world_size) as offer:
-        yield replace(
-            _checked(offer, wanted),
-            chunk_tensors=source.chunk_tensors,
-            whole=source.whole,
-            unwritten=source.unwritten,
-        )
-
-
-@contextmanager
-def seen(source: RsyncSource, version: str | None) -> Iterator[Offer]:
-    """Look at what :func:`offered` would offer."""
-    wanted = wanted_version(source, version)
-    with source.transport.preview(wanted, source.rank, world_size=source.world_size) as offer:
-        yield replace(_checked(offer, wanted), chunk_tensors=source.chunk_tensors)
-
-
-def wanted_version(source: RsyncSource, version: str | None) -> str | None:
-    """Return the version to ask the transport for. Blocks (small files).
-
-    That is the one that is named, else what ``version.yaml`` announces, else what was published last beside
-    it; None where there is no directory, and the transport must know.
-
-    Raises
-    ------
-    wsm.strategies.errors.VersionFileMissingError, BadInputError, UnreadableFileError
-        If it is not named, and ``version.yaml`` is unusable, or missing with nothing published there.
-    """
+def _wanted(source: RsyncSource, version: str | None) -> str | None:
+    """Return the version to ask the transport for; None where there is no directory, and it must know."""
     if version is not None or source.directory is None:
         return version
     try:
@@ -264,11 +246,11 @@ def wanted_version(source: RsyncSource, version: str | None) -> str | None:
         return last
 
 
-def _checked(offer: Offer, wanted: str | None) -> Offer:
+def _as_asked(offer: Offer, wanted: str | None, source: RsyncSource) -> Offer:
     if wanted is not None and offer.version is not None and offer.version != wanted:
         where = ", ".join(offer.files)
         raise VersionMismatchError(requested=wanted, found=offer.version, where=where)
-    return offer
+    return replace(offer, chunk_tensors=source.chunk_tensors, whole=source.whole, unwritten=source.unwritten)
 
 
 @typed

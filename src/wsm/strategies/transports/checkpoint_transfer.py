@@ -24,7 +24,7 @@ from typing import Any
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import GroupError, WsmError, error_name
+from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, error_name
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import LoadCancelledError, TrainerTensorError
@@ -33,23 +33,20 @@ from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.peer_errors import PeerFailedError, PeerSilentError
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import tensor_of
-from wsm.strategies.transports import errors as transport_errors
-from wsm.strategies.transports._batches import BATCH_S, END, Batches, PackageBuffers
+from wsm.strategies.transports._batches import BATCH_S, END, Batches
 from wsm.strategies.transports._foreign import CallExpiredError, ForeignThread
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 
 @dataclass(frozen=True)
-class StreamLimits:
-    """How long a stream may be waited for, in seconds: for its first tensor, for each next one, in all.
+class Handle:
+    """The package's own object, the thread that it lives in, and whom it was made for."""
 
-    What a rank does with what has come is no waiting, however long it takes.
-    """
-
-    first_s: float
-    next_s: float
-    total_s: float
+    transfer: Any
+    thread: ForeignThread
+    rank: int
+    world_size: int | None
 
 
 class TensorStream:
@@ -59,18 +56,17 @@ class TensorStream:
     ----------
     peer : str
         Who brings it, for messages.
-    version, rank, world_size : int, int, int or None
+    version : str
         What was asked for.
+    options : CheckpointTransferOptions
+        For how long it may be waited for, in all for a part of it and for the whole, and what the package
+        holds in buffers. What a rank does with what has come is no waiting, however long it takes.
     verify : bool
         Whether a stream without a manifest is refused.
     keep : bool
         Whether the package never writes to a tensor's memory again, so that a target may keep it.
-    buffers : PackageBuffers
-        What the package holds in buffers of its own.
-    limits : StreamLimits
-        For the waits.
-    thread : ForeignThread
-        Where the package runs.
+    handle : Handle
+        Where the package runs, and for which rank of how many.
     observer : LoadObserver
         Asked for cancellation during every wait.
     clock : Clock
@@ -82,25 +78,19 @@ class TensorStream:
         *,
         peer: str,
         version: str,
-        rank: int,
-        world_size: int | None,
+        options: CheckpointTransferOptions,
         verify: bool,
         keep: bool,
-        buffers: PackageBuffers,
-        limits: StreamLimits,
-        thread: ForeignThread,
+        handle: Handle,
         observer: LoadObserver,
         clock: Clock,
     ) -> None:
         self._peer = peer
         self._version = version
-        self._rank = rank
-        self._world_size = world_size
+        self._options = options
         self._verify = verify
         self._keep = keep
-        self._buffers = buffers
-        self._limits = limits
-        self._thread = thread
+        self._handle = handle
         self._observer = observer
         self._clock = clock
         self._waited_ns = 0
@@ -122,37 +112,44 @@ class TensorStream:
         PeerSilentError, PeerFailedError, GroupError, LoadCancelledError, BadInputError
             If the first tensor does not come, or is none.
         """
-        batches = Batches(self._wait(begin, self._limits.first_s, "the stream"), keep=self._keep)
-        first = self._wait(batches.first, self._limits.first_s, "the first tensor")
+        first_s = self._options.discover_s
+        batches = Batches(self._wait(begin, first_s, "the stream"), keep=self._keep)
+        first = self._wait(batches.first, first_s, "the first tensor")
         if first is END:
             raise strategies_errors.empty_snapshot(where=self._peer)
         name, value = self._pair(first)
         if name == MANIFEST_TENSOR:
             self._manifest = self._checked(self._bytes(name, value)[1])
         elif self._verify:
-            raise transport_errors.unverified_stream(peer=self._peer, first=name)
-        manifest = self._manifest
-        digest, scope = _spoken_for(manifest)
+            raise BadInputError(
+                f"{self._peer} sent {name!r} first and no manifest, so nothing it brings can be verified; "
+                "send wsm.strategies.with_manifest(state) there, or configure verify_checksum: false",
+                code="unverified-stream",
+                unfit=True,
+                peer=self._peer,
+                first=name,
+            )
+        manifest, digest, scope = self._manifest, None, ManifestScope.LOADED
+        if manifest is not None:
+            digest, scope = manifest.group_digest, ManifestScope.GROUP
+            if digest is None:  # the ranks have nothing to compare
+                digest, scope = manifest.seal, ManifestScope.RANK
         return Offer(
             version=self._version,
             tensors=self._tensors(batches, None if manifest is not None else first),
             files=(self._peer,),
             manifest_digest=digest,
             manifest_scope=scope,
-            peak_extra_bytes=self._buffers.peak_extra_bytes(manifest, keep=self._keep),
+            peak_extra_bytes=self._options.buffers.peak_extra_bytes(manifest, keep=self._keep),
             declared=False,
             promised=None if manifest is None else tuple(tensor.spec for tensor in manifest.tensors),
             waited_s=lambda: self._waited_ns / 1e9,
         )
 
-    @property
-    def _touched(self) -> bool:
-        return self._observer.touched()
-
     def _checked(self, data: memoryview) -> StreamManifest:
         manifest = StreamManifest.decode(bytes(data), file=f"the manifest from {self._peer}")
-        rank, ranks = (None, None) if manifest.whole else (self._rank, self._world_size)
-        manifest.require(self._version, rank, ranks, where=self._peer)
+        whose = (None, None) if manifest.whole else (self._handle.rank, self._handle.world_size)
+        manifest.require(self._version, *whose, where=self._peer)
         if not manifest.rows:
             raise strategies_errors.empty_snapshot(where=self._peer)
         return manifest
@@ -162,7 +159,7 @@ class TensorStream:
         while True:
             if not items:
                 # The last of a batch is waited for as long as any, however long the batch took before.
-                items = self._wait(batches.take, self._limits.next_s, "the next tensor", slack_s=BATCH_S)
+                items = self._wait(batches.take, self._options.next_s, "the next tensor", slack_s=BATCH_S)
             item = items.popleft()
             if item is END:
                 return
@@ -177,16 +174,23 @@ class TensorStream:
 
     def _offered(self, name: str, value: Any) -> OfferedTensor:
         spec, data = self._bytes(name, value)
-        digest = None
-        if self._manifest is not None:
-            promised = self._manifest.by_name.get(name)
+        manifest, digest = self._manifest, None
+        if manifest is not None:
+            promised = manifest.by_name.get(name)
             if promised is None or promised.spec != spec:
-                raise transport_errors.unpromised_tensor(
+                found = f"{spec.dtype}{list(spec.shape)}"
+                wanted = "no such tensor"
+                if promised is not None:
+                    wanted = f"{promised.spec.dtype}{list(promised.spec.shape)}"
+                raise BadInputError(
+                    f"{self._peer} brought {name!r} as {found}, its manifest promised {wanted}; "
+                    "send what the manifest was made from",
+                    code="unpromised-tensor",
+                    unfit=True,
                     peer=self._peer,
                     tensor=name,
-                    found=_text(spec),
-                    promised="no such tensor" if promised is None else _text(promised.spec),
-                    touched=self._touched,
+                    found=found,
+                    promised=wanted,
                 )
             digest = promised.digest
 
@@ -201,81 +205,73 @@ class TensorStream:
             digest,
             memory=(lambda: data) if keep else None,
             data=data,
-            finite=self._manifest is not None and self._manifest.finite,
+            finite=manifest is not None and manifest.finite,
         )
 
     def _pair(self, item: Any) -> tuple[str, Any]:
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
             return item
-        raise transport_errors.foreign_tensor(
-            peer=self._peer,
-            tensor="?",
-            problem=f"a {type(item).__name__}, not a name and a tensor",
-            touched=self._touched,
-        )
+        raise self._foreign("?", f"a {type(item).__name__}, not a name and a tensor")
 
     def _bytes(self, name: str, value: Any) -> tuple[TensorSpec, memoryview]:
         try:
             return tensor_of(name, value)
         except TrainerTensorError as error:
-            raise transport_errors.foreign_tensor(
-                peer=self._peer,
-                tensor=name,
-                problem=error.context["problem"],
-                touched=self._touched,
-            ) from error
+            raise self._foreign(name, error.context["problem"]) from error
+
+    def _foreign(self, tensor: str, problem: str) -> BadInputError:
+        return BadInputError(
+            f"{self._peer} handed over {tensor!r}, which cannot be applied: {problem}; "
+            "send contiguous tensors of the model's own dtypes",
+            code="foreign-tensor",
+            unfit=True,
+            peer=self._peer,
+            tensor=tensor,
+            problem=problem,
+        )
 
     def _wait(self, work: Callable[[], Any], limit_s: float, expected: str, *, slack_s: float = 0.0) -> Any:
         begun = self._clock.monotonic_ns()
-        end = begun + int(self._limits.total_s * 1e9) - self._waited_ns
+        end = begun + int(self._options.total_s * 1e9) - self._waited_ns
         until = begun + int((limit_s + slack_s) * 1e9)
         if begun >= end:
             raise self._too_long()
-        try:
-            return self._thread.call(work, until_ns=min(until, end), observer=self._observer)
-        except CallExpiredError:
-            if until < end:
-                raise PeerSilentError(
-                    peer=self._peer, waited_s=limit_s, expected=expected, touched=self._touched
-                ) from None
-            raise self._too_long() from None
-        except LoadCancelledError:
-            raise LoadCancelledError(
-                tensors_applied=self._came,
-                tensors=0 if self._manifest is None else len(self._manifest.tensors),
-                touched=self._touched,
-            ) from None
-        except WsmError:
-            raise
-        except Exception as error:  # a foreign package may raise anything
-            raise PeerFailedError(
-                peer=self._peer,
-                error=error_name(error),
-                reason=str(error),
-                touched=self._touched,
-            ) from error
-        finally:
-            self._waited_ns += self._clock.monotonic_ns() - begun
+        with _as_peer_errors(self._peer, limit_s, expected):
+            try:
+                return self._handle.thread.call(work, until_ns=min(until, end), observer=self._observer)
+            except CallExpiredError:
+                if until < end:
+                    raise
+                raise self._too_long() from None
+            except LoadCancelledError:
+                tensors = 0 if self._manifest is None else len(self._manifest.rows)
+                raise LoadCancelledError(tensors_applied=self._came, tensors=tensors) from None
+            finally:
+                self._waited_ns += self._clock.monotonic_ns() - begun
 
     def _too_long(self) -> GroupError:
-        return transport_errors.transfer_too_long(
+        return GroupError(
+            f"{self._peer} had not brought everything after {self._options.total_s:.3g} s of waiting, "
+            f"{self._came} tensors came; raise session_total_timeout_s, or look at what slows the transfer "
+            "down",
+            code="transfer-too-long",
             peer=self._peer,
-            limit_s=self._limits.total_s,
+            limit_s=self._options.total_s,
             tensors=self._came,
-            touched=self._touched,
         )
 
 
-def _spoken_for(manifest: StreamManifest | None) -> tuple[str | None, ManifestScope]:
-    """Return the digest to report, and whether the ranks may compare it."""
-    if manifest is None:
-        return None, ManifestScope.LOADED
-    group = manifest.group_digest
-    return (manifest.seal, ManifestScope.RANK) if group is None else (group, ManifestScope.GROUP)
-
-
-def _text(spec: TensorSpec) -> str:
-    return f"{spec.dtype}{list(spec.shape)}"
+@contextmanager
+def _as_peer_errors(peer: str, waited_s: float, expected: str) -> Iterator[None]:
+    """Say of a call into the package what a rank says of any peer."""
+    try:
+        yield
+    except CallExpiredError:
+        raise PeerSilentError(peer=peer, waited_s=waited_s, expected=expected) from None
+    except WsmError:
+        raise
+    except Exception as error:  # a foreign package may raise anything
+        raise PeerFailedError(peer=peer, error=error_name(error), reason=str(error)) from error
 
 
 PACKAGE = "checkpoint_transfer"
@@ -299,16 +295,6 @@ class Interface(enum.Enum):
     STREAM = "stream"
     IPC = "ipc"
     GPU_DIRECT = "gpu_direct"
-
-
-@dataclass(frozen=True)
-class _Handle:
-    """The package's own object, the thread that it lives in, and whom it was made for."""
-
-    transfer: Any
-    thread: ForeignThread
-    rank: int
-    world_size: int | None
 
 
 class CheckpointTransferTransport:
@@ -355,7 +341,7 @@ class CheckpointTransferTransport:
         self._device_index = device_index
         self._clock = clock or SystemClock()
         self._peer = f"{PACKAGE} at {options.meeting_point}"
-        self._handle: _Handle | None = None
+        self._handle: Handle | None = None
         self._begun: Any = None
 
     @contextmanager
@@ -375,17 +361,13 @@ class CheckpointTransferTransport:
         """
         version = self._named(version)
         handle = self._connected(rank, world_size, observer)
-        options = self._options
         stream = TensorStream(
             peer=self._peer,
             version=version,
-            rank=rank,
-            world_size=world_size,
+            options=self._options,
             verify=self._verify,
             keep=self._keep,
-            buffers=options.buffers,
-            limits=StreamLimits(options.discover_s, options.next_s, options.total_s),
-            thread=handle.thread,
+            handle=handle,
             observer=observer,
             clock=self._clock,
         )
@@ -417,7 +399,7 @@ class CheckpointTransferTransport:
             begun, self._begun = self._begun, None
             handle.thread.end(lambda: _clean_up(handle.transfer, begun), wait_s=_CLOSE_S)
 
-    def _connected(self, rank: int, world_size: int | None, observer: LoadObserver) -> _Handle:
+    def _connected(self, rank: int, world_size: int | None, observer: LoadObserver) -> Handle:
         handle = self._handle
         if handle is not None and (handle.rank, handle.world_size) == (rank, world_size):
             return handle
@@ -427,15 +409,10 @@ class CheckpointTransferTransport:
         limit_s = self._options.discover_s
         transfer = None
         try:
-            transfer = thread.call(made, until_ns=self._until(limit_s), observer=observer)
-            thread.call(transfer.initialize, until_ns=self._until(limit_s), observer=observer)
-            self._handle = _Handle(transfer, thread, rank, world_size)
-        except CallExpiredError:
-            raise PeerSilentError(peer=self._peer, waited_s=limit_s, expected="its connection") from None
-        except WsmError:
-            raise
-        except Exception as error:  # a foreign package may raise anything
-            raise PeerFailedError(peer=self._peer, error=error_name(error), reason=str(error)) from error
+            with _as_peer_errors(self._peer, limit_s, "its connection"):
+                transfer = thread.call(made, until_ns=self._until(limit_s), observer=observer)
+                thread.call(transfer.initialize, until_ns=self._until(limit_s), observer=observer)
+            self._handle = Handle(transfer, thread, rank, world_size)
         finally:
             if self._handle is None:  # what cannot be initialized is not tried again
                 thread.end(lambda: _clean_up(transfer, None), wait_s=_CLOSE_S)
@@ -446,7 +423,14 @@ class CheckpointTransferTransport:
         if version is None and self._interface is Interface.IPC:
             return UNNAMED_OVER_IPC
         if version is None:
-            raise transport_errors.version_unnamed(transport=PACKAGE)
+            raise BadInputError(
+                f"{PACKAGE} brings versions by their labels and was told none; name the version in the "
+                "command, or give rsync: directory, whose version.yaml announces one or which one is "
+                "published into",
+                code="version-unnamed",
+                unfit=True,
+                transport=PACKAGE,
+            )
         return version
 
     def _until(self, seconds: float) -> int:
@@ -506,10 +490,14 @@ async def _clean_up(transfer: Any, begun: Any) -> None:
 def _imported(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         problem = f"{module} cannot be imported ({error})"
-        raise transport_errors.transport_package_unusable(package=PACKAGE, problem=problem) from error
-    except AttributeError as error:
-        raise transport_errors.transport_package_unusable(
-            package=PACKAGE, problem=f"{module} has no {name}"
+        if isinstance(error, AttributeError):
+            problem = f"{module} has no {name}"
+        raise RefusedError(
+            f"the transport needs the package {PACKAGE}: {problem}; install the wheel that your platform "
+            "provides (it is not on PyPI), or configure the transport mooncake",
+            code="transport-package-unusable",
+            package=PACKAGE,
+            problem=problem,
         ) from error

@@ -9,68 +9,76 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from wsm.strategies.transports import errors as transport_errors
+from msgspec import Meta
+
+from wsm.errors import BadInputError
 from wsm.strategies.transports._batches import PackageBuffers
+from wsm.typed import fits, said
 
-_NUMBER = (int, float)
-_DEVICE = (str, int)
-
-#: What CheckpointTransfer itself takes.
-_OF_THE_PACKAGE: Mapping[str, tuple[type, ...]] = {
-    "etcd_server": (str,),
-    "backend": (str,),
-    "redis_host": (str,),
-    "redis_port": (int,),
-    "redis_ttl_s": _NUMBER,
-    "device": _DEVICE,
-    "device_name": _DEVICE,
-    "gpu_id": (int,),
-    "group_size": (int,),
-    "qsize": (int,),
-    "bucket_size_mb": (int,),
-    "num_buffers": (int,),
-    "phase2_backend": (str,),
-    "phase2_fan_out": (int,),
-    "discover_timeout_s": _NUMBER,
-    "recv_bucket_timeout_s": _NUMBER,
-    "session_total_timeout_s": _NUMBER,
-    "materialize_tensors": (bool,),
-    "log_level": (str,),
-    "log_file": (str,),
-    "perf_log_file": (str,),
-}
-#: What FastDeploy, and so this adapter, uses itself.
-_OF_THE_CALLER: Mapping[str, tuple[type, ...]] = {
-    "index": (int,),
-    "output_framework": (str,),
-    "gdr_mtp_chunk_size": (int,),
-    "gdr_release_cache": (bool,),
-    # Of an early revision (FastDeploy#7951): the mode where a command names none.
-    "transfer_mode": (str,),
-    "gpu_direct": (bool,),
-    # Not FastDeploy's: what the section rsync says, for workers that have no other configuration.
-    "check": (str,),
-    "unwritten": (list, tuple),
-    # Without effect here: a tensor is applied before the next is asked for, and digests are in the receipt.
-    "gdr_prefetch_queue_size": (int,),
-    "gdr_debug_tensor_digest": (bool,),
-    "gdr_debug_tensor_names": (list, tuple, str),
-    "gdr_debug_compare_direct": (bool,),
-}
-_POSITIVE = (
-    "discover_timeout_s",
-    "recv_bucket_timeout_s",
-    "session_total_timeout_s",
-    "gdr_mtp_chunk_size",
-    "bucket_size_mb",
-    "num_buffers",
-    "gdr_prefetch_queue_size",
-)
 #: How a stream that comes by name is held against a model that serves; the first is the default.
 CHECKS: Final = ("whole", "as_it_comes")
-_CHOICES: Mapping[str, Sequence[str]] = {"transfer_mode": ("rdma", "gdr"), "check": CHECKS}
+
+_Some: TypeAlias = Annotated[int, Meta(gt=0)]
+_Time: TypeAlias = Annotated[float, Meta(gt=0)]
+
+#: What CheckpointTransfer itself takes.
+_OF_THE_PACKAGE: Mapping[str, Any] = {
+    "etcd_server": str,
+    "backend": str,
+    "redis_host": str,
+    "redis_port": int,
+    "redis_ttl_s": float,
+    "device": str | int,
+    "device_name": str | int,
+    "gpu_id": int,
+    "group_size": int,
+    "qsize": int,
+    "bucket_size_mb": _Some,
+    "num_buffers": _Some,
+    "phase2_backend": str,
+    "phase2_fan_out": int,
+    "discover_timeout_s": _Time,
+    "recv_bucket_timeout_s": _Time,
+    "session_total_timeout_s": _Time,
+    "materialize_tensors": bool,
+    "log_level": str,
+    "log_file": str,
+    "perf_log_file": str,
+}
+#: What FastDeploy, and so this adapter, uses itself.
+_OF_THE_CALLER: Mapping[str, Any] = {
+    "index": int,
+    "output_framework": Literal["paddle"],
+    "gdr_mtp_chunk_size": _Some,
+    "gdr_release_cache": bool,
+    # Of an early revision (FastDeploy#7951): the mode where a command names none.
+    "transfer_mode": Literal["rdma", "gdr"],
+    "gpu_direct": bool,
+    # Not FastDeploy's: what the section rsync says, for workers that have no other configuration.
+    "check": Literal[CHECKS],
+    "unwritten": Sequence[str],
+    # Without effect here: a tensor is applied before the next is asked for, and digests are in the receipt.
+    "gdr_prefetch_queue_size": _Some,
+    "gdr_debug_tensor_digest": bool,
+    "gdr_debug_tensor_names": Sequence[str] | str,
+    "gdr_debug_compare_direct": bool,
+}
+_KNOWN = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}
+#: What this adapter looks at, by the names of :class:`CheckpointTransferOptions`.
+_OWN: Mapping[str, str] = {
+    "index": "index",
+    "group_size": "group_size",
+    "discover_s": "discover_timeout_s",
+    "next_s": "recv_bucket_timeout_s",
+    "total_s": "session_total_timeout_s",
+    "mtp_chunk_size": "gdr_mtp_chunk_size",
+    "release_cache": "gdr_release_cache",
+    "mode": "transfer_mode",
+    "check": "check",
+    "unwritten": "unwritten",
+}
 _MEBIBYTE = 1 << 20
 # What FastDeploy's configuration has if no option is set.
 _TWO_LARGE_ONES = PackageBuffers(2, 512 * _MEBIBYTE)
@@ -125,9 +133,8 @@ class CheckpointTransferOptions:
     @property
     def suspicious(self) -> Mapping[str, str]:
         """Options that are not known here, and the known one that each looks like."""
-        known = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}
-        unknown = [key for key in self.for_the_package if key not in known]
-        found = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
+        unknown = [key for key in self.for_the_package if key not in _KNOWN]
+        found = {key: difflib.get_close_matches(key, _KNOWN, n=1) for key in unknown}
         return {key: close[0] for key, close in found.items() if close}
 
     @property
@@ -149,44 +156,29 @@ class CheckpointTransferOptions:
         """
         for key, value in rsync_config.items():
             if not isinstance(key, str):
-                raise transport_errors.bad_transport_option(
-                    option=str(key), problem="is no text", fix="give each option a name"
-                )
-            if fix := _needed(key, value):
-                raise transport_errors.bad_transport_option(option=key, problem=f"is {value!r}", fix=fix)
+                raise _refused(str(key), "is no text", "give each option a name")
+            if not fits(_KNOWN.get(key, Any), value):
+                raise _refused(key, f"is {value!r}", f"it must be {said(_KNOWN[key])}")
         passed = {key: value for key, value in rsync_config.items() if key not in _OF_THE_CALLER}
         if "device_name" in passed:
             name = passed.pop("device_name")
             passed.setdefault("device", name)
-        own = dict(rsync_config)
-        return cls(
-            for_the_package=passed,
-            index=own.get("index", 0),
-            group_size=passed.pop("group_size", None),
-            discover_s=own.get("discover_timeout_s", cls.discover_s),
-            next_s=own.get("recv_bucket_timeout_s", cls.next_s),
-            total_s=own.get("session_total_timeout_s", cls.total_s),
-            buffers=PackageBuffers(
-                own.get("num_buffers", cls.buffers.count),
-                own["bucket_size_mb"] * _MEBIBYTE if "bucket_size_mb" in own else cls.buffers.nbytes,
-            ),
-            mtp_chunk_size=own.get("gdr_mtp_chunk_size", cls.mtp_chunk_size),
-            release_cache=own.get("gdr_release_cache", False),
-            mode=own.get("transfer_mode") or ("gdr" if own.get("gpu_direct") else None),
-            check=own.get("check"),
-            unwritten=tuple(map(str, own.get("unwritten", ()))),
+        own = {field: rsync_config[option] for field, option in _OWN.items() if option in rsync_config}
+        if rsync_config.get("gpu_direct"):
+            own.setdefault("mode", "gdr")
+        passed.pop("group_size", None)
+        count, mebibytes = rsync_config.get("num_buffers"), rsync_config.get("bucket_size_mb")
+        buffers = PackageBuffers(
+            cls.buffers.count if count is None else count,
+            cls.buffers.nbytes if mebibytes is None else mebibytes * _MEBIBYTE,
         )
+        return cls(for_the_package=passed, buffers=buffers, **own)
 
 
-def _needed(key: str, value: object) -> str | None:
-    """Return what must be done about the value of a known option, if it is wrong."""
-    kinds = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}.get(key)
-    if kinds is None:
-        return None
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        return f"it must be {' or '.join(kind.__name__ for kind in kinds)}"
-    if key in _POSITIVE and isinstance(value, (int, float)) and not value > 0:
-        return "it must be more than 0"
-    if key in _CHOICES and value not in _CHOICES[key]:
-        return f"it must be one of {', '.join(_CHOICES[key])}"
-    return "wsm applies paddle tensors" if key == "output_framework" and value != "paddle" else None
+def _refused(option: str, problem: str, fix: str) -> BadInputError:
+    return BadInputError(
+        f"rsync_config: {option!r} {problem}; {fix}",
+        code="bad-transport-option",
+        option=option,
+        problem=problem,
+    )
