@@ -333,8 +333,8 @@ class Sources:
             raise NoRoomError(
                 "rsync: {check: whole} collects a version in host memory before the model is touched: "
                 f"{needed} bytes for {counted(ranks, 'rank')}, and {available} are available within the "
-                "limits on this process; give it more, or say rsync: {check: as_it_comes}, where a stream that does "
-                "not fit costs the weights",
+                "limits on this process; give it more, or say rsync: {check: as_it_comes}, where a stream "
+                "that does not fit costs the weights",
                 code="check-needs-memory",
                 needed=needed,
                 available=available,

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from wsm import log
@@ -220,6 +221,38 @@ BUFFERS = 4
 _log = log.logger("strategies")
 
 
+@dataclass(frozen=True)
+class TransferCosts:
+    """What one load cost.
+
+    Parameters
+    ----------
+    version, rank : int
+        What was loaded.
+    bytes : int
+        Bytes of its tensors.
+    connect_s : float
+        Until the version was found, and the first bytes of it were here.
+    sync_s : float
+        Waiting for bytes after that.
+    apply_s : float
+        Everything else: copying, digests, the target.
+    total_s : float
+        All together.
+    first : bool
+        Whether the engine had to be started or the publisher's to be found.
+    """
+
+    version: str
+    rank: int
+    bytes: int
+    connect_s: float
+    sync_s: float
+    apply_s: float
+    total_s: float
+    first: bool
+
+
 @typed
 class MooncakeTransport:
     """One rank's way to a :class:`wsm.strategies.mooncake.publisher.MooncakePublisher`.
@@ -237,6 +270,11 @@ class MooncakeTransport:
         anything may take to come back.
     span_bytes, buffers : int
         Bytes of a read, and how many buffers of that size are held.
+
+    Attributes
+    ----------
+    costs : TransferCosts or None
+        Of the last load that succeeded.
 
     Raises
     ------
@@ -257,6 +295,7 @@ class MooncakeTransport:
         buffers: Count = BUFFERS,
     ) -> None:
         say.place_of(address)
+        self.costs: TransferCosts | None = None
         self._address = address
         self._settings = settings or EngineSettings()
         self._connect_s = connect_s
@@ -298,9 +337,7 @@ class MooncakeTransport:
                 self.close()  # what is in flight may write to our buffers until the engine is gone
                 raise
             total_s = time.monotonic() - begun_s
-            _log.info(
-                log.VERSION_TRANSFERRED,
-                transport=self.name,
+            self.costs = TransferCosts(
                 version=grant.version,
                 rank=rank,
                 bytes=sum(t.spec.nbytes for t in layout.tensors),
@@ -310,6 +347,7 @@ class MooncakeTransport:
                 total_s=total_s,
                 first=first,
             )
+            _log.info(log.VERSION_TRANSFERRED, transport=self.name, **vars(self.costs))
 
     def _end(self, reader: SpanReader, version: str) -> None:
         """Let go of the buffers behind a load whose every digest was right, which no lapse changes."""
