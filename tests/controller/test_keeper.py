@@ -295,7 +295,7 @@ def test_a_clear_between_two_attempts_means_that_nothing_is_loaded_any_more(tmp_
 
 
 def test_another_controller_that_commands_at_the_moment_is_given_way(tmp_path):
-    with kept_group(tmp_path, delay_s=0.2, longest_delay_s=0.2) as kept:
+    with kept_group(tmp_path, delay_s=3, longest_delay_s=3) as kept:  # the command comes within them
         kept.damage()
         kept.kill(1)
         kept.until_told("is not restored yet, attempt 2")

@@ -191,7 +191,7 @@ class TransferArrival(PeerArrival):
 
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._send(version, described(state, version), "silent")
-        self._patience_s = 0.3
+        self._patience_s = 3.0  # a connection that takes longer on busy cores is another error
         return Expected(stream_errors.PeerSilentError, (str(self._port), "the first tensor was due"))
 
     def _peer_endless(self, version: int, state: State) -> Expected:
