@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import wsm
 from tests.sources import syntax_of
 from wsm import log
@@ -44,19 +42,19 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             yield node
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_every_file_is_read_in_one_sitting_and_says_what_it_is_for(path: Path) -> None:
-    text = path.read_text()
-    tree = ast.parse(text)
-    assert code_lines(text, tree) <= MAX_CODE_LINES
-    assert ast.get_docstring(tree) or not tree.body, "the file does not say what it is responsible for"
-    long = {
-        function.name: lines
-        for function in functions(tree)
-        if (lines := (function.end_lineno or 0) - function.lineno + 1 - docstring_lines(function))
-        > MAX_FUNCTION_LINES
-    }
-    assert not long
+def test_every_file_is_read_in_one_sitting_and_says_what_it_is_for() -> None:
+    wrong = []
+    for path in FILES:
+        text, tree, name = path.read_text(), syntax_of(path), path.relative_to(REPOSITORY)
+        if (lines := code_lines(text, tree)) > MAX_CODE_LINES:
+            wrong.append(f"{name} has {lines} lines of code")
+        if tree.body and not ast.get_docstring(tree):
+            wrong.append(f"{name} does not say what it is responsible for")
+        for function in functions(tree):
+            lines = (function.end_lineno or 0) - function.lineno + 1 - docstring_lines(function)
+            if lines > MAX_FUNCTION_LINES:
+                wrong.append(f"{name}: {function.name} has {lines} lines")
+    assert not wrong
 
 
 def code_lines(text: str, tree: ast.Module) -> int:
