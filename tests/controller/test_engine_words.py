@@ -491,6 +491,7 @@ def test_words_wait_for_the_decision_of_a_process_that_lives_and_of_no_lease(mak
     with raising("lease-and-words") as caught:
         controller.lease(2, hot=False)
     assert "8000" in str(caught.value)
+    assert caught.value.words == ("8000",)
     assert (engine.reads(), status(engine).version) == ([NORMAL], "1")
     with controller.prepare(2, hot=False):
         assert engine.reads() == [UPDATING]

@@ -161,6 +161,7 @@ def test_a_lease_that_is_over_aborts_and_the_caller_is_told(serving):
     with raising("lease-over") as caught:
         prepared.commit()
     assert "0.05 s" in str(caught.value)
+    assert (caught.value.group, caught.value.lease_s) == (group.name, 0.05)
     assert_serves(group, controller, 1)
 
 

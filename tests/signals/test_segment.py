@@ -121,8 +121,10 @@ def test_a_name_that_is_no_plain_file_name_is_refused(name):
 )
 def test_a_shape_that_does_not_fit_is_refused_before_anything_is_made(name, path, wrong):
     good = {"world_size": 1, "helpers": 0, "run_id": "", "configuration_digest": 0}
-    with raising("segment-shape"):
+    with raising("segment-shape") as caught:
         Segment.create_or_adopt(name, **{**good, **wrong})
+    assert str(caught.value.value) in str(caught.value)
+    assert caught.value.limit in str(caught.value)
     assert not list(path.parent.glob(f"*{name}*"))
 
 
@@ -252,8 +254,9 @@ def test_no_room_even_for_the_lock_file_is_reported_as_that(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "open", refuse)
-    with raising("shared-memory-full"):
+    with raising("shared-memory-full") as caught:
         Segment.create_or_adopt("x", world_size=1, run_id="", configuration_digest=0, directory=tmp_path)
+    assert caught.value.reason == "No space left on device"
 
 
 def test_a_folder_that_does_not_exist_is_reported_with_its_reason(tmp_path):

@@ -81,6 +81,9 @@ def configuration_of(group: str | None, file: Path | None) -> WsmConfig:
                 f"{file} configures group {config.name!r}, not {group!r}; "
                 "give the file of that group, or its name",
                 code="foreign-configuration",
+                file=str(file),
+                group=group,
+                found=config.name,
             )
         return config
     if group is None:
@@ -97,6 +100,7 @@ def configuration_of(group: str | None, file: Path | None) -> WsmConfig:
         raise BadInputError(
             f"no running group {group!r} has left its configuration here ({there}); give it by --config FILE",
             code="configuration-unknown",
+            group=group,
             existing=tuple(existing),
         )
     return config_from_mapping(left, where=f"group {group}")

@@ -379,6 +379,7 @@ class Execution:
                 f"{', '.join(map(str, suffixes))}; nothing was changed: prepare it hot, or in a "
                 "process that lives until the decision",
                 code="lease-and-words",
+                words=tuple(map(str, suffixes)),
             )
         before = self.pending.sequence
 

@@ -374,6 +374,7 @@ class Transaction(Kind):
                 f"{lease_s:g} s from the moment when all ranks were prepared "
                 f"[{self._group.status().sentence()}]; prepare it again, with a longer lease",
                 code="lease-over",
+                group=self._group.segment.name,
                 request_id=self._arguments.request_id,
                 operation=operation,
                 lease_s=lease_s,

@@ -141,6 +141,7 @@ def refusal(path: Path, error: OSError | ForeignPathError, *, needed_bytes: int 
         "remove what is stale in that folder, or give it more (containers: --shm-size)",
         code="shared-memory-full",
         path=str(path),
+        reason=reason,
         needed_bytes=needed_bytes,
         free_bytes=free_bytes,
     )

@@ -54,6 +54,8 @@ def _compare_exchange() -> Any:
             f"{_LIBRARY} cannot be loaded ({error}), and FastDeploy's words are never answered without it; "
             "install the system package libatomic1 (Debian, Ubuntu) or libatomic (Fedora, RHEL)",
             code="atomics-unavailable",
+            library=_LIBRARY,
+            reason=str(error),
         ) from error
     function.restype = ctypes.c_bool
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int, ctypes.c_int)

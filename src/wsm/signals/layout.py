@@ -85,7 +85,11 @@ class Layout:
 
 def _bad_shape(field: str, value: object, limit: str) -> BadInputError:
     return BadInputError(
-        f"{field} {value!r} is not {limit}; correct the configuration", code="segment-shape", field=field
+        f"{field} {value!r} is not {limit}; correct the configuration",
+        code="segment-shape",
+        field=field,
+        value=value,
+        limit=limit,
     )
 
 
@@ -145,6 +149,7 @@ class Header(NamedTuple):
                 f"{path} begins with {magic!r} and is no segment of wsm; remove it, or use another name",
                 code="not-a-segment",
                 path=str(path),
+                magic=magic,
             )
         if len(data) < HEADER_BYTES:
             raise SegmentTruncatedError(path=str(path), size=file_bytes, needed_bytes=HEADER_BYTES)

@@ -41,7 +41,10 @@ def require_bools(**flags: object) -> None:
         if type(value) is not bool:
             is_now = f"{type(value).__name__} {value!r}"
             raise BadInputError(
-                f"{flag} must be True or False, not {is_now}; convert it with bool()", code="flag"
+                f"{flag} must be True or False, not {is_now}; convert it with bool()",
+                code="flag",
+                flag=flag,
+                value=value,
             )
 
 
