@@ -197,7 +197,8 @@ def test_a_rank_that_asks_for_another_version_than_the_one_that_failed_is_told_s
 def test_a_sender_that_is_closed_meanwhile_refuses_no_more(over_ipc):
     with pytest.raises(WsmError) as caught, over_ipc.sending(4, {}):
         over_ipc.close()
-    assert caught.value.code == "incomplete-publication"
+    # Its thread looks at the shards before it is closed, or finds it closed.
+    assert caught.value.code in ("incomplete-publication", "sender-closed")
 
 
 def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(over_ipc, threads):

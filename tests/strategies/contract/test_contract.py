@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -336,4 +337,7 @@ def test_many_failures_leave_no_descriptor_open(arrival, open_descriptors):
         with contextlib.suppress(errors.LoadCancelledError):
             rank.load(version, cancelled=stop_at(3))
     # A trainer that listens sees that the last rank has gone when it listens again.
-    assert open_descriptors() <= before + 1
+    late = time.monotonic() + 60
+    while open_descriptors() > before + 1:
+        assert time.monotonic() < late
+        time.sleep(0.01)
