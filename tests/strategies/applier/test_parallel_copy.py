@@ -146,10 +146,13 @@ def test_a_cancellation_ends_all_threads_before_it_is_raised():
 def test_a_cancellation_is_seen_while_only_the_other_threads_have_work(monkeypatch):
     """The calling thread has nothing left to do, and asks all the same."""
     monkeypatch.setattr(parallel_copy, "_GLANCE_S", 0.0005)
-    release = threading.Event()
+    working, release = threading.Event(), threading.Event()
 
     def read(name, offset):
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is threading.main_thread():
+            working.wait(60)
+        else:
+            working.set()
             release.wait(60)
 
     def cancelled():

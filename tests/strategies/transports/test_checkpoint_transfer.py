@@ -204,7 +204,10 @@ def test_a_tensor_that_the_manifest_describes_otherwise_is_refused(sender, sourc
     ],
 )
 def test_a_failing_sender_is_a_typed_error_within_its_deadline(sender, source, wrong, error, text):
-    limits = {"discover_timeout_s": 0.3, "recv_bucket_timeout_s": 0.3}
+    # Short only where the end is waited for; a connection that takes longer on busy cores is another error.
+    limits = {"discover_timeout_s": 3 if wrong == "silent" else 60, "recv_bucket_timeout_s": 60}
+    if wrong == "truncate":
+        limits["recv_bucket_timeout_s"] = 0.3
     sender.send(described(make_paddle_state(), 1), step_id="1", wrong=wrong)
     model = Model()
     with raising(error, match=text) as caught:
@@ -217,7 +220,7 @@ def test_a_failing_sender_is_a_typed_error_within_its_deadline(sender, source, w
 
 def test_a_sender_that_always_sends_something_is_ended_by_the_limit_of_the_whole(sender, source):
     sender.send(make_paddle_state(), step_id="1", wrong="dribble")
-    rsync = source(config={"session_total_timeout_s": 0.5}, verify_checksum=False)
+    rsync = source(config={"session_total_timeout_s": 2}, verify_checksum=False)
     with raising("transfer-too-long", match="session_total_timeout_s") as caught:
         Model().load(rsync, 1, allowed_unknown=["one more"])
     assert caught.value.touched
@@ -249,7 +252,11 @@ def test_an_object_that_cannot_be_initialized_is_cleaned_up_and_not_used_again(
         release.wait(60)
 
     release = threading.Event()
-    options = {"redis_host": "127.0.0.1", "redis_port": sender.port, "discover_timeout_s": 0.3}
+    options = {
+        "redis_host": "127.0.0.1",
+        "redis_port": sender.port,
+        "discover_timeout_s": 3 if raised is None else 60,
+    }
     transport = CheckpointTransferTransport(CheckpointTransferOptions.of(options))
     sender.send(described(make_paddle_state(), 1), step_id="1")
     with monkeypatch.context() as patched:
@@ -257,7 +264,6 @@ def test_an_object_that_cannot_be_initialized_is_cleaned_up_and_not_used_again(
         with pytest.raises(GroupError), transport.open("1", 0, UNOBSERVED):
             pytest.fail("it opened")
     release.set()
-    options["discover_timeout_s"] = 60
     with transport.open("1", 0, UNOBSERVED) as offer:  # by the same transport: nobody has closed it
         assert offer.version == "1"
     transport.close()
