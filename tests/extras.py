@@ -71,6 +71,7 @@ MADE_OF = {
         "wsm.http.native._events",
         "wsm.http.native._openapi",
         "wsm.http.native.routes",
+        "wsm.http.native.schema",
         "wsm.http.security",
         "wsm.http.surface",
         "wsm.http.surfaces",

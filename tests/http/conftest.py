@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 # The rank program is both run as a process and read by tests, and pytest finds neither by itself.
@@ -17,10 +18,25 @@ from living_fixtures import make_group
 from living_group import LivingGroup
 
 from wsm.http import Commands, create_app
+from wsm.http.native.schema import ANSWERS, FailureAnswer
 
 __all__ = ["living", "make_group"]
 
 BASE = "http://127.0.0.1:8000"
+
+
+def require_described(answer: httpx.Response) -> None:
+    """Hold what the native API answers to the structs that its document is made of, field by field."""
+    path = answer.request.url.path
+    if not path.startswith("/wsm/v1/") or not answer.headers.get("Content-Type", "").startswith(
+        "application"
+    ):
+        return
+    known = ANSWERS.get(path.split("/")[3], {})
+    said = answer.json()
+    read = msgspec.to_builtins(msgspec.convert(said, known.get(answer.status_code, FailureAnswer)))
+    lost = {name for name in said if name not in read} if isinstance(read, dict) else set()
+    assert not lost, f"{path} answers {lost}, which its document lacks"
 
 
 class Front:
@@ -44,7 +60,10 @@ class Front:
                 asked = [client.request(method, path, **options) for method, path, options in requests]
                 return await asyncio.gather(*asked)
 
-        return asyncio.run(together())
+        answers = asyncio.run(together())
+        for answer in answers:
+            require_described(answer)
+        return answers
 
     def post(self, path: str, /, **body: Any) -> httpx.Response:
         return self.ask("POST", path, json=body)

@@ -13,7 +13,7 @@ from tests.sources import syntax_of
 from wsm.controller.errors import DecisionHeldError
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.http.answers import error_mapping, error_of, failed, status_of, untold
-from wsm.http.native.routes import FIELDS
+from wsm.http.native.schema import BODIES
 from wsm.report import FailureReport
 from wsm.strategies.adopt.errors import incomplete_checkpoint
 
@@ -157,6 +157,6 @@ def test_every_bad_input_of_a_strategy_says_that_it_is_of_the_weights_unless_it_
 def test_the_native_api_takes_every_keyword_of_the_library_that_json_can_say() -> None:
     for operation, method in {"update": "update", "clear": "clear", "prepare": "lease"}.items():
         parameters = set(wsm.Controller.__dict__[method].__signature__.parameters)
-        assert parameters - {"self", "request_id", "still_wanted", "owner"} == set(FIELDS[operation]) - {
-            "group"
-        }
+        assert parameters - {"self", "request_id", "still_wanted", "owner"} == set(
+            BODIES[operation].__struct_fields__
+        ) - {"group"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +21,7 @@ from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, error_of, failed
 from wsm.http.native import _events
 from wsm.http.native._events import _lines
-from wsm.http.native.routes import FIELDS, ROUTES
+from wsm.http.native.routes import ROUTES
 from wsm.http.surfaces import SURFACES, SurfaceOptions
 from wsm.receipt import Outcome, Receipt
 
@@ -109,7 +111,14 @@ def test_a_version_that_is_not_there_is_422_and_an_error_of_the_library_again(fr
         ("/wsm/v1/hold", b'{"lease_s": -1}', "lease_s"),
         ("/wsm/v1/hold", b'{"lease_s": NaN}', "body"),
         ("/wsm/v1/clear", b'{"tags": ["wieghts"]}', "tags"),
+        ("/wsm/v1/hold", b'{"lease_s": 1e999}', "body"),
+        ("/wsm/v1/hold", b'{"on_lease": "leave"}', "on_lease"),
         ("/wsm/v1/commit", b"{}", "request_id"),
+        ("/wsm/v1/commit", b'{"request_id": "\\ud800"}', "request_id"),
+        ("/wsm/v1/commit", b'{"request_id": "a", "request_id": "b"}', "body"),
+        ("/wsm/v1/update", b'{"version": 18446744073709551616}', "body"),
+        ("/wsm/v1/update", b'{"rsync_config": ' + b'{"a":' * 64 + b"1" + b"}" * 65, "body"),
+        ("/wsm/v1/update", b"[" * 100_000, "body"),
     ],
 )
 def test_a_body_that_is_none_is_400_by_its_field_and_reaches_no_rank(front, path, body, field) -> None:
@@ -211,12 +220,29 @@ def test_events_are_the_lines_of_journals_as_they_are_written(front) -> None:
     ] == []
 
 
-def test_the_native_api_describes_itself_and_every_field_that_it_takes(front) -> None:
+def test_the_native_api_describes_itself_and_every_field_that_it_takes_and_answers(front) -> None:
     said = front.ask("GET", "/wsm/v1/openapi.json").json()
     assert said["openapi"].startswith("3.1")
-    body = said["paths"]["/wsm/v1/update"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert set(body["properties"]) == set(FIELDS["update"])
+    schemas, update = said["components"]["schemas"], said["paths"]["/wsm/v1/update"]["post"]
+    assert update["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/UpdateBody")
+    assert schemas["UpdateBody"]["additionalProperties"] is False
+    assert schemas["CommitBody"]["required"] == ["request_id"]
+    assert schemas["After"]["enum"] == ["as-before", "held", "serve"]
+    answer = update["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+    assert set(schemas[answer.rpartition("/")[2]]["properties"]) == {"receipt"}
     assert set(said["paths"]) == {route.path.replace(":path", "") for route in ROUTES}
+    events = said["paths"]["/wsm/v1/events"]["get"]["responses"]["200"]
+    assert list(events["content"]) == ["text/event-stream"]
+    assert list(bare_objects(said)) == []
+
+
+def bare_objects(said: Any) -> Iterator[Any]:
+    """Schemas of objects that do not say which fields they have, or that they have any."""
+    is_object = isinstance(said, dict) and said.get("type") == "object"
+    if is_object and not {"properties", "additionalProperties"} & set(said):
+        yield said
+    for each in said.values() if isinstance(said, dict) else said if isinstance(said, list) else ():
+        yield from bare_objects(each)
 
 
 def test_a_refused_body_of_a_megabyte_is_kept_by_its_digest(front) -> None:

@@ -34,9 +34,7 @@ from hypothesis import strategies as st
 import wsm
 from wsm.actions import Action, Addition
 from wsm.cli.main import wsm as command_line
-from wsm.http.bodies import Fields
-from wsm.http.native._openapi import document
-from wsm.http.native.routes import FIELDS, ROUTES, SCHEMAS
+from wsm.http.native.schema import BODIES, body_of
 from wsm.strategies import STRATEGIES, AdoptSettings, MemoryTarget, TensorSpec
 from wsm.testing import InMemoryRunner, LocalGroup, load_bytes
 
@@ -591,18 +589,12 @@ def test_whatever_a_surface_answers_poll_goes_on_and_a_mended_engine_serves(valu
     serving.serve_again()
 
 
-DOCUMENT = document(ROUTES, FIELDS, SCHEMAS)
-BODIES = [
-    (path.rpartition("/")[2], field)
-    for path, methods in DOCUMENT["paths"].items()
-    if "requestBody" in methods.get("post", {})
-    for field in methods["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-]
+FIELDS = [(verb, field) for verb, body in BODIES.items() for field in body.__struct_fields__]
 
 
 def body_problem(verb: str, field: str, text: str) -> str | None:
     try:
-        Fields.of(f'{{"{field}": {text}}}'.encode()).all_of(FIELDS[verb], of=verb)
+        body_of(verb, f'{{"{field}": {text}}}'.encode()).keywords()
     except wsm.BadInputError as error:
         return None if field in str(error) or "body" in str(error) else f"{verb}: {field}: {error}"
     except Exception as error:  # noqa: BLE001 - the very thing that is looked for
@@ -618,9 +610,9 @@ def test_a_field_of_a_body_is_refused_by_its_name_or_read(value):
         text = json.dumps(value)
     except (TypeError, ValueError):
         return  # no body can hold it
-    found = [problem for verb, field in BODIES if (problem := body_problem(verb, field, text)) is not None]
+    found = [problem for verb, field in FIELDS if (problem := body_problem(verb, field, text)) is not None]
     assert not found, "\n".join(found)
-    assert len(BODIES) >= 60
+    assert len(FIELDS) >= 60
 
 
 def options(

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 import wsm
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError
 from wsm.receipt import Receipt
@@ -55,7 +57,7 @@ class HttpAnswer:
     status : int
         The status code.
     body : object
-        Plain values, sent as JSON; None: an empty body.
+        Plain values or a struct, sent as JSON; None: an empty body.
     headers : mapping of str to str
         Beside those that the body asks for.
     """
@@ -75,6 +77,8 @@ def json_bytes(content: object) -> bytes:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
     if isinstance(value, frozenset | set | tuple):
         return sorted(value, key=str)
     return str(value)

@@ -12,9 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar, final
 
-from wsm.command import checked_tags
 from wsm.http import errors
-from wsm.states.vocabulary import Tag
 
 _Value = TypeVar("_Value")
 _Kind = TypeVar("_Kind", bound=enum.Enum)
@@ -25,6 +23,10 @@ Reader: TypeAlias = Callable[[Any], _Value]
 #: Bytes of the longest body of a verb, and of a request for text, which may be a batch.
 MOST_BYTES: Final = 1 << 20
 MOST_TEXT_BYTES: Final = 16 << 20
+
+#: Objects and lists within each other, and the integers that every store and operating system has room for.
+_DEEPEST: Final = 64
+_LEAST_INTEGER, _MOST_INTEGER = -(1 << 63), (1 << 64) - 1
 
 #: Characters of a value that a refusal quotes.
 _QUOTED = 80
@@ -46,8 +48,13 @@ def object_of(body: bytes, *, most: int = MOST_BYTES) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(
-            body, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_each_once
+            body,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            parse_int=_bounded,
+            object_pairs_hook=_each_once,
         )
+        _require_shallow(value)
     except (ValueError, RecursionError) as error:
         raise errors.bad_body(field="body", problem=f"it is no JSON ({error})") from None
     if value is None:
@@ -66,6 +73,27 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError("a number is too large")
     return value
+
+
+def _bounded(text: str) -> int:
+    value = int(text)
+    if not _LEAST_INTEGER <= value <= _MOST_INTEGER:
+        raise ValueError("a whole number is too large")
+    return value
+
+
+def _require_shallow(value: object) -> None:
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        level = [
+            within
+            for each in level
+            if isinstance(each, dict | list)
+            for within in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise ValueError(f"objects and lists stand within each other deeper than {_DEEPEST}")
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -100,13 +128,6 @@ def label_value(value: Any) -> str:
     return text_value(value)
 
 
-def seconds_value(value: Any) -> float:
-    """Return a duration."""
-    if type(value) not in (int, float) or not 0 <= value < 1e9:
-        raise TypeError("it must be a number of seconds, 0 or more")
-    return float(value)
-
-
 def mapping_value(value: Any) -> dict[str, Any]:
     """Return an object as it is."""
     if not isinstance(value, dict):
@@ -120,13 +141,6 @@ def text_list(value: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
         raise TypeError("it must be a list of texts")
     return tuple(values)
-
-
-def tag_set(value: Any) -> frozenset[Tag]:
-    """Return halves of a group by wsm's names."""
-    if not isinstance(value, list):
-        raise TypeError("it must be a list of names")
-    return checked_tags([Tag(each) for each in value])
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
@@ -177,8 +191,7 @@ def choice_among(kind: type[_Kind]) -> Reader[_Kind]:
 class Fields:
     """The fields of an object, by name. What is missing, or of another type, is refused by its name.
 
-    Fields that no verb here knows are no fault, unless :meth:`all_of` is asked: trainers of other releases
-    send more.
+    Fields that no verb here knows are no fault: trainers of other releases send more.
 
     Parameters
     ----------
@@ -255,24 +268,3 @@ class Fields:
         """Return the fields of an object in it; None where it is missing."""
         found = self.get(name, mapping_value)
         return None if found is None else Fields(found, f"{self._within}{name}.")
-
-    def all_of(self, known: Mapping[str, Reader[Any]], *, of: str) -> dict[str, Any]:
-        """Return what all fields say that have a value.
-
-        Parameters
-        ----------
-        known : mapping
-            What reads each field that there may be.
-        of : str
-            Whose they are, for a refusal.
-
-        Raises
-        ------
-        BadInputError
-            If there is another field, or one says something else.
-        """
-        for name in self.body:
-            if name not in known:
-                problem = f"{of} takes {', '.join(sorted(known))}"
-                raise errors.bad_body(field=f"{self._within}{name}", problem=problem)
-        return {name: self.required(name, known[name]) for name in self.names()}

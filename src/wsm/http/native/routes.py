@@ -13,71 +13,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from wsm.http import bodies, errors
 from wsm.http.answers import HttpAnswer, succeeded, untold
-from wsm.http.bodies import Fields, Reader
 from wsm.http.commands import Commands, Origin
 from wsm.http.native._events import events
 from wsm.http.native._openapi import document
+from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, ReadyAnswer, body_of
 from wsm.http.surface import SurfaceRoute
 from wsm.metrics import Exporter
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
 
 #: The surface that the native API's own holds belong to.
 NATIVE: Final = "native"
-
-_in_flight: Final = bodies.choice_among(InFlightPolicy)
-_kv_policy: Final = bodies.choice_among(KVPolicy)
-
-_TIMES: Final[Mapping[str, Reader[Any]]] = {
-    "deadline_s": bodies.seconds_value,
-    "settle_s": bodies.seconds_value,
-    "wait_s": bodies.seconds_value,
-}
-_DECISION: Final[Mapping[str, Reader[Any]]] = {
-    "request_id": bodies.text_value,
-    "settle_s": bodies.seconds_value,
-    "wait_s": bodies.seconds_value,
-}
-_CLEAR: Final[Mapping[str, Reader[Any]]] = {
-    **_TIMES,
-    "tags": bodies.tag_set,
-    "in_flight": _in_flight,
-    "kv_policy": _kv_policy,
-    "hold": bodies.text_value,
-}
-_UPDATE: Final[Mapping[str, Reader[Any]]] = {
-    **_CLEAR,
-    "version": bodies.label_value,
-    "hot": bodies.flag_value,
-    "hot_fallback": bodies.text_value,
-    "force": bodies.flag_value,
-    "partial": bodies.flag_value,
-    "transfer_mode": bodies.text_value,
-    "unknown_tensors": bodies.text_value,
-    "verify_checksum": bodies.flag_value,
-    "rsync_config": bodies.mapping_value,
-    "after": bodies.text_value,
-    "on_failure": bodies.text_value,
-    "restore_s": bodies.seconds_value,
-}
-_FIELDS: Final[Mapping[str, Mapping[str, Reader[Any]]]] = {
-    "clear": _CLEAR,
-    "update": _UPDATE,
-    "hold": {
-        **_TIMES,
-        "in_flight": _in_flight,
-        "kv_policy": _kv_policy,
-        "lease_s": bodies.seconds_value,
-        "on_lease": bodies.text_value,
-    },
-    "release": {**_TIMES, "hold": bodies.text_value, "force": bodies.flag_value},
-    "prepare": {**_UPDATE, "lease_s": bodies.seconds_value},
-    "commit": _DECISION,
-    "abort": _DECISION,
-}
-#: What the body of each command may hold.
-FIELDS: Final = {name: {**taken, "group": bodies.text_value} for name, taken in _FIELDS.items()}
 
 
 def origin_of(request: Request, surface: str) -> Origin:
@@ -87,11 +32,8 @@ def origin_of(request: Request, surface: str) -> Origin:
 
 def _command(operation: str) -> Callable[[Request, Commands], Any]:
     async def command(request: Request, commands: Commands) -> HttpAnswer:
-        asked = Fields.of(await request.body()).all_of(FIELDS[operation], of=operation)
-        asked.pop("group", None)  # this one, as was seen
+        asked = body_of(operation, await request.body()).keywords()
         origin = origin_of(request, NATIVE)
-        if operation == "commit" and "request_id" not in asked:
-            raise errors.bad_body(field="request_id", problem="it says what is committed")
         if operation in ("commit", "abort"):
             asked["prepared"] = asked.pop("request_id", None)
         if "respond-async" in request.headers.get("prefer", ""):
@@ -113,7 +55,7 @@ async def _begun(commands: Commands, operation: str, origin: Origin, asked: Mapp
         return succeeded(task.result())
     where = f"/wsm/v1/commands/{quote(str(named.request_id), safe='')}"
     headers = {"Location": where, "Preference-Applied": "respond-async"}
-    return HttpAnswer(202, {"request_id": named.request_id, "location": where}, headers)
+    return HttpAnswer(202, BegunAnswer(str(named.request_id), where), headers)
 
 
 def _forgotten(task: asyncio.Future[Any]) -> None:
@@ -133,16 +75,7 @@ async def status(_request: Request, commands: Commands) -> HttpAnswer:
     """Answer what ``wsm status --json`` prints, and whether a hold is closed."""
     _, closed = await commands.hold_now()
     now = await commands.status()
-    said = (
-        None
-        if closed is None
-        else {
-            "surface": closed.surface,
-            "verb": closed.verb,
-            "reason": closed.reason,
-            "by": closed.by.value,
-        }
-    )
+    said = closed and ClosedAnswer(closed.surface, closed.verb, closed.reason, closed.by.value)
     return HttpAnswer(200, {**now.to_mapping(), "closed": said})
 
 
@@ -154,7 +87,7 @@ async def explanation(_request: Request, commands: Commands) -> HttpAnswer:
 async def ready(_request: Request, commands: Commands) -> HttpAnswer:
     """Answer 200 if the group serves, else 503."""
     now = await commands.status()
-    return HttpAnswer(200 if now.serving else 503, {"serving": now.serving, "headline": now.headline})
+    return HttpAnswer(200 if now.serving else 503, ReadyAnswer(now.serving, now.headline))
 
 
 async def metrics(request: Request, commands: Commands) -> Response:
@@ -185,22 +118,8 @@ async def health(_request: Request, commands: Commands) -> HttpAnswer:
 
 async def described(_request: Request, _commands: Commands) -> HttpAnswer:
     """Answer this API as an OpenAPI document."""
-    return HttpAnswer(200, document(ROUTES, FIELDS, SCHEMAS))
+    return HttpAnswer(200, document(ROUTES))
 
-
-_SECONDS_SCHEMA: Final = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
-
-#: The JSON schema of what each reader of a field takes.
-SCHEMAS: Final[Mapping[Reader[Any], Mapping[str, Any]]] = {
-    bodies.text_value: {"type": "string"},
-    bodies.flag_value: {"type": "boolean"},
-    bodies.seconds_value: _SECONDS_SCHEMA,
-    bodies.label_value: {"type": ["string", "integer"]},
-    bodies.tag_set: {"type": "array", "items": {"enum": [each.value for each in Tag]}},
-    bodies.mapping_value: {"type": "object"},
-    _in_flight: {"enum": [each.value for each in InFlightPolicy]},
-    _kv_policy: {"enum": [each.value for each in KVPolicy]},
-}
 
 ROUTES: Final[tuple[SurfaceRoute, ...]] = (
     SurfaceRoute("GET", "/wsm/v1/events", events, reads=True),
@@ -210,5 +129,5 @@ ROUTES: Final[tuple[SurfaceRoute, ...]] = (
     SurfaceRoute("GET", "/wsm/v1/ready", ready, reads=True),
     SurfaceRoute("GET", "/wsm/v1/metrics", metrics, reads=True),
     SurfaceRoute("GET", "/wsm/v1/commands/{request_id:path}", kept_request, reads=True),
-    *(SurfaceRoute("POST", f"/wsm/v1/{operation}", _command(operation)) for operation in FIELDS),
+    *(SurfaceRoute("POST", f"/wsm/v1/{operation}", _command(operation)) for operation in BODIES),
 )
