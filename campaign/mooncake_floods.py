@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from campaign.asking import Answer
 from campaign.case import Case
@@ -23,11 +24,13 @@ from campaign.played_config import shards_of
 from campaign.playing import played
 from campaign.result import Result
 from wsm.strategies import MooncakePublisher
-from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.digest import digest_of
+from wsm.strategies.mooncake._lease_messages import Grant
 from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
-from wsm.strategies.mooncake._read_plan import MemoryRegion, TransferLayout
-from wsm.strategies.mooncake.publisher import PublishedMemory
+from wsm.strategies.mooncake._read_plan import MemoryRegion
+from wsm.strategies.mooncake.publisher import PlacedShard, PublishedMemory, grants_of
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
+from wsm.strategies.promise import PromisedShard
 
 _LEASE_S = 2.0
 
@@ -35,26 +38,40 @@ _LEASE_S = 2.0
 _IN_ITS_PLACE = ("small messages", "large messages", "endless bodies", "no messages", "connections", "asks")
 
 
+def _each(said: ServedPublication, change: Callable[[Grant], Grant]) -> ServedPublication:
+    return ServedPublication(said.version, {rank: change(grant) for rank, grant in said.grants.items()})
+
+
 def _relaid(said: ServedPublication, move: Callable[[MemoryRegion], MemoryRegion]) -> ServedPublication:
-    shards = {}
-    for rank, (layout, digests) in said.shards.items():
-        shards[rank] = TransferLayout(tuple(map(move, layout.regions)), layout.tensors), digests
-    return replace(said, shards=shards)
+    return _each(said, lambda grant: replace(grant, regions=tuple(map(move, grant.regions))))
 
 
 def _false_digests(said: ServedPublication) -> ServedPublication:
     lie = digest_of(b"something else")
-    shards = {rank: (layout, tuple(lie for _ in digests)) for rank, (layout, digests) in said.shards.items()}
-    sealed = (shard_digest((t.spec, lie) for t in shards[rank][0].tensors) for rank in sorted(shards))
-    return replace(said, shards=shards, shard_digests=tuple(sealed))
+    placed = {
+        rank: PlacedShard(
+            tuple(tensor._replace(digest=lie) for tensor in grant.promise.tensors),
+            grant.regions,
+            grant.places,
+        )
+        for rank, grant in said.grants.items()
+    }
+    first = said.grants[0]
+    grants = grants_of(said.version, placed, publisher=first.publisher, session=first.session)
+    return ServedPublication(said.version, grants)
+
+
+def _another_group(grant: Grant) -> Grant:
+    shards = (PromisedShard(content_digest=digest_of(b"")), *grant.publication.shards[1:])
+    return replace(grant, publication=replace(grant.publication, shards=shards))
 
 
 #: What a publisher may say of what it has published.
 _CLAIMS: dict[str, Callable[[ServedPublication], ServedPublication]] = {
     "false digests": _false_digests,
-    "memory of no owner": lambda said: _relaid(said, lambda each: replace(each, address=4096)),
-    "memory beyond": lambda said: _relaid(said, lambda each: replace(each, address=each.address + (1 << 40))),
-    "another group": lambda said: replace(said, shard_digests=(digest_of(b""), *said.shard_digests[1:])),
+    "memory of no owner": lambda said: _relaid(said, lambda each: each._replace(address=4096)),
+    "memory beyond": lambda said: _relaid(said, lambda each: each._replace(address=each.address + (1 << 40))),
+    "another group": lambda said: _each(said, _another_group),
 }
 #: Other lies: an engine that is not there, and a lease that is taken back.
 _OTHER_LIES = ("another engine", "revoked")
@@ -99,35 +116,26 @@ def _lying(group: GroupUnderFault, said: str) -> Iterator[None]:
         engine = Engine(EngineSettings())
         stack.callback(engine.close)
         memory = PublishedMemory(engine)
-        server = LeaseServer(
-            listening,
-            publisher=digest_of(b"a liar"),
-            session="127.0.0.1:9" if said == "another engine" else engine.session,
-            lease_s=_LEASE_S,
-        )
+        server = LeaseServer(listening, lease_s=_LEASE_S)
         stack.callback(memory.close)
         stack.callback(server.close)
         placed = memory.place(shards, finite=False)
-        publication = ServedPublication(
-            "3" if said == "another version" else "2",
-            placed,
-            tuple(
-                shard_digest((t.spec, digest) for t, digest in zip(layout.tensors, each, strict=True))
-                for layout, each in (placed[rank] for rank in sorted(placed))
-            ),
-        )
+        version = "3" if said == "another version" else "2"
+        session = "127.0.0.1:9" if said == "another engine" else engine.session
+        grants = grants_of(version, placed, publisher=digest_of(b"a liar"), session=session)
+        publication = ServedPublication(version, grants)
         server.put(_CLAIMS[said](publication) if said in _CLAIMS else publication)
         if said == "revoked":
             revoke = server.revoke
-            server.put(replace(publication, shards=_Revoking(publication.shards, revoke)))
+            server.put(ServedPublication(version, _Revoking(publication.grants, revoke)))
         yield
 
 
 class _Revoking(dict[int, Any]):
-    """The shards of a publication; each lease is taken back as soon as it was granted."""
+    """The grants of a publication; each lease is taken back as soon as it was granted."""
 
-    def __init__(self, shards: Any, revoke: Callable[[str], None]) -> None:
-        super().__init__(shards)
+    def __init__(self, grants: Any, revoke: Callable[[str], None]) -> None:
+        super().__init__(grants)
         self._revoke = revoke
 
     def __getitem__(self, rank: int) -> Any:

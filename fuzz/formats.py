@@ -28,7 +28,9 @@ from wsm.strategies.files.safetensors import (
 )
 from wsm.strategies.files.version_file import parse_version, version_bytes
 from wsm.strategies.mooncake import _lease_messages as mooncake_messages
-from wsm.strategies.promise import ShardIdentity
+from wsm.strategies.mooncake._read_plan import MemoryRegion
+from wsm.strategies.mooncake.publisher import PlacedShard, grants_of
+from wsm.strategies.promise import PromisedTensor, ShardIdentity
 from wsm.strategies.snapshot.manifest import identity_of_part, part_metadata
 from wsm.strategies.tensor import TensorSpec
 
@@ -200,23 +202,23 @@ def _from_publisher(data: bytes) -> mooncake_messages.FromPublisher:
     cut = mooncake_messages.HEAD_BYTES
     message = mooncake_messages.answer_of(data[:cut], data[cut:], "a peer")
     if isinstance(message, mooncake_messages.Grant):
-        mooncake_messages.layout_of(message, "a peer")
+        mooncake_messages.check_grant(message, "a peer")
     return message
 
 
 def _answer() -> Format:
     say = mooncake_messages
     cut = say.HEAD_BYTES
-    digests = (digest_of(b""),) * len(_SPECS)
-    rows = tuple((spec.name, spec.dtype, spec.shape, 0, 64 * index) for index, spec in enumerate(_SPECS))
-    session, regions = "127.0.0.1:1234", ((1 << 12, 1 << 12),)
-    grant = say.Grant("3", 0, 2, digests[0], session, regions, rows, digests, digests[:2])
+    tensors = tuple(PromisedTensor(spec, digest_of(b"")) for spec in _SPECS)
+    places = tuple((0, 64 * index) for index in range(len(_SPECS)))
+    shard = PlacedShard(tensors, (MemoryRegion(1 << 12, 1 << 12),), places)
+    grants = grants_of("3", {0: shard, 1: shard}, publisher=digest_of(b""), session="127.0.0.1:1234")
     return Format(
         name="mooncake answer",
         reader=say.answer_of,
         decode=_from_publisher,
         encode=say.to_bytes,
-        samples=tuple(say.to_bytes(each)[cut:] for each in (grant, say.Refuse("version", "no", "2"))),
+        samples=tuple(say.to_bytes(each)[cut:] for each in (grants[0], say.Refuse("version", "no", "2"))),
         dress=_behind_its_head,
         errors=(BadInputError,),
     )

@@ -70,19 +70,23 @@ def an_offer(shape: list[int]) -> object:
 def a_grant(shape: list[int]) -> object:
     fields = {
         "type": "grant",
-        "version": "1",
-        "rank": 0,
-        "world_size": 1,
+        "promise": {
+            "version": "1",
+            "rank": 0,
+            "world_size": 1,
+            "publication": "p",
+            "kinds": [{"dtype": "F32", "shape": shape}],
+            "tensors": [["w", 0, DIGEST]],
+        },
+        "publication": {"version": "1", "publication": "p", "shards": [{"content_digest": DIGEST}]},
         "publisher": DIGEST,
         "session": "127.0.0.1:9",
         "regions": [[0, 64]],
-        "tensors": [["w", "F32", shape, 0, 0]],
-        "digests": [DIGEST],
-        "shards": [DIGEST],
+        "places": [[0, 0]],
     }
     body = json.dumps(fields).encode()
     head = bytes(4) + bytes.fromhex(digest_of(body))
-    return mooncake_words.layout_of(mooncake_words.answer_of(head, body, "a peer"), "a peer")
+    return mooncake_words.check_grant(mooncake_words.answer_of(head, body, "a peer"), "a peer")
 
 
 def a_file(shape: list[int]) -> object:

@@ -8,6 +8,7 @@ not sealed is read by :func:`read_json`. Knows no files and no targets.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
@@ -228,7 +229,8 @@ class ShardPromise(ShardIdentity, frozen=True, kw_only=True):
             raise msgspec.ValidationError("there is no tensor in it")
         names, indexes, digests = zip(*self.rows, strict=True)
         if len(set(names)) != len(names):
-            raise msgspec.ValidationError("it lists a tensor twice")
+            twice = sorted(name for name, count in Counter(names).items() if count > 1)
+            raise msgspec.ValidationError(f"it lists a tensor twice: {twice[0]!r}")
         if max(indexes) >= len(self.kinds):
             raise msgspec.ValidationError("a tensor is of a kind that is not listed")
         if not are_digests(digests):

@@ -9,17 +9,16 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 from peer_arrival import AddressArrival
 from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors
 from wsm.strategies import peer_errors as stream_errors
-from wsm.strategies.digest import shard_digest
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake._lease_server import listen
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
-from wsm.strategies.mooncake.publisher import MooncakePublisher, PublishedMemory
+from wsm.strategies.mooncake.publisher import MooncakePublisher, PlacedShard, PublishedMemory, grants_of
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.transport import KeptTransport
@@ -118,21 +117,9 @@ class MooncakeArrival(AddressArrival):
         """A right Grant, over memory that can really be read."""
         self._engine = Engine(EngineSettings())
         self._memory = PublishedMemory(self._engine)  # registered for as long as the engine lives
-        layout, digests = self._memory.place({0: state})[0]
-        shard = shard_digest((t.spec, each) for t, each in zip(layout.tensors, digests, strict=True))
-        return say.Grant(
-            version=str(version),
-            rank=0,
-            world_size=2,
-            publisher=secrets.token_hex(16),
-            session=self._engine.session,
-            regions=tuple((region.address, region.nbytes) for region in layout.regions),
-            tensors=tuple(
-                (t.spec.name, t.spec.dtype, t.spec.shape, t.region, t.offset) for t in layout.tensors
-            ),
-            digests=digests,
-            shards=(shard, shard),
-        )
+        shard = self._memory.place({0: state})[0]
+        said = {"publisher": secrets.token_hex(16), "session": self._engine.session}
+        return grants_of(str(version), {0: shard, 1: shard}, **said)[0]
 
     def _answer(self, *data: bytes) -> None:
         """Answer what a rank asks with `data`."""
@@ -153,16 +140,14 @@ class MooncakeArrival(AddressArrival):
 
     def _duplicate_name(self, version: int, state: State) -> Expected:
         grant = self._grant(version, state)
-        twice = msgspec.structs.replace(
-            grant,
-            tensors=(*grant.tensors, grant.tensors[0]),
-            digests=(*grant.digests, grant.digests[0]),
-        )
+        promise = replace(grant.promise, rows=(*grant.promise.rows, grant.promise.rows[0]))
+        twice = replace(grant, promise=promise, places=(*grant.places, grant.places[0]))
         self._answer(say.to_bytes(twice))
-        return Expected(stream_errors.PeerMessageError, (self._address, "'embed.weight' twice"))
+        return Expected(stream_errors.PeerMessageError, (self._address, "twice: 'embed.weight'"))
 
     def _other_rank(self, version: int, state: State) -> Expected:
-        self._answer(say.to_bytes(msgspec.structs.replace(self._grant(version, state), rank=1)))
+        grant = self._grant(version, state)
+        self._answer(say.to_bytes(replace(grant, promise=replace(grant.promise, rank=1))))
         return Expected(errors.shard_identity, (self._address, "rank 1", "rank 0"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
@@ -197,10 +182,10 @@ class MooncakeArrival(AddressArrival):
         return Expected(stream_errors.PeerMessageError, (self._address, "announces"))
 
     def _empty(self, version: int, state: State) -> Expected:
-        digest = shard_digest([])
-        grant = msgspec.structs.replace(
-            self._grant(version, state), regions=(), tensors=(), digests=(), shards=(digest, digest)
-        )
+        self._engine = Engine(EngineSettings())
+        said = {"publisher": secrets.token_hex(16), "session": self._engine.session}
+        shard = PlacedShard((), (), ())
+        grant = grants_of(str(version), {0: shard, 1: shard}, **said)[0]
         self._answer(say.to_bytes(grant))
         return Expected(errors.empty_snapshot, (self._address,))
 

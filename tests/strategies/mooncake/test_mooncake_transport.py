@@ -200,14 +200,12 @@ def test_who_writes_what_is_published_changes_no_weights_of_the_trainer_and_rank
     state = make_state(1)
     before = {name: data.copy() for name, data in state.items()}
     publisher.publish(1, {0: state})
-    (region,) = publisher._leases._publication.shards[0][0].regions
+    grant = publisher._leases._publication.grants[0]
+    (region,) = grant.regions
     other = Engine(EngineSettings())
     zeros = memoryview(bytearray(region.nbytes))
     assert (
-        other._engine.transfer_sync_write(
-            publisher._leases._session, address_of(zeros), region.address, len(zeros)
-        )
-        == 0
+        other._engine.transfer_sync_write(grant.session, address_of(zeros), region.address, len(zeros)) == 0
     )
     other.close()
     assert all(np.array_equal(state[name], before[name]) for name in SIZES)

@@ -9,28 +9,30 @@ import select
 import socket
 import time
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.raising import raising
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake._lease_client import RankLease
 from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
-from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, ReadPlan, TransferLayout
-from wsm.strategies.mooncake.publisher import merged
+from wsm.strategies.mooncake._read_plan import MemoryRegion, ReadPlan
+from wsm.strategies.mooncake.publisher import PlacedShard, grants_of, merged
 from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.peer_errors import PeerFailedError, PeerMessageError
+from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import TensorSpec
 
 DIGEST = "0123456789abcdef" * 2
-ROWS = (("a", "F32", (10, 5), 0, 0), ("empty", "I64", (0, 3), 0, 0))
-GRANT = say.Grant(
-    "step_7", 1, 2, DIGEST, "127.0.0.1:15000", ((4096, 1000),), ROWS, (DIGEST,) * 2, (DIGEST,) * 2
+SPECS = (TensorSpec("a", "F32", (10, 5)), TensorSpec("empty", "I64", (0, 3)))
+SHARD = PlacedShard(
+    tuple(PromisedTensor(spec, DIGEST) for spec in SPECS), (MemoryRegion(4096, 1000),), ((0, 0),) * 2
 )
+GRANT = grants_of("step_7", {0: SHARD, 1: SHARD}, publisher=DIGEST, session="127.0.0.1:15000")[1]
 ANSWERS = [
     GRANT,
     say.Refuse("version", "another one", "3"),
@@ -60,25 +62,31 @@ def test_bytes_that_are_no_message_are_an_error(body, right):
 
 
 def changed(**fields: object) -> say.Grant:
-    return msgspec.structs.replace(GRANT, **fields)
+    return replace(GRANT, **fields)
+
+
+def promised(**fields: object) -> say.Grant:
+    return changed(promise=replace(GRANT.promise, **fields))
 
 
 @pytest.mark.parametrize(
     ("grant", "problem"),
     [
-        (changed(regions=((4096, 199),)), "puts 'a' outside"),
+        (changed(regions=(MemoryRegion(4096, 199),)), "puts 'a' outside"),
         (changed(regions=()), "puts 'a' outside"),
-        (changed(tensors=(ROWS[0],) * 2), "lists 'a' twice"),
-        (changed(tensors=ROWS[:1]), "1 tensors and 2 digests"),
-        (changed(rank=2), "rank 2 of 2"),
-        (changed(shards=(DIGEST,)), "lists 1"),
-        (changed(version=None), "version"),
+        (promised(rows=GRANT.promise.rows[:1] * 2), "twice: 'a'"),
+        (changed(places=((0, 0),)), "2 tensors and 1 places"),
+        (promised(rank=2), "rank 2 of 2"),
+        (promised(publication="another"), "another publication"),
+        (changed(publication=replace(GRANT.publication, shards=GRANT.publication.shards[:1])), "lists 1"),
+        (promised(rows=tuple((name, kind, "0" * 32) for name, kind, _ in GRANT.promise.rows)), "add up"),
+        (promised(version=None), "version"),
         (changed(session="evil.example:1"), "session"),
     ],
 )
 def test_a_grant_whose_fields_do_not_fit_each_other_is_refused(grant, problem):
     with pytest.raises(PeerMessageError, match=problem):
-        say.layout_of(heard(say.to_bytes(grant)), "p")
+        say.check_grant(heard(say.to_bytes(grant)), "p")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +123,11 @@ def test_a_plan_reads_every_byte_of_every_region_exactly_once(sizes, span_bytes)
 @pytest.fixture
 def server(tmp_path):
     specs = [TensorSpec(f"{number}.{'w' * 100}", "U8", (1,)) for number in range(20_000)]
-    layout = TransferLayout((MemoryRegion(0, len(specs)),), tuple(Placed(spec, 0, 0) for spec in specs))
-    digests = (digest_of(b""),) * len(specs)
-    server = LeaseServer(
-        listen(f"ipc://{tmp_path}/p"), publisher="0" * 32, session="127.0.0.1:15000", lease_s=60.0
-    )
-    server.put(ServedPublication("1", {0: (layout, digests)}, digests[:1]))
+    tensors = tuple(PromisedTensor(spec, digest_of(b"")) for spec in specs)
+    shard = PlacedShard(tensors, (MemoryRegion(0, len(specs)),), ((0, 0),) * len(specs))
+    server = LeaseServer(listen(f"ipc://{tmp_path}/p"), lease_s=60.0)
+    grants = grants_of("1", {0: shard}, publisher="0" * 32, session="127.0.0.1:15000")
+    server.put(ServedPublication("1", grants))
     yield server
     server.close()
 
@@ -133,7 +140,7 @@ def test_who_asks_and_takes_no_answer_fills_no_memory_of_the_publisher(tmp_path,
             silent.sendall(say.to_bytes(say.Ask(0, 1, "1", look=False)))
             assert select.select([silent], [], [], 60)[0]
         with contextlib.closing(RankLease(f"ipc://{tmp_path}/p", UNOBSERVED, silence_s=60)) as rank:
-            assert len(rank.ask(say.Ask(0, 1, "1", look=True), 60).tensors) == 20_000
+            assert len(rank.ask(say.Ask(0, 1, "1", look=True), 60).promise.rows) == 20_000
         held = [writer.transport.get_write_buffer_size() for writer in list(server._connections)]
         assert 0 < max(held) <= 96 << 10
 
@@ -143,7 +150,7 @@ def test_a_publisher_has_as_many_connections_as_it_may_and_the_oldest_that_reads
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (12, 12))
     listening = listen(f"ipc://{tmp_path}/q")
-    server = LeaseServer(listening, publisher="0" * 32, session="127.0.0.1:15000", lease_s=60.0)
+    server = LeaseServer(listening, lease_s=60.0)
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)
         made = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in range(4)]
@@ -166,7 +173,7 @@ def test_a_connection_that_fails_as_it_is_taken_keeps_no_rank_from_the_publisher
 
     monkeypatch.setattr(asyncio, "open_connection", fails_once)
     with contextlib.closing(RankLease(f"ipc://{tmp_path}/p", UNOBSERVED, silence_s=60)) as rank:
-        assert rank.ask(say.Ask(0, 1, "1", look=True), 60).version == "1"
+        assert rank.ask(say.Ask(0, 1, "1", look=True), 60).promise.version == "1"
     assert failed
 
 

@@ -68,7 +68,7 @@ class Rank:
             for name, whole in checkpoint(0).items()
         )
         self.transport = KeptTransport(
-            "mooncake", lambda: MooncakeTransport(address, span_bytes=1 << 16, buffers=2)
+            "mooncake", lambda: MooncakeTransport(address, connect_s=5.0, span_bytes=1 << 16, buffers=2)
         )
         self.tainted = 0
 

@@ -12,7 +12,7 @@ import stat
 import time
 from pathlib import Path
 
-from wsm.errors import BadInputError, WsmError
+from wsm.errors import WsmError
 from wsm.own_descriptor import not_inherited
 from wsm.shared_directory import require
 from wsm.strategies import errors as strategies_errors
@@ -75,8 +75,9 @@ class RankLease:
             if self._socket is not None:
                 met, gone_s = True, None
             if isinstance(answer, say.Grant):
-                self._check(ask, answer)
-                self._tensors = len(answer.tensors)
+                answer.promise.require(ask.version, ask.rank, ask.world_size, where=self.peer)
+                say.check_grant(answer, self.peer)
+                self._tensors = len(answer.promise.rows)
                 return answer
             refused = answer or refused
             now_s = time.monotonic()
@@ -195,27 +196,14 @@ class RankLease:
         except PeerMessageError as error:
             raise self._unusable(error.context["problem"]) from error
 
-    def _check(self, ask: say.Ask, grant: say.Grant) -> None:
-        if grant.rank != ask.rank:
-            raise strategies_errors.shard_identity(
-                file=self.peer, field="rank", expected=ask.rank, found=grant.rank
-            )
-        if ask.world_size is not None and grant.world_size != ask.world_size:
-            raise self._other_world(ask.world_size, grant.world_size)
-        if ask.version is not None and grant.version != ask.version:
-            raise VersionMismatchError(requested=ask.version, found=grant.version, where=self.peer)
-
     def _refusal(self, ask: say.Ask, refuse: say.Refuse) -> WsmError:
         if refuse.reason == "version" and ask.version is not None and isinstance(refuse.found, str):
             return VersionMismatchError(requested=ask.version, found=refuse.found, where=self.peer)
         if refuse.reason == "world_size" and ask.world_size is not None and isinstance(refuse.found, int):
-            return self._other_world(ask.world_size, refuse.found)
+            return strategies_errors.shard_identity(
+                file=self.peer, field="world size", expected=ask.world_size, found=refuse.found
+            )
         return PeerFailedError(peer=self.peer, error=f"Refused ({refuse.reason})", reason=refuse.text)
-
-    def _other_world(self, expected: int, found: int) -> BadInputError:
-        return strategies_errors.shard_identity(
-            file=self.peer, field="world size", expected=expected, found=found
-        )
 
     def _unusable(self, problem: str) -> PeerMessageError:
         return PeerMessageError(peer=self.peer, problem=problem)

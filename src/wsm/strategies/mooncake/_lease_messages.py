@@ -27,9 +27,9 @@ import msgspec
 from wsm.errors import BadInputError
 from wsm.labels import Label
 from wsm.strategies.digest import digest_of
-from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, TransferLayout
+from wsm.strategies.mooncake._read_plan import MemoryRegion
 from wsm.strategies.peer_errors import PeerMessageError
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.promise import Count, Digest, Publication, ShardPromise
 
 _TCP = re.compile(r"tcp://([0-9.]{7,15}):([0-9]{1,5})")
 # A socket's address on Linux holds 108 characters, the last of them zero.
@@ -40,11 +40,7 @@ MOST_TO_PUBLISHER, MOST_TO_RANK = 1 << 12, 1 << 27
 _HEAD = struct.Struct("!I16s")
 HEAD_BYTES = _HEAD.size
 
-_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Ranks: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
-_Digest: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-#: Name, dtype and shape of a tensor, its region, and where it begins there.
-PlacedRow: TypeAlias = tuple[str, str, tuple[_Number, ...], _Number, _Number]
 
 
 class _LeaseMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower):
@@ -54,29 +50,25 @@ class _LeaseMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 class Ask(_LeaseMessage, frozen=True):
     """A rank asks; `look` if it will not read."""
 
-    rank: _Number
+    rank: Count
     world_size: _Ranks | None
     version: Label | None
     look: bool
 
 
 class Grant(_LeaseMessage, frozen=True):
-    """One rank's shard in the memory of the engine `session`.
+    """One rank's shard, as it is promised, in the memory of the engine `session`.
 
-    `publisher` is another for every publisher that ever was; `digests` has one entry per tensor, `shards` one
-    per rank; `finite` promises that there is neither NaN nor infinity.
+    `publisher` is another for every publisher that ever was; `places` has for each tensor of the promise in
+    which of the regions it lies, and where it begins there.
     """
 
-    version: Label
-    rank: _Number
-    world_size: _Ranks
-    publisher: _Digest
+    promise: ShardPromise
+    publication: Publication
+    publisher: Digest
     session: Annotated[str, msgspec.Meta(pattern=r"\A[0-9.]{7,15}:[0-9]{1,5}\Z")]
-    regions: tuple[tuple[_Number, _Number], ...]
-    tensors: tuple[PlacedRow, ...]
-    digests: tuple[_Digest, ...]
-    shards: tuple[_Digest, ...]
-    finite: bool = False
+    regions: tuple[MemoryRegion, ...]
+    places: tuple[tuple[Count, Count], ...]
 
 
 class Refuse(_LeaseMessage, frozen=True):
@@ -84,7 +76,7 @@ class Refuse(_LeaseMessage, frozen=True):
 
     reason: Literal["empty", "version", "rank", "world_size"]
     text: str
-    found: Label | _Number | None = None
+    found: Label | Count | None = None
 
 
 class Revoked(_LeaseMessage, frozen=True):
@@ -133,29 +125,34 @@ def _decode(decoder: msgspec.json.Decoder[_T], head: bytes, body: bytes, peer: s
         raise PeerMessageError(peer=peer, problem=str(error)) from error
 
 
-def layout_of(grant: Grant, peer: str) -> TransferLayout:
-    """Return where the tensors of a Grant lie; PeerMessageError if its fields do not fit each other."""
+def check_grant(grant: Grant, peer: str) -> None:
+    """Compare what a Grant promises with the publication and with where it lies; PeerMessageError if not."""
+    promise, publication = grant.promise, grant.publication
     problem = None
-    if len(grant.shards) != grant.world_size or grant.rank >= grant.world_size:
-        problem = f"its Grant is for rank {grant.rank} of {grant.world_size} and lists {len(grant.shards)}"
-    elif len(grant.digests) != len(grant.tensors):
-        problem = f"its Grant has {len(grant.tensors)} tensors and {len(grant.digests)} digests"
-    placed: dict[str, Placed] = {}
-    for name, dtype, shape, region, offset in grant.tensors:
+    if promise.rank >= publication.world_size or promise.world_size != publication.world_size:
+        problem = f"is for rank {promise.rank} of {promise.world_size} and lists {publication.world_size}"
+    elif (promise.version, promise.publication) != (publication.version, publication.publication):
+        problem = f"is of version {promise.version} of another publication"
+    elif len(grant.places) != len(promise.rows):
+        problem = f"has {len(promise.rows)} tensors and {len(grant.places)} places"
+    elif promise.rows:
         try:
-            spec = TensorSpec(name, dtype, shape)
-        except BadInputError as error:
-            raise PeerMessageError(peer=peer, problem=f"its tensors: {error}") from error
-        if name in placed:
-            problem = f"its Grant lists {name!r} twice"
-        elif spec.nbytes and (
-            region >= len(grant.regions) or offset + spec.nbytes > grant.regions[region][1]
-        ):
-            problem = f"its Grant puts {name!r} outside of the memory that it names"
-        placed[name] = Placed(spec, region, offset)
+            promise.check()
+        except msgspec.ValidationError as error:
+            problem = f"promises what cannot be: {error}"
+    if problem is None and promise.content_digest != publication.shards[promise.rank].content_digest:
+        problem = "has digests that do not add up to that of the shard"
+    problem = problem or _misplaced(grant)
     if problem is not None:
-        raise PeerMessageError(peer=peer, problem=problem)
-    return TransferLayout(tuple(MemoryRegion(*each) for each in grant.regions), tuple(placed.values()))
+        raise PeerMessageError(peer=peer, problem=f"its Grant {problem}")
+
+
+def _misplaced(grant: Grant) -> str | None:
+    for (spec, _, _), (region, offset) in zip(grant.promise.tensors, grant.places, strict=True):
+        held = grant.regions[region].nbytes if region < len(grant.regions) else 0
+        if spec.nbytes and offset + spec.nbytes > held:
+            return f"puts {spec.name!r} outside of the memory that it names"
+    return None
 
 
 def place_of(address: str) -> Path | tuple[str, int]:

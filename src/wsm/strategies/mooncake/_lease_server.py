@@ -20,7 +20,6 @@ from wsm.errors import RefusedError, remedy
 from wsm.own_descriptor import not_inherited
 from wsm.shared_directory import bind_alone
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.mooncake._read_plan import TransferLayout
 from wsm.strategies.peer_errors import PeerMessageError
 
 # Connections at a time (a quarter of what the process may open, if that is less), and those of them that may
@@ -36,16 +35,11 @@ _LAST_WORDS_S, _AGAIN_S = 1.0, 0.1
 
 @dataclass(frozen=True)
 class ServedPublication:
-    """What is published: per rank its layout and the digests of its tensors; `finite` as in a Grant.
-
-    `grants` holds the bytes of each rank's Grant once it was asked for, one copy for all who ask.
-    """
+    """What is published: per rank its Grant, and the bytes of those that were asked for, one copy for all."""
 
     version: str
-    shards: Mapping[int, tuple[TransferLayout, tuple[str, ...]]]
-    shard_digests: tuple[str, ...]
-    finite: bool = False
-    grants: dict[int, bytes] = field(default_factory=dict)
+    grants: Mapping[int, say.Grant]
+    encoded: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,15 +98,12 @@ class LeaseServer:
     ----------
     listening : ListeningSocket
         Where they come; belongs to the server from now on.
-    publisher, session : str
-        Who publishes, and its engine.
     lease_s : float
         How long a rank's host may answer nothing while the rank holds a lease.
     """
 
-    def __init__(self, listening: ListeningSocket, *, publisher: str, session: str, lease_s: float) -> None:
+    def __init__(self, listening: ListeningSocket, *, lease_s: float) -> None:
         self._listening, self._lease_s = listening, lease_s
-        self._publisher, self._session = publisher, session
         self._changed = threading.Condition()
         self._publication: ServedPublication | None = None
         # Every connection, the oldest first, and those that hold a lease, on whose shard.
@@ -244,26 +235,9 @@ class LeaseServer:
                 if len(same) > _MOST_LEASES:
                     del self._readers[same[0]]
                     self._end(same[0], "others asked for the same rank's shard")
-        if ask.rank not in publication.grants:
-            publication.grants[ask.rank] = say.to_bytes(self._grant(publication, ask.rank))
-        return publication.grants[ask.rank]
-
-    def _grant(self, publication: ServedPublication, rank: int) -> say.Grant:
-        layout, digests = publication.shards[rank]
-        return say.Grant(
-            version=publication.version,
-            rank=rank,
-            world_size=len(publication.shards),
-            publisher=self._publisher,
-            session=self._session,
-            regions=tuple((region.address, region.nbytes) for region in layout.regions),
-            tensors=tuple(
-                (t.spec.name, t.spec.dtype, t.spec.shape, t.region, t.offset) for t in layout.tensors
-            ),
-            digests=digests,
-            shards=publication.shard_digests,
-            finite=publication.finite,
-        )
+        if ask.rank not in publication.encoded:
+            publication.encoded[ask.rank] = say.to_bytes(publication.grants[ask.rank])
+        return publication.encoded[ask.rank]
 
 
 def _refusal(publication: ServedPublication | None, ask: say.Ask) -> say.Refuse | None:
@@ -272,9 +246,9 @@ def _refusal(publication: ServedPublication | None, ask: say.Ask) -> say.Refuse 
         return say.Refuse("empty", "no version is published now")
     if ask.version is not None and ask.version != publication.version:
         return say.Refuse("version", "another version is published", publication.version)
-    world_size = len(publication.shards)
+    world_size = len(publication.grants)
     if ask.world_size is not None and ask.world_size != world_size:
         return say.Refuse("world_size", f"versions are published for {world_size} ranks", world_size)
-    if ask.rank not in publication.shards:
+    if ask.rank not in publication.grants:
         return say.Refuse("rank", f"versions are published for ranks 0 to {world_size - 1}", world_size)
     return None

@@ -1,7 +1,6 @@
-"""Where a rank's tensors lie in a publisher's memory, and in which pieces they are read. Pure.
+"""In which pieces a publisher's memory is read. Pure.
 
-A layout is worth keeping: as long as a trainer publishes the same buffers it stays the same, and with it the
-plan. Small tensors lie beside each other, so that one read brings many; large ones are cut.
+Small tensors lie beside each other, so that one read brings many; large ones are cut.
 """
 
 from __future__ import annotations
@@ -10,42 +9,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import overload
+from typing import NamedTuple, overload
 
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.promise import Count
 
 
-@dataclass(frozen=True)
-class MemoryRegion:
+class MemoryRegion(NamedTuple):
     """Memory that the publisher's engine lets us read: address and bytes."""
 
-    address: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class Placed:
-    """One tensor, and where it begins: in which region, at which byte."""
-
-    spec: TensorSpec
-    region: int
-    offset: int
-
-
-@dataclass(frozen=True)
-class TransferLayout:
-    """All tensors of one rank, in memory of one publisher.
-
-    Parameters
-    ----------
-    regions : tuple of Region
-        What is registered.
-    tensors : tuple of Placed
-        Every tensor.
-    """
-
-    regions: tuple[MemoryRegion, ...]
-    tensors: tuple[Placed, ...]
+    address: Count
+    nbytes: Count
 
 
 @dataclass(frozen=True)
@@ -61,8 +34,8 @@ class ReadPlan:
 
     Parameters
     ----------
-    regions : sequence of Region
-        As in the layout.
+    regions : sequence of MemoryRegion
+        What is read, one behind the other.
     span_bytes : int
         The longest read.
 
@@ -107,8 +80,3 @@ class _Spans(Sequence[Span]):
         number = bisect_right(self._first, index) - 1
         region, begin = self._regions[number], (index - self._first[number]) * self._span_bytes
         return Span(region.address + begin, min(self._span_bytes, region.nbytes - begin))
-
-
-def in_reading_order(tensors: Sequence[Placed]) -> list[int]:
-    """Return the indices of `tensors` in the order in which their bytes arrive."""
-    return sorted(range(len(tensors)), key=lambda index: (tensors[index].region, tensors[index].offset))

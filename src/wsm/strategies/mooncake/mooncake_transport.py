@@ -23,12 +23,10 @@ from wsm import log
 from wsm.errors import GroupError, WsmError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake._lease_client import RankLease
-from wsm.strategies.mooncake._read_plan import ReadPlan, Span, TransferLayout, in_reading_order
-from wsm.strategies.mooncake.publisher import manifest_digest
+from wsm.strategies.mooncake._read_plan import ReadPlan, Span
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -324,23 +322,23 @@ class MooncakeTransport:
         """
         begun_s = time.monotonic()
         with closing(RankLease(self._address, observer, silence_s=self._silence_s)) as lease:
-            grant, layout = self._ask(lease, say.Ask(rank, world_size, version, look=False))
-            engine, first = self._meet(grant, layout, lease)
-            plan = ReadPlan(layout.regions, self._span_bytes)
+            grant = self._ask(lease, say.Ask(rank, world_size, version, look=False))
+            engine, first = self._meet(grant, lease)
+            plan = ReadPlan(grant.regions, self._span_bytes)
             reader = SpanReader(engine, grant.session, plan, self._buffers, lease, silence_s=self._silence_s)
             try:
                 reader.begin()
                 connected_s, reader.waited_s = time.monotonic() - begun_s, 0.0
-                yield self._offer(grant, layout, lease.peer, reader)
-                self._end(reader, grant.version)
+                yield self._offer(grant, lease.peer, reader)
+                self._end(reader, grant.promise.version)
             except BaseException:
                 self.close()  # what is in flight may write to our buffers until the engine is gone
                 raise
             total_s = time.monotonic() - begun_s
             self.costs = TransferCosts(
-                version=grant.version,
+                version=grant.promise.version,
                 rank=rank,
-                bytes=sum(t.spec.nbytes for t in layout.tensors),
+                bytes=sum(tensor.spec.nbytes for tensor in grant.promise.tensors),
                 connect_s=connected_s,
                 sync_s=reader.waited_s,
                 apply_s=total_s - connected_s - reader.waited_s,
@@ -363,8 +361,8 @@ class MooncakeTransport:
     def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
         """Ask to look only: no lease, no engine."""
         with closing(RankLease(self._address, UNOBSERVED, silence_s=self._silence_s)) as lease:
-            grant, layout = self._ask(lease, say.Ask(rank, world_size, version, look=True))
-            yield self._offer(grant, layout, lease.peer, None)
+            grant = self._ask(lease, say.Ask(rank, world_size, version, look=True))
+            yield self._offer(grant, lease.peer, None)
 
     def close(self) -> None:
         """Let the engine and the buffers go. Idempotent."""
@@ -374,18 +372,14 @@ class MooncakeTransport:
         self._buffers = ()
         self._publisher = None
 
-    def _ask(self, lease: RankLease, ask: say.Ask) -> tuple[say.Grant, TransferLayout]:
-        """Get a grant, and where its tensors lie."""
+    def _ask(self, lease: RankLease, ask: say.Ask) -> say.Grant:
+        """Get a grant of something."""
         grant = lease.ask(ask, self._connect_s)
-        layout = say.layout_of(grant, lease.peer)
-        if not layout.tensors:
+        if not grant.promise.rows:
             raise strategies_errors.empty_snapshot(where=lease.peer)
-        digest = shard_digest((t.spec, each) for t, each in zip(layout.tensors, grant.digests, strict=True))
-        if digest != grant.shards[grant.rank]:
-            raise PeerMessageError(peer=lease.peer, problem="its digests do not add up to that of the shard")
-        return grant, layout
+        return grant
 
-    def _meet(self, grant: say.Grant, layout: TransferLayout, lease: RankLease) -> tuple[Engine, bool]:
+    def _meet(self, grant: say.Grant, lease: RankLease) -> tuple[Engine, bool]:
         """Return an engine that knows the publisher's; whether it had to be made."""
         # What an engine knows of another is never right for the next one, even at the same port; and with
         # RDMA its knowledge of what is registered there is that of the first time.
@@ -397,40 +391,39 @@ class MooncakeTransport:
         self._buffers = tuple(memoryview(mmap.mmap(-1, self._span_bytes)) for _ in range(self._count))
         for buffer in self._buffers:
             engine.register_destination(buffer)
-        self._find(engine, grant.session, layout, lease)
+        self._find(engine, grant, lease)
         self._publisher = known
         return engine, True
 
-    def _find(self, engine: Engine, session: str, layout: TransferLayout, lease: RankLease) -> None:
-        if not layout.regions:
+    def _find(self, engine: Engine, grant: say.Grant, lease: RankLease) -> None:
+        if not grant.regions:
             return
-        found = engine.find(session, layout.regions[0].address, self._silence_s, lease.keep)
+        found = engine.find(grant.session, grant.regions[0].address, self._silence_s, lease.keep)
         if found:
             return
         self.close()
         lease.keep()  # which may know better what is wrong
-        peer = f"{lease.peer} (engine {session})"
+        peer = f"{lease.peer} (engine {grant.session})"
         if found is None:
             raise PeerSilentError(peer=peer, waited_s=self._silence_s, expected="its memory")
         raise _unreadable(peer, 1)
 
-    def _offer(self, grant: say.Grant, layout: TransferLayout, peer: str, reader: SpanReader | None) -> Offer:
+    def _offer(self, grant: say.Grant, peer: str, reader: SpanReader | None) -> Offer:
         def nothing(_region: int, _offset: int, _destination: memoryview) -> None:
             raise PeerMessageError(peer=peer, problem="nothing is read in a preview")
 
         copy = nothing if reader is None else reader.copy
-        tensors = []
-        for index in in_reading_order(layout.tensors):
-            placed = layout.tensors[index]
-            read_into = partial(_read, copy, placed.region, placed.offset)
-            tensors.append(
-                OfferedTensor(placed.spec, peer, read_into, grant.digests[index], finite=grant.finite)
-            )
+        promise = grant.promise
+        # In the order in which their bytes arrive.
+        placed = sorted(zip(grant.places, promise.tensors, strict=True), key=lambda each: each[0])
         return Offer(
-            version=grant.version,
-            tensors=tuple(tensors),
+            version=promise.version,
+            tensors=tuple(
+                OfferedTensor(spec, peer, partial(_read, copy, *place), digest, finite=promise.finite)
+                for place, (spec, digest, _) in placed
+            ),
             files=(self._address,),
-            manifest_digest=manifest_digest(grant.version, grant.shards),
+            manifest_digest=grant.publication.group_digest,
             manifest_scope=ManifestScope.GROUP,
             peak_extra_bytes=self._span_bytes * self._count,
             waited_s=None if reader is None else lambda: reader.waited_s,

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
@@ -29,12 +29,13 @@ from wsm.labels import checked_version
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.digest import RunningDigest, running_digest, shard_digest
-from wsm.strategies.documents import content_digest
+from wsm.strategies.digest import RunningDigest, running_digest
 from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.mooncake._lease_messages import Grant
 from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
-from wsm.strategies.mooncake._read_plan import MemoryRegion, Placed, TransferLayout
+from wsm.strategies.mooncake._read_plan import MemoryRegion
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings, address_of
+from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
 from wsm.typed import CountFrom0, Seconds, Wait, typed_calls
@@ -45,6 +46,14 @@ _ALIGNMENT = 64
 
 # An address, and bytes from there on.
 _Range: TypeAlias = tuple[int, int]
+
+
+class PlacedShard(NamedTuple):
+    """One rank's tensors, the registered memory, and where in which region of it each of them begins."""
+
+    tensors: tuple[PromisedTensor, ...]
+    regions: tuple[MemoryRegion, ...]
+    places: tuple[tuple[int, int], ...]
 
 
 class PublishedMemory:
@@ -74,17 +83,15 @@ class PublishedMemory:
         """How many regions are registered."""
         return len(self._registered)
 
-    def place(
-        self, shards: Mapping[int, TrainerTensors], *, finite: bool = False
-    ) -> dict[int, tuple[TransferLayout, tuple[str, ...]]]:
+    def place(self, shards: Mapping[int, TrainerTensors], *, finite: bool = False) -> dict[int, PlacedShard]:
         """Let ranks read `shards`; no rank may be reading what was placed before. Blocks: reads every byte.
 
         Ranks that are given the very same state dict share its place.
 
         Returns
         -------
-        dict of int to (Layout, tuple of str)
-            Per rank, where its tensors lie, and their digests.
+        dict of int to PlacedShard
+            Per rank, its tensors and where they lie.
 
         Raises
         ------
@@ -97,9 +104,7 @@ class PublishedMemory:
         placed = self._place({rank: shards[rank] for rank in first.values()}, finite=finite)
         return {rank: placed[first[id(tensors)]] for rank, tensors in shards.items()}
 
-    def _place(
-        self, shards: Mapping[int, TrainerTensors], *, finite: bool
-    ) -> dict[int, tuple[TransferLayout, tuple[str, ...]]]:
+    def _place(self, shards: Mapping[int, TrainerTensors], *, finite: bool) -> dict[int, PlacedShard]:
         specs = check_shards(shards)
         data = {
             rank: {spec.name: bytes_of(shards[rank], spec) for spec in of_rank if not self._packs_it(spec)}
@@ -154,9 +159,9 @@ class PublishedMemory:
         ranges: Sequence[_Range],
         *,
         finite: bool,
-    ) -> tuple[TransferLayout, tuple[str, ...]]:
+    ) -> PlacedShard:
         begins = [begin for begin, _ in ranges]
-        placed, digests, packed = [], [], 0
+        placed, places, packed = [], [], 0
         for spec in specs:
             digest = running_digest()
             if self._packs_it(spec):
@@ -171,9 +176,9 @@ class PublishedMemory:
                 check_finite(spec, source)
             region = bisect.bisect_right(begins, address_of(view)) - 1 if spec.nbytes else 0
             offset = address_of(view) - begins[region] if spec.nbytes else 0
-            placed.append(Placed(spec, region, offset))
-            digests.append(digest.hexdigest())
-        return TransferLayout(tuple(MemoryRegion(*each) for each in ranges), tuple(placed)), tuple(digests)
+            placed.append(PromisedTensor(spec, digest.hexdigest()))
+            places.append((region, offset))
+        return PlacedShard(tuple(placed), tuple(MemoryRegion(*each) for each in ranges), tuple(places))
 
 
 def check_shards(shards: Mapping[int, TrainerTensors]) -> dict[int, list[TensorSpec]]:
@@ -302,12 +307,8 @@ class MooncakePublisher:
         if in_place:
             _log.warning(log.MEMORY_WRITABLE, address=self.address, by="each process that reaches the engine")
         self._version: str | None = None
-        self._leases = LeaseServer(
-            listening,
-            publisher=secrets.token_hex(16),
-            session=self._engine.session,
-            lease_s=lease_s,
-        )
+        self._publisher = secrets.token_hex(16)
+        self._leases = LeaseServer(listening, lease_s=lease_s)
 
     def publish(
         self,
@@ -349,21 +350,16 @@ class MooncakePublisher:
         check_shards(shards)
         self.withdraw(wait_s=wait_s)
         placed = self._memory.place(shards, finite=finite)
-        digests = {rank: _digest(*placed[rank]) for rank in sorted(placed)}
-        self._leases.put(
-            ServedPublication(
-                version,
-                placed,
-                tuple(digests.values()),
-                finite,
-            )
+        grants = grants_of(
+            version, placed, publisher=self._publisher, session=self._engine.session, finite=finite
         )
+        self._leases.put(ServedPublication(version, grants))
         self._version = version
         return MooncakeReport(
             version=version,
-            manifest_digest=manifest_digest(version, tuple(digests.values())),
-            digests=digests,
-            bytes=sum(t.spec.nbytes for layout, _ in placed.values() for t in layout.tensors),
+            manifest_digest=grants[0].publication.group_digest,
+            digests={rank: grants[rank].promise.content_digest for rank in sorted(grants)},
+            bytes=sum(tensor.spec.nbytes for shard in placed.values() for tensor in shard.tensors),
             regions=self._memory.regions,
             seconds=(self._clock.monotonic_ns() - begun) / 1e9,
         )
@@ -440,10 +436,25 @@ class MooncakePublisher:
         self.close()
 
 
-def manifest_digest(version: str, shard_digests: tuple[str, ...]) -> str:
-    """Return the digest of a version of all ranks: equal content has an equal one."""
-    return content_digest({"version": version, "shards": list(shard_digests)})
-
-
-def _digest(layout: TransferLayout, digests: tuple[str, ...]) -> str:
-    return shard_digest((t.spec, each) for t, each in zip(layout.tensors, digests, strict=True))
+def grants_of(
+    version: str, placed: Mapping[int, PlacedShard], *, publisher: str, session: str, finite: bool = False
+) -> dict[int, Grant]:
+    """Return what each rank is told of a publication of all of them."""
+    name = secrets.token_hex(8)
+    promises = {
+        rank: ShardPromise.with_tensors(
+            placed[rank].tensors,
+            version=version,
+            rank=rank,
+            world_size=len(placed),
+            publication=name,
+            finite=finite,
+        )
+        for rank in sorted(placed)
+    }
+    shards = tuple(PromisedShard(content_digest=promise.content_digest) for promise in promises.values())
+    publication = Publication(version=version, publication=name, shards=shards)
+    return {
+        rank: Grant(promise, publication, publisher, session, placed[rank].regions, placed[rank].places)
+        for rank, promise in promises.items()
+    }
