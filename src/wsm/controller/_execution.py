@@ -7,7 +7,9 @@ request until all of it is over. :mod:`wsm.states.epochs` decides whether the gr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import NamedTuple
 
 from msgspec import structs
@@ -122,12 +124,8 @@ class Execution:
                 serves=held.serving and admitted.committed.version is not None,
                 restorable=True,
             )
-            ended: Receipt | WsmError
-            try:
-                ended = self._with_fallback(request, admitted, changes_admission=changes_admission)
-            except WsmError as error:
-                ended = error
-            return self._followed_by_restore(ended, deadline_s, request.settle_s, wanted=wanted)
+            give = partial(self._with_fallback, request, admitted, changes_admission=changes_admission)
+            return self._followed_by_restore(give, deadline_s, request.settle_s, wanted=wanted)
 
     def settle(self, request_id: str | None, *, commit: bool, settle_s: float, wait_s: float) -> Receipt:
         """Commit or abort the open command that no process drives. Blocks.
@@ -170,12 +168,7 @@ class Execution:
                 self._group, arguments, self._clock, settle_s, command=view.command, pending=self.pending
             )
             deadline_s = arguments.restore_s or arguments.deadline_s or RESTORE_S
-            ended: Receipt | WsmError
-            try:
-                ended = transaction.run(self._drive)
-            except WsmError as error:
-                ended = error
-            return self._followed_by_restore(ended, deadline_s, settle_s)
+            return self._followed_by_restore(partial(transaction.run, self._drive), deadline_s, settle_s)
 
     # -- before the command ------------------------------------------------------------------------
 
@@ -277,7 +270,7 @@ class Execution:
         if asked.version is None and not (asked.clears or asked.reload or asked.tags & admitted.held.missing):
             unneeded = self._receipt_of_no_work(request, admitted)
         try:
-            return self._give(request, admitted)
+            return self._give(request, admitted.view, admitted)
         except WsmError as error:
             held_already = unneeded is not None and outcome.found_held(error)
             if held_already and unneeded is not None and not changes_admission:
@@ -288,38 +281,57 @@ class Execution:
                 raise
         now = self._group.view()
         if following.operation.is_of_admission:  # with the words of the command that found this
-            return self._give_of_admission(following, now, takes_words=False)
-        return self._give(following, self._admit(following, now))
+            return self._give(following, now, takes_words=False)
+        return self._give(following, now, self._admit(following, now))
 
     def _of_admission(self, request: CommandRequest, view: View) -> Receipt:
         """Hold the group or release it, or return a receipt where no rank is to be asked."""
         receipt = answered_at_once(self._group, request, view)
-        return self._give_of_admission(request, view) if receipt is None else receipt
+        return self._give(request, view) if receipt is None else receipt
 
-    def _give_of_admission(self, request: CommandRequest, view: View, *, takes_words: bool = True) -> Receipt:
-        if request.operation is Operation.HOLD:  # a release is let through
+    def _give(
+        self,
+        request: CommandRequest,
+        view: View,
+        admitted: _Admitted | None = None,
+        *,
+        takes_words: bool = True,
+    ) -> Receipt:
+        """Take FastDeploy's words, give the command, and drive it; None `admitted`: a hold or a release.
+
+        The words are given back if the command cannot be written.
+        """
+        operation, takes_words = request.operation, takes_words and bool(self._engine_words.suffixes)
+        if operation is not Operation.RELEASE:  # that is let through
             require_numbers(view)
-        require_able(self._group, view, request.operation)
-        each = decide.resident_on_each(view)
-        before, waits = decide.before_admission(each, owed=epochs.unrestored(view))
-        opens = Opens(request.operation, before=before, restores=waits)
-        shown = None
-        if takes_words and self._engine_words.suffixes:
-            found = self._group.status().engine_state
-            shown = WeightState.CLEARED if found is None else found
-        return self._run(request, view, opens, shown)
-
-    def _give(self, request: CommandRequest, admitted: _Admitted) -> Receipt:
-        view, held, committed = admitted.view, admitted.held, admitted.committed
-        require_numbers(view)
-        opens = Opens(
-            request.operation,
-            before=decide.state_before(held, owed=admitted.owed),
-            on_failure=request.on_failure or settings_in(self._group.segment.settings).on_failure,
-            restorable=committed.version is not None and self._can_be_loaded_again(committed),
+        if admitted is None:
+            require_able(self._group, view, operation)
+            each = decide.resident_on_each(view)
+            before, restores = decide.before_admission(each, owed=epochs.unrestored(view))
+            opens = Opens(operation, before=before, restores=restores)
+            now = self._group.status().engine_state if takes_words else None
+            shown = WeightState.CLEARED if now is None else now
+        else:
+            held, committed = admitted.held, admitted.committed
+            opens = Opens(
+                operation,
+                before=decide.state_before(held, owed=admitted.owed),
+                on_failure=request.on_failure or settings_in(self._group.segment.settings).on_failure,
+                restorable=committed.version is not None and self._can_be_loaded_again(committed),
+            )
+            shown = WeightState.CLEARED if view.committed.held else held.as_whole
+        transaction = Transaction(
+            self._group,
+            structs.replace(request.arguments, deadline_s=request.deadline_s),
+            self._clock,
+            request.settle_s,
+            opens=opens if self.pending.verdict is None else opens._replace(decider=Decider.CALLER),
+            pending=self.pending,
+            fallback=request.fallback,
         )
-        shown = WeightState.CLEARED if view.committed.held else held.as_whole
-        return self._run(request, view, opens, shown)
+        if takes_words:
+            self._take_words(request, view, WeightState(shown.fastdeploy_code))
+        return transaction.run(self._drive)
 
     def _can_be_loaded_again(self, committed: CommittedRecord) -> bool:
         """Whether no rank says of the committed version that it was streamed, or put on what is gone."""
@@ -330,30 +342,6 @@ class Execution:
                 if facts.get("streamed") or facts.get("restorable") is False:
                     return False
         return True
-
-    def _run(
-        self,
-        request: CommandRequest,
-        view: View,
-        opens: Opens,
-        shown: WeightState | None,
-    ) -> Receipt:
-        """Take FastDeploy's words, which show `shown` now (None: take none), give the command, and drive it.
-
-        They are given back if that cannot be written.
-        """
-        transaction = Transaction(
-            self._group,
-            structs.replace(request.arguments, deadline_s=request.deadline_s),
-            self._clock,
-            request.settle_s,
-            opens=opens if self.pending.verdict is None else opens._replace(decider=Decider.CALLER),
-            pending=self.pending,
-            fallback=request.fallback,
-        )
-        if shown is not None and self._engine_words.suffixes:
-            self._take_words(request, view, WeightState(shown.fastdeploy_code))
-        return transaction.run(self._drive)
 
     def _take_words(self, request: CommandRequest, view: View, shown: WeightState) -> None:
         last, suffixes = self._group.arguments(view.command), self._engine_words.suffixes
@@ -398,13 +386,18 @@ class Execution:
     # -- the restore -------------------------------------------------------------------------------
 
     def _followed_by_restore(
-        self, ended: Receipt | WsmError, deadline_s: float, settle_s: float, *, wanted: bool = False
+        self, give: Callable[[], Receipt], deadline_s: float, settle_s: float, *, wanted: bool = False
     ) -> Receipt:
-        """Restore what the group is owed; return or raise how the request ended, and its restore.
+        """Give the command, restore what the group is owed then, and return or raise how both ended.
 
         `wanted`: whether the version before is wanted also where the group is not owed it, since it cannot be
         loaded again.
         """
+        ended: Receipt | WsmError
+        try:
+            ended = give()
+        except WsmError as error:
+            ended = error
         receipt, version, failure = None, None, None
         if isinstance(ended, WsmError) or ended.outcome is Outcome.ABORTED:
             receipt, version, failure = self._restored(deadline_s, settle_s, wanted=wanted)
