@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
 from wsm.clock import Clock, SystemClock
@@ -519,7 +518,5 @@ class Controller:
     def __enter__(self) -> Controller:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import final
 
 from wsm.clock import Clock
@@ -42,7 +41,6 @@ class Pending:
         self._future: Future[Receipt] = Future()
         self._written = threading.Event()
 
-    @typed
     def carry_out(self, work: Callable[[], Receipt], *, here: bool = False) -> Pending:
         """Let a thread do `work`, which returns the receipt or raises; does not block.
 
@@ -57,7 +55,6 @@ class Pending:
             return self
         return self.run(work)
 
-    @typed
     def run(self, work: Callable[[], Receipt]) -> Pending:
         """Do `work` in the calling thread, and take in how it ends."""
         futures = [self._future] if self.verdict is None else [self.verdict.prepared, self._future]
@@ -74,7 +71,6 @@ class Pending:
         self._written.set()
         return self
 
-    @typed
     def wrote(self, sequence: int) -> None:
         """Take in which command was written for it."""
         self.sequence = sequence
@@ -283,9 +279,7 @@ class Prepared:
             self.give_up()
             raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
         if self._verdict.commits is None:
             self.give_up()
             try:
@@ -297,9 +291,7 @@ class Prepared:
     def __enter__(self) -> Prepared:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self._verdict.commits is None:
             self.give_up()
             try:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import TracebackType
 
 #: Where all members of a group are.
 HOST = "127.0.0.1"
@@ -104,9 +103,7 @@ class StoreDeadline:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
