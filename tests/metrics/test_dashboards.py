@@ -20,7 +20,7 @@ from tests.status.situations import SITUATIONS
 from wsm.journal import entry as kinds
 from wsm.journal.entry import CONTROLLER, JournalEntry
 from wsm.metrics.families import families
-from wsm.metrics.history import JournalCounts
+from wsm.metrics.history import JournalCounts, ServerCounts
 from wsm.states.holding import Hold
 
 FILES = Path(__file__).parents[2] / "dashboards"
@@ -95,13 +95,16 @@ def samples() -> list[Any]:
     history.take(JournalEntry(kinds.RANK_LOST, 1, 1, CONTROLLER, 1, 1, {"lost": 0}))
     for kind in (kinds.ACTION_FINISHED, kinds.ACTION_FAILED, kinds.STEP_BROKEN, kinds.WAIT_EXPIRED):
         history.take(JournalEntry(kind, 1, 1, 0, 1, 1, {"name": "load", "seconds": 1.0, "version": "1"}))
+    server = ServerCounts()
+    server.requests.add(1.0, "/pause", "POST", 200)
+    server.unsupported.add("sglang", "/update_weights_from_tensor")
     open_group = SITUATIONS["a hot update that failed"]
     held = structs.replace(open_group.committed, hold=Hold("h", "trainer"))
     every = (*SITUATIONS.values(), replace(open_group, committed=held, lease_left_s=1.0))
     return [
         one
         for facts in every
-        for family in families([(facts, history)], now_ns=5, started_s=0.0)
+        for family in families([(facts, history)], now_ns=5, started_s=0.0, server=server)
         for one in family.samples
     ]
 

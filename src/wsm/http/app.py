@@ -7,9 +7,11 @@ an upstream's. The gate of a held group stands before every path that asks for t
 from __future__ import annotations
 
 import contextlib
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -28,7 +30,12 @@ from wsm.http.hold_table import Text
 from wsm.http.native import routes as native
 from wsm.http.security import Security, SecurityGuard, path_of
 from wsm.http.surface import InHold, Surface, SurfaceRoute
+from wsm.metrics.history import ServerCounts
 from wsm.typed import typed
+
+#: Where the routes that answer a request stand in its scope; and the methods that are told apart.
+_ROUTE: Final = "wsm.route"
+_METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"))
 
 
 @typed
@@ -91,10 +98,10 @@ def create_app(
     ours: ASGIApp = _Slashes(app, {path for _, path in routes}, rest)
     if most_texts is not None:
         ours = _Places(ours, most_texts, control)
-    if security is None:
-        return ours
-    readable = {key for key, route in flags.items() if route.reads}
-    return SecurityGuard(ours, replace(security, readable=security.readable | readable))
+    if security is not None:
+        readable = {key for key, route in flags.items() if route.reads}
+        ours = SecurityGuard(ours, replace(security, readable=security.readable | readable))
+    return _RequestCounter(ours, group.counts)
 
 
 def _endpoint(
@@ -102,6 +109,7 @@ def _endpoint(
 ) -> Callable[[Request], Awaitable[ASGIApp]]:
     async def endpoint(request: Request) -> ASGIApp:
         body: bytes | None = None
+        request.scope.get(_ROUTE, []).append(route.path)
         if not route.data:
             # First: once its caller is gone, a server gives it no more. A body that is not whole the handler
             # meets again, where a verb that brings weights closes its hold.
@@ -181,7 +189,11 @@ async def admit(commands: Commands, in_hold: InHold) -> None:
         now, closed = await commands.hold_now()
         if now.text is Text.FAILS or (in_hold is InHold.FAIL and now.text is Text.WAITS):
             raise errors.admission_closed(why=str(closed) if now.text is Text.FAILS else "the group is held")
-        await commands.while_text_waits()
+        commands.counts.texts_waiting += 1
+        try:
+            await commands.while_text_waits()
+        finally:
+            commands.counts.texts_waiting -= 1
 
 
 class _Rest:
@@ -197,7 +209,10 @@ class _Rest:
             if self._rest is not None and scope["type"] == "websocket":
                 await self._rest(scope, receive, send)
             return
-        in_hold = self._in_hold.get(_plain(path_of(scope)))
+        path = _plain(path_of(scope))
+        in_hold = self._in_hold.get(path)
+        if in_hold is not None:
+            scope.get(_ROUTE, []).append(path)
         try:
             require_group(self._commands, Headers(scope=scope))
             if in_hold is not None:
@@ -208,6 +223,32 @@ class _Rest:
             await response_of(failed(error))(scope, receive, send)
             return
         await self._rest(scope, receive, send)
+
+
+class _RequestCounter:
+    """Counts each request by its route, its method and the status of its answer."""
+
+    def __init__(self, app: ASGIApp, counts: ServerCounts) -> None:
+        self._app = app
+        self._requests = counts.requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        routes: list[str] = []  # those that answer add their path
+        status, begun = "none", time.monotonic()
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            status = str(message.get("status", status))
+            await send(message)
+
+        try:
+            await self._app({**scope, _ROUTE: routes}, receive, counted)
+        finally:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._requests.add(time.monotonic() - begun, routes[0] if routes else "other", method, status)
 
 
 class _Places:

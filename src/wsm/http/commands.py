@@ -16,10 +16,9 @@ import os
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,6 +35,7 @@ from wsm.http import answers, errors
 from wsm.http.closed_holds import ClosedHolds
 from wsm.http.hold_table import OWNERS, Meaning, Text
 from wsm.http.kept import KeptRequests
+from wsm.metrics.history import ServerCounts
 from wsm.receipt import Receipt
 from wsm.shared_directory import remove_ours
 from wsm.signals.names import segment_path
@@ -142,9 +142,9 @@ class Commands:
         self._left: tuple[Controller, GroupAccess] | None = None
         self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
         self.receipts_path = Path(receipts) if receipts is not None else self._place(journal_directory)
-        self.kept = KeptRequests(self.receipts_path)
+        self.counts = ServerCounts()
+        self.kept = KeptRequests(self.receipts_path, self.counts)
         self.closed_holds = ClosedHolds(self._now)
-        self.unsupported: Counter[tuple[str, ...]] = Counter()  # by surface and verb, since this server began
 
     # What is known ------------------------------------------------------------------------------------------
 
@@ -158,7 +158,9 @@ class Commands:
 
     async def explain(self) -> Explanation:
         """Say what the group does, why, and what to do about it."""
-        return explain(await self.facts())
+        said = explain(await self.facts())
+        fault = self.kept.fault
+        return replace(said, sentences=(*said.sentences, fault)) if fault else said
 
     async def read(self, question: Callable[[], _Read]) -> _Read:
         """Ask something that blocks for a moment, in a thread."""

@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from wsm import log
+from wsm.metrics.history import ServerCounts
 from wsm.receipt import Receipt
 from wsm.shared_directory import ForeignPathError, open_to_append
 
@@ -68,9 +69,18 @@ class KeptRequests:
     ----------
     path : path or None
         Where they are kept; None: in memory alone.
+    counts : ServerCounts or None
+        Counts the faults of the file.
+
+    Attributes
+    ----------
+    fault : str
+        Why the file is not used, or what was wrong with the one before it; empty: nothing.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, counts: ServerCounts | None = None) -> None:
+        self.fault = ""
+        self._counts = counts or ServerCounts()
         self._lock = threading.Lock()
         self._rows: dict[str, OrderedDict[str, str]] = {}
         self._file = None if path is None else _RequestFile(path, self)
@@ -145,6 +155,12 @@ class KeptRequests:
                 for name, value in named.items()
             ]
 
+    def found_fault(self, path: Path, error: str) -> None:
+        """Say once that the file was found damaged or emptied, or cannot be used."""
+        self.fault = f"the server's file of requests, {path}: {error}"
+        self._counts.file_faults += 1
+        log.logger("http").error(log.RECEIPTS_ENDED, path=str(path), error=error)
+
     def close(self) -> None:
         """End the thread that writes, once it has written. Does not wait."""
         if self._file is not None:
@@ -202,17 +218,24 @@ class _RequestFile:
         while (saying := self.asked.get()) is not None:
             try:
                 self._exchange(saying)
-                self._failed = ""
+                if self._failed:
+                    self._failed = self._kept.fault = ""
             except (OSError, ForeignPathError, sqlite3.Error) as error:
                 self._unwritten.extend(saying.rows())
                 self._close()
-                self._say_once(str(error))
-                if type(error) is sqlite3.DatabaseError:
-                    with suppress(OSError):  # it is no database: set aside, and begun anew
-                        self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))
+                if type(error) is sqlite3.DatabaseError and self._set_aside():
+                    self._kept.found_fault(self._path, f"{error}; it is set aside, and begun anew")
+                else:
+                    self._say_once(f"{error}; commands go on without it")
             saying.done.set()
             self._hangs = self._hangs and not self.asked.empty()
         self._close()
+
+    def _set_aside(self) -> bool:
+        with suppress(OSError):
+            self._path.replace(self._path.with_name(f"{self._path.name}.damaged"))
+            return True
+        return False
 
     def _exchange(self, saying: _Saying) -> None:
         if not (self._connection or self._unwritten or saying.say or self._path.exists()):
@@ -249,6 +272,8 @@ class _RequestFile:
             raise sqlite3.OperationalError(f"it is of version {version}, and this wsm reads {_VERSION}")
         if version == 0:
             connection.execute(_TABLE)
+            if self._seen:
+                self._kept.found_fault(self._path, "it was emptied; this server writes what it knows again")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
             self._seen = 0
         return bool(version == 0)
@@ -291,7 +316,7 @@ class _RequestFile:
     def _say_once(self, error: str) -> None:
         if error != self._failed:
             self._failed = error
-            log.logger("http").error(log.RECEIPTS_ENDED, path=str(self._path), error=error)
+            self._kept.found_fault(self._path, error)
 
 
 def _is_request(value: str) -> bool:

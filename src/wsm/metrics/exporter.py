@@ -6,13 +6,14 @@ import contextlib
 import importlib.util
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from wsm.clock import monotonic_ns
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.metrics.follow import Followed
+from wsm.metrics.history import ServerCounts
 from wsm.signals.lock_file import LockFile, open_lock_file
 from wsm.signals.names import check_name, lock_path, segment_path
 from wsm.signals.segment import SegmentImage, existing_groups
@@ -41,8 +42,8 @@ class Exporter:
         Where the group's journals are; None: where its owner says, else the rings of its segment.
     directory : path or None
         Where segments lie; this user's private directory by default.
-    unsupported : mapping or None
-        Of a server over HTTP: how often it has refused a verb that cannot be honoured, by surface and verb.
+    server : ServerCounts or None
+        Of the server over HTTP that answers the scrape.
 
     Raises
     ------
@@ -59,7 +60,7 @@ class Exporter:
         aliases: Collection[str] = (),
         journals: str | Path | None = None,
         directory: str | Path | None = None,
-        unsupported: Mapping[tuple[str, ...], float] | None = None,
+        server: ServerCounts | None = None,
     ) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
             raise RefusedError(
@@ -79,7 +80,7 @@ class Exporter:
         self._journals = None if journals is None else Path(journals)
         self._directory = None if directory is None else Path(directory)
         self._started_s = time.time()
-        self._unsupported = unsupported
+        self._server = server
         self._scraping = threading.Lock()
         self._followed: dict[str, Followed] = {}
         self._known: dict[str, GroupStatus] = {}
@@ -99,7 +100,7 @@ class Exporter:
                 now_ns=monotonic_ns(),
                 started_s=self._started_s,
                 aliases=self._aliases,
-                unsupported=self._unsupported,
+                server=self._server,
             )
 
     def answer(self, accept: str = "") -> tuple[int, Sequence[tuple[str, str]], bytes]:

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 
 import wsm
 from wsm.journal import entry as kinds
-from wsm.metrics.history import Durations, JournalCounts
+from wsm.metrics.history import Durations, JournalCounts, ServerCounts
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import Operation
 from wsm.status import GroupStatus
@@ -104,7 +104,7 @@ def families(
     now_ns: int,
     started_s: float,
     aliases: Iterable[str] = (),
-    unsupported: Mapping[tuple[str, ...], float] | None = None,
+    server: ServerCounts | None = None,
 ) -> list[Any]:
     """Return the families of a scrape.
 
@@ -118,8 +118,8 @@ def families(
         When the exporter began, in seconds since the Unix epoch.
     aliases : iterable of str
         Whose names are told, too: :data:`VLLM`.
-    unsupported : mapping or None
-        Verbs that a server over HTTP has refused since they cannot be honoured, by surface and verb.
+    server : ServerCounts or None
+        Of the server over HTTP that answers the scrape.
 
     Returns
     -------
@@ -129,9 +129,15 @@ def families(
     told = _Families()
     told.info("wsm_build", "The version of wsm that exports this.", {"version": wsm.__version__})
     told.gauge("wsm_exporter_start_time_seconds", "When this exporter began to count.", started_s)
-    if unsupported is not None:
+    if server is not None:
+        text = "Requests that this server answered, until the last byte of their answers."
+        told.durations("wsm_http_request_seconds", text, server.requests, "route", "method", "status")
+        text = "Requests for text that wait in a hold."
+        told.gauge("wsm_http_texts_waiting", text, server.texts_waiting)
+        text = "Times that the file of requests was found damaged or emptied, or could not be used any more."
+        told.counter("wsm_http_requests_file_faults", text, server.file_faults)
         text = "Verbs of trainers that this server refused, since they cannot be honoured."
-        told.counts("wsm_http_unsupported", text, unsupported, "surface", "verb")
+        told.counts("wsm_http_unsupported", text, server.unsupported, "surface", "verb")
     for facts, history in groups:
         _group(told, facts)
         for rank in facts.ranks:

@@ -1,4 +1,4 @@
-"""Counts and histograms of what journals tell: commands, actions, pauses, staging, loads, losses. Pure.
+"""Counts and histograms: of what journals tell of a group, and of what a server over HTTP answered. Pure.
 
 Not the counters of ``prometheus_client``: those belong to the process that counts, and within an engine that
 sets ``PROMETHEUS_MULTIPROC_DIR`` they are files of it. What is counted here was written down by others, and
@@ -81,6 +81,26 @@ class _Counted(defaultdict[tuple[str, ...], float]):
         """Count more."""
         labels = tuple(str(name)[:_LONGEST_NAME] for name in names)
         self[labels if labels in self or len(self) < _MOST_NAMES else ("other",) * len(labels)] += by
+
+
+class ServerCounts:
+    """What a server over HTTP did since it began.
+
+    Attributes
+    ----------
+    requests : durations by route, method and status
+        Until the last byte of the answer.
+    unsupported : counts by surface and verb
+        Verbs of trainers that were refused, since they cannot be honoured.
+    texts_waiting : int
+        Requests for text that wait in a hold now.
+    file_faults : int
+        Times that the file of requests was found damaged or emptied, or could not be used any more.
+    """
+
+    def __init__(self) -> None:
+        self.requests, self.unsupported = _Named(), _Counted()
+        self.texts_waiting = self.file_faults = 0
 
 
 class JournalCounts:

@@ -94,9 +94,7 @@ async def metrics(request: Request, commands: Commands) -> Response:
     """Answer a scrape of Prometheus."""
     kept = request.app.state
     if getattr(kept, "exporter", None) is None:  # one for the app: it goes on where it was
-        kept.exporter = Exporter(
-            commands.name, directory=commands.directory, unsupported=commands.unsupported
-        )
+        kept.exporter = Exporter(commands.name, directory=commands.directory, server=commands.counts)
     accept = request.headers.get("accept", "")
     status, headers, body = await run_in_threadpool(kept.exporter.answer, accept)
     return Response(body, status, dict(headers))

@@ -416,8 +416,8 @@ class Verbs:
 
     async def refuse(self, commands: Commands, request: Request, refusal: Refusal) -> HttpAnswer:
         """Answer a verb that cannot be honoured, which may close the group that surfaces hold."""
-        commands.unsupported[self.surface, refusal.verb] += 1
-        if commands.unsupported[self.surface, refusal.verb] == 1:
+        commands.counts.unsupported.add(self.surface, refusal.verb)
+        if commands.counts.unsupported[self.surface, refusal.verb] == 1:
             log.logger("http").warning(
                 log.VERB_UNSUPPORTED, surface=self.surface, verb=refusal.verb, reason=refusal.reason.word
             )
