@@ -302,3 +302,10 @@ class Publication(Sealed, frozen=True, kw_only=True):
         """See that there is a shard."""
         if not self.shards:
             raise msgspec.ValidationError("it lists no shard")
+
+
+def name_digest(version: str, publication: str, world_size: int) -> str:
+    """Return what stands for a group digest where shards come one by one, and their digests with them."""
+    return documents.content_digest(
+        {"version": version, "publication": publication, "world_size": world_size}
+    )

@@ -18,7 +18,6 @@ from wsm.strategies import errors
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource, sockets
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
-from wsm.strategies.documents import content_digest
 from wsm.strategies.errors import DigestMismatchError, LoadCancelledError, VersionMismatchError
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.shared_segment import AttachedSegment
@@ -30,6 +29,7 @@ from wsm.strategies.peer_errors import (
     PeerMessageError,
     PeerSilentError,
 )
+from wsm.strategies.promise import name_digest
 from wsm.strategies.sections import Sections
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
@@ -113,7 +113,6 @@ class _Receiver:
     def offer(self) -> Offer:
         """Return what comes, to be applied in its order."""
         init = self._init
-        group = {"version": init.version, "publication": init.publication, "world_size": init.world_size}
         return Offer(
             version=init.version,
             tensors=tuple(
@@ -128,7 +127,7 @@ class _Receiver:
                 for index, spec in enumerate(self._specs)
             ),
             files=(self._source.address,),
-            manifest_digest=content_digest(group),
+            manifest_digest=name_digest(init.version, init.publication, init.world_size),
             manifest_scope=ManifestScope.GROUP,
             peak_extra_bytes=BEGIN_IN_PAGE + init.slots * init.bucket_bytes,
         )

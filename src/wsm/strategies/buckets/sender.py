@@ -25,7 +25,6 @@ from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets._rank_stream import RankStream, Stage
 from wsm.strategies.buckets.source import sockets
-from wsm.strategies.documents import content_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.ipc.shared_segment import OwnedSegment, sweep
 from wsm.strategies.observer import never_cancelled
@@ -36,6 +35,7 @@ from wsm.strategies.peer_errors import (
     PeerSilentError,
     SendCancelledError,
 )
+from wsm.strategies.promise import name_digest
 from wsm.strategies.tensor import BEGIN_IN_PAGE
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
 from wsm.typed import Count, Seconds, Wait, typed, typed_calls
@@ -426,10 +426,9 @@ class BucketSender:
             total = sum(stream.nbytes for stream in streams.values())
             loop = _SendingLoop(self._channel, version, streams, self._clock, early=self._early)
             loop.run(join_s=join_s, silence_s=silence_s, cancelled=lambda: self._closing or cancelled())
-            group = {"version": version, "publication": publication, "world_size": len(shards)}
             return SendReport(
                 version=version,
-                manifest_digest=content_digest(group),
+                manifest_digest=name_digest(version, publication, len(shards)),
                 digests={rank: stream.digest for rank, stream in streams.items()},
                 bytes=total,
                 seconds=(self._clock.monotonic_ns() - begun) / 1_000_000_000,

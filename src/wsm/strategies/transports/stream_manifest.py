@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import msgspec
 
 from wsm.labels import checked_version
-from wsm.strategies import documents, errors
+from wsm.strategies import errors
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of
 from wsm.strategies.errors import TrainerTensorError
-from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise
+from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise, name_digest
 from wsm.strategies.trainer.tensors import tensor_of
 from wsm.typed import Count, CountFrom0, typed
 
@@ -60,9 +60,7 @@ class StreamManifest(ShardPromise, frozen=True, kw_only=True):
             return Publication(version=self.version, publication="", shards=(shard,)).group_digest
         if not self.publication:
             return None
-        return documents.content_digest(
-            {"version": self.version, "publication": self.publication, "world_size": self.world_size}
-        )
+        return name_digest(self.version, self.publication, self.world_size)
 
     def check(self) -> None:
         """See that it does not list itself; its reader refuses an empty one."""
