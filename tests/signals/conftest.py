@@ -23,7 +23,7 @@ from wsm.signals.segment import Segment
 PATIENCE_S = 30.0
 
 PRELUDE = """
-import os, sys
+import os, sys, time
 from wsm.signals.errors import *
 from wsm.signals.liveness import ControllerRole
 from wsm.signals.liveness import Life, Liveness, register
