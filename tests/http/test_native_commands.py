@@ -175,6 +175,9 @@ def test_a_client_gets_typed_receipts_and_the_library_s_own_errors(front) -> Non
                 await client.request("never asked")
             with pytest.raises(wsm.BadInputError) as bad:
                 await client.command("clear", tags=["nothing"])
+            await client.command("prepare", "undecided", version=2)
+            assert (await client.command("abort", "undecided")).outcome is Outcome.ABORTED
+            assert await client.ready()
             return receipt, known, unknown.value.code, bad.value.field, await client.status()
 
     receipt, known, unknown, field, status = asyncio.run(asked())

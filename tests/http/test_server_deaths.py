@@ -52,7 +52,7 @@ def test_a_hold_that_a_server_closed_before_it_was_killed_is_closed_to_all_that_
     first, client = start()
     second, other = start("second")
     with client, other:
-        held = client.hold()
+        held = client.command("hold")
         refused = ClosedHold("native", "/push", "push", held.version)
         access = GroupAccess(living.name, directory=living.directory)
         revise_hold(access, lambda hold, _: structs.replace(hold, closed=refused), wait_s=10)
@@ -63,10 +63,10 @@ def test_a_hold_that_a_server_closed_before_it_was_killed_is_closed_to_all_that_
             process.wait()
     _, successor = start("third")
     with successor, living.controller() as controller:
-        for blind in (successor.release, lambda: controller.release(owner="http:native")):
+        for blind in (lambda: successor.command("release"), lambda: controller.release(owner="http:native")):
             with raising(errors.hold_closed):
                 blind()
-        assert successor.release(force=True).serving
+        assert successor.command("release", force=True).serving
 
 
 def test_one_request_that_is_asked_of_two_servers_at_once_is_one_command(start, living) -> None:
@@ -79,7 +79,7 @@ def test_one_request_that_is_asked_of_two_servers_at_once_is_one_command(start, 
 
             def asks(client, name: str, answers: list[object] = answers, barrier=together) -> None:
                 barrier.wait(10)
-                answers.append(client.update(2, force=True, request_id=name, wait_s=30))
+                answers.append(client.command("update", name, version=2, force=True, wait_s=30))
 
             asking = [threading.Thread(target=asks, args=(each, f"r{number}")) for each in (first, other)]
             for each in asking:
@@ -94,13 +94,13 @@ def test_one_request_that_is_asked_of_two_servers_at_once_is_one_command(start, 
 def test_the_group_ends_what_a_killed_server_began_and_the_next_one_knows(start, living) -> None:
     first, client = start()
     with client:
-        client.hold(request_id="pause")
+        client.command("hold", "pause")
         living.order(0, "write", "hold")
         ended = []
 
         def update() -> None:
             try:
-                client.update(2, request_id="two", wait_s=0)
+                client.command("update", "two", version=2, wait_s=0)
             except wsm.WsmError as error:
                 ended.append(error.code)
 
@@ -116,9 +116,9 @@ def test_the_group_ends_what_a_killed_server_began_and_the_next_one_knows(start,
     with successor:
         assert successor.request("pause")["state"] == "succeeded"
         assert successor.request("two")["state"] == "lost"
-        again = successor.update(2, request_id="two", wait_s=30)
+        again = successor.command("update", "two", version=2, wait_s=30)
         assert (again.version, again.hold.owner) == ("2", "http:native")
         assert successor.request("two")["state"] == "succeeded"
-        assert successor.release().serving
+        assert successor.command("release").serving
     living.await_steps()
     living.assert_steps_are_pure()

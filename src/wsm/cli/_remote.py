@@ -53,9 +53,6 @@ def begin_remotely(client: Client, operation: str, **keywords: Any) -> Pending:
     request_id = asked.pop("request_id", None)
 
     def ask() -> Receipt:
-        if operation in ("commit", "abort"):
-            decide = client.commit if operation == "commit" else client.abort
-            return decide(request_id, **asked)
         return client.command("prepare" if operation == "lease" else operation, request_id, **asked)
 
     return Pending(request_id or "", lambda: None).carry_out(ask)

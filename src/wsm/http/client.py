@@ -47,11 +47,13 @@ class _Asking:
         deadline_s = keywords.get("deadline_s") or _DEADLINES.get(operation, 60.0)
         waits_s = keywords.get("wait_s") or deadline_s
         seconds = deadline_s + waits_s + (keywords.get("settle_s") or 30.0) + _MARGIN_S
+        decides = operation in ("commit", "abort")
+        said = {**keywords, "request_id": request_id} if decides else keywords
         return {
             "method": "POST",
             "url": f"/wsm/v1/{operation}",
-            "content": json_bytes(plain_arguments(keywords)),
-            "headers": {} if request_id is None else {"Idempotency-Key": request_id},
+            "content": json_bytes(plain_arguments(said)),
+            "headers": {} if decides or request_id is None else {"Idempotency-Key": request_id},
             "timeout": httpx.Timeout(seconds, connect=10.0),
         }
 
@@ -89,9 +91,6 @@ class _Asking:
 class Client(_Asking):
     """Commands a group through a server of wsm. Blocks; safe for threads.
 
-    Each command takes the keywords of the method of that name of :class:`wsm.Controller`, and ``request_id``;
-    it returns the receipt, or raises the error that the group raised, by its own type.
-
     Parameters
     ----------
     url : str
@@ -120,44 +119,18 @@ class Client(_Asking):
         )
 
     def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
-        """Give one command, by its name."""
+        """Give one command; an error that the group raised is raised by its own type.
+
+        Parameters
+        ----------
+        operation : str
+            ``clear``, ``update``, ``hold``, ``release``, ``prepare``, ``commit`` or ``abort``.
+        request_id : str or None
+            The command's name, under which it is done once; of ``commit`` and ``abort`` the ``prepare``'s.
+        **keywords
+            Of the method of that name of :class:`wsm.Controller`; ``prepare`` is its ``lease``.
+        """
         return self._receipt(self._ask(**self._command(operation, request_id, keywords)))
-
-    def clear(self, *, request_id: str | None = None, **keywords: Any) -> Receipt:
-        """As :meth:`wsm.Controller.clear`."""
-        return self.command("clear", request_id, **keywords)
-
-    def update(
-        self, version: str | int | None = None, *, request_id: str | None = None, **keywords: Any
-    ) -> Receipt:
-        """As :meth:`wsm.Controller.update`."""
-        return self.command("update", request_id, version=version, **keywords)
-
-    def hold(self, *, request_id: str | None = None, **keywords: Any) -> Receipt:
-        """As :meth:`wsm.Controller.hold`; the hold is the native API's, whichever client asked."""
-        return self.command("hold", request_id, **keywords)
-
-    def release(self, *, request_id: str | None = None, **keywords: Any) -> Receipt:
-        """As :meth:`wsm.Controller.release`; `force` releases another's hold, and one that is closed."""
-        return self.command("release", request_id, **keywords)
-
-    def prepare(
-        self, version: str | int | None = None, *, request_id: str | None = None, **keywords: Any
-    ) -> Receipt:
-        """As :meth:`wsm.Controller.lease`: the decision belongs to the request id of the receipt."""
-        return self.command("prepare", request_id, version=version, **keywords)
-
-    def commit(self, request_id: str, **keywords: Any) -> Receipt:
-        """Serve what was prepared under that request id."""
-        return self._receipt(
-            self._ask(**self._command("commit", None, {"request_id": request_id, **keywords}))
-        )
-
-    def abort(self, request_id: str | None = None, **keywords: Any) -> Receipt:
-        """Take back what was prepared under that request id; None: whatever was."""
-        return self._receipt(
-            self._ask(**self._command("abort", None, {"request_id": request_id, **keywords}))
-        )
 
     def status(self) -> dict[str, Any]:
         """Return what ``wsm status --json`` prints."""
@@ -235,22 +208,21 @@ class AsyncClient(_Asking):
         )
 
     async def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
-        """Give one command, by its name: ``clear``, ``update``, ``hold``, ``release``, ``prepare``."""
+        """As :meth:`Client.command`."""
         return self._receipt(await self._ask(**self._command(operation, request_id, keywords)))
-
-    async def commit(self, request_id: str, **keywords: Any) -> Receipt:
-        """Serve what was prepared under that request id."""
-        asked = self._command("commit", None, {"request_id": request_id, **keywords})
-        return self._receipt(await self._ask(**asked))
-
-    async def abort(self, request_id: str | None = None, **keywords: Any) -> Receipt:
-        """Take back what was prepared under that request id; None: whatever was."""
-        asked = self._command("abort", None, {"request_id": request_id, **keywords})
-        return self._receipt(await self._ask(**asked))
 
     async def status(self) -> dict[str, Any]:
         """Return what ``wsm status --json`` prints."""
         return dict(self._content(await self._ask(method="GET", url="/wsm/v1/status")))
+
+    async def explain(self) -> dict[str, Any]:
+        """Return what ``wsm explain --json`` prints."""
+        return dict(self._content(await self._ask(method="GET", url="/wsm/v1/explain")))
+
+    async def ready(self) -> bool:
+        """Whether the group serves."""
+        answer = await self._ask(method="GET", url="/wsm/v1/ready")
+        return bool(self._content(answer, 503).get("serving"))
 
     async def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""
