@@ -7,7 +7,7 @@ weights that were left alone are those of the version that the group names.
 from __future__ import annotations
 
 from campaign.group import GroupUnderFault
-from campaign.operations import operation_of
+from campaign.operations import holds_half, operation_of
 from campaign.result import Result
 from wsm.receipt import Outcome
 
@@ -19,7 +19,7 @@ def repeat(name: str, group: GroupUnderFault, result: Result) -> None:
     if "tags" in (operation_of(name).options or {}):
         _ask_twice(name, group, result)
     status = group.status()
-    if result.problems or not status.holds_half or status.state != "NORMAL":
+    if result.problems or not holds_half(status) or status.state != "NORMAL":
         return
     held = status.version
     answer = group.command("wake-kv")

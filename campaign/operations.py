@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag, WeightState
 from wsm.status.facts import GroupStatus
 
 WEIGHTS, KV_CACHE = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
@@ -188,6 +188,11 @@ def operation_of(name: str) -> Operation:
     return OPERATIONS.get(name, Operation("update", Begin.SERVING))
 
 
+def holds_half(status: GroupStatus) -> bool:
+    """Whether all ranks hold the weights and no KV cache, or the other way round."""
+    return status.engine_state is WeightState.CLEARED and len(status.missing) == 1
+
+
 def outcome_of(status: GroupStatus, before: int | None, version: int | None) -> str:
     """Name where a group is, in the words of the endings.
 
@@ -204,7 +209,7 @@ def outcome_of(status: GroupStatus, before: int | None, version: int | None) -> 
         return {str(before): "old version", str(version): "new version"}.get(
             str(status.version), "another version"
         )
-    if status.holds_half:
+    if holds_half(status):
         (held,) = set(Tag) - status.missing
         return _ALONE[held]
     return status.state

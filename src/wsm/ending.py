@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import FrameType
 from typing import Final, TypeVar
@@ -152,16 +152,6 @@ def signals_raise() -> Iterator[None]:
         yield
 
 
-def asked_by(number: int) -> bool:
-    """Whether a signal asks this process to end: SIGHUP does not where ``nohup`` started it."""
-    return number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-
-
-def ending_signals() -> Sequence[signal.Signals]:
-    """Return the signals that ask this process to end."""
-    return [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if asked_by(number)]
-
-
 @contextlib.contextmanager
 def _terminal_watched(ending: Ending) -> Iterator[None]:
     """Let a terminal that closes count as SIGHUP, which the kernel gives to the session's leader alone.
@@ -199,7 +189,10 @@ def _handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[No
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, receive) for number in ending_signals()}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else ``nohup`` started this process
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, receive) for number in numbers}
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import click
@@ -13,10 +12,10 @@ from wsm.cli._remote import server_url, show_explanation
 from wsm.cli.journal import Story
 from wsm.errors import WsmError
 from wsm.signals.errors import SegmentMissingError
-from wsm.signals.lock_file import LockFile, open_lock_file
-from wsm.signals.names import lock_path, segment_path
+from wsm.signals.names import segment_path
 from wsm.signals.segment import SegmentImage
-from wsm.status import Explanation, GroupStatus, explain, facts_of_file, read_facts
+from wsm.status import Explanation, GroupStatus, explain, facts_of_file
+from wsm.status.reading import facts_with_locks
 from wsm.status.text import TRANSITIONS
 
 
@@ -74,8 +73,7 @@ def _explained(name: str) -> Explanation:
             raise
         except WsmError as error:
             return _readable(GroupStatus(name, problem=str(error)), FAILED)
-        with contextlib.closing(lock_file) if (lock_file := _locks(path)) else contextlib.nullcontext():
-            return explain(read_facts(name, image, lock_file=lock_file))
+        return explain(facts_with_locks(name, path, image))
 
 
 def _readable(facts: GroupStatus, exit_code: int) -> Explanation:
@@ -83,11 +81,3 @@ def _readable(facts: GroupStatus, exit_code: int) -> Explanation:
     if facts.problem:
         raise CommandEndedError(f"{explanation.group} {explanation.headline}", exit_code=exit_code)
     return explanation
-
-
-def _locks(path: Path) -> LockFile | None:
-    """Open the group's lock file, if it is there: the kernel knows who has the controller role."""
-    try:
-        return open_lock_file(lock_path(path))
-    except WsmError:
-        return None

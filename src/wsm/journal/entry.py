@@ -135,14 +135,8 @@ _DECODE = msgspec.json.Decoder(JournalEntry).decode
 
 def transition_entry(record: TransitionRecord, *, rank: int, wall_ns: int) -> JournalEntry:
     """Return the entry of a transition, at the time that the record carries."""
-    facts: dict[str, Any] = {
-        "machine": record.machine,
-        "source": record.source,
-        "event": record.event,
-        "dest": record.dest,
-        "guard": record.guard,
-        "cause": record.cause,
-    }
+    told = ("machine", "source", "event", "dest", "guard", "cause")
+    facts: dict[str, Any] = {name: getattr(record, name) for name in told}
     if not record.kv_kept:
         facts["kv_kept"] = False
     return JournalEntry(TRANSITION, record.at_ns, wall_ns, rank, record.epoch, record.sequence, facts)

@@ -105,9 +105,7 @@ class LineRing:
     def _kept(self, written: int) -> bytes:
         content = bytes(self._memory.bytes[self._begin : self._begin + RING_CAPACITY])
         place = written % RING_CAPACITY
-        kept = content[place:] + content[:place] if written > RING_CAPACITY else content[:place]
-        if written == RING_CAPACITY:
-            kept = content
+        kept = content[place:] + content[:place] if written >= RING_CAPACITY else content[:place]
         # What was written while we copied lies at the oldest end.
         overtaken = max(self._written() - RING_CAPACITY, 0) - max(written - RING_CAPACITY, 0)
         return kept[overtaken:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import threading
 import time
@@ -14,10 +13,10 @@ from wsm.clock import monotonic_ns
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.metrics.follow import Followed
 from wsm.metrics.history import ServerCounts
-from wsm.signals.lock_file import LockFile, open_lock_file
-from wsm.signals.names import check_name, lock_path, segment_path
+from wsm.signals.names import check_name, segment_path
 from wsm.signals.segment import SegmentImage, existing_groups
-from wsm.status import GroupStatus, read_facts
+from wsm.status import GroupStatus
+from wsm.status.reading import facts_with_locks
 from wsm.typed import typed_calls
 
 #: Whose names of metrics there are aliases for.
@@ -134,19 +133,7 @@ class Exporter:
         except WsmError as error:
             facts = GroupStatus(name, problem=str(error))
         else:
-            locks = _locks(path)
-            with contextlib.closing(locks) if locks else contextlib.nullcontext():
-                facts = read_facts(
-                    name, image, lock_file=locks, with_journal=False, known=self._known.get(name)
-                )
+            facts = facts_with_locks(name, path, image, with_journal=False, known=self._known.get(name))
             self._known[name] = facts
         followed.look(image)
         return facts, followed.history
-
-
-def _locks(path: Path) -> LockFile | None:
-    """Open the group's lock file, if it is there: the kernel knows who has the controller role."""
-    try:
-        return open_lock_file(lock_path(path))
-    except WsmError:
-        return None

@@ -522,11 +522,6 @@ class GroupStatus:
         """The tags that some rank lacks for serving."""
         return frozenset(tag for rank in self.ranks for tag in rank.resident.missing)
 
-    @property
-    def holds_half(self) -> bool:
-        """Whether all ranks hold the weights and no KV cache, or the other way round."""
-        return self.engine_state is WeightState.CLEARED and len(self.missing) == 1
-
     def to_mapping(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
         return {

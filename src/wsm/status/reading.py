@@ -5,6 +5,7 @@ Judges nothing, writes nothing, asks no process. Whatever is damaged becomes a f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,8 @@ from wsm.errors import WsmError
 from wsm.journal import entry as kinds
 from wsm.journal.entry import JournalEntry
 from wsm.report import AT_HAND_KIND, AtHand, FailureReport, RankReport
-from wsm.signals.lock_file import LockFile
+from wsm.signals.lock_file import LockFile, open_lock_file
+from wsm.signals.names import lock_path
 from wsm.signals.owner_settings import settings_in
 from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE, OWNER_BYTE
 from wsm.signals.presence import (
@@ -67,6 +69,27 @@ _NAMING = (StatusCode.DRAINING, StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 
 
 Source: TypeAlias = Segment | SegmentImage
+
+
+def facts_with_locks(
+    name: str,
+    path: Path,
+    image: SegmentImage,
+    *,
+    with_journal: bool = True,
+    known: GroupStatus | None = None,
+) -> GroupStatus:
+    """Read as :func:`read_facts`, with what the lock file beside the segment `path` says, if it is there.
+
+    The kernel knows who has the controller role.
+    """
+    with contextlib.ExitStack() as stack:
+        lock_file = None
+        with contextlib.suppress(WsmError):
+            lock_file = open_lock_file(lock_path(path))
+        if lock_file is not None:
+            stack.callback(lock_file.close)
+        return read_facts(name, image, lock_file=lock_file, with_journal=with_journal, known=known)
 
 
 def facts_of_file(name: str, path: Path) -> GroupStatus:

@@ -48,6 +48,9 @@ _TOLD = (
     *(kinds.COMMAND_OVER, kinds.RANK_LOST, kinds.RANK_REPLACED),
 )
 _LOOSE_ENDS = frozenset((kinds.ACTION_STARTED, kinds.ACTION_FINISHED, kinds.ACTION_FAILED))
+#: What is told of the group itself; the first three are not known where the command's word is damaged.
+_OF_COMMANDS = ("epoch", "sequence", "operation")
+_OF_GROUPS = ("version", "request_id", "controller_pid", "owner_pid", "supervisor_pid")
 _HEADINGS = ("rank", "pid", "life", "weights", "KV", "step", "code/sequence")
 
 
@@ -120,14 +123,8 @@ class Explanation:
         return {
             **msgspec.to_builtins(told),
             "transitions": [msgspec.structs.asdict(one) for one in self.transitions],
-            "epoch": self.facts.epoch or None,
-            "sequence": self.facts.sequence if self.facts.epoch else None,
-            "operation": self.facts.operation if self.facts.epoch else None,
-            "version": self.facts.committed.version,
-            "request_id": self.facts.request_id,
-            "controller_pid": self.facts.controller_pid,
-            "owner_pid": self.facts.owner_pid,
-            "supervisor_pid": self.facts.supervisor_pid,
+            **{name: getattr(self.facts, name) if self.facts.epoch else None for name in _OF_COMMANDS},
+            **{name: getattr(self.facts, name) for name in _OF_GROUPS},
             "damaged": list(self.facts.damaged),
             "ranks": [_rank_mapping(rank, self.facts) for rank in self.facts.ranks],
         }
