@@ -159,4 +159,4 @@ def test_the_native_api_takes_every_keyword_of_the_library_that_json_can_say() -
         parameters = set(wsm.Controller.__dict__[method].__signature__.parameters)
         assert parameters - {"self", "request_id", "still_wanted", "owner"} == set(
             BODIES[operation].__struct_fields__
-        ) - {"group"}
+        ) - {"group", "directory"}

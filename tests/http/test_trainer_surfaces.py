@@ -44,6 +44,18 @@ def said(answer: Any, status: int = 200) -> Any:
     return answer.json()
 
 
+def test_the_native_api_takes_a_directory_below_the_roots_that_its_surfaces_have(
+    surfaced: Callable[..., Any], make_front: Callable[..., Any]
+) -> None:
+    front = surfaced("vllm", adopt=lambda *asked: by_number(*asked)._replace(warning="its files are links"))
+    receipt = said(front.post("/wsm/v1/update", directory="/exchange/step_000002"))["receipt"]
+    assert (receipt["version"], receipt["warning"]) == ("2", "its files are links")
+    bad = said(front.post("/wsm/v1/update", directory="/exchange/other"), 422)
+    assert bad["error"]["code"] == "checkpoint-missing"
+    without = said(make_front().post("/wsm/v1/update", directory="/exchange/step_000002"), 409)
+    assert without["error"]["code"] == "no-adopt-root"
+
+
 def test_fastdeploys_pause_and_resume_are_idempotent_and_concurrent(surfaced: Callable[..., Any]) -> None:
     front = surfaced("fastdeploy")
 

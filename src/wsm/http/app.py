@@ -91,6 +91,7 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.commands = group
     app.state.rest = rest
+    app.state.adopt = next((each.adopt for each in surfaces if each.adopt is not None), None)
     app.router.default = _Rest(group, surfaces, rest)
     texts = {route.path for route in flags.values() if route.data}
     texts = texts.union(*(surface.data_paths for surface in surfaces))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from msgspec import structs
@@ -97,6 +97,38 @@ class Origin:
     def owner(self) -> str:
         """Whose the holds are that it asks for."""
         return f"{OWNERS}{self.surface}"
+
+
+class AdoptedDirectory(NamedTuple):
+    """A directory that ranks can load.
+
+    Parameters
+    ----------
+    label : str
+        Under which; where the label that was asked for names other content already, another that says so.
+    source : str or None
+        Names the content, path and digest: what failed once, and would fail again, is known by it. None:
+        its digest is not known here, so it may be other content each time.
+    warning : str or None
+        What its answer says besides: that the label was other content's, or that its files are links.
+    """
+
+    label: str
+    source: str | None
+    warning: str | None = None
+
+
+class AdoptDirectory(Protocol):
+    """Takes a trainer's directory in, so that its deletion is harmless. Blocks while it copies or digests."""
+
+    def __call__(self, directory: str, label: str | None) -> AdoptedDirectory:
+        """Return what ranks load; None for the label takes it from the directory's name.
+
+        Raises
+        ------
+        WsmError
+            If the directory is not below a declared root, or lacks what a version must have.
+        """
 
 
 @typed_calls
@@ -237,6 +269,24 @@ class Commands:
     def call(self, word: str, version: str) -> None:
         """Keep that a trainer calls a version so from now on. Blocks for a second at most."""
         self.kept.remember(_CALLED, word, version)
+
+    async def take_in(
+        self, adopt: AdoptDirectory | None, directory: str, label: str | None
+    ) -> AdoptedDirectory:
+        """Take a trainer's directory in, and keep what the trainer calls it.
+
+        Raises
+        ------
+        RefusedError
+            If there is nothing that adopts (code ``no-adopt-root``).
+        WsmError
+            As :class:`AdoptDirectory`.
+        """
+        if adopt is None:
+            raise errors.no_directories(directory=directory)
+        adopted = await asyncio.to_thread(adopt, directory, label)
+        await asyncio.to_thread(self.call, label or asked_label(adopted.label), adopted.label)
+        return adopted
 
     def called(self, word: str) -> str:
         """Return the version that a trainer called so last."""

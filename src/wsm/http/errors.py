@@ -17,6 +17,15 @@ def admission_closed(*, why: str) -> RefusedError:
     return RefusedError(f"no request is admitted now: {why}; ask again later")
 
 
+@coded("no-adopt-root")
+def no_directories(*, directory: str) -> RefusedError:
+    """A path is sent to a server that takes in no directories."""
+    return RefusedError(
+        f"the directory {directory!r} is not taken in: this server has no root for directories; start it "
+        "with --adopt-root, or name a published version"
+    )
+
+
 @coded("request-id-used")
 def request_id_used(*, request_id: str, operation: str) -> RefusedError:
     """An idempotency key names another request."""

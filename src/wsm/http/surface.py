@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wsm.http.answers import HttpAnswer
-from wsm.http.commands import Commands
+from wsm.http.commands import AdoptDirectory, Commands
 from wsm.typed import typed
 
 #: Paths whose GET only reads, whichever surface answers it.
@@ -81,6 +81,8 @@ class Surface:
         Answers ``GET /health`` where this surface is the primary one; None: as any.
     failed : callable or None
         From the answer to an error as any surface gives it (:func:`wsm.http.answers.failed`) to its own.
+    adopt : AdoptDirectory or None
+        Takes directories in, for its verbs and for the native API; None: paths are refused.
     """
 
     name: str
@@ -89,3 +91,4 @@ class Surface:
     data_paths: frozenset[str] = frozenset()
     health: Handler | None = None
     failed: Callable[[HttpAnswer], HttpAnswer] | None = None
+    adopt: AdoptDirectory | None = None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
+from msgspec import structs
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from wsm.http.native._openapi import document
 from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, ReadyAnswer, body_of
 from wsm.http.surface import SurfaceRoute
 from wsm.metrics import Exporter
+from wsm.receipt import Receipt
 
 #: The surface that the native API's own holds belong to.
 NATIVE: Final = "native"
@@ -36,9 +38,18 @@ def _command(operation: str) -> Callable[[Request, Commands], Any]:
         origin = origin_of(request, NATIVE)
         if operation in ("commit", "abort"):
             asked["prepared"] = asked.pop("request_id", None)
+        warning: str | None = None
+        directory = asked.pop("directory", None)
+        if directory is not None:
+            label = asked.pop("version", None)
+            adopt = request.app.state.adopt
+            adopted = await commands.take_in(adopt, directory, None if label is None else str(label))
+            asked["version"], asked["source"], warning = adopted
         if "respond-async" in request.headers.get("prefer", ""):
             return await _begun(commands, operation, origin, asked)
-        return succeeded(await getattr(commands, operation)(origin, **asked))
+        receipt: Receipt = await getattr(commands, operation)(origin, **asked)
+        said = [each for each in (receipt.warning, warning) if each is not None]
+        return succeeded(structs.replace(receipt, warning="; ".join(said) or None))
 
     command.__doc__ = f"""Ask the group to {operation}; the answer is the receipt."""
     return command

@@ -83,6 +83,7 @@ class UpdateBody(ClearBody):
     """Of ``update``."""
 
     version: Text | int | None = None
+    directory: Text | None = None
     hot: bool | None = None
     hot_fallback: HotFallback | None = None
     force: bool | None = None

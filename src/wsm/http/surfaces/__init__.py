@@ -23,11 +23,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from wsm.http.commands import AdoptDirectory, AdoptedDirectory
 from wsm.http.surface import Surface
 from wsm.http.surfaces import areal, fastdeploy, prime_rl, sglang, vllm
 from wsm.http.surfaces._surface_options import (
-    AdoptDirectory,
-    AdoptedDirectory,
     OpenRequests,
     SurfaceOptions,
     adopting,

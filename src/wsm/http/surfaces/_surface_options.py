@@ -6,42 +6,11 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from wsm.http.commands import AdoptDirectory, AdoptedDirectory
 from wsm.strategies.adopt.adopt import AdoptSettings, adopt
 from wsm.strategies.adopt.record import stands_as_adopted
-
-
-class AdoptedDirectory(NamedTuple):
-    """A directory that ranks can load.
-
-    Parameters
-    ----------
-    label : str
-        Under which; where the label that was asked for names other content already, another that says so.
-    source : str or None
-        Names the content, path and digest: what failed once, and would fail again, is known by it. None:
-        its digest is not known here, so it may be other content each time.
-    warning : str or None
-        What its answer says besides: that the label was other content's, or that its files are links.
-    """
-
-    label: str
-    source: str | None
-    warning: str | None = None
-
-
-class AdoptDirectory(Protocol):
-    """Takes a trainer's directory in, so that its deletion is harmless. Blocks while it copies or digests."""
-
-    def __call__(self, directory: str, label: str | None) -> AdoptedDirectory:
-        """Return what ranks load; None for the label takes it from the directory's name.
-
-        Raises
-        ------
-        WsmError
-            If the directory is not below a declared root, or lacks what a version must have.
-        """
 
 
 def adopting(settings: AdoptSettings) -> AdoptDirectory:

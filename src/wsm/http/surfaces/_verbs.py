@@ -21,13 +21,13 @@ from wsm.errors import RefusedError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers, status_of
 from wsm.http.bodies import Fields
-from wsm.http.commands import Commands, Origin
+from wsm.http.commands import AdoptedDirectory, Commands, Origin
 from wsm.http.surface import Handler
 from wsm.http.surfaces import errors
 from wsm.http.surfaces._parts import UpdateInParts
 from wsm.http.surfaces._pausing import Flush, Pause, flush_of
 from wsm.http.surfaces._refusals import Refusal
-from wsm.http.surfaces._surface_options import AdoptedDirectory, SurfaceOptions
+from wsm.http.surfaces._surface_options import SurfaceOptions
 from wsm.receipt import Receipt
 from wsm.states.holding import ClosedBy
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, KVState, OnLease, Tag
@@ -405,12 +405,7 @@ class Verbs:
         return await self.pull(commands, directory, came_from, number)
 
     async def _adopt(self, commands: Commands, directory: str, label: str | None) -> AdoptedDirectory:
-        if self.options.adopt is None:
-            raise errors.no_directories(directory=directory)
-        adopted = await asyncio.to_thread(self.options.adopt, directory, label)
-        word = label or asked_label(adopted.label)
-        await asyncio.to_thread(commands.call, word, adopted.label)
-        return adopted
+        return await commands.take_in(self.options.adopt, directory, label)
 
     # What cannot be honoured --------------------------------------------------------------------------------
 

@@ -58,4 +58,4 @@ def surface(options: SurfaceOptions) -> Surface:
         "GET /v1/models": shared.verbs.models,
         **{f"POST {verb}": shared.verbs.refusing(refusal) for verb, refusal in _refusals.AREAL.items()},
     }
-    return Surface("areal", routes_of(verbs), data_paths=DATA_PATHS, failed=failure_of)
+    return Surface("areal", routes_of(verbs), data_paths=DATA_PATHS, failed=failure_of, adopt=options.adopt)

@@ -5,15 +5,6 @@ from __future__ import annotations
 from wsm.errors import GroupError, RefusedError, coded
 
 
-@coded("no-adopt-root")
-def no_directories(*, directory: str) -> RefusedError:
-    """A path is sent to a server that takes in no directories."""
-    return RefusedError(
-        f"the directory {directory!r} is not taken in: this server has no root for directories; start it "
-        "with --adopt-root, or name a published version"
-    )
-
-
 def no_update_begun(*, verb: str, begin: str) -> RefusedError:
     """A part of an update in parts comes without its beginning."""
     return RefusedError(

@@ -333,4 +333,5 @@ def surface(options: SurfaceOptions) -> Surface:
         data_paths=DATA_PATHS,
         health=made.health,
         failed=failure_of,
+        adopt=options.adopt,
     )

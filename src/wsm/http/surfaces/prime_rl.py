@@ -42,4 +42,6 @@ def surface(options: SurfaceOptions) -> Surface:
             )
         },
     }
-    return Surface("prime-rl", routes_of(verbs), data_paths=DATA_PATHS, failed=failure_of)
+    return Surface(
+        "prime-rl", routes_of(verbs), data_paths=DATA_PATHS, failed=failure_of, adopt=options.adopt
+    )

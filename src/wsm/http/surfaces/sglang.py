@@ -282,4 +282,5 @@ def surface(options: SurfaceOptions) -> Surface:
         tuple(verb_route(method, path, verb) for methods, path, verb in routes for method in methods.split()),
         data_paths=DATA_PATHS,
         failed=failure_of,
+        adopt=options.adopt,
     )

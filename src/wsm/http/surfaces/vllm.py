@@ -59,4 +59,4 @@ def surface(options: SurfaceOptions) -> Surface:
         "GET /v1/models": made.verbs.models,
         **{f"POST {verb}": made.verbs.refusing(refusal) for verb, refusal in _refusals.VLLM.items()},
     }
-    return Surface("vllm", routes_of(verbs), data_paths=DATA_PATHS, failed=failure_of)
+    return Surface("vllm", routes_of(verbs), data_paths=DATA_PATHS, failed=failure_of, adopt=options.adopt)
