@@ -6,6 +6,7 @@
 #   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load (17 minutes)
 #   make nightly   make test and all long ones; .ci/run plays half of the long ones, which turns with the date
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
+#   make test-torch  the tests of engines of torch, in an environment of its own (downloads torch once)
 #   make test-gpu  the tests that need a GPU, on a machine that has one; GPU_PYTHON=/path/to/python for another paddle
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (about an hour, 2 x 6 GiB; needs spin and gcc)
@@ -55,10 +56,12 @@ GPU_WHEEL_SUPPORTED := (3, 10) <= sys.version_info[:2] <= (3, 12)
 GPU_WHEEL_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.12 python3.11 python3.10; do \
 	"$$candidate" -c 'import sys; sys.exit(not ($(GPU_WHEEL_SUPPORTED)))' 2>/dev/null && echo "$$candidate" && break; done)
 
+TORCH := .venv-torch
+
 # The interpreter whose paddle is built with CUDA, and has pytest beside it.
 GPU_PYTHON ?= $(GPU_WHEEL)/bin/python
 
-.PHONY: help install demo test test-slow nightly test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
+.PHONY: help install demo test test-slow nightly test-torch test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -87,6 +90,17 @@ test-slow: $(STAMP)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow $(ARGUMENTS) </dev/null
 
 nightly: test test-slow
+
+test-torch: $(TORCH)/.installed
+	@$(TORCH)/bin/python -m pytest $(ARGUMENTS) tests/torch </dev/null
+
+$(TORCH)/.installed: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "wsm needs Python 3.10 to 3.13, and none is on PATH" >&2; exit 1; }
+	@"$(TORCH)/bin/python" -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear $(TORCH)
+	@echo "installing torch and transformers into $(TORCH) (once)"
+	@"$(TORCH)/bin/python" -m pip install --quiet --constraint constraints.txt --editable '.[torch]' \
+		transformers hypothesis psutil pytest pytest-timeout </dev/null
+	@touch $@
 
 test-gpu-wheel: $(GPU_WHEEL)/.installed
 	@PYTHONPATH=src $(GPU_WHEEL)/bin/python -m pytest -p tests.gpu_wheel.plugin -m "not slow" $(ARGUMENTS) </dev/null
@@ -138,5 +152,5 @@ diagrams: $(STAMP)
 	@$(BIN)/python -m drawing
 
 clean:
-	rm -rf $(VENV) $(GPU_WHEEL) site demo-out fuzz-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_WHEEL) $(TORCH) site demo-out fuzz-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench campaign drawing examples explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +

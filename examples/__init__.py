@@ -6,5 +6,6 @@ package      what it is
 rollout      a reference engine: a small tensor-parallel language model on paddle that lives under wsm
 demo         a training loop with reinforcement learning on a live group of that engine
 commands     the command lines of both
+torch_loop   the loop of one rank around transformers' ``generate``
 ===========  ==========================================================================================
 """

@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         f"strategies.{name}"
         for name in ("tensor", "digest", "transposing", "paddle_dtypes", "checkpoint_models")
     },
+    "torch": CORE | {"actions", "strategies"},
     "config": FOUNDATION | {"config_reading", "states", "signals", "actions", "strategies"},
     "config_reading": FOUNDATION,
     "printable": set(),
@@ -103,7 +104,10 @@ APPLICATIONS = ("metrics", "fastdeploy", "http", "cli", "__main__")
 MAY_NEED_PADDLE = ("actions.backends",)
 
 #: Strategies that may need paddle, also inside functions only.
-FOREIGN_HEAVY = ("paddle", "mooncake", "zmq")
+FOREIGN_HEAVY = ("paddle", "torch", "mooncake", "zmq")
+
+#: The part that is imported only by an engine of torch.
+MAY_NEED_TORCH = "torch"
 
 #: What other packages reach by the names in the registry, and in wsm.strategies, alone.
 NAMED_ONLY = ("strategies.mooncake", "strategies.delta")
@@ -270,6 +274,7 @@ def test_heavy_packages_are_imported_lazily_outside_the_parts_that_are_made_of_t
         f"wsm.{module} imports {package} when it is imported"
         for module, tree in modules()
         if not is_within(module, set(MAY_NEED_PADDLE))
+        and not (package == "torch" and is_within(module, {MAY_NEED_TORCH}))
         and (package, module) != ("zmq", MAY_NEED_ZMQ)
         and any(own_part(name) == package for name in imported_at_once(tree))
     ]
@@ -282,6 +287,13 @@ def test_paddle_is_only_used_where_the_design_allows_it() -> None:
     }
     allowed = {*MAY_NEED_PADDLE, "strategies", "fastdeploy"}
     assert all(is_within(module, allowed) for module in users), sorted(users)
+
+
+def test_torch_is_imported_in_its_own_part_alone() -> None:
+    users = {
+        module for module, tree in modules() if any(own_part(name) == "torch" for name in imported(tree))
+    }
+    assert users == {"torch.memory", "torch.weights"}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ __main__                ``python -m wsm``
 cli                     the command line
 http                    groups commanded over HTTP, by trainers as they are and by programs
 fastdeploy              FastDeploy's weight manager, as a rank of a group
+torch                   weights and memory of an engine of torch, as surfaces
 testing                 what tests of an engine need
 config, config_reading  what a group is told, and how YAML and options are checked
 command                 what travels with a command
