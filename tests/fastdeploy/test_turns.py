@@ -333,6 +333,27 @@ def test_a_command_of_an_operator_ends_the_wish_for_an_update_that_failed(asked,
     assert (asked.left, asked.turn.holds()) == ([NORMAL], {1.0 if command == "hold" else 2.0})
 
 
+def test_a_wish_whose_turn_comes_behind_an_operators_command_is_looked_at_again(asked, monkeypatch):
+    asked.tries(1)
+    begun, held, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def start_late(thread):
+        if threading.current_thread() is asked.thread and not held.is_set():
+            run, thread.run = thread.run, lambda: held.wait(60) and run()
+            begun.set()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    assert begun.wait(60), "it is tried again"
+    with Controller(asked.turn.manager.group_name, directory=asked.turn.directory) as operator:
+        hold = operator.hold(owner="operator", in_flight=InFlightPolicy.ABORT, wait_s=60)
+        held.set()
+        eventually(lambda: asked.turn.word.read() == UPDATING)
+        assert operator.release(owner="operator", wait_s=60).sequence == hold.sequence + 1
+    asked.thread.join()
+    assert (asked.left, asked.turn.holds()) == ([NORMAL], {1.0})
+
+
 @pytest.mark.parametrize("mode", ["ipc_snapshot", "rsync"])
 def test_other_content_under_a_label_is_named_by_its_digest_in_status_permit_and_journal(make_turn, mode):
     turn = make_turn(mode)

@@ -201,7 +201,7 @@ class EngineBridge:
         gave, error = contract.given(asked, held, own=own), None
         try:
             if gave is not Given.NOTHING:
-                self._command(gave, words, asked)
+                self._command(gave, words, asked, (status.epoch, status.sequence))
         except (RoleBusyError, CommandWithdrawnError):
             return  # another command is under way, which may be the one that holds the words: look again
         except WsmError as raised:
@@ -227,15 +227,24 @@ class EngineBridge:
                     answered=answered,
                 )
 
-    def _command(self, gave: Given, words: list[EngineWord], asked: int) -> None:
-        """Do what is given, if the first word still asks it when it is this controller's turn."""
+    def _command(self, gave: Given, words: list[EngineWord], asked: int, last: tuple[int, int]) -> None:
+        """Do what is given, if the first word still asks it when it is this controller's turn.
+
+        A command that came behind the `last` one may have ended what the word wishes.
+        """
+
+        def wanted() -> bool:
+            status = self._controller.status()
+            same = words[0].read() == asked and (status.epoch, status.sequence) == last
+            return same and not self._closing.is_set()
+
         begin: Callable[..., Pending] = self._controller.begin_clear
         if gave is Given.UPDATE:
             begin = partial(self._controller.begin_update, force=True, on_failure=OnFailure.CLEAR)
         pending = begin(
             deadline_s=self._config.deadline_s,
             request_id=gave.request_id,
-            still_wanted=lambda: not self._closing.is_set() and words[0].read() == asked,
+            still_wanted=wanted,
         )
         self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
         self._pending = pending

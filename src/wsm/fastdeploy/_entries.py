@@ -551,7 +551,7 @@ class Deciding(Entries):
         given = contract.given(word, held_by(status), own=own)
         if not between_turns:
             self._say(word, over=False)
-        done = given is Given.NOTHING or self._command(given, word)
+        done = given is Given.NOTHING or self._command(given, word, (status.epoch, status.sequence))
         if done is None:
             return None
         status = self._controller.status()
@@ -571,11 +571,15 @@ class Deciding(Entries):
         self._log.info(log.ENGINE_WORD_ANSWERED, answer=WeightState(answer).name, answered=answered)
         return answer
 
-    def _command(self, given: Given, word: int) -> bool | None:
-        """Run the command that is given; return whether it is done, None: another one is, look again."""
+    def _command(self, given: Given, word: int, last: tuple[int, int]) -> bool | None:
+        """Run the command that is given; return whether it is done, None: another one is, look again.
+
+        A command that came behind the `last` one may have ended what the word wishes.
+        """
 
         def wanted() -> bool:
-            return self._now() == word
+            status = self._controller.status()
+            return self._now() == word and (status.epoch, status.sequence) == last
 
         pending = None
         try:
