@@ -26,12 +26,12 @@ from wsm.states.errors import CommandOpenError
 from wsm.states.holding import Answer, Hold
 from wsm.states.view import View
 from wsm.states.vocabulary import After, InFlightPolicy, Tag, sentence_of
-from wsm.states.words import CommandWord, Operation
+from wsm.states.words import Operation
 from wsm.status.facts import STOPPED, kill
 
 
-def require_able(group: GroupView, view: View, operation: Operation) -> CommandWord:
-    """Return the word of the next command, if the group can be given one; else refuse.
+def require_able(group: GroupView, view: View, operation: Operation) -> None:
+    """Refuse a command that the group cannot be given now.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
         status = group.status()
         raise outcome.ranks_lost(asked, lost, status.sentence(), " ".join(status.advice))
     try:
-        command = decide.next_command(view, operation)
+        decide.next_command(view, operation)
     except CommandOpenError as error:
         ranks, told = group.facts().ranks, error.context
         waiting = dict(told["waiting"])
@@ -67,7 +67,7 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
             operation=asked,
             place=loop,
         )
-    others = group.ranks_of_other_plans(command.epoch)
+    others = group.ranks_of_other_plans(view.command.epoch)
     if others:
         raise RefusedError(
             f"rank {', '.join(map(str, others))} derived other plans than rank 0; "
@@ -75,7 +75,6 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
             code="plans-differ",
             ranks=tuple(others),
         )
-    return command
 
 
 def require_numbers(view: View) -> None:

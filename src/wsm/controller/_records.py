@@ -84,9 +84,7 @@ def committed_by(
         hold = arguments.hold or group.hold(view) or UNKNOWN_HOLD
     if not loads(arguments):
         return structs.replace(group.committed(view), sequence=sequence, version=version, hold=hold)
-    reports: dict[int, RankReport] = {}
-    for report in _reports(group, view):
-        reports[report.rank] = report
+    reports = {report.rank: report for report in _reports(group, view)}
     digests, sets = set[str](), set[str | None]()
     for report in reports.values():
         if report.manifest_digest is not None:

@@ -30,7 +30,7 @@ from wsm.states.view import View
 from wsm.states.vocabulary import After, Tag
 from wsm.states.weights_word import Given
 from wsm.states.words import CommandWord, Operation, StatusCode
-from wsm.status.culprits import Situation, in_sentence
+from wsm.status.culprits import Situation, doings, in_sentence, late_ranks
 from wsm.status.facts import who, whose_processes
 from wsm.status.reading import read_journal
 
@@ -321,11 +321,10 @@ class Transaction(Kind):
 
     def _seen(self, view: View) -> Situation:
         """Keep what there is to be said of the ranks now, for the error that may come of it."""
-        watch = self._watch
-        late, doing = outcome.seen(self._group)
+        watch, facts = self._watch, self._group.facts()
         return Situation(
-            late=late,
-            doing=doing,
+            late=late_ranks(facts),
+            doing=doings(facts),
             lost=tuple(watch.lost),
             broken=outcome.broken(view, watch.lost),
             hangs=tuple(watch.hangs),
@@ -351,7 +350,7 @@ class Transaction(Kind):
         )
         if lost or view.command.operation.is_abort:
             return self._aborted()
-        decision, late = view.command.operation.name, outcome.seen(self._group)[0]
+        decision, late = view.command.operation.name, late_ranks(self._group.facts())
         waited_s = self._elapsed_s(self._decided_ns or self._began_ns)
         return UnsettledError(
             f"decided to {decision}, which is final; after {waited_s:.3g} s more, still waiting for "

@@ -321,11 +321,8 @@ class AbandonedCommands(Kind):
 
     def _cause(self, watched: _Watched, stopped: int | None) -> GroupError:
         deadline_s = None if watched.arguments is None else watched.arguments.deadline_s
-        sequence, pid, is_stopped = (
-            watched.key[1],
-            stopped or self._group.role.holder() or 0,
-            stopped is not None,
-        )
+        sequence, is_stopped = watched.key[1], stopped is not None
+        pid = stopped or self._group.role.holder() or 0
         process = f"process {pid}" if pid else "a process in another pid namespace"
         fix = go_on_or_end(pid, stopped=is_stopped, supervisor=self._group.role.is_supervisor(pid))
         return GroupError(

@@ -38,7 +38,7 @@ from wsm.report import WITHOUT_WEIGHTS, AtHand, FailureReport, RankReport, Repor
 from wsm.states import decide, epochs
 from wsm.states.view import View, any_broken
 from wsm.states.words import CommandWord, StatusCode, StatusWord
-from wsm.status.culprits import Culprit, Situation, blame, doings, in_sentence, late_ranks, late_then, overdue
+from wsm.status.culprits import Culprit, Situation, blame, in_sentence, late_then, overdue
 from wsm.status.facts import who, whose_processes
 
 #: Longest time between two looks at processes and actions, in seconds; most deaths are told at once.
@@ -183,12 +183,6 @@ def failed(group: GroupView, command: CommandWord) -> tuple[int, ...]:
     return tuple(found)
 
 
-def seen(group: GroupView) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the ranks that the open command waits for, and what each rank is doing that is not done."""
-    facts = group.facts()
-    return late_ranks(facts), doings(facts)
-
-
 def broken(view: View, ranks: Sequence[int]) -> tuple[int, ...]:
     """Return those of the ranks whose last step raised."""
     return tuple(rank for rank in ranks if any_broken(view.steps[rank : rank + 1], epoch=view.command.epoch))
@@ -304,7 +298,6 @@ def ranks_lost(operation: str, ranks: Sequence[int], now: str, advice: str) -> R
 
 
 def _then(advice: str) -> str:
-    """Put what to do behind a sentence."""
     return f"; {advice}" if advice else ""
 
 
