@@ -271,7 +271,7 @@ class Commands:
         self.kept.remember(_CALLED, word, version)
 
     async def take_in(
-        self, adopt: AdoptDirectory | None, directory: str, label: str | None
+        self, adopt: AdoptDirectory | None, directory: str | Path, label: str | None
     ) -> AdoptedDirectory:
         """Take a trainer's directory in, and keep what the trainer calls it.
 
@@ -283,8 +283,8 @@ class Commands:
             As :class:`AdoptDirectory`.
         """
         if adopt is None:
-            raise errors.no_directories(directory=directory)
-        adopted = await asyncio.to_thread(adopt, directory, label)
+            raise errors.no_directories(directory=str(directory))
+        adopted = await asyncio.to_thread(adopt, str(directory), label)
         await asyncio.to_thread(self.call, label or asked_label(adopted.label), adopted.label)
         return adopted
 
