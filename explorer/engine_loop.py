@@ -327,6 +327,7 @@ class _World:
             ranks=ranks,
             hold="hold" if now.hold else None,
             missing=frozenset(tag for rank in ranks for tag in rank.resident.missing),
+            epoch=1,
             sequence=self.sequence,
             operation="ABORT" if self.aborted else "COMMIT",
         )

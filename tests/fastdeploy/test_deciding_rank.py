@@ -61,7 +61,13 @@ def engine(tmp_path):
 def make_deciding(engine, tmp_path):
     """`make_deciding(worker)`: rank 0 with a real segment and word, and a controller of a group at rest."""
     status = SimpleNamespace(
-        over=True, engine_state=WeightState.NORMAL, hold=None, ranks=(), sequence=1, missing=frozenset()
+        over=True,
+        engine_state=WeightState.NORMAL,
+        hold=None,
+        ranks=(),
+        epoch=1,
+        sequence=1,
+        missing=frozenset(),
     )
     with own_group(WsmConfig(name="turns", ranks=1), directory=tmp_path) as segment:
         word = PartWord(engine.path.name.rpartition(".")[2], tmp_path)
