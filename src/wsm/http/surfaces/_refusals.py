@@ -62,20 +62,8 @@ class Reason(enum.Enum):
         "the action checksum or compare",
     )
 
-    @property
-    def word(self) -> str:
-        """A stable word for it."""
-        return str(self.value[0])
-
-    @property
-    def sentence(self) -> str:
-        """Why."""
-        return str(self.value[1])
-
-    @property
-    def instead(self) -> str:
-        """What to use instead."""
-        return str(self.value[2])
+    def __init__(self, word: str, sentence: str, instead: str) -> None:
+        self.word, self.sentence, self.instead = word, sentence, instead
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,11 @@ def missing_of(status: GroupStatus) -> frozenset[Tag]:
     return frozenset(tag for rank in status.ranks for tag in rank.resident.missing)
 
 
+def all_live(status: GroupStatus) -> bool:
+    """Whether no process of a rank is known to be stopped or gone."""
+    return bool(status.ranks) and all(rank.life in ("alive", "unknown") for rank in status.ranks)
+
+
 @final
 class Verbs:
     """The commands of one surface.

@@ -9,14 +9,14 @@ from wsm.http.commands import Commands
 from wsm.http.surface import Handler, Surface
 from wsm.http.surfaces import _refusals
 from wsm.http.surfaces._surface_options import SurfaceOptions
+from wsm.http.surfaces._verbs import all_live
 from wsm.http.surfaces._vllm_verbs import VllmVerbs
 from wsm.http.surfaces.vllm import DATA_PATHS, failure_of, routes_of
 
 
 async def _liveness(request: Request, commands: Commands) -> HttpAnswer:
     del request
-    status = await commands.status()
-    if bool(status.ranks) and all(rank.life in ("alive", "unknown") for rank in status.ranks):
+    if all_live(await commands.status()):
         return HttpAnswer(200, {"status": "ok"})
     return HttpAnswer(503, {"status": "engine_unresponsive"}, {"Retry-After": "1"})
 

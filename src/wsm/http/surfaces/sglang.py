@@ -19,7 +19,7 @@ from wsm.http.surfaces import _refusals, errors
 from wsm.http.surfaces._pausing import pause_of, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, fields, told
+from wsm.http.surfaces._verbs import Verbs, all_live, fields, told
 from wsm.status import GroupStatus
 
 #: Paths of the engine that ask for text.
@@ -221,8 +221,7 @@ class _Sglang:
 
     async def health_generate(self, request: Request, commands: Commands) -> HttpAnswer:
         del request
-        status = await commands.status()
-        lives = bool(status.ranks) and all(rank.life in ("alive", "unknown") for rank in status.ranks)
+        lives = all_live(await commands.status())
         return HttpAnswer(200 if lives else 503, None, {} if lives else {"Retry-After": "1"})
 
     async def workers(self, request: Request, commands: Commands) -> HttpAnswer:
