@@ -41,6 +41,7 @@ class Pending:
         self._future: Future[Receipt] = Future()
         self._written = threading.Event()
 
+    @typed
     def carry_out(self, work: Callable[[], Receipt], *, here: bool = False) -> Pending:
         """Let a thread do `work`, which returns the receipt or raises; does not block.
 
@@ -55,6 +56,7 @@ class Pending:
             return self
         return self.run(work)
 
+    @typed
     def run(self, work: Callable[[], Receipt]) -> Pending:
         """Do `work` in the calling thread, and take in how it ends."""
         futures = [self._future] if self.verdict is None else [self.verdict.prepared, self._future]
@@ -71,6 +73,7 @@ class Pending:
         self._written.set()
         return self
 
+    @typed
     def wrote(self, sequence: int) -> None:
         """Take in which command was written for it."""
         self.sequence = sequence
