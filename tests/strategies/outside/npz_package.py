@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-PAGE = Path(__file__).parents[3] / "docs" / "strategies.md"
+PAGE = Path(__file__).parents[3] / "docs" / "writing_a_strategy.md"
 
 
 def block(language: str) -> str:
     """The one block of code in that language on how a strategy is written."""
-    text = PAGE.read_text().partition("## Write one")[2]
-    (code,) = re.findall(rf"^ *```{language}\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    (code,) = re.findall(rf"^ *```{language}\n(.*?)^ *```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     return textwrap.dedent(code)
 
 
