@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import wsm
 from wsm.controller.errors import RankFailedError
 from wsm.strategies import publish_snapshot
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]  # imports alone take long on busy cores
 REPOSITORY = Path(__file__).parent.parent.parent
 PATIENCE_S = 60.0
 PROMPT = [1, 2, 3, 4, 5]
@@ -66,7 +67,7 @@ class Loop:
                 str(directory / "wsm.yaml"),
             ],
             cwd=REPOSITORY,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.said,
@@ -98,14 +99,11 @@ class Loop:
         return said["version"]
 
     def close(self):
+        self.process.send_signal(signal.SIGINT)  # which the group's segment does not outlive
+        self.process.wait(PATIENCE_S)
         self.process.stdin.close()
-        try:
-            self.process.wait(PATIENCE_S)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdout.close()
-            self.said.close()
+        self.process.stdout.close()
+        self.said.close()
 
 
 @pytest.fixture

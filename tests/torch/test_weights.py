@@ -251,6 +251,14 @@ def test_a_tensor_that_cannot_be_released_and_loaded_is_refused_by_name(unfit):
     assert caught.value.context["tensor"]
 
 
+def test_tensors_that_no_version_holds_stay_as_they_are():
+    model = small_model()
+    weights = TorchWeights(model, excluded=["steps", "fl*"])
+    assert not {"steps", "flags"} & set(weights.specs())
+    weights.release()
+    assert torch.equal(model.steps, torch.zeros(3, dtype=torch.int64))
+
+
 def test_several_modules_are_told_apart_by_their_prefixes():
     weights = TorchWeights({"": nn.Linear(2, 2), "draft.": nn.Linear(2, 2)})
     assert list(weights.specs()) == ["weight", "bias", "draft.weight", "draft.bias"]

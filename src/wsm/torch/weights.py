@@ -8,8 +8,9 @@ the host, one tensor at a time, and moved when it is complete.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,8 @@ class TorchWeights(_Tensors):
         The model, on its device and not released; or several by the prefix that their tensor names get.
         What counts is what ``state_dict()`` names: parameters and persistent buffers. A tensor that several
         names share is kept under the first, and `tied` maps the others to it.
+    excluded : collection of str
+        Patterns (:mod:`fnmatch`) of names that no version holds; those tensors stay as the module has them.
 
     Raises
     ------
@@ -134,7 +137,9 @@ class TorchWeights(_Tensors):
     :meth:`release`, and do not follow a flip.
     """
 
-    def __init__(self, modules: nn.Module | Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, modules: nn.Module | Mapping[str, nn.Module], *, excluded: Collection[str] = ()
+    ) -> None:
         self._places: dict[str, list[_Place]] = {}
         layouts: dict[str, _TensorLayout] = {}
         specs: dict[str, TensorSpec] = {}
@@ -144,6 +149,8 @@ class TorchWeights(_Tensors):
         for prefix, module in named.items():
             for inner, tensor in module.state_dict(keep_vars=True).items():
                 name = prefix + inner
+                if any(fnmatchcase(name, pattern) for pattern in excluded):
+                    continue
                 place = _place_of(module, inner, name, tensor)
                 layout = _TensorLayout.of(tensor)
                 same = (layout, tensor.data_ptr()) if tensor.numel() else id(tensor)
