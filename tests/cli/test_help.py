@@ -9,6 +9,7 @@ from command_line import Run
 
 COMMANDS = (
     "try",
+    "doctor",
     "rollout",
     "status",
     "explain",

@@ -8,6 +8,7 @@ module                    responsible for
 :mod:`.commanding`        ``wsm clear``, ``wsm update``, ``wsm hold``, ``wsm release``
 :mod:`._interruption`     Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
 :mod:`.trying`            ``wsm try``: a group of two processes, shown at work
+:mod:`.doctor`            ``wsm doctor``: what this host has of what wsm can use
 :mod:`.status`            ``wsm status``
 :mod:`._remote`           ``wsm --url``: a group that is commanded through its server
 :mod:`.serving`           ``wsm serve``

@@ -26,6 +26,7 @@ from wsm.ending import SignalReceived, signals_raise
 
 _COMMANDS: Final = {
     "try": LazyCommand("wsm.cli.trying", "trying", "Show a group at work, in some seconds."),
+    "doctor": LazyCommand("wsm.cli.doctor", "doctor", "Show what this host has, and what is missing."),
     "rollout": LazyCommand("wsm.cli.examples", "rollout", "Say where the reference engine is."),
     "status": LazyCommand("wsm.cli.status", "status", "Show what a group, or every group, is doing."),
     "explain": LazyCommand("wsm.cli.explain", "explain_command", "Say why a group does not serve."),
