@@ -7,5 +7,6 @@ rollout      a reference engine: a small tensor-parallel language model on paddl
 demo         a training loop with reinforcement learning on a live group of that engine
 commands     the command lines of both
 torch_loop   the loop of one rank around transformers' ``generate``
+vllm_loop    the same around vLLM's ``LLMEngine.step()``, in one process
 ===========  ==========================================================================================
 """
