@@ -90,8 +90,8 @@ class _Watched:
     `key`: its epoch and sequence. `since_ns`: when it was first seen, by the clock that its deadline is
     counted by. `arguments`: none if they are gone. `expired_at_s`: when the deadline was first seen to have
     passed, by the host's clock. `prepared_at_s`: when all were first seen to be PREPARED, by the host's
-    clock: a caller's lease counts from there. `hung_at_s`: since when its controller is seen not to go on, by
-    the host's clock; None: it does. `told`: what was logged about it last.
+    clock: a caller's lease counts from there. `hung`: which process has the controller role and does not go
+    on, and since when that is seen, by the host's clock; None: none. `told`: what was logged about it last.
     """
 
     key: tuple[int, int]
@@ -99,7 +99,7 @@ class _Watched:
     arguments: CommandArguments | None
     expired_at_s: float | None = None
     prepared_at_s: float | None = None
-    hung_at_s: float | None = None
+    hung: tuple[int, float] | None = None
     told: str = ""
 
 
@@ -310,11 +310,18 @@ class AbandonedCommands(Kind):
         return Role.STALLED if late or role.stopped_holder() is not None else Role.KEPT
 
     def _end_if_hung(self, watched: _Watched, limit_s: float) -> None:
-        """End the process that has the role, once it has been seen for that long not to go on."""
+        """End the process that has the role, once it has been seen for that long not to go on.
+
+        A process that takes the role of one that was ended, as a rank does, has that time for itself.
+        """
         facts, now_s = self._group.facts(), time.monotonic()
-        pid, hung = facts.controller_pid, facts.controller_hung
-        watched.hung_at_s = (watched.hung_at_s or now_s) if hung else None
-        if watched.hung_at_s is None or not pid or pid == os.getpid() or now_s - watched.hung_at_s < limit_s:
+        pid = facts.controller_pid
+        if not pid or not facts.controller_hung:
+            watched.hung = None
+            return
+        if watched.hung is None or watched.hung[0] != pid:
+            watched.hung = pid, now_s
+        if pid == os.getpid() or now_s - watched.hung[1] < limit_s:
             return
         if self._group.role.end_holder(pid):
             self._tell(watched, log.CONTROLLER_ENDED, pid=pid, unanswered_s=facts.controller_unanswered_s)
