@@ -1,4 +1,4 @@
-"""A process that has the controller role and does not go on is ended, and none that has just taken the role."""
+"""A process that has the controller role and does not go on is ended; one that has just taken it is not."""
 
 from __future__ import annotations
 
