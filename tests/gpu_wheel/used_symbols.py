@@ -68,6 +68,9 @@ def uses(attributes: frozenset[str]) -> list[Use]:
     """
     folders = ((SOURCE, SOURCE), (EXAMPLES.parent, EXAMPLES), (TESTS, TESTS / "gpu"))
     paths = [(root, path) for root, folder in folders for path in sorted(folder.rglob("*.py"))]
+    paths = [
+        (root, path) for root, path in paths if SOURCE / "torch" not in path.parents
+    ]  # of torch's objects
     trees = {
         str(path.relative_to(root)): (text, ast.parse(text))
         for root, path in paths

@@ -10,8 +10,9 @@ import platform
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import click
 
@@ -47,7 +48,8 @@ _LIBRARIES: Final = {
 _FEW_DESCRIPTORS: Final = 1024
 
 
-class HostFact(NamedTuple):
+@dataclass(frozen=True)
+class HostFact:
     """One thing that was looked at: `ok`, `missing` (a part is out of use) or `wrong` (no group can run)."""
 
     subject: str
@@ -76,7 +78,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         f"{each.state:<7}  {each.subject:<{width}}  {each.found}" + (f"; {each.fix}" if each.fix else "")
         for each in found
     ]
-    answer([each._asdict() for each in found], *lines, as_json=as_json)
+    answer([asdict(each) for each in found], *lines, as_json=as_json)
     if any(each.state == "wrong" for each in found):
         ctx.exit(1)
 
