@@ -105,7 +105,8 @@ class Documented:
                     self._controller = wsm.Controller(self.name)
                 except SegmentMissingError:
                     return False
-            return self._controller.status().over
+            now = self._controller.status()
+            return now.epoch > 0 and now.over  # its segment stands a moment before its first epoch
 
         self.until(attached)
         assert self._controller is not None
