@@ -19,7 +19,7 @@ from rich.table import Table
 from bench.loading_measure import Case, Loading, measure
 from bench.loading_model import Model
 from bench.measure import Unmeasured
-from wsm.actions.backends.paddle_memory import available_bytes
+from wsm.actions.backends.memory import available_bytes
 
 _MIB = 1 << 20
 

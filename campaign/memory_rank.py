@@ -30,7 +30,7 @@ from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
 from examples.rollout.model.sharding import shard_specs
 from examples.rollout.run_directory import CONFIG_FILE
 from wsm import log
-from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.backends.memory import HostMemory
 from wsm.actions.options import PlanOptions
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.segment import Segment

@@ -28,7 +28,7 @@ from examples.rollout.model.sampling import choose
 from examples.rollout.model.sharding import shard_specs
 from examples.rollout.model.transformer import Decoder, Mix, Weights, logits
 from examples.rollout.scheduler import Scheduler
-from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.backends.memory import HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.surfaces import GroupKind, ProcessGroupSurface
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from wsm.actions.backends.memory import DeviceMemory
 from wsm.actions.backends.paddle_groups import DeviceGroups
-from wsm.actions.backends.paddle_memory import DeviceMemory
 from wsm.actions.surfaces import GroupKind
 from wsm.errors import BadInputError, RefusedError
 

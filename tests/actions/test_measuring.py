@@ -13,7 +13,7 @@ import pytest
 from wsm.actions._caches import ReleaseAuxiliaryCache, ReleaseKVCache
 from wsm.actions._verify import DeclareCleared, VerifyCleared
 from wsm.actions._weights import PlanStagingMemory, ReleaseWeights
-from wsm.actions.backends.paddle_memory import HostMemory, available_bytes
+from wsm.actions.backends.memory import HostMemory, available_bytes
 from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import MemoryDrop, MemoryProof
 from wsm.receipt import Outcome, Receipt

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory, available_bytes
+from wsm.actions.backends.memory import DeviceMemory, HostMemory, available_bytes
 from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights
 from wsm.actions.measuring import resident_digest
 from wsm.actions.surfaces import AvailableMemory, StageableWeights

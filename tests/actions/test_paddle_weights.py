@@ -11,7 +11,7 @@ import pytest
 
 from wsm.actions._verify import VerifyLoaded
 from wsm.actions.backends import paddle_weights
-from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
+from wsm.actions.backends.memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights
 from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import AddressContract, MemoryDrop, resident_digest

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 from model_runners import Buffers, CacheTensor, ControlledRunner, Flags, Groups
 
-from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.backends.memory import HostMemory
 from wsm.actions.base import Loaded
 from wsm.actions.measuring import resident_digest
 from wsm.errors import WsmError

@@ -22,7 +22,7 @@ from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from model_runners import worker_config
 
 from tests.raising import raising
-from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.backends.memory import HostMemory
 from wsm.errors import WsmError
 from wsm.fastdeploy import DynamicWeightManager, _install, _models, errors
 from wsm.fastdeploy._membership import Membership

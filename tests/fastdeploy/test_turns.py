@@ -20,7 +20,7 @@ from living_group import eventually
 from model_runners import worker_config
 
 from wsm import log
-from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.backends.memory import HostMemory
 from wsm.controller import Controller
 from wsm.fastdeploy import DynamicWeightManager, _configuration
 from wsm.fastdeploy._control_calls import ControlRequest

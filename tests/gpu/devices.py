@@ -14,8 +14,8 @@ import paddle
 import psutil
 
 from tests.gpu import machine
+from wsm.actions.backends.memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_bytes import array_of
-from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import DeviceWeights
 from wsm.actions.surfaces import MemorySurface
 from wsm.strategies import SharedDeviceTensors, SharedTensors, TensorSpec

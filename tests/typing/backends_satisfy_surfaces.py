@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from wsm.actions.backends.memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_groups import DeviceGroups, PaddleGlooGroups
-from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights
 from wsm.actions.measuring import AddressedWeights
 from wsm.actions.surfaces import (

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TextIO
 
 import wsm
-from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.backends.memory import HostMemory
 from wsm.actions.measuring import resident_digest
 from wsm.actions.surfaces import GroupKind
 from wsm.config import config_from_mapping

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from wsm import log
-from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
+from wsm.actions.backends.memory import DeviceMemory, HostMemory
 from wsm.signals import fastdeploy
 from wsm.signals.fastdeploy import LiveSignal
 from wsm.strategies import TensorSpec

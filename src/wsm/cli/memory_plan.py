@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from wsm.actions.backends.paddle_memory import available_bytes
+from wsm.actions.backends.memory import available_bytes
 from wsm.cli._base import (
     FILE,
     FROM_0,

@@ -87,7 +87,7 @@ class LoopCall:
 
 def device_memory() -> MemorySurface:
     """Return the allocator of this process's device, or its host's where paddle sees none."""
-    from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory  # noqa: PLC0415 - they need paddle
+    from wsm.actions.backends.memory import DeviceMemory, HostMemory  # noqa: PLC0415 - they need paddle
 
     try:
         return DeviceMemory()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.backends.memory import HostMemory
 
 
 class TorchDeviceMemory:

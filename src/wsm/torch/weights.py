@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from wsm.actions.backends.paddle_bytes import unsupported_tensor
+from wsm.actions.backends import unsupported_tensor
 from wsm.errors import GroupError
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.trainer.torch_tensors import DTYPES_BY_NAME

@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from wsm import log
 from wsm.actions import measuring
-from wsm.actions.backends.paddle_memory import available_bytes
+from wsm.actions.backends.memory import available_bytes
 from wsm.actions.base import ActionContext, Loaded
 from wsm.actions.measuring import resident_digest, resident_tensors
 from wsm.actions.options import PlanOptions

@@ -9,7 +9,7 @@ import pytest
 
 from tests.raising import raising
 from wsm import log
-from wsm.actions.backends.paddle_memory import DeviceMemory
+from wsm.actions.backends.memory import DeviceMemory
 from wsm.command import CommandArguments
 from wsm.config import ConfigurationError, config_from_mapping
 from wsm.errors import BadInputError

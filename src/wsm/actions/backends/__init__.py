@@ -5,13 +5,14 @@ module                   behind it
 =======================  ===================================================================================
 :mod:`.paddle_weights`   parameters of paddle layers on the host or on a device, and a second version
 :mod:`.model_loading`    models that take a checkpoint themselves, with the loader attributes of old ones
-:mod:`.paddle_memory`    what a process occupies, on the host and on a GPU, and what it may still take
+:mod:`.memory`           what a process occupies, on the host and on a GPU, and what it may still take
 :mod:`.paddle_groups`    communicators: Gloo's (with :mod:`._gloo_sockets`) and those of devices
 :mod:`.rendezvous`       where the members of a group find each other
 :mod:`.paddle_bytes`     a tensor's memory as bytes, the same on every build of paddle
 =======================  ===================================================================================
 
-None of them is imported here, since each brings paddle. Here is what names a call that a build lacks.
+None of them is imported here, since most bring paddle. Here is what names a call that a build lacks, and a
+tensor that a backend does not handle.
 """
 
 from __future__ import annotations
@@ -44,4 +45,16 @@ def call_missing(*, owner: str, call: str, needed_for: str) -> BadInputError:
         owner=owner,
         call=call,
         needed_for=needed_for,
+    )
+
+
+def unsupported_tensor(*, tensor: str, found: str, supported: str) -> BadInputError:
+    """Return the error of a model that holds a tensor which wsm cannot release and load."""
+    return BadInputError(
+        f"tensor {tensor!r} is {found}; this backend handles {supported}",
+        code="unsupported-tensor",
+        unfit=True,
+        tensor=tensor,
+        found=found,
+        supported=supported,
     )

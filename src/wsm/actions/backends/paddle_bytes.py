@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from wsm.errors import BadInputError, GroupError
+from wsm.actions.backends import unsupported_tensor
+from wsm.errors import GroupError
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 
 
@@ -117,18 +118,6 @@ def safetensors_name(tensor: Any, *, name: str) -> str:
 def carrier_name(paddle_dtype: str) -> str:
     """Return the dtype, known to numpy and paddle alike, that carries the bytes of `paddle_dtype`."""
     return _CARRIERS.get(paddle_dtype, paddle_dtype)
-
-
-def unsupported_tensor(*, tensor: str, found: str, supported: str) -> BadInputError:
-    """Return the error of a model that holds a tensor which wsm cannot release and load."""
-    return BadInputError(
-        f"tensor {tensor!r} is {found}; this backend handles {supported}",
-        code="unsupported-tensor",
-        unfit=True,
-        tensor=tensor,
-        found=found,
-        supported=supported,
-    )
 
 
 def adoption(*, tensor: str, found: str) -> GroupError:
