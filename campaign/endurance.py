@@ -107,7 +107,7 @@ def endure(kind: str, cycles: int, ranks: int = 2, *, ending: Ending | None = No
                     *(("clear", None), ("update", versions[cycle % 2])),
                     *(("hold", None), ("in_place", versions[(cycle + 1) % 2]), ("release", None)),
                 ):
-                    answer = group.command(operation, version)
+                    answer = group.command(operation, version, wait_s=1.0)  # the keeper may look just now
                     if answer.receipt is None:
                         raise RuntimeError(f"{operation} of cycle {cycle} failed: {answer.said}")
                 if cycle >= 0 and cycle % max(cycles // _SAMPLES, 1) == 0:

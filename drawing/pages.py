@@ -99,11 +99,16 @@ _PARTS = (
         ),
         "group",
     ),
-    ("6. A clear, word by word", "", "sequence_clear"),
-    ("7. An update, word by word", "", "sequence_update"),
-    ("8. A hot update, word by word", "", "sequence_hot_update"),
-    ("9. A rank is lost, and a new epoch begins", "", "sequence_rank_loss"),
-    ("10. The new epoch restores what was served", "", "sequence_restore"),
+    (
+        "6. One replica of a fleet, as its callers count it",
+        "STALE until proved: one event alone makes it READY, and silence takes that away.",
+        "fleet",
+    ),
+    ("7. A clear, word by word", "", "sequence_clear"),
+    ("8. An update, word by word", "", "sequence_update"),
+    ("9. A hot update, word by word", "", "sequence_hot_update"),
+    ("10. A rank is lost, and a new epoch begins", "", "sequence_rank_loss"),
+    ("11. The new epoch restores what was served", "", "sequence_restore"),
 )
 
 
@@ -119,7 +124,7 @@ def index_page(rendered: Mapping[str, str]) -> str:
     for title, text, name in _PARTS:
         parts += [f"## {title}", *([text] if text else []), f"```mermaid\n{rendered[f'{name}.mmd']}```"]
     parts += [
-        "## 11. The plans",
+        "## 12. The plans",
         (
             "Which actions run on which edge, in which order, and what each declares: deadline, undo, probe, "
             "votes. For an engine that has everything: [plans.md](plans.md). For your own: "

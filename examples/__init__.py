@@ -6,6 +6,7 @@ package      what it is
 rollout      a reference engine: a small tensor-parallel language model on paddle that lives under wsm
 demo         a training loop with reinforcement learning on a live group of that engine
 commands     the command lines of both
+numpy_loop   a whole engine of numpy under wsm, short enough for a page
 torch_loop   the loop of one rank around transformers' ``generate``
 vllm_loop    the same around vLLM's ``LLMEngine.step()``, in one process
 ===========  ==========================================================================================

@@ -1,4 +1,4 @@
-"""README's loop around transformers' ``generate``: ``python -m examples.torch_loop MODEL wsm.yaml``.
+"""README's loop around transformers' ``generate``: ``python -m examples.torch_loop MODEL wsm.yaml [DEVICE]``.
 
 Each line of standard input is a prompt of token ids, each line of output says which version answered.
 """
@@ -63,9 +63,9 @@ def read(prompts: Prompts) -> None:
     prompts.put("")
 
 
-def main(directory: str, configuration: str) -> None:
+def main(directory: str, configuration: str, device: str = "cpu") -> None:
     """Serve until standard input ends."""
-    engine = Engine(directory)
+    engine = Engine(directory, device)
     threading.Thread(target=read, args=[engine.requests], daemon=True).start()
     with wsm.Worker.from_config(configuration, engine, rank=0) as worker:
         while True:

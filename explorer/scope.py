@@ -189,7 +189,7 @@ class Survey(enum.Enum):
 
 
 _DAILY = _scopes(
-    "commands=2 steps=2 failures=1 give_ups=1 rank_crashes=1 operations=clear,update",
+    "commands=2 steps=1 failures=1 give_ups=1 rank_crashes=1 operations=clear,update",
     "commands=2 rank_crashes=1 controller_crashes=1",
     "fine=True rank_crashes=1 controller_crashes=1",
     "stale_reads=1 rank_crashes=1 give_ups=1",

@@ -19,7 +19,7 @@ from wsm.strategies.delta._blocks import Block, BlockKind
 from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import seal
-from wsm.strategies.ipc.metas import IpcMetas, TensorMeta
+from wsm.strategies.ipc.metas import IpcMetas, TensorPlace
 from wsm.strategies.promise import PromisedTensor, table_of
 from wsm.strategies.snapshot.manifest import PartEntry, ShardEntry, ShardManifest, VersionManifest
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split
@@ -81,15 +81,15 @@ def _version() -> VersionManifest:
 
 
 def _metas() -> IpcMetas:
-    return IpcMetas(
+    return IpcMetas.with_tensors(
+        [PromisedTensor(spec, _DIGEST) for spec in _SPECS],
         version="3",
         rank=0,
         world_size=2,
         publication="p",
         group=(shard_digest((spec, _DIGEST) for spec in _SPECS), _DIGEST),
         segments={"wsm-ipc.x": 192},
-        tensors=tuple(TensorMeta(spec, "wsm-ipc.x", 64 * index) for index, spec in enumerate(_SPECS)),
-        digests={spec.name: _DIGEST for spec in _SPECS},
+        places=tuple(TensorPlace("wsm-ipc.x", 64 * index) for index, _ in enumerate(_SPECS)),
     )
 
 

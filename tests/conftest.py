@@ -53,13 +53,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)  # when pytest has chosen by mark
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose tests that need a GPU only where their mark asks for them; refuse where there is none."""
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    on_gpu = {item: mark for item in items if (mark := item.get_closest_marker("gpu")) is not None}
     if "gpu" not in str(config.option.markexpr):
-        config.hook.pytest_deselected(items=on_gpu)
+        config.hook.pytest_deselected(items=list(on_gpu))
         items[:] = [item for item in items if item not in on_gpu]
-    elif on_gpu and (lacking := missing_for_gpu_tests()) is not None:
-        message = f"{len(on_gpu)} of the tests that were asked for need a GPU, and cannot run here: {lacking}"
-        raise pytest.UsageError(message)
+        return
+    for framework in {mark.kwargs.get("framework", "paddle") for mark in on_gpu.values()}:
+        if (lacking := missing_for_gpu_tests(framework)) is not None:
+            asked = f"{len(on_gpu)} of the tests that were asked for need a GPU"
+            raise pytest.UsageError(f"{asked}, and cannot run here: {lacking}")
 
 
 # A shell starts background jobs with Ctrl-C ignored, and every process that a test starts would inherit that.

@@ -57,6 +57,9 @@ MADE_OF = {
     "hypothesis": ("wsm.testing.hypothesis",),
     "uvicorn": ("wsm.http._serving",),
     "starlette": (
+        "wsm.fleet.member",
+        "wsm.fleet.replicas",
+        "wsm.fleet.rolling",
         "wsm.http",
         "wsm.http._serving",
         "wsm.http.answers",
@@ -98,3 +101,4 @@ MADE_OF = {
 
 #: The client is a part of the package that serves.
 MADE_OF["httpx"] = MADE_OF["starlette"]
+MADE_OF["starlette"] = (*MADE_OF["starlette"], "wsm.vllm.endpoint")

@@ -105,6 +105,7 @@ NEEDS = {
     ),
     "spin": Need("spin", _program("spin"), ("spin",)),
     "gcc": Need("gcc", _program("gcc"), ("gcc", "libc6-dev")),
+    "graphviz": Need("Graphviz", _program("dot"), ("graphviz",)),
     "openssl": Need("openssl", _program("openssl"), ("openssl",)),
     "libatomic": Need("libatomic", _library("libatomic.so.1"), ("libatomic1",)),
     "mounts": Need("mounts of their own", _succeeds(*OWN_MOUNTS, "true"), remedy=_NAMESPACES),

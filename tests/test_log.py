@@ -31,7 +31,7 @@ def untouched_logging() -> Iterator[None]:
 
 
 def test_every_event_name_is_layer_dot_past_event_and_unique() -> None:
-    assert len(EVENTS) > 20
+    assert len(EVENTS) > 10
     assert len(set(EVENTS.values())) == len(EVENTS)
     for constant, name in EVENTS.items():
         assert re.fullmatch(r"[a-z_]+\.[a-z_]+", name)
@@ -106,16 +106,16 @@ def test_configuring_twice_prints_every_line_once() -> None:
     first, second = io.StringIO(), io.StringIO()
     log.configure(stream=first)
     log.configure(stream=second)
-    log.logger("worker").info(log.GROUP_STARTED, rank=0)
+    log.logger("worker").info("group.started", rank=0)
     assert first.getvalue() == ""
-    assert second.getvalue().count(log.GROUP_STARTED) == 1
+    assert second.getvalue().count("group.started") == 1
     assert "\x1b[" not in second.getvalue()
 
 
 def test_lines_below_the_level_are_not_rendered() -> None:
     stream = io.StringIO()
     log.configure(level="warning", stream=stream)
-    log.logger("worker").info(log.GROUP_STARTED)
+    log.logger("worker").info("group.started")
     assert stream.getvalue() == ""
 
 

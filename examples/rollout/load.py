@@ -87,7 +87,7 @@ class LoadGenerator:
                 self._serve(client)
         except RolloutUnreachableError as error:
             if not error.retryable and not self._closing.is_set():
-                log.logger("rollout.load").error(log.LOAD_ENDED, error=str(error))
+                log.logger("rollout.load").error("load.ended", error=str(error))
             return error.retryable and not self._closing.is_set()
         return False
 

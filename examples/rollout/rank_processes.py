@@ -74,7 +74,7 @@ class RankProcesses:
         with contextlib.suppress(OSError):  # without a pidfd it is looked at now and then
             self._descriptors[rank] = os.pidfd_open(process.pid)
         if epoch > 1:
-            self._log.info(log.RANK_STARTED, rank=rank, pid=process.pid, epoch=epoch)
+            self._log.info("rank.started", rank=rank, pid=process.pid, epoch=epoch)
 
     def known(self) -> list[int]:
         """Return who has, or had, a process; the KV-cache process says what it is."""
@@ -140,7 +140,7 @@ class RankProcesses:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_S)
             if process.poll() is None:
-                self._log.warning(log.RANK_STOPPED, pid=process.pid, killed=True)
+                self._log.warning("rank.stopped", pid=process.pid, killed=True)
                 process.kill()
                 process.wait()
 

@@ -220,6 +220,6 @@ class RequestSocket:
     def _drop(self, connection: ClientConnection, why: str) -> None:
         if connection.socket.fileno() < 0:
             return
-        self._log.debug(log.CLIENT_GONE, why=why)
+        self._log.debug("client.gone", why=why)
         self._selector.unregister(connection.socket)
         connection.socket.close()

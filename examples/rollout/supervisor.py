@@ -132,7 +132,7 @@ class RolloutSupervisor:
             self._wait_until_attached()
             self._keep(segment, undo)
             receipt = self._boot(segment)
-            self._log.info(log.GROUP_STARTED, ranks=self.config.group.ranks, version=receipt.version)
+            self._log.info("group.started", ranks=self.config.group.ranks, version=receipt.version)
             self._host(hosted, undo)
             self._undo = undo.pop_all()
         return self
@@ -141,7 +141,7 @@ class RolloutSupervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._undo.close()
-        self._log.info(log.GROUP_STOPPED)
+        self._log.info("group.stopped")
 
     def client(self) -> RolloutClient:
         """Return a new connection to the group."""

@@ -21,8 +21,10 @@ traces                  commands as spans: for Perfetto, and for OpenTelemetry
 __main__                ``python -m wsm``
 cli                     the command line
 http                    groups commanded over HTTP, by trainers as they are and by programs
+fleet                   many groups brought to one version, over HTTP
 fastdeploy              FastDeploy's weight manager, as a rank of a group
 torch                   weights and memory of an engine of torch, as surfaces
+vllm                    updates inside vLLM: worker extension, and the server that asks its ranks
 testing                 what tests of an engine need
 config, config_reading  what a group is told, and how YAML and options are checked
 command                 what travels with a command

@@ -48,7 +48,7 @@ def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segm
         segment,
         OwnerSettings(kept_in, OnFailure(config.on_failure), configuration=_left_for_commands(config)),
     )
-    event = log.SEGMENT_ADOPTED if segment.adopted else log.SEGMENT_CREATED
+    event = "segment.adopted" if segment.adopted else "segment.created"
     log.logger("group", group=config.name).info(event, path=str(segment.path), run_id=segment.run_id)
     return segment
 

@@ -1,10 +1,11 @@
 """Structured logs: constant event names, context bound once, JSON or console on request.
 
-Every line that wsm logs is one of the events below plus keys (``rank``, ``epoch``, ``sequence`` and what the
-event is about), so that a search for ``action.failed`` finds all of them, whatever the wording of the day.
-Events go to the standard library's loggers ``wsm.*``; without :func:`configure` the host's own handlers and
-levels apply. structlog, slow to import, renders what :func:`configure` shows and is imported with its first
-line. Its global configuration is neither read nor changed.
+Every line that wsm logs is an event, ``LAYER.PAST_EVENT``, plus keys (``rank``, ``epoch``, ``sequence`` and
+what the event is about), so that a search for ``action.failed`` finds all of them, whatever the wording of
+the day. An event's name stands once in the sources: where it is said, or below. Events go to the standard
+library's loggers ``wsm.*``; without :func:`configure` the host's own handlers and levels apply. structlog,
+slow to import, renders what :func:`configure` shows and is imported with its first line. Its global
+configuration is neither read nor changed.
 """
 
 from __future__ import annotations
@@ -21,92 +22,21 @@ from wsm.printable import printable, printable_json, printable_lines
 if TYPE_CHECKING:
     from structlog.typing import Processor
 
-TRANSITION_COMMITTED: Final = "transition.committed"
-
-COMMAND_ISSUED: Final = "command.issued"
-COMMAND_SEEN: Final = "command.seen"
-COMMAND_DECIDED: Final = "command.decided"
+#: Events that are said at more than one place.
 COMMAND_FINISHED: Final = "command.finished"
 COMMAND_FAILED: Final = "command.failed"
-
-ACTION_STARTED: Final = "action.started"
-ACTION_FINISHED: Final = "action.finished"
 ACTION_FAILED: Final = "action.failed"
-ACTION_UNDONE: Final = "action.undone"
-
-ACTION_OVERDUE: Final = "action.overdue"
-
-STEP_BROKEN: Final = "step.broken"
 DEADLINE_EXPIRED: Final = "deadline.expired"
-
-SEGMENT_CREATED: Final = "segment.created"
-SEGMENT_ADOPTED: Final = "segment.adopted"
-SEGMENT_RECREATED: Final = "segment.recreated"
 DECISION_COMPLETED: Final = "decision.completed"
 RECORD_MISSING: Final = "record.missing"
 COMMAND_ABANDONED: Final = "command.abandoned"
-LEASE_RAN_OUT: Final = "lease.ran_out"
-LEASE_ENDED: Final = "lease.ended"
-LEASE_ENDED_EARLY: Final = "lease.ended_early"
-CONTROLLER_ENDED: Final = "controller.ended"
 CONTROLLER_STALLED: Final = "controller.stalled"
-EPOCH_BEGUN: Final = "epoch.begun"
-
 JOURNAL_ENDED: Final = "journal.ended"
-SPANS_NOT_TOLD: Final = "spans.not_told"
-RECEIPTS_ENDED: Final = "receipts.ended"
 REQUEST_FAILED: Final = "request.failed"
-HOLD_CLOSED: Final = "hold.closed"
-NETWORKS_TRUSTED: Final = "networks.trusted"
-PEER_REFUSED: Final = "peer.refused"
-VERB_UNSUPPORTED: Final = "verb.unsupported"
-
-ENGINE_WORD_SEEN: Final = "engine_word.seen"
 ENGINE_WORD_ANSWERED: Final = "engine_word.answered"
-ENGINE_WORD_CONFLICT: Final = "engine_word.conflict"
-
-ADOPTED: Final = "adopted"
-ADOPTIONS_UNREADABLE: Final = "adoptions.unreadable"
-VERSION_FILE_IGNORED: Final = "version_file.ignored"
-VERSION_FILE_READ_OTHERWISE: Final = "version_file.read_otherwise"
-TENSORS_IGNORED: Final = "tensors.ignored"
-SNAPSHOT_PART_IGNORED: Final = "snapshot.part_ignored"
-SNAPSHOT_PARTS_MISSING: Final = "snapshot.parts_missing"
-SNAPSHOT_RESLICED: Final = "snapshot.resliced"
-SNAPSHOT_SLICES_UNUSABLE: Final = "snapshot.slices_unusable"
 SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
-SNAPSHOT_REMOVED_UNDER_READERS: Final = "snapshot.removed_under_readers"
-SHARED_MEMORY_ORPHANED: Final = "shared_memory.orphaned"
-STREAM_MESSAGE_IGNORED: Final = "stream.message_ignored"
-ENGINE_REACHABLE: Final = "engine.reachable"
-MEMORY_WRITABLE: Final = "memory.writable"
 TRANSPORT_NOT_CLOSED: Final = "transport.not_closed"
-TRANSPORT_OPTION_UNKNOWN: Final = "transport.option_unknown"
-TRANSPORT_OPTION_UNUSED: Final = "transport.option_unused"
-TRANSPORT_OPTIONS_DROPPED: Final = "transport.options_dropped"
-TRANSFER_UNCHECKED: Final = "transfer.unchecked"
-VERSION_TRANSFERRED: Final = "version.transferred"
-
-GROUPS_INTERRUPTED: Final = "groups.interrupted"
-
-GROUP_STARTED: Final = "group.started"
-GROUP_STOPPED: Final = "group.stopped"
 RANK_LOST: Final = "rank.lost"
-RANK_STOPPED: Final = "rank.stopped"
-RANK_STARTED: Final = "rank.started"
-GROUP_RECOVERED: Final = "group.recovered"
-GROUP_RESTORE_FAILED: Final = "group.restore_failed"
-GROUP_NOT_RESTORED: Final = "group.not_restored"
-GROUP_FAULTED: Final = "group.faulted"
-GROUP_REPAIRED: Final = "group.repaired"
-GROUP_GIVEN_UP: Final = "group.given_up"
-LOAD_BEGUN: Final = "load.begun"
-LOAD_ENDED: Final = "load.ended"
-DELTA_ROUTE: Final = "delta.route"
-CLIENT_GONE: Final = "client.gone"
-FASTDEPLOY_SAYS: Final = "fastdeploy.says"
-PARAMETER_COPIED: Final = "parameter.copied"
-DEVICE_MEMORY: Final = "device.memory"
 MEMORY_MEASURED: Final = "memory.measured"
 
 #: The root of every logger of wsm; a host sets its level or handlers as for any library.

@@ -15,7 +15,7 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def printable_lines(text: str) -> str:
@@ -41,10 +41,6 @@ def size_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return counted(count, "byte")
-
-
-def _escaped(one: str) -> str:
-    return one.encode("unicode_escape").decode("ascii")
 
 
 def _json_escaped(one: str) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,16 +34,27 @@ MAX_REPORT_BYTES = 15 * 1024
 _MAX_TRACEBACK = 8 * 1024
 _MAX_MESSAGE = 2 * 1024
 
+_Kind = TypeVar("_Kind", bound="_Report")
+
 
 class ReportFormatError(BadInputError):
     """A rank's report is not what a worker of this build writes."""
 
-    def __init__(self, *, rank: int, problem: str) -> None:
-        super().__init__(
-            f"the report of rank {rank} is unusable: {problem}; run the same version of wsm everywhere",
-            rank=rank,
-            problem=problem,
-        )
+
+class _Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rank: int
+
+    @classmethod
+    def from_bytes(cls: type[_Kind], rank: int, data: bytes) -> _Kind:  # noqa: PYI019 - typing has no Self on 3.10
+        """Read it back; a ReportFormatError is raised for what is no such JSON object."""
+        try:
+            return decode(cls, data)
+        except PayloadError as error:
+            raise ReportFormatError(
+                f"the report of rank {rank} is unusable: {error}; run the same version of wsm everywhere",
+                rank=rank,
+                problem=str(error),
+            ) from error
 
 
 class ActionSeconds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +94,7 @@ class AtHand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return None
 
 
-class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RankReport(_Report, frozen=True, forbid_unknown_fields=True):
     """What one rank did for a command.
 
     Parameters
@@ -102,7 +113,6 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         process that has to complete it, and finds its arguments damaged. None: not said.
     """
 
-    rank: int
     version: str | None = None
     manifest_digest: str | None = None
     digest: str | None = None
@@ -125,16 +135,8 @@ class RankReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             data = encode(msgspec.structs.replace(self, facts={**facts, "left_out": left_out}))
         return data
 
-    @classmethod
-    def from_bytes(cls, rank: int, data: builtins.bytes) -> RankReport:
-        """Read it back; a ReportFormatError is raised for what is no such JSON object."""
-        try:
-            return decode(cls, data)
-        except PayloadError as error:
-            raise ReportFormatError(rank=rank, problem=str(error)) from error
 
-
-class FailureReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FailureReport(_Report, frozen=True, forbid_unknown_fields=True):
     """Why one rank failed or refused a command.
 
     Parameters
@@ -150,7 +152,6 @@ class FailureReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whether it says something of the weights that were to be loaded, and not of this rank.
     """
 
-    rank: int
     action: str
     error: str
     message: str
@@ -190,11 +191,3 @@ class FailureReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             kept = msgspec.structs.replace(kept, **shorter)
             data = encode(kept)
         return data
-
-    @classmethod
-    def from_bytes(cls, rank: int, data: builtins.bytes) -> FailureReport:
-        """Read it back; a ReportFormatError is raised for what is no such JSON object."""
-        try:
-            return decode(cls, data)
-        except PayloadError as error:
-            raise ReportFormatError(rank=rank, problem=str(error)) from error

@@ -72,7 +72,7 @@ def tell_command(entries: Iterable[JournalEntry], *, epoch: int, sequence: int, 
         if issued:
             _tell(issued[-1], mine, group)
     except Exception as error:  # noqa: BLE001 - it is of the application's SDK
-        log.logger("traces").warning(log.SPANS_NOT_TOLD, error=repr(error))
+        log.logger("traces").warning("spans.not_told", error=repr(error))
 
 
 def _tell(issued: JournalEntry, entries: Sequence[JournalEntry], group: str) -> None:

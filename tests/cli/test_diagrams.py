@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
+from wsm.cli.diagrams import pictures
+from wsm.states.vocabulary import WeightState
+
 ENGINE = """
 from wsm.testing import InMemoryRunner
 
@@ -39,6 +42,7 @@ def test_the_plans_of_ones_own_engine_are_drawn(
         "kv_cache.mmd",
         "admission.mmd",
         "command.mmd",
+        "fleet.mmd",
         "plans.md",
     }
     page = (tmp_path / "drawn" / "plans.md").read_text()
@@ -49,6 +53,26 @@ def test_the_plans_of_ones_own_engine_are_drawn(
     checked = wsm("diagrams", "--check", *named)
     assert checked.code == 0
     assert "plans of own_engine_to_draw:Engine" in checked.out
+
+
+@pytest.mark.needs("graphviz")
+def test_the_states_are_drawn_as_pictures(wsm: Run, tmp_path: Path) -> None:
+    ended = wsm("diagrams", "--svg", "--directory", tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    written = {path.name for path in tmp_path.iterdir()}
+    assert {f"{name}.svg" for name in pictures()} == {name for name in written if name.endswith(".svg")}
+    drawn = (tmp_path / "weights.svg").read_text()
+    assert all(f">{state.name}</text>" in drawn for state in WeightState)
+
+
+def test_without_graphviz_nothing_is_written_and_it_is_named(
+    wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ended = wsm("diagrams", "--svg", "--directory", tmp_path / "drawn")
+    assert ended.code == 2
+    assert "Graphviz" in ended.err
+    assert not (tmp_path / "drawn").exists()
 
 
 @pytest.mark.parametrize("where", ["no_such_module:Runner", "own_engine_to_draw_2:nothing", "nothing"])

@@ -21,6 +21,8 @@ COMMANDS = (
     "hold",
     "release",
     "serve",
+    "fleet",
+    "vllm",
     "demo",
     "inspect",
     "memory",

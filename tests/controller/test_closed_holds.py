@@ -17,7 +17,7 @@ from wsm.controller.group_view import GroupAccess
 from wsm.payload import convert
 from wsm.signals.errors import RoleBusyError
 from wsm.states import decide, holding
-from wsm.states.holding import Answer, ClosedBy, ClosedHold, Hold, LeaseEnd
+from wsm.states.holding import Answer, ClosedBy, ClosedHold, Hold
 from wsm.states.vocabulary import After, OnLease, Tag
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.testing import InMemoryRunner, LocalGroup, load_bytes
@@ -166,8 +166,7 @@ def test_what_a_closed_hold_lets_through() -> None:
     assert released(forced=False) is Answer.CLOSED
     assert released(forced=True) is Answer.COMMAND
     assert released(forced=True, missing=(Tag.WEIGHTS,)) is Answer.CANNOT_SERVE
-    end = holding.lease_end(hold, 10**12, held=True, is_over=True, whole=True, owed=False)
-    assert end is LeaseEnd.STAYS
+    assert not holding.lease_ends(hold, 10**12, held=True, is_over=True, whole=True, owed=False)
     assert holding.keeps_closed(hold, "6", loads=True, restores=False) is why
     assert holding.keeps_closed(hold, "7", loads=True, restores=True) is why
     assert holding.keeps_closed(hold, "7", loads=True, restores=False) is None

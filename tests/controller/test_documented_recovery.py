@@ -84,7 +84,7 @@ class Documented:
     def embed(self, page: str) -> None:
         """Write the ranks' program around the loop of a page."""
         first = one(blocks("docs/recovery.md", "python"), "end_with(supervisor)")
-        loop = one(blocks(page, "python"), "wsm.Worker.from_config")
+        loop = one(blocks(page, "python"), "runner.execute(batch, permit)")
         (self.directory / "rank.py").write_text(first + ENGINE + loop)
 
     def run(self, *arguments: str) -> subprocess.Popen[bytes]:

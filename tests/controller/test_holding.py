@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
@@ -176,7 +177,10 @@ def test_to_cancel_the_await_of_a_hold_leaves_it_and_to_give_it_up_aborts_it(gro
         with raising(asyncio.CancelledError):
             await task
 
+    told: list[dict[str, object]] = []
+
     async def cancel() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, said: told.append(said))
         group.order(1, "stop_admitting", "hold")
         await cancelled(controller.begin_hold(request_id="mine"))
         group.revoke(1, "stop_admitting")
@@ -193,4 +197,6 @@ def test_to_cancel_the_await_of_a_hold_leaves_it_and_to_give_it_up_aborts_it(gro
         assert controller.status().hold is None
 
     asyncio.run(cancel())
+    gc.collect()
+    assert not told, "an error that nobody took"
     group.await_steps()

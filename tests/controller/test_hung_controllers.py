@@ -14,6 +14,7 @@ from wsm.controller._drive import Drive
 from wsm.controller._transaction import Transaction
 from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.controller.group_view import GroupView
+from wsm.signals.liveness import ControllerRole
 from wsm.signals.segment import Segment
 from wsm.states.decide import all_prepared
 from wsm.states.group import Opens
@@ -67,6 +68,10 @@ def test_a_process_that_takes_the_role_of_one_that_was_ended_has_its_own_time(tm
     look = AbandonedCommands.look
     monkeypatch.setattr(AbandonedCommands, "look", lambda _: None)  # of the ranks
     monkeypatch.setattr(reading, "CONTROLLER_GRACE_S", 0.0)
+    ended, end_holder = [], ControllerRole.end_holder
+    monkeypatch.setattr(
+        ControllerRole, "end_holder", lambda role, pid: ended.append(pid) or end_holder(role, pid)
+    )
     with (
         LocalGroup(lambda _: InMemoryRunner([]), tmp_path) as group,
         Segment.attach("tested", directory=tmp_path) as segment,
@@ -85,15 +90,19 @@ def test_a_process_that_takes_the_role_of_one_that_was_ended_has_its_own_time(tm
         hung, next_one = (Holder("tested", str(tmp_path)) for _ in range(2))
         try:
             drive.release()
+            eventually(lambda: view.facts().controller_pid in (hung.process.pid, next_one.process.pid))
             if view.facts().controller_pid == next_one.process.pid:
                 hung, next_one = next_one, hung
             keeper = AbandonedCommands(segment, who="the keeper", end_hung_controller_s=1)
             assert hung.says() == "has it\n"
-            eventually(lambda: look(keeper) is None and hung.process.poll() is not None)
+            # Not one look more: before the next one has the role, the keeper would take it.
+            eventually(lambda: look(keeper) is None and ended)
+            assert ended == [hung.process.pid]
             assert next_one.says() == "has it\n"
             look(keeper)
             assert next_one.lives()
-            eventually(lambda: look(keeper) is None and next_one.process.poll() is not None)
+            eventually(lambda: look(keeper) is None and len(ended) > 1)
+            assert ended[1] == next_one.process.pid
         finally:
             hung.close()
             next_one.close()

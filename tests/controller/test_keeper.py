@@ -89,7 +89,7 @@ def hanging(kept_for, monkeypatch):
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_controller_that_does_not_go_on_is_ended_where_the_keeper_is_told_to(hanging, stopped):
-    kept, program = hanging(end_hung_controller_s=0.2)
+    kept, program = hanging(end_hung_controller_s=2 if stopped else 0.2)  # it is frozen before it is ended
     if stopped:
         program.freeze()
     eventually(program.has_ended)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from wsm.cli.diagrams import PLAN_MARK
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import LOOKS, OUTCOMES
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART, Chart
@@ -57,7 +58,7 @@ def test_a_plan_is_drawn_at_every_edge_that_runs_it(rendered: dict[str, str]) ->
                 rf"^    {row.source.name} --> {row.dest.name} : (.+)$", rendered[f"{name}.mmd"], re.MULTILINE
             )
             for plan in row.plans if row.dest in chart.working else ():
-                assert any(f"▸ {plan}" in edge.split("<br/>") for edge in edges), (row, plan)
+                assert any(f"{PLAN_MARK}{plan}" in edge.split("<br/>") for edge in edges), (row, plan)
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.machine.value)

@@ -26,6 +26,7 @@ FILES = {
     "command.md",
     "command.mmd",
     "group.md",
+    "fleet.mmd",
     "group.mmd",
     "plans.md",
     "transitions.md",

@@ -608,7 +608,7 @@ def a_helper_follows_a_decision_at_once():
 @fault("operations=update halves=True helpers=1 steps=0 starts=cleared")
 def a_helper_misses_who_was_fast():
     """A rank that is PREPARED without a vote is no sign for a helper that all stand."""
-    return {(view, "_ACCEPTED"): view._ACCEPTED - {StatusCode.PREPARED}}
+    return {(view, "ACCEPTED"): view.ACCEPTED - {StatusCode.PREPARED}}
 
 
 @fault("operations=update steps=0 starts=serving give_ups=1")
@@ -1082,13 +1082,13 @@ def what_cannot_serve_is_released():
 @fault("operations=hold,clear commands=2 steps=0 leases=1 starts=serving")
 def a_lease_serves_whatever_is_there():
     """A lease that has run out releases a group whose memory was taken."""
-    real = holding.lease_end
+    real = holding.lease_ends
 
     def asked_to_release(_hold: Any, *, held: bool, **_asked: Any) -> holding.Answer:
         return holding.Answer.COMMAND if held else holding.Answer.NOTHING
 
     return {
-        (holding, "lease_end"): lambda hold, now_ns, *, whole, **known: real(
+        (holding, "lease_ends"): lambda hold, now_ns, *, whole, **known: real(
             hold, now_ns, whole=True, **known
         ),
         (holding, "asked_to_release"): asked_to_release,
@@ -1099,7 +1099,7 @@ def a_lease_serves_whatever_is_there():
 @fault("operations=hold commands=1 steps=0 leases=1 starts=serving")
 def a_lease_that_ran_out_is_left_alone():
     """No process ends a hold whose owner does not come back."""
-    return {(holding, "lease_end"): lambda *_asked, **_known: holding.LeaseEnd.NOTHING}
+    return {(holding, "lease_ends"): lambda *_asked, **_known: False}
 
 
 @fault("operations=hold,update commands=2 steps=0 failures=1 halves=True starts=serving")
@@ -1227,12 +1227,12 @@ def a_lease_is_not_read_again():
 @fault("operations=hold commands=1 steps=0 leases=1 owners=True starts=serving")
 def a_lease_that_is_to_stay_serves():
     """What is to become of a hold when its lease runs out is not asked."""
-    real = holding.lease_end
+    real = holding.lease_ends
 
-    def lease_end(hold: Any, now_ns: int, **known: bool) -> holding.LeaseEnd:
+    def lease_ends(hold: Any, now_ns: int, **known: bool) -> bool:
         return real(hold and structs.replace(hold, on_lease=OnLease.SERVE), now_ns, **known)
 
-    return {(holding, "lease_end"): lease_end}
+    return {(holding, "lease_ends"): lease_ends}
 
 
 @fault("operations=hold,update commands=2 steps=0 requests=True starts=serving")

@@ -8,6 +8,7 @@ not know wsm.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,17 +31,19 @@ def missing_hardware() -> str | None:
     return None
 
 
-def missing_for_gpu_tests() -> str | None:
-    """Return what this machine, or the installed paddle, lacks for the tests that are marked ``gpu``."""
+def missing_for_gpu_tests(framework: str) -> str | None:
+    """Return what this machine, or the installed ``paddle`` or ``torch``, lacks for tests marked ``gpu``."""
     lacking = missing_hardware()
     if lacking is not None:
         return lacking
     try:
-        import paddle  # noqa: PLC0415 - the hardware is asked for first, and without it
+        module = importlib.import_module(framework)
     except ImportError as error:
-        return f"no paddle: {error}"
-    if not paddle.is_compiled_with_cuda():
-        return f"no CUDA in paddle: {paddle.__version__} of {sys.executable} is a CPU build"
+        return f"no {framework}: {error}"
+    # By name: what is read as an attribute here must be there in every build of paddle.
+    is_built = module.is_compiled_with_cuda() if framework == "paddle" else vars(module.version)["cuda"]
+    if not is_built:
+        return f"no CUDA in {framework}: {module.__version__} of {sys.executable} is a CPU build"
     return None
 
 

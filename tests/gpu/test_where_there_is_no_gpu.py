@@ -62,4 +62,4 @@ def test_the_program_that_is_asked_before_anything_is_installed_names_what_is_mi
 def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DRIVER", "libcuda-that-is-not-installed.so")
     assert machine.gpus() == 0
-    assert "libcuda-that-is-not-installed.so" in str(machine.missing_for_gpu_tests())
+    assert "libcuda-that-is-not-installed.so" in str(machine.missing_for_gpu_tests("paddle"))

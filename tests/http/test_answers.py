@@ -149,6 +149,7 @@ def test_every_bad_input_of_a_strategy_says_that_it_is_of_the_weights_unless_it_
     of_configuration = {
         *("bad-address", "bad-engine-settings", "bad-transport-option", "not-a-strategy"),
         *("transport-unknown", "unknown-strategy", "bad-names", "files-without-directory", "outside-roots"),
+        "bad-target",  # of a fleet: no rank has been asked for anything
     }
     told = dict(bad_inputs("strategies"))
     assert {code for code, unfit in told.items() if not unfit} == of_configuration

@@ -18,7 +18,7 @@ from examples.rollout.model.sharding import initial_state, shard
 from examples.rollout.supervisor import RolloutSupervisor
 from tests.leftovers import group_name
 from wsm.private_directory import private_directory
-from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind, engine_word_path
 from wsm.states.vocabulary import InFlightPolicy, WeightState
 from wsm.strategies import publish_snapshot
 
@@ -97,7 +97,7 @@ def test_fastdeploy_7951_gloo_groups_go_down_and_come_back_and_the_right_word_is
         assert rollout.controller.status().state == "CLEARED"
         word.store(int(WeightState.UPDATING))
         eventually(lambda: word.read() == WeightState.NORMAL)
-    assert not EngineWord.exists(EngineWordKind.WEIGHTS, 0)
+    assert not engine_word_path(EngineWordKind.WEIGHTS, 0).exists()
     assert rollout.controller.status().version == str(version)
     assert rollout.answers([1, 2, 3]) == (greedy(rollout.config, version, [1, 2, 3], 6), (str(version),) * 6)
 

@@ -149,4 +149,27 @@ MUTANTS = (
         "tests/controller/test_prepared.py::"
         "test_a_commit_that_is_said_after_the_lease_is_over_comes_too_late",
     ),
+    Mutant(
+        "a replica of a fleet lets text reach whatever it holds",
+        "http/app.py",
+        "    commands.require_allowed()\n",
+        "",
+        "tests/fleet/test_replica_decides.py::"
+        "test_what_is_held_and_not_allowed_takes_no_text_until_the_fleet_is_brought_to_it",
+    ),
+    Mutant(
+        "a replica of a fleet commits whatever stands prepared",
+        "http/commands.py",
+        "            self._require_the_fleets(prepared)\n",
+        "",
+        "tests/fleet/test_replica_decides.py::test_a_late_commit_of_what_is_allowed_no_longer_is_refused",
+    ),
+    Mutant(
+        "a store that shows no target any more takes back the one that is known",
+        "states/fleet.py",
+        "return known is None or (found is not None and found.generation >= known.generation)",
+        "return True",
+        "tests/fleet/test_replica_decides.py::"
+        "test_a_store_that_cannot_be_read_stops_no_replica_that_serves_what_is_allowed",
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wsm.states import holding
-from wsm.states.holding import Answer, Hold, LeaseEnd
+from wsm.states.holding import Answer, Hold
 from wsm.states.vocabulary import Admission, AdmissionEvent, After, InFlightPolicy, OnLease, Tag
 
 MINE = Hold("h1", "trainer")
@@ -86,20 +86,20 @@ def test_the_in_flight_policy_under_a_hold_is_the_holds_unless_the_command_says_
 @pytest.mark.parametrize(
     ("hold", "now_ns", "known", "due"),
     [
-        (LEASED, EXPIRED_NS, {}, LeaseEnd.RELEASE),
-        (LEASED, EXPIRED_NS, {"whole": False}, LeaseEnd.STAYS),
-        (LEASED, EXPIRED_NS, {"is_over": False}, LeaseEnd.WAIT),
-        (LEASED, EXPIRED_NS, {"whole": False, "owed": True}, LeaseEnd.WAIT),
-        (LEASED, EXPIRED_NS, {"held": False}, LeaseEnd.NOTHING),
-        (LEASED, 9 * 10**9, {}, LeaseEnd.NOTHING),
-        (MINE, EXPIRED_NS, {}, LeaseEnd.NOTHING),
-        (None, EXPIRED_NS, {}, LeaseEnd.NOTHING),
-        (Hold("h1", "trainer", lease_s=10.0), EXPIRED_NS, {}, LeaseEnd.STAYS),
-        (Hold("h1", "trainer", lease_s=10.0, renewed_ns=2 * 10**9), EXPIRED_NS, {}, LeaseEnd.NOTHING),
+        (LEASED, EXPIRED_NS, {}, True),
+        (LEASED, EXPIRED_NS, {"whole": False}, False),
+        (LEASED, EXPIRED_NS, {"is_over": False}, False),
+        (LEASED, EXPIRED_NS, {"whole": False, "owed": True}, False),
+        (LEASED, EXPIRED_NS, {"held": False}, False),
+        (LEASED, 9 * 10**9, {}, False),
+        (MINE, EXPIRED_NS, {}, False),
+        (None, EXPIRED_NS, {}, False),
+        (Hold("h1", "trainer", lease_s=10.0), EXPIRED_NS, {}, False),
+        (Hold("h1", "trainer", lease_s=10.0, renewed_ns=2 * 10**9), EXPIRED_NS, {}, False),
     ],
 )
 def test_a_lease_that_ran_out_serves_only_what_is_whole_and_waits_for_what_is_open(
-    hold: Hold | None, now_ns: int, known: dict[str, bool], due: LeaseEnd
+    hold: Hold | None, now_ns: int, known: dict[str, bool], due: bool
 ) -> None:
     usual = {"held": True, "is_over": True, "whole": True, "owed": False}
-    assert holding.lease_end(hold, now_ns, **(usual | known)) is due
+    assert holding.lease_ends(hold, now_ns, **(usual | known)) is due

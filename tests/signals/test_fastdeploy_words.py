@@ -53,10 +53,10 @@ def word(name):
 @pytest.mark.processes
 @pytest.mark.needs("libatomic")
 def test_an_engine_and_wsm_understand_each_other(name, launch):
-    assert not EngineWord.exists(EngineWordKind.WEIGHTS, name)
+    assert not engine_word_path(EngineWordKind.WEIGHTS, name).exists()
     engine = launch(ENGINE, name)
     assert engine.says() == "created"
-    assert EngineWord.exists(EngineWordKind.WEIGHTS, name)
+    assert engine_word_path(EngineWordKind.WEIGHTS, name).exists()
     word = EngineWord(EngineWordKind.WEIGHTS, name)
     assert word.read() == 0
     engine.tell("-1")
@@ -90,8 +90,8 @@ def test_an_engine_and_wsm_understand_each_other(name, launch):
 def test_a_process_that_read_the_word_and_exits_does_not_take_it_with_it(word, name, launch):
     child = launch(
         """
-        from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-        say(EngineWord.exists(EngineWordKind.WEIGHTS, sys.argv[1]))
+        from wsm.signals.fastdeploy import EngineWord, EngineWordKind, engine_word_path
+        say(engine_word_path(EngineWordKind.WEIGHTS, sys.argv[1]).exists())
         word = EngineWord(EngineWordKind.WEIGHTS, sys.argv[1])
         say(word.read())
         """,
@@ -148,7 +148,7 @@ def test_a_word_that_wsm_creates_is_as_an_engine_would_create_it(word):
 def test_a_word_is_created_with_a_value_and_removed_by_its_creator(tmp_path):
     word = EngineWord.create(EngineWordKind.KV_CACHE, 7, -1, directory=tmp_path)
     assert word.read() == -1
-    assert EngineWord.exists(EngineWordKind.KV_CACHE, 7, directory=tmp_path)
+    assert engine_word_path(EngineWordKind.KV_CACHE, 7, tmp_path).exists()
     assert [entry.name for entry in tmp_path.iterdir()] == ["kv_cache_status.7"]
     word.unlink()
     word.unlink()

@@ -97,15 +97,16 @@ def a_file(shape: list[int]) -> object:
 def metas(shape: list[int]) -> object:
     fields = {
         "format": "wsm.ipc-metas",
-        "layout": 1,
+        "layout": 2,
         "version": 1,
         "rank": 0,
         "world_size": 1,
         "publication": "p",
         "group": [DIGEST],
         "segments": {"s": 64},
-        "metas": {"w": ["s", 0, 4, 10, shape, [], -1]},
-        "digests": {"w": DIGEST},
+        "kinds": [{"dtype": "F32", "shape": shape, "placement": None}],
+        "tensors": [["w", 0, DIGEST]],
+        "places": [["s", 0, -1]],
     }
     return IpcMetas.decode(seal(fields), file="metas")
 
@@ -205,7 +206,8 @@ def test_metas_of_device_memory_are_refused_by_a_cpu_build_before_anything_is_to
         file = tmp_path / "ipc_metas_0"
         fields = json.loads(file.read_text())
         del fields["digest"]
-        fields["metas"]["head.weight"][6] = 0
+        at = [name for name, *_ in fields["tensors"]].index("head.weight")
+        fields["places"][at][2] = 0
         file.write_bytes(seal(fields))
         target, tainted = MemoryTarget(spec for spec, _ in state.values()), []
         with raising(ipc_errors.bad_device_meta, match=r"'head\.weight'") as caught:

@@ -43,7 +43,7 @@ class FromShelf(Strategy):
         tensor = OfferedTensor.of_bytes(SPEC, "the shelf", memoryview(b"\x07" * 4))
         yield Offer(source.proves, (tensor,), ("the shelf",), None, ManifestScope.LOADED)
         if source.cancels_at_its_end:
-            raise LoadCancelledError(tensors_applied=0, tensors=1, touched=False)
+            raise LoadCancelledError(tensors_applied=0, tensors=1)
 
 
 register_strategy("one-tensor", FromShelf())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from delta_directory import A, B, Directory
 
-from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot, with_manifest
+from wsm.strategies import MemoryTarget, SharedTensors, SnapshotSource, load, publish_snapshot, with_manifest
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake.publisher import PlacedShard, grants_of
 from wsm.strategies.promise import PromisedTensor
@@ -27,6 +27,9 @@ def test_files_changes_a_stream_and_memory_of_a_trainer_say_one_digest_of_the_sa
     grant = grants_of("2", {0: shard}, publisher="0" * 32, session="127.0.0.1:1")[0]
     stream = StreamManifest.decode(bytes(with_manifest(B, version=2)[MANIFEST_TENSOR]), file="a stream")
 
+    with SharedTensors(tmp_path / "shared") as trainer:
+        shared = trainer.publish(2, {0: B})
+
     said = {
         "publisher": published.manifest_digest,
         "rank": load(source, target, version="2").manifest_digest,
@@ -34,5 +37,6 @@ def test_files_changes_a_stream_and_memory_of_a_trainer_say_one_digest_of_the_sa
         "rank with the base": directory.load(2, target).manifest_digest,
         "memory": grant.publication.group_digest,
         "stream": stream.group_digest,
+        "shared memory": shared.manifest_digest,
     }
     assert set(said.values()) == {published.manifest_digest}

@@ -7,5 +7,4 @@ import sys
 from pathlib import Path
 
 collect_ignore_glob = [] if importlib.util.find_spec("torch") else ["test_*.py"]
-collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_vllm_loop.py"]
 sys.path.append(str(Path(__file__).parent))

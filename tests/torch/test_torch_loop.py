@@ -37,7 +37,7 @@ def trained(seed):
 
 
 def tokens_of(model):
-    ids = torch.tensor([PROMPT])
+    ids = torch.tensor([PROMPT], device=model.device)
     said = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
     return said[0, len(PROMPT) :].tolist()
 
@@ -45,8 +45,8 @@ def tokens_of(model):
 class Loop:
     """The example in a process of its own, and what a trainer has published for it."""
 
-    def __init__(self, directory):
-        self.models = {str(version): trained(version) for version in (1, 2)}
+    def __init__(self, directory, device):
+        self.models = {str(version): trained(version).to(device) for version in (1, 2)}
         self.expected = {version: tokens_of(model) for version, model in self.models.items()}
         assert self.expected["1"] != self.expected["2"]
         self.snapshots = directory / "snapshots"
@@ -65,6 +65,7 @@ class Loop:
                 "examples.torch_loop",
                 str(directory / "model"),
                 str(directory / "wsm.yaml"),
+                device,
             ],
             cwd=REPOSITORY,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
@@ -106,9 +107,9 @@ class Loop:
         self.said.close()
 
 
-@pytest.fixture
-def loop(tmp_path):
-    loop = Loop(tmp_path)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu(framework="torch"))])
+def loop(request, tmp_path):
+    loop = Loop(tmp_path, request.param)
     yield loop
     loop.close()
 

@@ -17,7 +17,16 @@ from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.strategies.tensor import StagedTarget, TensorReleasedError
 from wsm.torch import TorchWeights, memory_on
 
-TOKENS = torch.arange(16)
+
+@pytest.fixture(autouse=True, params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu(framework="torch"))])
+def device(request):
+    """Where new tensors lie, those of the engine and of the trainer."""
+    with torch.device(request.param):
+        yield torch.device(request.param)
+
+
+def answers(model):
+    return model(torch.arange(16))
 
 
 def contents(weights):
@@ -86,8 +95,17 @@ def test_an_engine_whose_whole_loop_is_in_inference_mode_is_updated_too(tmp_path
         staged.make_ready(frozenset({"scale"}))
         staged.flip()
         assert staged.unflipped() is None
-        assert torch.equal(served(TOKENS), trained(TOKENS))
+        assert torch.equal(answers(served), answers(trained))
     load(source, weights, version=1)
+    assert same_state(served, trained)
+
+
+def test_bytes_pass_through_the_host_whatever_device_new_tensors_lie_on(tmp_path):
+    served, trained = small_model(), other_model()
+    source, weights = publish(tmp_path, trained), TorchWeights(served)
+    weights.release()
+    with torch.device("meta"):
+        load(source, weights, version=1)
     assert same_state(served, trained)
 
 
@@ -108,7 +126,7 @@ def test_what_a_trainer_publishes_is_what_the_module_computes_with(tmp_path, sta
         assert target.give_back() > 0
     assert resident_digest(weights, lambda: None) == report.digest
     assert same_state(served, trained)
-    assert torch.equal(served(TOKENS), trained(TOKENS))
+    assert torch.equal(answers(served), answers(trained))
     assert all(served.state_dict(keep_vars=True)[name] is tensor for name, tensor in tensors.items())
     assert served.head.weight is served.embed.weight
     assert served.turned.stride() == (1, 4), "a kernel relies on how it lies"
@@ -125,9 +143,9 @@ def test_memory_goes_with_a_release_and_comes_with_the_next_load(tmp_path):
     with pytest.raises(TensorReleasedError):
         weights.readable("scale")
     with pytest.raises(RuntimeError):
-        served(TOKENS)
+        answers(served)
     load(publish(tmp_path, trained), weights, version=1)
-    assert torch.equal(served(TOKENS), trained(TOKENS))
+    assert torch.equal(answers(served), answers(trained))
     assert torch.equal(served.made_anew, torch.arange(4.0)), "what no checkpoint has is left alone"
 
 
@@ -259,14 +277,15 @@ def test_tensors_that_no_version_holds_stay_as_they_are():
     assert torch.equal(model.steps, torch.zeros(3, dtype=torch.int64))
 
 
-def test_several_modules_are_told_apart_by_their_prefixes():
+def test_several_modules_are_told_apart_by_their_prefixes(device):
     weights = TorchWeights({"": nn.Linear(2, 2), "draft.": nn.Linear(2, 2)})
     assert list(weights.specs()) == ["weight", "bias", "draft.weight", "draft.bias"]
-    assert not isinstance(weights, StagedTarget), "all of it is written where it lies"
+    on_host = device.type == "cpu"
+    assert isinstance(weights, StagedTarget) is not on_host, "all of the host's is written where it lies"
 
 
-def test_the_hosts_memory_is_measured_by_the_kernel():
-    memory = memory_on("cpu")
+def test_memory_is_measured_where_the_weights_lie(device):
+    memory, _model = memory_on(device), small_model()
     assert isinstance(memory, MemorySurface)
-    assert memory.shared_by_ranks
+    assert memory.shared_by_ranks is (device.type == "cpu")
     assert memory.resident_bytes() > 0

@@ -79,7 +79,8 @@ class Program:
 
     def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):  # it was ended meanwhile, and reaped
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -41,7 +41,7 @@ def test_each_clear_and_update_writes_one_line_of_memory_and_each_phase_its_seco
     assert "after=update" in lines[0]
     for figure in ("allocated_gib=1", "reserved_gib=2", "peak_allocated_gib=3", "peak_reserved_gib=4"):
         assert f" {figure}" in lines[0]
-    seconds = [line for line in caplog.messages if line.startswith(log.ACTION_FINISHED)]
+    seconds = [line for line in caplog.messages if line.startswith("action.finished")]
     assert any("action=load_weights" in line and "seconds=" in line for line in seconds)
     caplog.clear()
     lone.runner.memory = HostMemory()

@@ -12,6 +12,8 @@ module                    responsible for
 :mod:`.status`            ``wsm status``
 :mod:`._remote`           ``wsm --url``: a group that is commanded through its server
 :mod:`.serving`           ``wsm serve``
+:mod:`.fleet`             ``wsm fleet``: many replicas, brought to one version
+:mod:`.vllm`              ``wsm vllm serve``: vLLM's server with wsm in it
 :mod:`.examples`          ``wsm rollout``, ``wsm demo``: where the reference engine and its demo are
 :mod:`.snapshots`         ``wsm inspect``, ``wsm convert``
 :mod:`.journal`           ``wsm journal``, ``wsm trace``

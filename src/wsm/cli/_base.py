@@ -37,9 +37,9 @@ def show_text(text: str, *, err: bool = False) -> None:
     click.echo(printable_lines(text), err=err)
 
 
-def show_json(content: Any, *, indent: int | None = 2) -> None:
+def show_json(content: Any) -> None:
     """Print plain values as JSON."""
-    click.echo(json_text(content, indent=indent))
+    click.echo(json_text(content, indent=2))
 
 
 def answer(content: Any, *lines: str, as_json: bool) -> None:

@@ -6,8 +6,11 @@ Everything is read off the tables and the plans: a picture has exactly the edges
 from __future__ import annotations
 
 import inspect
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import cast
 
 import click
@@ -29,6 +32,7 @@ from wsm.cli._base import (
 from wsm.cli._groups import read_config
 from wsm.errors import InternalError
 from wsm.states.check import check_everything
+from wsm.states.fleet import FLEET_MEANINGS, FLEET_TABLE, FleetState
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, When
 from wsm.states.plan_key import HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE, Repair
 from wsm.states.table import CHARTS, Chart, MachineName, Row
@@ -46,12 +50,14 @@ from wsm.states.vocabulary import WeightState
     "--config", "config_file", type=FILE, help="A configuration whose deadlines and process groups count."
 )
 @click.option("--directory", type=DIRECTORY, default=Path("diagrams"), help="Where the files go.")
-def diagrams(check: bool, runner: str | None, config_file: Path | None, directory: Path) -> None:
+@click.option("--svg", is_flag=True, help="Draw the states as pictures, too; Graphviz draws them.")
+def diagrams(check: bool, runner: str | None, config_file: Path | None, directory: Path, svg: bool) -> None:
     """Draw the state machines, the phases of a command and the plans of an engine, as Mermaid in Markdown.
 
     Everything is made from the tables that drive the machines and from the plans that a worker would run:
     weights.mmd, kv_cache.mmd, command.mmd, and plans.md with every plan beside the edge that runs it and what
-    each action declares. Without --runner it is an engine with weights and a KV cache and nothing else.
+    each action declares; with --svg weights.svg and so on as well. Without --runner it is an engine with
+    weights and a KV cache and nothing else.
 
     Examples
     --------
@@ -86,8 +92,11 @@ def diagrams(check: bool, runner: str | None, config_file: Path | None, director
     if check:
         show(sound)
         return
+    texts = drawn(plans, of=of)
+    if svg:
+        texts |= {f"{name}.svg": _svg(picture.graphviz()) for name, picture in pictures().items()}
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in drawn(plans, of=of).items():
+    for name, text in texts.items():
         (directory / name).write_text(text, encoding="utf-8")
         show(f"{directory / name}: written")
     show(sound)
@@ -115,29 +124,32 @@ HEADINGS = {MachineName.WEIGHTS: "Weights", MachineName.KV: "KV cache", MachineN
 #: Phases in which a rank waits for the words of others.
 _WAITING = frozenset({Phase.PARKING, Phase.VOTING, Phase.PREPARED, Phase.STAGED, Phase.FAILED, Phase.STOPPED})
 
-_STYLES = {
-    "working": "fill:#fff3d6,stroke:#b7791f,color:#1d2329",
-    "deciding": "fill:#e6e4fb,stroke:#5a4fcf,color:#1d2329",
-    "serving": "fill:#dff3e3,stroke:#2f855a,color:#1d2329",
-    "faulted": "fill:#fbe0de,stroke:#c53030,color:#1d2329",
+#: Colours of areas and lines.
+_COLOURS = {
+    "working": ("#fff3d6", "#b7791f"),
+    "deciding": ("#e6e4fb", "#5a4fcf"),
+    "serving": ("#dff3e3", "#2f855a"),
+    "faulted": ("#fbe0de", "#c53030"),
 }
+_INK = "#1d2329"
+
+#: Stands before a plan at an arrow; its blank ends no line.
+PLAN_MARK = "▸\N{NO-BREAK SPACE}"
+
+#: At Mermaid's own distances labels lie over each other.
+_APART = "config: {themeVariables: {fontSize: 13px}, state: {nodeSpacing: 150, rankSpacing: 60}}"
+
+_GRAPHVIZ = f"""\
+digraph {{
+graph [fontname="Helvetica" labelloc=t nodesep=0.5 ranksep=0.6]
+node [fontname="Helvetica" fontsize=11 fontcolor="{_INK}" shape=box style="rounded,filled"]
+edge [fontname="Helvetica" fontsize=9 fontcolor="{_INK}" color="{_INK}"]
+start [shape=circle label="" width=0.15 fillcolor="{_INK}"]"""
 
 
-def drawn(plans: Plans, *, of: str) -> dict[str, str]:
-    """Return the text of every file by its name, with the plans of one engine, whose name is `of`."""
-    machines = {
-        f"{HEADINGS[chart.machine].lower().replace(' ', '_')}.mmd": _machine(chart) for chart in CHARTS
-    }
-    return {**machines, "command.mmd": _command(), "plans.md": plans_page(plans, of=of)}
-
-
-def state_diagram(
-    title: str,
-    meanings: Mapping[str, str],
-    arrows: Iterable[tuple[str, str, str]],
-    kind_of: Callable[[str], str],
-) -> str:
-    """Return a ``stateDiagram-v2`` of Mermaid, which code hosts render in place.
+@dataclass(frozen=True)
+class StateDiagram:
+    """States, and what leads from one to another.
 
     Parameters
     ----------
@@ -145,28 +157,81 @@ def state_diagram(
         Its heading.
     meanings : mapping of str to str
         The states, the one in which a new process starts first.
-    arrows : iterable of (str, str, str)
+    arrows : sequence of (str, str, str)
         Source, destination and label; labels between the same two states are drawn at one arrow.
     kind_of : callable
-        Returns how a state is marked: a key of the styles, or an empty text.
+        Returns how a state is marked: a key of the colours, or an empty text.
     """
-    together: dict[tuple[str, str], list[str]] = {}
-    for source, dest, label in arrows:
-        together.setdefault((source, dest), []).append(label)
-    lines = ["---", f"title: {title}", "---", "stateDiagram-v2", "    direction TB"]
-    lines += [f'    state "{state}<br/>{meaning}" as {state}' for state, meaning in meanings.items()]
-    lines += [f"    [*] --> {next(iter(meanings))}"]
-    lines += [
-        f"    {source} --> {dest} : {'<br/>'.join(dict.fromkeys(labels))}"
-        for (source, dest), labels in together.items()
-    ]
-    for kind, style in _STYLES.items():
-        if states := [state for state in meanings if kind_of(state) == kind]:
-            lines += [f"    classDef {kind} {style}", f"    class {','.join(states)} {kind}"]
-    return "\n".join(lines) + "\n"
+
+    title: str
+    meanings: Mapping[str, str]
+    arrows: Sequence[tuple[str, str, str]]
+    kind_of: Callable[[str], str]
+
+    def mermaid(self) -> str:
+        """Return it as a ``stateDiagram-v2``, which code hosts render in place."""
+        lines = ["---", f"title: {self.title}", _APART, "---", "stateDiagram-v2", "    direction TB"]
+        lines += [f'    state "{state}<br/>{meaning}" as {state}' for state, meaning in self.meanings.items()]
+        lines += [f"    [*] --> {next(iter(self.meanings))}"]
+        lines += [
+            f"    {source} --> {dest} : {'<br/>'.join(labels)}"
+            for (source, dest), labels in self._together().items()
+        ]
+        for kind, (area, line) in _COLOURS.items():
+            if states := [state for state in self.meanings if self.kind_of(state) == kind]:
+                lines += [f"    classDef {kind} fill:{area},stroke:{line},color:{_INK}"]
+                lines += [f"    class {','.join(states)} {kind}"]
+        return "\n".join(lines) + "\n"
+
+    def graphviz(self) -> str:
+        """Return it in Graphviz' language, whose pictures keep labels apart."""
+        lines = [_GRAPHVIZ, f"label={_quoted([self.title], 'n')}"]
+        for state, meaning in self.meanings.items():
+            area, line = _COLOURS.get(self.kind_of(state), ("#ffffff", _INK))
+            text = _quoted([state, *wrap(meaning, 30)], "n")
+            lines.append(f'{state} [label={text} fillcolor="{area}" color="{line}"]')
+        lines.append(f"start -> {next(iter(self.meanings))}")
+        for (source, dest), labels in self._together().items():
+            text = _quoted("<br/>".join(labels).split("<br/>"), "l")  # aligned at the left
+            lines.append(f"{source} -> {dest} [label={text}]")
+        return "\n".join([*lines, "}"]) + "\n"
+
+    def _together(self) -> dict[tuple[str, str], list[str]]:
+        found: dict[tuple[str, str], dict[str, None]] = {}
+        for source, dest, label in self.arrows:
+            found.setdefault((source, dest), {})[label] = None
+        return {ends: list(labels) for ends, labels in found.items()}
 
 
-def _machine(chart: Chart) -> str:
+def _quoted(lines: Iterable[str], end: str) -> str:
+    """Return lines as one text of Graphviz' language; what ends them aligns them."""
+    return '"' + "".join(line.replace('"', r"\"") + f"\\{end}" for line in lines) + '"'
+
+
+def _svg(picture: str) -> str:
+    try:
+        done = subprocess.run(["dot", "-Tsvg"], input=picture, capture_output=True, text=True, check=True)  # noqa: S607 - whichever the user has
+    except FileNotFoundError as error:
+        raise CommandEndedError(
+            "--svg needs Graphviz, whose program dot is not on PATH; install it (Debian: graphviz)",
+            exit_code=WRONG_USAGE,
+        ) from error
+    return done.stdout
+
+
+def pictures() -> dict[str, StateDiagram]:
+    """Return the diagrams of states by name."""
+    machines = {HEADINGS[chart.machine].lower().replace(" ", "_"): _machine(chart) for chart in CHARTS}
+    return {**machines, "command": _command(), "fleet": _fleet()}
+
+
+def drawn(plans: Plans, *, of: str) -> dict[str, str]:
+    """Return the text of every file by its name, with the plans of one engine, whose name is `of`."""
+    texts = {f"{name}.mmd": picture.mermaid() for name, picture in pictures().items()}
+    return {**texts, "plans.md": plans_page(plans, of=of)}
+
+
+def _machine(chart: Chart) -> StateDiagram:
     def kind_of(name: str) -> str:
         if name == WeightState.FAULTED.name:
             return "faulted"
@@ -174,20 +239,20 @@ def _machine(chart: Chart) -> str:
         resting = "serving" if name in ("NORMAL", "OPEN") else ""
         return next((kind for states, kind in kinds if name in [each.name for each in states]), resting)
 
-    return state_diagram(
+    return StateDiagram(
         f"{HEADINGS[chart.machine]} of one rank",
         {
             state.name: chart.meanings[state]
             for state in sorted(chart.states, key=lambda each: each is not chart.initial)
         },
-        ((row.source.name, row.dest.name, _with_plans(chart, row)) for row in chart.rows),
+        [(row.source.name, row.dest.name, _with_plans(chart, row)) for row in chart.rows],
         kind_of,
     )
 
 
 def _with_plans(chart: Chart, row: Row) -> str:
     plans = row.plans if row.dest in chart.working else ()
-    return "<br/>".join((event_of(row), *(f"▸ {plan}" for plan in plans)))
+    return "<br/>".join((event_of(row), *(f"{PLAN_MARK}{plan}" for plan in plans)))
 
 
 def event_of(row: Row) -> str:
@@ -195,17 +260,17 @@ def event_of(row: Row) -> str:
     return row.event.value if row.guard is None else f"{row.event.value} [{row.guard.value}]"
 
 
-def _command() -> str:
+def _command() -> StateDiagram:
     """Draw the phases, without looks that stay in one and without a new epoch, which ends every phase."""
     told: list[tuple[LookRow | OutcomeRow, str, Sequence[When]]] = []
     for look in LOOKS:
         conditions = [each for each in look.when if each is not When.NEW]
         told.append((look, conditions[0].value if conditions else When.NEW.value, conditions[1:]))
     told += [(outcome, outcome.event.value, outcome.when) for outcome in OUTCOMES]
-    return state_diagram(
+    return StateDiagram(
         "A command, as a rank lives it",
         {phase.name: MEANINGS[phase] for phase in Phase},
-        (
+        [
             (
                 row.phase.name,
                 row.to.name,
@@ -215,8 +280,19 @@ def _command() -> str:
             )
             for row, event, rest in told
             if row.to is not None
-        ),
+        ],
         lambda name: "" if name == "IDLE" else "deciding" if Phase[name] in _WAITING else "working",
+    )
+
+
+def _fleet() -> StateDiagram:
+    """Draw what a replica of a fleet counts as."""
+    kinds = {FleetState.STAGED: "working", FleetState.READY: "serving", FleetState.FAILED: "faulted"}
+    return StateDiagram(
+        "One replica of a fleet",
+        {state.name: FLEET_MEANINGS[state] for state in FleetState},
+        [(row.source.name, row.dest.name, row.event.value) for row in FLEET_TABLE],
+        lambda name: kinds.get(FleetState[name], ""),
     )
 
 

@@ -38,6 +38,8 @@ _COMMANDS: Final = {
     "hold": LazyCommand("wsm.cli.commanding", "hold", "Let every rank stand still with all that it has."),
     "release": LazyCommand("wsm.cli.commanding", "release", "Let the ranks of a held group step again."),
     "serve": LazyCommand("wsm.cli.serving", "serve_command", "Let a group be commanded over HTTP."),
+    "fleet": LazyCommand("wsm.cli.fleet", "fleet", "Bring many replicas to one version."),
+    "vllm": LazyCommand("wsm.cli.vllm", "vllm", "Run vLLM's server with wsm in it."),
     "demo": LazyCommand("wsm.cli.examples", "demo", "Say where the RL loop on a live group is."),
     "inspect": LazyCommand("wsm.cli.snapshots", "inspect", "Show what a rank would load from a directory."),
     "memory": LazyCommand("wsm.cli.memory_plan", "plan", "Show what memory a load would take, by phase."),

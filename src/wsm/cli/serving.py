@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wsm.cli._base import (
+    EXISTING_DIRECTORY,
     FILE,
     PATH,
     Checked,
@@ -214,6 +215,14 @@ def surfaces_named(
 @click.option(
     "--receipts", type=FILE, help="Where ends of requests are kept. Default: http.sqlite beside the journals."
 )
+@click.option(
+    "--fleet",
+    "store",
+    type=EXISTING_DIRECTORY,
+    help="The group is a replica of the fleet whose targets lie in this store: text reaches only what the "
+    "newest target allows.",
+)
+@click.option("--follow", is_flag=True, help="Load that target where what the group holds is not allowed.")
 @config_option("The group's configuration, for FastDeploy's words and its journals.")
 def serve_command(
     name: str,
@@ -222,6 +231,8 @@ def serve_command(
     surfaces: str,
     upstream: str | None,
     receipts: Path | None,
+    store: Path | None,
+    follow: bool,
     config_file: Path | None,
     **asked: Any,
 ) -> None:
@@ -247,6 +258,8 @@ def serve_command(
     from wsm.http._serving import MOST_TEXTS, serve  # noqa: PLC0415 - the same
     from wsm.http.upstream import Upstream  # noqa: PLC0415 - the same
 
+    if follow and store is None:
+        raise click.UsageError("--follow needs --fleet STORE")
     said = configured(name, config_file)
     with wrong_usage():
         at = listening(address, **asked)
@@ -255,10 +268,20 @@ def serve_command(
         chosen = surfaces_named(surfaces, lambda: configuration_of(name, config_file), asked)
     with known_group(name):
         commands = Commands(name, receipts=receipts, **said)
+    member = None
+    if store is not None:
+        from wsm.fleet.member import FleetMember  # noqa: PLC0415 - for replicas of a fleet only
+
+        commands.fleet = member = FleetMember(store)
+        member.look()
+        if follow:
+            member.follow(commands)
     try:
         app = create_app(commands, surfaces=chosen, rest=rest, security=security, most_texts=MOST_TEXTS)
         serve(app, at, lambda where: tell(f"{name} is commanded at {where}; Ctrl-C ends this, not the group"))
     finally:
+        if member is not None:
+            member.close()
         commands.close(wait_s=ENDING_S)
 
 

@@ -264,7 +264,7 @@ class Drive:
             decision = command.operation.name
             by = {} if command.decider is Decider.CONTROLLER else {"decider": command.decider.name}
             journal.note(kinds.DECISION, command, at, operation=decision, **by, **told)
-            _log.info(log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=decision)
+            _log.info("command.decided", epoch=command.epoch, sequence=command.sequence, decision=decision)
         journal.write()
         return move.state
 

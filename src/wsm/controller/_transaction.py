@@ -243,7 +243,7 @@ class Transaction(Kind):
     def wrote(self, command: CommandWord, arguments: CommandArguments) -> None:
         self._command, self._arguments, self.is_written = command, arguments, True
         self._watch = CommandWatch(self._group, command, self._clock)
-        _log.info(log.COMMAND_ISSUED, **self._said, operation=command.operation.name)
+        _log.info("command.issued", **self._said, operation=command.operation.name)
         self._pending.wrote(command.sequence)
 
     def tell_prepared(self, view: View) -> None:

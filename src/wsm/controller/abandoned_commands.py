@@ -262,7 +262,7 @@ class AbandonedCommands(Kind):
         self._gives = None
         hold = self._group.known_hold(self._group.view())
         if hold is not None:
-            self._lease_log.warning(log.LEASE_ENDED, owner=hold.owner, hold=hold.hold_id)
+            self._lease_log.warning("lease.ended", owner=hold.owner, hold=hold.hold_id)
 
     # -- what is seen ------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class AbandonedCommands(Kind):
         if hold.on_lease is OnLease.STAY or hold.closed is not None:
             self._told = hold.hold_id, hold.renewed_ns
             on_lease = hold.on_lease.value
-            self._lease_log.warning(log.LEASE_RAN_OUT, owner=hold.owner, hold=hold.hold_id, on_lease=on_lease)
+            self._lease_log.warning("lease.ran_out", owner=hold.owner, hold=hold.hold_id, on_lease=on_lease)
 
     def _not_given(self, opens: Opens, error: WsmError) -> None:  # noqa: ARG002 - it gives releases alone
         self._failed(str(error))
@@ -324,7 +324,7 @@ class AbandonedCommands(Kind):
         if pid == os.getpid() or now_s - watched.hung[1] < limit_s:
             return
         if self._group.role.end_holder(pid):
-            self._tell(watched, log.CONTROLLER_ENDED, pid=pid, unanswered_s=facts.controller_unanswered_s)
+            self._tell(watched, "controller.ended", pid=pid, unanswered_s=facts.controller_unanswered_s)
 
     def _cause(self, watched: _Watched, stopped: int | None) -> GroupError:
         deadline_s = None if watched.arguments is None else watched.arguments.deadline_s

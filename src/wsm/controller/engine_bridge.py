@@ -40,12 +40,6 @@ POLL_S = 0.002
 RETRY_S = 0.5
 LONGEST_RETRY_S = 30.0
 
-_KINDS = {
-    "weights": EngineWordKind.WEIGHTS,
-    "kv_cache": EngineWordKind.KV_CACHE,
-    "prefix_tree": EngineWordKind.PREFIX_TREE,
-}
-
 
 def held_by(status: GroupStatus) -> int | None:
     """Return NORMAL or CLEARED if that is what every rank is: whole, or without weights; else None."""
@@ -170,14 +164,14 @@ class EngineBridge:
 
     def _attach(self) -> None:
         """Attach to words that appeared; leave words that the engine created anew or removed."""
-        for kind in (_KINDS[name] for name in self._config.answers):
+        for kind in (EngineWordKind[name.upper()] for name in self._config.answers):
             for suffix in map(str, self._config.suffixes):
                 known = self._words.get((kind, suffix))
                 if known is not None and known.is_replaced():
                     known.close()
                     del self._words[kind, suffix]
                     known = None
-                    self._log.warning(log.SEGMENT_RECREATED, word=f"{kind.value}.{suffix}")
+                    self._log.warning("segment.recreated", word=f"{kind.value}.{suffix}")
                 if known is None:
                     with contextlib.suppress(EngineWordMissingError):
                         self._words[kind, suffix] = EngineWord(
@@ -246,7 +240,7 @@ class EngineBridge:
             request_id=gave.request_id,
             still_wanted=wanted,
         )
-        self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
+        self._log.info("engine_word.seen", asked=WeightState(asked).name)
         self._pending = pending
         try:
             if self._closing.is_set():  # between the wish and the command
@@ -267,7 +261,7 @@ class EngineBridge:
             return
         self._conflict = None
         self._log.error(
-            log.ENGINE_WORD_CONFLICT,
+            "engine_word.conflict",
             words={word.path.name: value for word, value in zip(words, values, strict=True)},
         )
         for word, asked in zip(words, values, strict=True):

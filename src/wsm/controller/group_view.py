@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from wsm import log
-from wsm.clock import Clock, SystemClock
+from wsm.clock import SystemClock
 from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.committed_record import (
     NOTHING_COMMITTED,
@@ -60,22 +60,20 @@ class ControllerJournal:
     """The journal of the process that has the controller role.
 
     `ring`: in the segment; only written while the role is held. `directory`: where the file is; None:
-    nowhere. `clock`: for the times; None is the host's, which the ranks' journals share. `begins`: whether
-    the file says first that a process begins here: in a directory where no owner says when its group begins,
-    and with it the numbers of commands.
+    nowhere. `begins`: whether the file says first that a process begins here: in a directory where no owner
+    says when its group begins, and with it the numbers of commands.
     """
 
     def __init__(
         self,
         ring: LineRing,
         directory: str | Path | None = None,
-        clock: Clock | None = None,
         *,
         begins: bool = False,
     ) -> None:
         self._ring = ring
         self._file = None if directory is None else LineFile(Path(directory) / CONTROLLERS_FILE)
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()  # which the ranks' journals share
         self._begins = begins
         self._waits = False
         self._lines: list[str] = []

@@ -204,23 +204,20 @@ class Keeper:
     def _run(self) -> None:
         try:
             while not self._closing.is_set() or self._recovery.own is not None:
-                self._pin()
+                # Its ranks keep what the group may have to load again, too, but all may die at once.
+                versions = self._recovery.versions()
+                for version in versions:
+                    self._pins.add(version)
+                self._pins.keep(versions)
                 self._do(self._recovery.turn())
         except BaseException as error:  # noqa: BLE001 - check() raises it in the owner's thread
             self._fatal = error
-            self._log.error(log.GROUP_GIVEN_UP, error=str(error))
+            self._log.error("group.given_up", error=str(error))
         finally:
             self._recovery.release()
             self._recovery.end_supervision()  # status does not name this process as one that helps any more
             self._pins.close()
             self._whole.set()
-
-    def _pin(self) -> None:
-        """Keep what the group may have to load again. Its ranks do so, too, but all may die at once."""
-        versions = self._recovery.versions()
-        for version in versions:
-            self._pins.add(version)
-        self._pins.keep(versions)
 
     def _do(self, todo: GroupTodo) -> None:
         """Do what is to be done with processes, tell what has ended, and wait for what comes next."""
@@ -438,7 +435,7 @@ class Keeper:
         failed = self._recovery.drive.state.repaired
         last = failed >= self._limits.repair_attempts
         then = "that rank is replaced" if last else "all ranks are cleared again"
-        self._log.error(log.GROUP_FAULTED, failed=failed, retry_s=again_s, cause=why)
+        self._log.error("group.faulted", failed=failed, retry_s=again_s, cause=why)
         self._tell(f"{self._config.name} is FAULTED, {why}; {then} in {again_s:g} s")
 
     def _tell_ends(self) -> None:
@@ -450,7 +447,7 @@ class Keeper:
             elif error is not None:
                 self._tell_of_restore(error, end.again_s)
             elif receipt is not None and end.opens.operation is Operation.CLEAR:
-                self._log.warning(log.GROUP_REPAIRED, epoch=receipt.epoch, sequence=receipt.sequence)
+                self._log.warning("group.repaired", epoch=receipt.epoch, sequence=receipt.sequence)
                 self._tell(
                     f"{self._config.name} is CLEARED, its teardown worked in the end; "
                     "the next update makes it serve"
@@ -467,13 +464,13 @@ class Keeper:
         number = self._recovery.drive.state.failed if hopeless else limit - left
         told = {"epoch": epoch, "error": str(error)}
         if left > 0:
-            self._log.warning(log.GROUP_RESTORE_FAILED, attempt=number, retry_s=again_s, **told)
+            self._log.warning("group.restore_failed", attempt=number, retry_s=again_s, **told)
             self._tell(
                 f"{self._config.name} is not restored yet, attempt {number + 1} of {limit} in {again_s:g} s: "
                 f"{error}"
             )
             return
-        self._log.error(log.GROUP_NOT_RESTORED, attempts=number, **told)
+        self._log.error("group.not_restored", attempts=number, **told)
         how = "cannot be restored" if hopeless else f"is not restored after {number} attempts"
         self._recovered(f"{how} and stays CLEARED until it is updated: {error}")
 
@@ -494,6 +491,6 @@ class Keeper:
         epoch = self._recovery.drive.state.command.epoch
         since_s, after = self._recovering or (time.monotonic(), "the loss")
         self._recovering, seconds = None, time.monotonic() - since_s
-        self._log.warning(log.GROUP_RECOVERED, epoch=epoch, seconds=seconds, held=how)
+        self._log.warning("group.recovered", epoch=epoch, seconds=seconds, held=how)
         self._tell(f"{self._config.name} {how} (epoch {epoch}, {seconds:.2f} s after {after})")
         self.recoveries += 1  # last: what is told of a recovery that is counted can be read

@@ -350,7 +350,7 @@ class CommandWatch:
         for hang in self.hangs:
             if all((hang.rank, hang.action) != (known.rank, known.action) for known in overdue):
                 told = {"rank": hang.rank, "action": hang.action, "seconds": hang.seconds}
-                _log.error(log.ACTION_OVERDUE, **self._said, **told)
+                _log.error("action.overdue", **self._said, **told)
 
     def wait_s(self, left_s: float) -> float:
         """Seconds until the next look is due, where the command itself has `left_s` seconds left."""

@@ -137,7 +137,10 @@ def _result(future: Future[Receipt], timeout_s: float | None, what: str) -> Rece
 def _awaited(future: Future[Receipt]) -> Generator[None, None, Receipt]:
     import asyncio  # noqa: PLC0415 - 30 ms of every process that imports wsm, for those that use it
 
-    return asyncio.shield(asyncio.wrap_future(future)).__await__()
+    waited = asyncio.wrap_future(future)
+    # Nobody takes the error of a command whose waiter was cancelled: asyncio would log that as a fault.
+    waited.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return asyncio.shield(waited).__await__()
 
 
 class Verdict:
@@ -259,15 +262,13 @@ class Prepared:
         self._ring()
 
     def _decided(self, *, commit: bool) -> Pending:
-        if self._verdict.decide(commit=commit) is not commit and not self._ended_without_work():
+        decision, prepared = self._verdict.decide(commit=commit), self._verdict.prepared
+        done = prepared.done() and prepared.exception() is None
+        needs_none = done and prepared.result().outcome not in (Outcome.PREPARED, Outcome.ABORTED)
+        if decision is not commit and not needs_none:
             raise decided_otherwise(self.request_id, committed=not commit)
         self._ring()
         return self._pending
-
-    def _ended_without_work(self) -> bool:
-        prepared = self._verdict.prepared
-        done = prepared.done() and prepared.exception() is None
-        return done and prepared.result().outcome not in (Outcome.PREPARED, Outcome.ABORTED)
 
     def __await__(self) -> Generator[None, None, Prepared]:
         """Wait as :meth:`wait` without blocking the event loop; to cancel it leaves the command as it is."""

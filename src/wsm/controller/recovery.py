@@ -16,8 +16,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from wsm import log
-from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord, CommittedRecordError, commit_report
 from wsm.controller import outcome
@@ -139,26 +137,25 @@ class CommandEnd(NamedTuple):
 class Recovery(AbandonedCommands):
     """The recoveries of one group, one after the other. For one thread.
 
-    `segment`: the group's segment, attached or owned; must stay open. `clock`: for deadlines; None is the
-    host's. `limits`: how often it commands a restore or a repair by itself; None: never. `given_up`: set when
-    what it commands is not wanted any more. `whom`: returns whose processes are to be replaced, of a view
-    that was read before. `dead`: participants whose processes were ended and reaped, and not replaced yet.
-    `leaving`: whether others may be about to end. `own`, `opens`: its restore or repair that is under way,
-    and what that is. `ends`: how those ended that are over, until taken away.
+    `segment`: the group's segment, attached or owned; must stay open. `limits`: how often it commands a
+    restore or a repair by itself; None: never. `given_up`: set when what it commands is not wanted any more.
+    `whom`: returns whose processes are to be replaced, of a view that was read before. `dead`: participants
+    whose processes were ended and reaped, and not replaced yet. `leaving`: whether others may be about to
+    end. `own`, `opens`: its restore or repair that is under way, and what that is. `ends`: how those ended
+    that are over, until taken away.
     """
 
     def __init__(
         self,
         segment: Segment,
         *,
-        clock: Clock | None = None,
         limits: RecoveryConfig | None = None,
         given_up: threading.Event | None = None,
         whom: Callable[[View], Mapping[int, Cause]] | None = None,
     ) -> None:
         self._limits = limits or RecoveryConfig()
         hung_s = self._limits.end_hung_controller_s
-        super().__init__(segment, who="the owner of the group", clock=clock, end_hung_controller_s=hung_s)
+        super().__init__(segment, who="the owner of the group", end_hung_controller_s=hung_s)
         segment.supervise(begins=True)
         self.dead: set[int] = set()
         self.leaving = False
@@ -229,7 +226,7 @@ class Recovery(AbandonedCommands):
             self.dead, self._keeps = set(), keeps
         return self._begun
 
-    def restore(self, *, deadline_s: float = 300.0, settle_s: float = SETTLE_S) -> Pending | None:
+    def restore(self, *, deadline_s: float = 300.0) -> Pending | None:
         """Load what the group must serve again; every participant has joined the epoch. Does not block.
 
         Gives the controller role back when the update is over, or none was due. After one that failed, take
@@ -261,7 +258,7 @@ class Recovery(AbandonedCommands):
             self.release()  # no process can restore it: any may update it
             raise
         pending = Pending(arguments.request_id, group.ring)
-        transaction = Transaction(group, arguments, self._clock, settle_s, pending=pending)
+        transaction = Transaction(group, arguments, self._clock, SETTLE_S, pending=pending)
 
         def run() -> Receipt:
             try:
@@ -427,7 +424,7 @@ class Recovery(AbandonedCommands):
         self.own, self._lacks_a_rank, self.again_at_s = None, False, 0.0
         because_of, version = epochs.ended_by(view, self.dead), goal_of(view, self._known)
         self._begun = NewEpoch(command.epoch, tuple(because_of), version)
-        self._log.warning(log.EPOCH_BEGUN, epoch=command.epoch, because_of=because_of, version=version)
+        self._log.warning("epoch.begun", epoch=command.epoch, because_of=because_of, version=version)
         return {}
 
     def wrote(self, command: CommandWord, arguments: CommandArguments) -> None:

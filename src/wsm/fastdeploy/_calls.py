@@ -114,7 +114,7 @@ def deepep_buffers() -> Any:
 
 def say(sentence: str) -> None:
     """Write one of FastDeploy's own sentences, which its runbooks look for."""
-    _log.info(log.FASTDEPLOY_SAYS, line=sentence)
+    _log.info("fastdeploy.says", line=sentence)
 
 
 def list_parameters(state: Mapping[str, Any]) -> None:
@@ -249,7 +249,7 @@ def log_memory(context: str) -> None:
         else round(measured[said] / _GIB, 2)
         for said in ("peak_allocated", "peak_reserved", "allocated", "reserved")
     }
-    _log.warning(log.DEVICE_MEMORY, context=context, **figures)
+    _log.warning("device.memory", context=context, **figures)
 
 
 def place_of_loop(frame: FrameType | None) -> str:

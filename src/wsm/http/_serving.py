@@ -90,7 +90,7 @@ class Listening:
             )
             raise errors.bad_address(address=self.host, problem=problem)
         if self.trust:
-            log.logger("http").warning(log.NETWORKS_TRUSTED, networks=", ".join(self.trust))
+            log.logger("http").warning("networks.trusted", networks=", ".join(self.trust))
         hosts = frozenset(name.lower() for name in self.allowed_hosts)
         return Security(admin, read, networks(self.trust), hosts)
 
@@ -122,7 +122,7 @@ class _CheckedProtocol(H11Protocol):
         if connected is not None and connected.family == socket.AF_UNIX:
             _, user, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if user not in (0, os.geteuid()):
-                log.logger("http").warning(log.PEER_REFUSED, user=user)
+                log.logger("http").warning("peer.refused", user=user)
                 transport.abort()
                 return
         elif (

@@ -45,6 +45,7 @@ _STATUSES: Final = {
     "server-busy": 503,
     "publisher-busy": 503,  # another process adopts or publishes there, and will be done
     "admission-closed": 503,
+    "fleet-stale": 503,
 }
 
 

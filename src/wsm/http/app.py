@@ -128,7 +128,7 @@ def _endpoint(
                 answer = surface.failed(answer)
         except ClientDisconnect:
             why = "the caller went before all of it had come"
-            log.logger("http").info(log.CLIENT_GONE, operation=route.path, why=why)
+            log.logger("http").info("client.gone", operation=route.path, why=why)
             answer = failed(errors.bad_body(field="body", problem=why))
         except Exception as error:  # noqa: BLE001 - a caller never sees a traceback, and the log does
             log.logger("http").error(log.REQUEST_FAILED, operation=route.path, error=traceback.format_exc())
@@ -184,7 +184,8 @@ async def admit(commands: Commands, in_hold: InHold) -> None:
     Raises
     ------
     RefusedError
-        If the group's hold is closed, or requests fail in a hold (code ``admission-closed``).
+        If the group's hold is closed, or requests fail in a hold (code ``admission-closed``), or what it
+        holds is not what its fleet allows (``fleet-stale``).
     """
     while await commands.is_held():
         now, closed = await commands.hold_now()
@@ -195,6 +196,7 @@ async def admit(commands: Commands, in_hold: InHold) -> None:
             await commands.while_text_waits()
         finally:
             commands.counts.texts_waiting -= 1
+    commands.require_allowed()
 
 
 class _Rest:

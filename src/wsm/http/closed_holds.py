@@ -187,7 +187,7 @@ class ClosedHolds:
             closed = hold is not None and hold.closed is not None
             if closed:
                 log.logger("http").warning(
-                    log.HOLD_CLOSED, surface=why.surface, verb=why.verb, reason=why.reason
+                    "hold.closed", surface=why.surface, verb=why.verb, reason=why.reason
                 )
             return closed
 

@@ -42,6 +42,7 @@ from wsm.signals.names import segment_path
 from wsm.signals.owner_settings import settings_in
 from wsm.signals.presence import ProcessIdentity
 from wsm.signals.segment import Segment
+from wsm.states.fleet import FleetTarget, admits, takes
 from wsm.states.holding import ClosedHold
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, OnLease
 from wsm.status import Explanation, GroupStatus, explain, read_facts
@@ -131,6 +132,20 @@ class AdoptDirectory(Protocol):
         """
 
 
+class TargetReader(Protocol):
+    """Reads the target of the fleet that a group is a replica of.
+
+    `target`: read last; None: there is none, or it was never read. `unread_since`: since when the store could
+    not be read, in seconds of the epoch; None: it can be.
+    """
+
+    target: FleetTarget | None
+    unread_since: float | None
+
+    def look(self) -> FleetTarget | None:
+        """Read it now. Blocks for seconds at most."""
+
+
 @typed_calls
 class Commands:
     """Commands one group for callers over HTTP. Safe for threads and event loops.
@@ -175,6 +190,7 @@ class Commands:
         self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
         self.receipts_path = Path(receipts) if receipts is not None else self._place(journal_directory)
         self.counts = ServerCounts()
+        self.fleet: TargetReader | None = None
         self.kept = KeptRequests(self.receipts_path, self.counts)
         self.closed_holds = ClosedHolds(self._now)
 
@@ -212,6 +228,32 @@ class Commands:
         if segment.inode_changed():
             return await self.read(lambda: self._now()[1].group.view().committed.held)
         return self._group[1].group.view().committed.held
+
+    def held_digest(self) -> str | None:
+        """Return the digest of what the group holds; None: nothing, or not known. Blocks if started anew."""
+        group = self._now()[1].group
+        return group.known_record(group.view()).digest
+
+    def require_allowed(self) -> None:
+        """Refuse text where the group holds what its fleet does not allow (code ``fleet-stale``)."""
+        if self.fleet is None:
+            return
+        digest, target = self.held_digest(), self.fleet.target
+        if not admits(digest, target):
+            raise errors.fleet_stale(
+                group=self.name, digest=digest, generation=None if target is None else target.generation
+            )
+
+    def _require_the_fleets(self, prepared: str) -> None:
+        """Refuse to commit what the target of the fleet, read now, does not allow."""
+        if self.fleet is None:
+            return
+        target, receipt = self.fleet.look(), (self.kept.request(prepared) or {}).get("receipt") or {}
+        label, digest = receipt.get("version"), receipt.get("manifest_digest")
+        if not takes(label, digest, target):
+            raise errors.not_the_fleets(
+                label=label, digest=digest, generation=None if target is None else target.generation
+            )
 
     async def hold_now(self) -> tuple[Meaning, ClosedHold | None]:
         """Return what the group's hold means now, and why it is closed; None: it is not."""
@@ -424,9 +466,12 @@ class Commands:
     ) -> Receipt:
         """Serve what was prepared under the request id `prepared`; as :meth:`wsm.Controller.commit`."""
         asked = {"prepared": prepared, **keywords}
-        return await self.run(
-            origin, "commit", asked, lambda controller, _: controller.commit(prepared, **keywords), source
-        )
+
+        def commit(controller: Controller, _: str) -> Receipt:
+            self._require_the_fleets(prepared)
+            return controller.commit(prepared, **keywords)
+
+        return await self.run(origin, "commit", asked, commit, source)
 
     async def abort(self, origin: Origin, prepared: str | None = None, **keywords: Any) -> Receipt:
         """Take back what was prepared; None: whatever was. As :meth:`wsm.Controller.abort`."""

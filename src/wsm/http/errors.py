@@ -17,6 +17,24 @@ def admission_closed(*, why: str) -> RefusedError:
     return RefusedError(f"no request is admitted now: {why}; ask again later")
 
 
+@coded("fleet-stale")
+def fleet_stale(*, group: str, digest: str | None, generation: int | None) -> RefusedError:
+    """What a replica holds is not what its fleet's target allows."""
+    return RefusedError(
+        f"{group} holds digest {digest}, which target {generation} of its fleet does not allow; ask another "
+        "replica, and bring this one to the target: wsm fleet update"
+    )
+
+
+@coded("not-the-fleets")
+def not_the_fleets(*, label: str | None, digest: str | None, generation: int | None) -> RefusedError:
+    """A commit of what the target of a replica's fleet does not allow."""
+    return RefusedError(
+        f"version {label} with digest {digest} is not what target {generation} of the fleet allows; nothing "
+        "was changed: set a target for it (wsm fleet update), or abort what is prepared"
+    )
+
+
 @coded("no-adopt-root")
 def no_directories(*, directory: str) -> RefusedError:
     """A path is sent to a server that takes in no directories."""

@@ -159,7 +159,7 @@ class KeptRequests:
         """Say once that the file was found damaged or emptied, or cannot be used."""
         self.fault = f"the server's file of requests, {path}: {error}"
         self._counts.file_faults += 1
-        log.logger("http").error(log.RECEIPTS_ENDED, path=str(path), error=error)
+        log.logger("http").error("receipts.ended", path=str(path), error=error)
 
     def close(self) -> None:
         """End the thread that writes, once it has written. Does not wait."""

@@ -91,14 +91,6 @@ CONTROLLERS_FILE: Final = "controller.ndjson"
 class JournalFormatError(BadInputError):
     """A line of an exported journal is not what this build writes."""
 
-    def __init__(self, *, line: int, problem: str) -> None:
-        super().__init__(
-            f"line {line} of the journal is unusable: {problem}; "
-            "read it with the version of wsm that wrote it, or cut the file before that line",
-            line=line,
-            problem=problem,
-        )
-
 
 class JournalEntry(msgspec.Struct, frozen=True, tag_field="schema", tag=SCHEMA, forbid_unknown_fields=True):
     """One thing that happened.
@@ -173,7 +165,12 @@ def iterate_ndjson(
         if problem is None:
             yield entry
         elif problem:
-            raise JournalFormatError(line=number, problem=problem)
+            raise JournalFormatError(
+                f"line {number} of the journal is unusable: {problem}; "
+                "read it with the version of wsm that wrote it, or cut the file before that line",
+                line=number,
+                problem=problem,
+            )
         elif cut_short is not None:
             cut_short(number)
 

@@ -29,10 +29,12 @@ LONGEST_LINE_BYTES = 256 * 1024
 RING_BYTES = 64 * 1024
 
 
-class _SegmentBytes(Protocol):
+class Memory(Protocol):
+    """Bytes of a segment: a mapped file, or a copy of one that is only read."""
+
     @property
     def bytes(self) -> memoryview[int]:
-        """All bytes of a segment, or of a copy of one."""
+        """All of it, element format ``B``."""
         ...
 
 
@@ -48,7 +50,7 @@ MAX_LINE_BYTES = RING_CAPACITY // 8
 class LineRing:
     """One ring of a segment, which begins at `offset`."""
 
-    def __init__(self, memory: _SegmentBytes, offset: int) -> None:
+    def __init__(self, memory: Memory, offset: int) -> None:
         self._memory = memory
         self._offset = offset
         self._begin = offset + _WRITTEN_HEAD.size

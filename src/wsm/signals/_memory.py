@@ -14,22 +14,12 @@ import mmap
 import os
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from wsm.errors import RefusedError
 from wsm.shared_directory import ForeignPathError, create_ours, is_at, open_ours, remove_same
 from wsm.signals.errors import SegmentAccessError, SegmentMissingError
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-
-
-class Memory(Protocol):
-    """Bytes of a segment: a mapped file, or a copy of one that is only read."""
-
-    @property
-    def bytes(self) -> memoryview[int]:
-        """All of it, element format ``B``."""
-        ...
 
 
 class SharedFile:
@@ -80,15 +70,19 @@ class SharedFile:
 
 
 @contextlib.contextmanager
-def opened(path: Path, *, also: Container[int] = ()) -> Iterator[tuple[int, int]]:
-    """Open an existing file of this user, or of `also`, to share it; yields descriptor and size in bytes.
+def opened(path: Path, flags: int = os.O_RDWR, *, also: Container[int] = ()) -> Iterator[tuple[int, int]]:
+    """Open an existing file of this user, or of `also`; yields descriptor and size in bytes.
 
     Raises SegmentMissingError, or SegmentAccessError if it is another user's, or no regular file.
     """
     try:
-        descriptor = open_ours(path, also=also)
+        descriptor = open_ours(path, flags, also=also)
     except FileNotFoundError:
-        raise SegmentMissingError(path=str(path)) from None
+        raise SegmentMissingError(
+            f"there is no segment {path}; start the group first, check its name, "
+            "that both sides run as one user, and in containers share /dev/shm (one IPC namespace)",
+            path=str(path),
+        ) from None
     except (OSError, ForeignPathError) as error:
         raise refusal(path, error) from error
     try:

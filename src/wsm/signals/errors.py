@@ -20,13 +20,6 @@ class SegmentNameError(BadInputError):
 class SegmentMissingError(RefusedError):
     """There is no segment of that name."""
 
-    def __init__(self, *, path: str) -> None:
-        super().__init__(
-            f"there is no segment {path}; start the group first, check its name, "
-            "that both sides run as one user, and in containers share /dev/shm (one IPC namespace)",
-            path=path,
-        )
-
 
 class SegmentOwnedError(RefusedError):
     """A live process owns the segment (pid 0: one in another pid namespace)."""
@@ -137,15 +130,6 @@ class RoleBusyError(RefusedError):
 class SlotReusedError(InternalError):
     """A payload was to be written twice under one key; a reader could take one for the other."""
 
-    def __init__(self, *, epoch: int, sequence: int, kind: int) -> None:
-        super().__init__(
-            f"a payload of kind {kind} was written already for epoch {epoch}, sequence {sequence}; "
-            "this is a bug in wsm, please report it",
-            epoch=epoch,
-            sequence=sequence,
-            kind=kind,
-        )
-
 
 def go_on_or_end(pid: int, *, supervisor: bool, stopped: bool = True) -> str:
     """Say what to do about a process that has the controller role and does not go on; 0: not seen."""
@@ -159,10 +143,3 @@ def go_on_or_end(pid: int, *, supervisor: bool, stopped: bool = True) -> str:
 
 class EngineWordMissingError(RefusedError):
     """The engine has not created that word, or has removed it."""
-
-    def __init__(self, *, path: str) -> None:
-        super().__init__(
-            f"there is no engine word {path}; start the engine first and check the suffix "
-            "(its own engine worker queue port, one per data-parallel part)",
-            path=path,
-        )

@@ -116,7 +116,11 @@ class EngineWord:
                     )
                 memory = SharedFile(descriptor, path, _INT32_BYTES)
         except SegmentMissingError:
-            raise EngineWordMissingError(path=str(path)) from None
+            raise EngineWordMissingError(
+                f"there is no engine word {path}; start the engine first and check the suffix "
+                "(its own engine worker queue port, one per data-parallel part)",
+                path=str(path),
+            ) from None
         except SegmentAccessError as error:
             fix = "name its user's id in the configuration (engine_words: user) if its engine is to command"
             raise SegmentAccessError(path=str(path), reason=error.context["reason"], fix=fix) from error
@@ -158,13 +162,6 @@ class EngineWord:
                 path=str(path),
             ) from None
         return cls(kind, suffix, directory=directory)
-
-    @staticmethod
-    def exists(
-        kind: EngineWordKind, suffix: str | int, *, directory: str | os.PathLike[str] | None = None
-    ) -> bool:
-        """Whether there is something under the word's name; looks without attaching."""
-        return os.path.lexists(engine_word_path(kind, suffix, directory))
 
     def read(self) -> int:
         """Return the value."""

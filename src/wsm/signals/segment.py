@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 from wsm.errors import BadInputError, RefusedError
-from wsm.journal.lines import LineRing
+from wsm.journal.lines import LineRing, Memory
 from wsm.private_directory import private_directory
-from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
+from wsm.shared_directory import EVERY_USER
 from wsm.signals import ownership
-from wsm.signals._memory import Memory, SharedFile, refusal
-from wsm.signals.errors import SegmentMissingError, SegmentTruncatedError
+from wsm.signals._memory import SharedFile, opened
+from wsm.signals.errors import SegmentTruncatedError
 from wsm.signals.layout import HEADER_BYTES, MAGIC, Header
 from wsm.signals.lock_file import LockFile, LockHold
 from wsm.signals.names import segment_path
@@ -299,16 +299,9 @@ class SegmentImage(GroupMemory):
 
         Raises SegmentMissingError or SegmentAccessError if it cannot be read, else as the constructor.
         """
-        try:
-            descriptor = open_ours(path, os.O_RDONLY, also=() if os.geteuid() else EVERY_USER)
-        except FileNotFoundError:
-            raise SegmentMissingError(path=str(path)) from None
-        except (OSError, ForeignPathError) as error:
-            raise refusal(path, error) from error
-        try:
-            return cls(path, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-        finally:
-            os.close(descriptor)
+        also = () if os.geteuid() else EVERY_USER
+        with opened(path, os.O_RDONLY, also=also) as (descriptor, size):
+            return cls(path, os.pread(descriptor, size, 0))
 
     @classmethod
     def of(cls, segment: Segment) -> SegmentImage:
@@ -328,10 +321,7 @@ def existing_groups(directory: Path | None = None) -> list[str]:
 
 def _is_segment(path: Path) -> bool:
     try:
-        descriptor = open_ours(path, os.O_RDONLY, also=EVERY_USER)
-    except (OSError, ForeignPathError):  # gone meanwhile, another user's, or no file at all
+        with opened(path, os.O_RDONLY, also=EVERY_USER) as (descriptor, _):
+            return os.pread(descriptor, len(MAGIC), 0) == MAGIC
+    except RefusedError:  # gone meanwhile, or no file at all
         return False
-    try:
-        return os.pread(descriptor, len(MAGIC), 0) == MAGIC
-    finally:
-        os.close(descriptor)

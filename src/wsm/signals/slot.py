@@ -11,7 +11,7 @@ import struct
 import zlib
 
 from wsm.errors import BadInputError
-from wsm.signals._memory import Memory
+from wsm.journal.lines import Memory
 from wsm.signals.errors import SlotReusedError
 from wsm.signals.layout import SLOT_BYTES
 
@@ -41,7 +41,13 @@ class PayloadSlot:
         """
         kinds = self._written[2] if self._written[:2] == (epoch, sequence) else frozenset()
         if kind in kinds or self.read(epoch, sequence, kind) is not None:
-            raise SlotReusedError(epoch=epoch, sequence=sequence, kind=kind)
+            raise SlotReusedError(
+                f"a payload of kind {kind} was written already for epoch {epoch}, sequence {sequence}; "
+                "this is a bug in wsm, please report it",
+                epoch=epoch,
+                sequence=sequence,
+                kind=kind,
+            )
         self.write_over(epoch, sequence, kind, data)
         self._written = (epoch, sequence, kinds | {kind})
 

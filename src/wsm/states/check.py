@@ -23,6 +23,7 @@ from typing import TypeVar
 from wsm.states import command_events, phases
 from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course
 from wsm.states.errors import IllegalTransitionError
+from wsm.states.fleet import fleet_faults
 from wsm.states.group import (
     PERMITS,
     ROWS,
@@ -85,7 +86,8 @@ class TableFault:
 
 def check_everything() -> list[TableFault]:
     """Run every check of all tables, each alone and all together; an empty list is good news."""
-    return [*check_tables(), *check_phases(), *check_group()] or list(check_beside())
+    fleet = [TableFault("fleet", "a replica", problem) for problem in fleet_faults()]
+    return [*check_tables(), *check_phases(), *check_group(), *fleet] or list(check_beside())
 
 
 def check_tables(charts: Sequence[Chart] = CHARTS) -> list[TableFault]:
@@ -249,18 +251,16 @@ def _no_event_is_a_method(chart: Chart) -> Iterator[TableFault]:
 
 
 def _the_machine_is_the_table(chart: Chart) -> Iterator[TableFault]:
-    table = frozenset(edge_of(row) for row in chart.rows)
+    table = {
+        Edge(row.source.name, row.event.value, row.dest.name, row.guard and row.guard.value)
+        for row in chart.rows
+    }
     machine = ChartMachine(chart).edges()
     for edge in sorted(table ^ machine, key=str):
         side = "the table" if edge in table else "the machine"
         yield TableFault(
             "machine", f"{chart.machine.value} {edge.source} {edge.event}", f"only {side} has it"
         )
-
-
-def edge_of(row: Row) -> Edge:
-    """Return a row as the machine would report it."""
-    return Edge(row.source.name, row.event.value, row.dest.name, row.guard and row.guard.value)
 
 
 def _among(wanted: State | Event, known: Iterable[State | Event]) -> bool:

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from wsm.errors import BadInputError, InternalError, RefusedError
 
 
 class IllegalTransitionError(RefusedError):
     """An event has no row in the state that the machine is in. Nothing was changed."""
 
-    def __init__(self, *, machine: str, state: str, event: str, legal: Sequence[str]) -> None:
-        super().__init__(
-            f"{event!r} is refused while {machine} is {state}; legal there: {', '.join(legal)}",
-            machine=machine,
-            state=state,
-            event=event,
-            legal=tuple(legal),
-        )
-
 
 class JointRuleError(IllegalTransitionError):
     """An event has a row, but would bring weights and KV cache together wrongly. Nothing was changed."""
-
-    def __init__(self, *, machine: str, state: str, event: str, joint: str, why: str) -> None:
-        RefusedError.__init__(
-            self,
-            f"{event!r} is refused while {machine} is {state} ({joint}): {why}",
-            machine=machine,
-            state=state,
-            event=event,
-            joint=joint,
-            why=why,
-        )
 
 
 def require_bools(**flags: object) -> None:
@@ -63,14 +41,6 @@ class ProtocolViolationError(InternalError):
 
 class EpochUsedError(RefusedError):
     """A process wants to join an epoch in which its slot was used by another process."""
-
-    def __init__(self, *, rank: int, epoch: int) -> None:
-        super().__init__(
-            f"rank {rank} was already taken in epoch {epoch}, and a replacement joins only an epoch "
-            "that its slot never used; restart the group",
-            rank=rank,
-            epoch=epoch,
-        )
 
 
 class CommandOpenError(RefusedError):

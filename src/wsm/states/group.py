@@ -53,7 +53,7 @@ from wsm.errors import InternalError
 from wsm.states import decide, epochs, holding
 from wsm.states.decide import Role
 from wsm.states.epochs import Cause
-from wsm.states.holding import Hold, LeaseEnd
+from wsm.states.holding import Hold
 from wsm.states.view import View
 from wsm.states.vocabulary import After, OnFailure, TableKey, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Decider, Operation
@@ -560,7 +560,7 @@ def _has_lapsed(_state: GroupState, view: View, known: Known) -> bool:
     if not _is_due(known):
         return False
     each = decide.resident_on_each(view)
-    end = holding.lease_end(
+    return holding.lease_ends(
         known.hold,
         known.now_ns,
         held=view.committed.held,
@@ -568,7 +568,6 @@ def _has_lapsed(_state: GroupState, view: View, known: Known) -> bool:
         whole=all(resident.serving for resident in each),
         owed=decide.before_admission(each, owed=epochs.unrestored(view))[1],
     )
-    return end is LeaseEnd.RELEASE
 
 
 def _may_write(processes: frozenset[May], _state: GroupState, _view: View, known: Known) -> bool:

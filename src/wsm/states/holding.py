@@ -205,28 +205,17 @@ def in_flight_objection(
     return f"the hold has set {some} aside, and what stands still cannot be drained; keep or abort them"
 
 
-class LeaseEnd(enum.Enum):
-    """What is due about a hold's lease."""
+def lease_ends(hold: Hold | None, now_ns: int, *, held: bool, is_over: bool, whole: bool, owed: bool) -> bool:
+    """Whether a release is due, since the lease of `hold` is over at `now_ns` of the host's clock.
 
-    NOTHING = "nothing"  # the group is open, the lease runs still, or there is none
-    WAIT = "wait"  # it has run out, and a command is open, or the group is to be restored first
-    RELEASE = "release"  # by an ordinary release
-    STAYS = "stays"  # it has run out, the hold stays, and every status says so
-
-
-def lease_end(
-    hold: Hold | None, now_ns: int, *, held: bool, is_over: bool, whole: bool, owed: bool
-) -> LeaseEnd:
-    """Say what is due about the lease of a hold, of which `hold` is known, at `now_ns` of the host's clock.
+    It is not while a command is open, or the group is to be restored first. Where the hold stays behind its
+    lease, every status says so.
 
     `is_over`: whether no command is open; `whole`: whether every rank has what a step needs; `owed`: whether
     the group is to be restored to what it served.
     """
     left_s = None if hold is None or not held else hold.left_s(now_ns)
     if hold is None or left_s is None or left_s > 0:
-        return LeaseEnd.NOTHING
-    if hold.on_lease is OnLease.STAY or hold.closed is not None:
-        return LeaseEnd.STAYS
-    if not is_over or owed:
-        return LeaseEnd.WAIT
-    return LeaseEnd.RELEASE if whole else LeaseEnd.STAYS
+        return False
+    stays = hold.on_lease is OnLease.STAY or hold.closed is not None
+    return is_over and whole and not (stays or owed)

@@ -208,11 +208,13 @@ def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
 
 def no_row(chart: Chart, state: State, event: Event) -> IllegalTransitionError:
     """Return the error for an event that no row of its chart takes in a state."""
+    machine, legal = chart.machine.value, tuple(each.value for each in chart.legal(state))
     return IllegalTransitionError(
-        machine=chart.machine.value,
+        f"{event.value!r} is refused while {machine} is {state.name}; legal there: {', '.join(legal)}",
+        machine=machine,
         state=state.name,
         event=event.value,
-        legal=[each.value for each in chart.legal(state)],
+        legal=legal,
     )
 
 
@@ -241,8 +243,14 @@ def step(
         raise no_row(chart, state, event)
     why = objection(joint, row)
     if why is not None:
+        machine = chart.machine.value
         raise JointRuleError(
-            machine=chart.machine.value, state=state.name, event=event.value, joint=str(joint), why=why
+            f"{event.value!r} is refused while {machine} is {state.name} ({joint}): {why}",
+            machine=machine,
+            state=state.name,
+            event=event.value,
+            joint=str(joint),
+            why=why,
         )
     return row, follow(joint, row, kv_kept=kv_kept)
 

@@ -33,7 +33,7 @@ from wsm.errors import InternalError
 from wsm.states import joint
 from wsm.states.errors import IllegalTransitionError, require_bools
 from wsm.states.joint import JointState
-from wsm.states.table import ADMISSION_CHART, KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Row, State
+from wsm.states.table import ADMISSION_CHART, KV_CHART, WEIGHT_CHART, Chart, Event, Row, State
 from wsm.states.vocabulary import Admission, AdmissionEvent, KVEvent, KVState, WeightEvent, WeightState
 
 
@@ -109,21 +109,13 @@ class ChartMachine:
         except MachineError:  # no row of this state takes the event
             return False
 
-    def would_take(self, event: Event, facts: Facts) -> bool:
-        """Ask the machine whether :meth:`take` would take the event in; nothing moves."""
-        return bool(getattr(self.model, f"may_{event.value}")(facts=facts))
-
     def would_go(self, state: State, event: Event, facts: Facts) -> State | None:
         """Return where the machine goes from a state, or None if it refuses; it is where it was afterwards.
 
         For the static checks and for proofs; unreachable states are taken, too.
         """
         before, self.model.state = self.model.state, state
-        try:
-            moved = self._machine.events[event.value].trigger(self.model, facts=facts)
-            went: State | None = self.model.state if moved else None
-        except MachineError:
-            went = None
+        went: State | None = self.model.state if self.take(event, facts) else None
         self.model.state = before
         return went
 
@@ -133,7 +125,7 @@ class ChartMachine:
         for event in self._machine.events.values():
             for source, transitions in event.transitions.items():
                 for transition in transitions:
-                    names = [_name_of(condition.func) for condition in transition.conditions]
+                    names = [getattr(condition.func, "__name__", "") for condition in transition.conditions]
                     guard = next((name for name in names if name != _JOINT_RULES), None)
                     found.add(Edge(source, event.name, str(transition.dest), guard))
         return frozenset(found)
@@ -145,35 +137,19 @@ class ChartMachine:
 
 
 def _transition(row: Row) -> dict[str, Any]:
-    guards = [] if row.guard is None else [_guarded(row.guard)]
-    return {
-        "trigger": row.event.value,
-        "source": row.source,
-        "dest": row.dest,
-        "conditions": [*guards, _allowed(row)],
-    }
+    guard = row.guard
+    conditions = [_condition(_JOINT_RULES, lambda facts: joint.objection(facts.joint, row) is None)]
+    if guard is not None:
+        conditions.insert(0, _condition(guard.value, lambda facts: guard.holds(kept=facts.kept)))
+    return {"trigger": row.event.value, "source": row.source, "dest": row.dest, "conditions": conditions}
 
 
-def _guarded(guard: Guard) -> Callable[[Any], bool]:
-    def holds(event_data: Any) -> bool:
-        facts: Facts = event_data.kwargs["facts"]
-        return guard.holds(kept=facts.kept)
+def _condition(name: str, holds: Callable[[Facts], bool]) -> Callable[[Any], bool]:
+    def condition(event_data: Any) -> bool:
+        return holds(event_data.kwargs["facts"])
 
-    holds.__name__ = guard.value
-    return holds
-
-
-def _allowed(row: Row) -> Callable[[Any], bool]:
-    def holds(event_data: Any) -> bool:
-        facts: Facts = event_data.kwargs["facts"]
-        return joint.objection(facts.joint, row) is None
-
-    holds.__name__ = _JOINT_RULES
-    return holds
-
-
-def _name_of(function: Any) -> str:
-    return str(function.__name__)
+    condition.__name__ = name
+    return condition
 
 
 class _At(NamedTuple):
@@ -241,7 +217,8 @@ class LifeCycle:
             If `kept` is not a bool.
         """
         require_bools(kept=kept)
-        return self._machines[type(event)].would_take(event, Facts(self.joint, kept))
+        ask = getattr(self._machines[type(event)].model, f"may_{event.value}")
+        return bool(ask(facts=Facts(self.joint, kept)))
 
     def fire(
         self,

@@ -78,7 +78,12 @@ def join(
         must not be taken for this one's.
     """
     if command.epoch in (step.epoch, status.epoch):
-        raise EpochUsedError(rank=rank, epoch=command.epoch)
+        raise EpochUsedError(
+            f"rank {rank} was already taken in epoch {command.epoch}, and a replacement joins only an epoch "
+            "that its slot never used; restart the group",
+            rank=rank,
+            epoch=command.epoch,
+        )
     open_command = command.operation is not Operation.NONE
     done = command.sequence - open_command
     state = RankState(rank=rank, epoch=command.epoch, done=done, steps=steps, held=held)

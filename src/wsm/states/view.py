@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from wsm.states.words import (
@@ -108,27 +109,16 @@ def view_of_answers(
     for answer in answers:
         if answer.term != term:
             continue
-        statuses[answer.rank] = max(statuses.get(answer.rank, answer.status), answer.status, key=_how_far)
-        command = max(command, answer.heard, key=_how_decided)
-        stored = max(stored, answer.committed, key=_sequence)
+        before = statuses.get(answer.rank, answer.status)
+        statuses[answer.rank] = max(before, answer.status, key=itemgetter(slice(3)))
+        command = max(command, answer.heard, key=lambda word: (*word[:2], word.operation.is_decision))
+        stored = max(stored, answer.committed, key=attrgetter("sequence"))
     words = [statuses.get(index, _SILENCE) for index in range(participants)]
     return View(command, (), words, stored, frozenset(range(participants)) - set(statuses))
 
 
 #: The status of a participant that has not answered: of no epoch, and nothing that could serve.
 _SILENCE = StatusWord(0, 0, StatusCode.NONE)
-
-
-def _how_far(status: StatusWord) -> tuple[int, int, int]:
-    return status[:3]
-
-
-def _how_decided(command: CommandWord) -> tuple[int, int, bool]:
-    return command.epoch, command.sequence, command.operation.is_decision
-
-
-def _sequence(committed: CommittedWord) -> int:
-    return committed.sequence
 
 
 def is_behind(steps: Sequence[StepWord], *, rank: int, epoch: int, step: int, sequence: int) -> bool:
@@ -180,7 +170,7 @@ def _has_finished(peer: StepWord, sequence: int) -> bool:
 _TOUCHED = frozenset((StatusCode.STOPPED_TOUCHED, StatusCode.DONE_CLEARED, StatusCode.DONE_FAULTED))
 
 #: Codes that a rank reaches only after it has accepted; a hot update, which stages first, aside.
-_ACCEPTED = frozenset((StatusCode.ACCEPTED, StatusCode.RUNNING, StatusCode.PREPARED, StatusCode.DONE_CLEARED))
+ACCEPTED = frozenset((StatusCode.ACCEPTED, StatusCode.RUNNING, StatusCode.PREPARED, StatusCode.DONE_CLEARED))
 
 
 def all_answered(view: View) -> bool:
@@ -225,9 +215,7 @@ def all_stopped(view: View) -> bool:
 
 def any_accepted(view: View) -> bool:
     """Whether some rank has accepted the command, which it does only where all ranks stand."""
-    return any(
-        status is not None and (status.ready or status.code in _ACCEPTED) for status in view.of_ranks()
-    )
+    return any(status is not None and (status.ready or status.code in ACCEPTED) for status in view.of_ranks())
 
 
 def any_committed(view: View) -> bool:

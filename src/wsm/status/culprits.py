@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from wsm.journal.entry import CONTROLLER
 from wsm.report import STEP, FailureReport
+from wsm.states.view import ACCEPTED
 from wsm.states.words import (
     Decider,
     Operation,
@@ -327,7 +328,7 @@ def _has_stood(rank: RankStatus, group: GroupStatus) -> bool:
     """Whether a rank shows that all ranks stood at one step for the command."""
     if group.command.operation.is_hot:
         return group.answer(rank) is StatusCode.DONE_COMMITTED
-    return _ready(rank, group) > 0 or group.answer(rank) in _ACCEPTED
+    return _ready(rank, group) > 0 or group.answer(rank) in ACCEPTED
 
 
 def _running(rank: RankStatus, group: GroupStatus) -> _Awaited | None:
@@ -365,9 +366,6 @@ def _ended(_rank: RankStatus, group: GroupStatus) -> _Awaited:
 def _ready(rank: RankStatus, group: GroupStatus) -> int:
     return 0 if group.answer(rank) is None else rank.status.ready
 
-
-#: The codes of ranks that have accepted a command which is not hot.
-_ACCEPTED = (StatusCode.ACCEPTED, StatusCode.RUNNING, StatusCode.PREPARED, StatusCode.DONE_CLEARED)
 
 #: In which codes a rank waits although it has to stop: for votes, and for the others to stop.
 _WAIT_BEHIND_AN_ABORT = (StatusCode.RUNNING, StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED)

@@ -327,6 +327,11 @@ class GroupStatus:
         return self.committed.version
 
     @property
+    def manifest_digest(self) -> str | None:
+        """The digest of that version's manifest, where one speaks for the whole group."""
+        return self.committed.digest
+
+    @property
     def content_digest(self) -> str | None:
         """The digest of that version, where its label has meant other content before."""
         return self.committed.content_digest
@@ -545,6 +550,7 @@ _TOLD_OF_RANKS = (
 )
 _TOLD_OF_GROUPS = (
     *("name", "run_id", "epoch", "sequence", "operation", "over", "version", "content_digest"),
+    *("manifest_digest", "request_id"),
     *("controller_pid", "controller_stopped", "controller_unanswered_s", "controller_hung"),
     *("owner_pid", "supervisor_pid", "headline", "because", "advice", "decision_left_s", "serving", "state"),
 )

@@ -2,27 +2,21 @@
 
 First JSON from files that are not trusted: one meaning or an error. Python's parser takes the last of
 duplicated keys, ``NaN``, and lone surrogates that no log can carry; :func:`parse` refuses them. Then a text
-that carries the digest of its own content, in canonical form:
-keys sorted, no blanks, ASCII, so that equal content has equal bytes and one digest. Then typed readers of
-fields, whose errors name file and field. What a document describes is not known here.
+that carries the digest of its own content, in canonical form: keys sorted, no blanks, ASCII, so that equal
+content has equal bytes and one digest. What a document describes is not known here.
 """
 
 from __future__ import annotations
 
-import abc
 import json
 import re
 from collections.abc import Collection, Mapping
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from wsm.errors import BadInputError
-from wsm.labels import recorded_version
 from wsm.strategies.digest import DIGEST_LENGTH, digest_of, running_digest
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec, is_shape
 
 
 class StrictJsonError(ValueError):
@@ -160,12 +154,6 @@ def _canonical(fields: Mapping[str, Any]) -> bytes:
 
 
 _HEXADECIMAL = re.compile("[0-9a-f]*")
-_DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_LENGTH}}}")
-
-
-def is_plain_file_name(value: str) -> bool:
-    """Whether `value` names a file of a directory and leads nowhere else."""
-    return value not in ("", ".", "..") and "/" not in value and "\0" not in value
 
 
 def are_digests(values: Collection[Any]) -> bool:
@@ -175,176 +163,3 @@ def are_digests(values: Collection[Any]) -> bool:
         and not set(map(len, values)) - {DIGEST_LENGTH}
         and _HEXADECIMAL.fullmatch("".join(values)) is not None
     )
-
-
-class FieldReader:
-    """One JSON object of a manifest; whatever does not fit is a ManifestError.
-
-    Parameters
-    ----------
-    fields : Any
-        The object, as parsed.
-    file : str
-        The manifest's name, for messages.
-    """
-
-    def __init__(self, fields: Any, file: str) -> None:
-        if not isinstance(fields, dict):
-            raise ManifestError(file=file, problem="it holds something else where an object should be")
-        self._fields: dict[str, Any] = fields
-        self._file = file
-
-    @property
-    def fields(self) -> Mapping[str, Any]:
-        """All fields, as they stand there."""
-        return self._fields
-
-    def refuse(self, name: str, expected: str) -> ManifestError:
-        """Return the error that says what `name` should be."""
-        return ManifestError(file=self._file, problem=f"its field {name!r} is not {expected}")
-
-    def count(self, name: str, limit: int = (1 << 63) - 1) -> int:
-        """Return a non-negative integer up to `limit`."""
-        value: Any = self._fields.get(name)
-        if not is_count(value) or value > limit:
-            raise self.refuse(name, f"an integer from 0 to {limit}")
-        return int(value)
-
-    def version(self, name: str = "version") -> str:
-        """Return the label of a version; before versions were labels, a number stood there."""
-        try:
-            return recorded_version(self._fields.get(name))
-        except BadInputError as error:
-            raise self.refuse(name, "the label of a version") from error
-
-    def text(self, name: str) -> str:
-        """Return a string that can be written out again."""
-        value = self._fields.get(name)
-        if not is_text(value):
-            raise self.refuse(name, "a string")
-        return str(value)
-
-    def digest(self, name: str) -> str:
-        """Return a digest."""
-        value = self.text(name)
-        if not _DIGEST.fullmatch(value):
-            raise self.refuse(name, "a digest")
-        return value
-
-    def digests(self, name: str) -> dict[str, str]:
-        """Return an object of digests."""
-        found = self.mapping(name)
-        if not are_digests(found.values()):
-            raise self.refuse(name, "an object of digests")
-        return found
-
-    def dtype(self, name: str) -> str:
-        """Return a dtype that wsm moves."""
-        value = self.text(name)
-        if value not in ITEM_BYTES:
-            raise self.refuse(name, "a dtype that wsm moves")
-        return value
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the extents of a tensor."""
-        extents = self.rows(name)
-        if not is_shape(extents):
-            raise self.refuse(name, "the shape of a tensor")
-        return tuple(extents)
-
-    def tensor(self) -> TensorSpec:
-        """Return the tensor that the fields ``name``, ``dtype`` and ``shape`` describe."""
-        dtype, shape = self.dtype("dtype"), self.shape("shape")
-        return TensorSpec(self.text("name"), dtype, shape)
-
-    def absent(self, name: str) -> bool:
-        """Whether the field is not there, or null."""
-        return self._fields.get(name) is None
-
-    def promise(self, name: str) -> bool:
-        """Return whether something is promised; a promise that is not made is not written."""
-        if name in self._fields and self._fields[name] is not True:
-            raise self.refuse(name, "true, or left out")
-        return name in self._fields
-
-    def mapping(self, name: str) -> dict[str, Any]:
-        """Return an object."""
-        value = self._fields.get(name)
-        if not isinstance(value, dict):
-            raise self.refuse(name, "an object")
-        return value
-
-    def within(self, name: str) -> FieldReader:
-        """Return a reader of the object `name`."""
-        return FieldReader(self.mapping(name), self._file)
-
-    def objects(self, name: str) -> list[FieldReader]:
-        """Return readers of a list of objects."""
-        return [FieldReader(row, self._file) for row in self.rows(name)]
-
-    def rows(self, name: str) -> list[Any]:
-        """Return a list."""
-        value = self._fields.get(name)
-        if not isinstance(value, list):
-            raise self.refuse(name, "a list")
-        return value
-
-
-_ENVELOPE = frozenset({"format", "layout", "digest"})
-
-
-class SealedDocument(abc.ABC):
-    """A manifest, as the fields of its file. A class that derives from it says what they are.
-
-    Attributes
-    ----------
-    FORMAT, LAYOUT : str, int
-        What kind of document it is, and the number that grows when its fields change their meaning.
-    FIELDS : set of str
-        Every field that it may have, apart from format, layout and seal.
-    """
-
-    FORMAT: ClassVar[str]
-    LAYOUT: ClassVar[int] = 1
-    FIELDS: ClassVar[frozenset[str]]
-
-    @abc.abstractmethod
-    def _content(self) -> dict[str, Any]:
-        """Return what stands in the file, apart from format, layout and seal."""
-
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the whole manifest."""
-        return content_digest(self._fields())
-
-    def encode(self) -> bytes:
-        """Return the bytes of the manifest's file."""
-        return seal(self._fields())
-
-    @classmethod
-    def _unsealed(cls, data: bytes, *, file: str) -> FieldReader:
-        """Return a reader of a file's fields.
-
-        Raises
-        ------
-        ManifestError
-            If the file is no such document, its seal is broken, or it says something that is not known here:
-            what is not understood is not half believed.
-        """
-        fields = unseal(data, file=file, form=cls.FORMAT, layout=cls.LAYOUT)
-        unknown = fields.keys() - cls.FIELDS - _ENVELOPE
-        if unknown:
-            names = ", ".join(sorted(ascii(name) for name in unknown)[:6])
-            raise ManifestError(file=file, problem=f"these fields are unknown: {names}")
-        return FieldReader(fields, file)
-
-    def _as_read(self, reader: FieldReader) -> None:
-        """Keep the digest of the very bytes that the document was read from.
-
-        Their seal was checked, and computing it again takes longer than all the rest; of a document that
-        says its version as a number, as older ones do, it would be another one.
-        """
-        self.__dict__["digest"] = reader.fields["digest"]
-
-    def _fields(self) -> dict[str, Any]:
-        return {"format": self.FORMAT, "layout": self.LAYOUT, **self._content()}

@@ -74,19 +74,15 @@ class SnapshotNotFoundError(BadInputError):
 
 
 class UnreadableFileError(BadInputError):
-    """The operating system refuses to open or read a file.
-
-    ``touched`` is true when the device failed while the file was being applied.
-    """
+    """The operating system refuses to open or read a file."""
 
     unfit = True
 
-    def __init__(self, *, file: str, reason: str, touched: bool = False, fix: str | None = None) -> None:
+    def __init__(self, *, file: str, reason: str, fix: str | None = None) -> None:
         super().__init__(
             f"cannot read {file}: {reason}; {fix or 'correct the path or its permissions, or publish again'}",
             file=file,
             reason=reason,
-            touched=touched,
         )
 
 
@@ -105,16 +101,12 @@ class NotARegularFileError(BadInputError):
 
 
 @coded("bad-file-size")
-def bad_file_size(*, file: str, expected: int, actual: int, touched: bool = False) -> BadInputError:
-    """A file is shorter or longer than it says, or than its manifest says.
-
-    ``touched`` is true when the file shrank while it was being applied.
-    """
+def bad_file_size(*, file: str, expected: int, actual: int) -> BadInputError:
+    """A file is shorter or longer than it says, or than its manifest says."""
     kind = "truncated" if actual < expected else "longer than announced"
     return BadInputError(
         f"{file} is {kind}: {actual} bytes instead of {expected}; publish the snapshot again",
         unfit=True,
-        touched=touched,
     )
 
 
@@ -427,14 +419,13 @@ class NotFiniteError(BadInputError):
 
     unfit = True
 
-    def __init__(self, *, tensor: str, origin: str, index: int, touched: bool = False) -> None:
+    def __init__(self, *, tensor: str, origin: str, index: int) -> None:
         super().__init__(
             f"tensor {tensor!r} of {origin} is not finite from element {index} on (in C order), although its "
             "manifest says finite; publish a version without NaN",
             tensor=tensor,
             origin=origin,
             index=index,
-            touched=touched,
         )
 
 
@@ -462,9 +453,7 @@ class DigestMismatchError(BadInputError):
 
     unfit = True
 
-    def __init__(
-        self, *, tensor: str, origin: str, expected: str, actual: str, touched: bool = False
-    ) -> None:
+    def __init__(self, *, tensor: str, origin: str, expected: str, actual: str) -> None:
         super().__init__(
             f"tensor {tensor!r} of {origin} is corrupt: digest {actual} instead of {expected}; "
             "publish the snapshot again and load it",
@@ -472,19 +461,17 @@ class DigestMismatchError(BadInputError):
             origin=origin,
             expected=expected,
             actual=actual,
-            touched=touched,
         )
 
 
 class LoadCancelledError(GroupError):
-    """The caller no longer wants the load. ``touched`` says whether a byte of the target was changed."""
+    """The caller no longer wants the load."""
 
-    def __init__(self, *, tensors_applied: int, tensors: int, touched: bool = False) -> None:
+    def __init__(self, *, tensors_applied: int, tensors: int) -> None:
         super().__init__(
             f"the load was cancelled after {tensors_applied} of {tensors} tensors",
             tensors_applied=tensors_applied,
             tensors=tensors,
-            touched=touched,
         )
 
 

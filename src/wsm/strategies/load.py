@@ -273,7 +273,7 @@ def load(
             if collects := not feeds and _collects(offer, target):
                 beside = sum(spec.nbytes for spec in target.specs().values())
                 offer = replace(offer, peak_extra_bytes=offer.peak_extra_bytes + beside)
-            _log.info(log.LOAD_BEGUN, strategy=name, version=offer.version, files=errors.listed(offer.files))
+            _log.info("load.begun", strategy=name, version=offer.version, files=errors.listed(offer.files))
             need = None if admit is None else memory_need(offer, target)
             if admit is not None and need is not None:
                 admit(need)

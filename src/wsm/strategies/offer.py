@@ -95,8 +95,7 @@ class Offer:
     Where `declared` is false, `tensors` is read once, one tensor after the other, while the context of
     :meth:`wsm.strategies.strategy.Strategy.open` is open: a tensor is applied and verified before the next
     one is asked for, so that memory which it was offered from may be used again then. Errors of the iterator
-    end the load; once a tensor of it was applied they have to say ``touched``. Such a tensor has ``memory``
-    to keep only where that is never used again.
+    end the load. Such a tensor has ``memory`` to keep only where that is never used again.
 
     Parameters
     ----------

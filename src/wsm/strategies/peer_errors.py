@@ -20,7 +20,6 @@ class PeerMessageError(BadInputError):
             f"{peer} sent an unusable message: {problem}; run the same version of wsm on both sides",
             peer=peer,
             problem=problem,
-            touched=False,
         )
 
 
@@ -37,7 +36,6 @@ class PeerSilentError(GroupError):
             peer=peer,
             waited_s=waited_s,
             expected=expected,
-            touched=False,
             met=met,
         )
 
@@ -55,7 +53,6 @@ class PeerDiedError(GroupError):
             f"{peer} has ended {when}, {expected} was due; start it again and repeat",
             peer=peer,
             expected=expected,
-            touched=False,
             absent_s=absent_s,
         )
 
@@ -69,7 +66,6 @@ class PeerFailedError(GroupError):
             peer=peer,
             error=error,
             reason=reason,
-            touched=False,
         )
 
 

@@ -89,7 +89,7 @@ class _Tensors(ABC):
             return memoryview(bytearray())
         tensor = self._allocated(name)
         if not self._layouts[name].is_plain():
-            tensor = self._on_host[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            tensor = self._on_host[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
         return _bytes_of(tensor)
 
     def _move(self, name: str) -> None:

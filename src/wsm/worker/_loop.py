@@ -391,8 +391,12 @@ class RankLoop:
             self._leaving = self.reader.leaving(self.state)
         came = self._leaving.end(lambda _asked, machines: command_events.leave(machines), Event.CLEARED)
         if came is Event.FAULTED:
+            rank, epoch = self.state.rank, self.state.epoch
             raise errors.TeardownFailedError(
-                rank=self.state.rank, epoch=self.state.epoch
+                f"rank {rank} could not give back what it held in epoch {epoch}; "
+                "end this process and start another in its place, its journal names the action",
+                rank=rank,
+                epoch=epoch,
             ) from self._leaving.teardown_failure
         if came is None:
             return
@@ -419,10 +423,16 @@ class RankLoop:
         FlipFailedError
             Always, for the embedding loop.
         """
-        doing = self._at_work.doing
-        failure = self._report(doing, error, StatusCode.FAILED)
+        rank, doing = self.state.rank, self._at_work.doing
+        cause = self._report(doing, error, StatusCode.FAILED).message
         self._tell(Event.BROKE)
-        raise errors.FlipFailedError(rank=self.state.rank, action=doing, cause=failure.message) from error
+        raise errors.FlipFailedError(
+            f"{doing} failed on rank {rank} in the middle of the flip: {cause}; what it holds is unknown, "
+            "and no rank steps again in this epoch: end this process, a new epoch restores the group",
+            rank=rank,
+            action=doing,
+            cause=cause,
+        ) from error
 
     def _fail_action(self, error: Exception) -> None:
         """Take in that the action at hand raised: by itself, or because the group or the watchdog ended it.

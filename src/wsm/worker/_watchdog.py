@@ -144,7 +144,13 @@ class ActionWatch:
         if seconds <= action.deadline_s:
             return None
         return ActionDeadlineError(
-            rank=self._rank, action=action.name, seconds=seconds, deadline_s=action.deadline_s
+            f"{action.name} took {seconds:.3g} s on rank {self._rank}, and its deadline is "
+            f"{action.deadline_s:.3g} s; see what it waits for, or configure a longer one (deadlines: "
+            "action_s)",
+            rank=self._rank,
+            action=action.name,
+            seconds=seconds,
+            deadline_s=action.deadline_s,
         )
 
     def check(self) -> None:

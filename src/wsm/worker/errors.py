@@ -33,15 +33,6 @@ def source_overwritten(*, rank: int, version: str, problem: str) -> BadInputErro
 class FlipFailedError(GroupError):
     """The flip of a hot update raised, though all that can fail was tried before the decision."""
 
-    def __init__(self, *, rank: int, action: str, cause: str) -> None:
-        super().__init__(
-            f"{action} failed on rank {rank} in the middle of the flip: {cause}; what it holds is unknown, "
-            "and no rank steps again in this epoch: end this process, a new epoch restores the group",
-            rank=rank,
-            action=action,
-            cause=cause,
-        )
-
 
 class WaitExpiredError(GroupError):
     """A wait of this rank has passed its deadline; the rank stays where it is until the group decides."""
@@ -69,24 +60,6 @@ def command_aborted(*, rank: int, action: str) -> GroupError:
 class ActionDeadlineError(GroupError):
     """An action of this rank has taken longer than it may."""
 
-    def __init__(self, *, rank: int, action: str, seconds: float, deadline_s: float) -> None:
-        super().__init__(
-            f"{action} took {seconds:.3g} s on rank {rank}, and its deadline is {deadline_s:.3g} s; "
-            "see what it waits for, or configure a longer one (deadlines: action_s)",
-            rank=rank,
-            action=action,
-            seconds=seconds,
-            deadline_s=deadline_s,
-        )
-
 
 class TeardownFailedError(GroupError):
     """A new epoch has begun, and this rank could not give back what it held in the old one."""
-
-    def __init__(self, *, rank: int, epoch: int) -> None:
-        super().__init__(
-            f"rank {rank} could not give back what it held in epoch {epoch}; "
-            "end this process and start another in its place, its journal names the action",
-            rank=rank,
-            epoch=epoch,
-        )

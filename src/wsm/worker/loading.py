@@ -190,7 +190,7 @@ class Sources:
             _require_as_served(context, report)
         each = (*under, report)
         if report.unknown:
-            _log.info(log.TENSORS_IGNORED, version=report.version, tensors=listed(report.unknown))
+            _log.info("tensors.ignored", version=report.version, tensors=listed(report.unknown))
         return Loaded(
             version=report.version or version,
             manifest_digest=report.manifest_digest,

@@ -77,14 +77,14 @@ class Recorder:
         self._epoch, self._sequence = epoch, sequence
         self._file_rests = False
         self.note(kinds.COMMAND_SEEN, operation=operation)
-        self._log.info(log.COMMAND_SEEN, epoch=epoch, sequence=sequence, operation=operation)
+        self._log.info("command.seen", epoch=epoch, sequence=sequence, operation=operation)
 
     def transition(self, record: TransitionRecord) -> None:
         """A state machine took a step."""
         self._epoch, self._sequence = record.epoch, record.sequence
         self._keep(transition_entry(record, rank=self._rank, wall_ns=self.clock.wall_ns()))
         self._log.info(
-            log.TRANSITION_COMMITTED,
+            "transition.committed",
             epoch=record.epoch,
             sequence=record.sequence,
             machine=record.machine,
@@ -95,13 +95,13 @@ class Recorder:
     def action_started(self, name: str) -> None:
         """An action begins."""
         self.note(kinds.ACTION_STARTED, name=name)
-        self._log.debug(log.ACTION_STARTED, action=name)
+        self._log.debug("action.started", action=name)
 
     def action_finished(self, name: str, seconds: float, version: str | None = None) -> None:
         """An action is done, and probed; `version`: what it has loaded."""
         loaded = {} if version is None else {"version": version}
         self.note(kinds.ACTION_FINISHED, name=name, seconds=seconds, **loaded)
-        self._log.info(log.ACTION_FINISHED, action=name, seconds=seconds)
+        self._log.info("action.finished", action=name, seconds=seconds)
 
     def action_failed(self, name: str, error: BaseException) -> None:
         """An action, its probe or its undo raised."""
@@ -113,7 +113,7 @@ class Recorder:
     def action_undone(self, name: str) -> None:
         """An action was taken back."""
         self.note(kinds.ACTION_UNDONE, name=name)
-        self._log.info(log.ACTION_UNDONE, action=name)
+        self._log.info("action.undone", action=name)
 
     def served(self, epoch: int, sequence: int, version: str, content_digest: str | None = None) -> None:
         """From here on steps run with this version; `content_digest`: of a label that meant other content."""
@@ -154,7 +154,7 @@ class Recorder:
         now = self.clock.monotonic_ns(), self.clock.wall_ns()
         self._keep(JournalEntry(kinds.INTERRUPTED, *now, self._rank, epoch, sequence, {"message": why}))
         self.write()
-        self._log.warning(log.GROUPS_INTERRUPTED, epoch=epoch, sequence=sequence, why=why)
+        self._log.warning("groups.interrupted", epoch=epoch, sequence=sequence, why=why)
 
     def step_raised(self, epoch: int, step: int, error: BaseException) -> None:
         """A step raised; told before its word says so, since a keeper ends the process then."""
@@ -163,7 +163,7 @@ class Recorder:
             code = last.tb_frame.f_code
             where, last = f"{code.co_filename}:{last.tb_lineno} in {code.co_name}", last.tb_next
         told = f"{error_name(error)}: {_text_of(error)}"
-        self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=told, where=where)
+        self._log.error("step.broken", epoch=epoch, step=step, error=told, where=where)
 
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
         """The word says that a step raised."""

@@ -88,7 +88,7 @@ def test_a_flipped_bit_in_shared_memory_is_found_before_the_tensor_is_kept(tmp_p
     metas = IpcMetas.decode((tmp_path / "ipc_metas_0").read_bytes(), file="metas")
     (name,) = metas.segments
     with (private_directory() / name).open("r+b") as file:
-        file.seek(metas.tensors[0].offset)
+        file.seek(metas.places[0].offset)
         file.write(b"\xff\xff")
     with pytest.raises(DigestMismatchError, match=name):
         load(IpcSource(tmp_path, 0, device_id=0), weights, name="ipc", version=1)

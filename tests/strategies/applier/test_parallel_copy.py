@@ -104,7 +104,7 @@ def test_the_first_error_of_any_thread_ends_the_load_and_the_others_stop_at_thei
     def read(name, offset):
         if name == "w1":
             failed.set()
-            raise errors.UnreadableFileError(file="disk", reason="it burns", touched=True)
+            raise errors.UnreadableFileError(file="disk", reason="it burns")
         if offset:
             failed.wait(60)  # nobody gets further before it has happened
         reads.append((name, offset))

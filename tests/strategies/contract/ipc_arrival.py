@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from snapshot_arrival import flip
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
 from wsm.private_directory import private_directory
 from wsm.strategies import errors
+from wsm.strategies.documents import seal
 from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_tensors import SharedTensors
@@ -84,9 +86,11 @@ class IpcArrival:
         return private_directory() / name
 
     def _duplicate_name(self, version: int) -> Expected:
-        text = self._metas.read_text()
-        self._metas.write_text(text.replace('"layer.0.bias"', '"steps"'))
-        return Expected(errors.ManifestError, (str(self._metas), "'steps' occurs twice"))
+        fields = json.loads(self._metas.read_bytes())
+        fields["tensors"][1][0] = fields["tensors"][0][0]
+        self._metas.write_bytes(seal(fields))
+        twice = f"lists a tensor twice: {fields['tensors'][0][0]!r}"
+        return Expected(errors.ManifestError, (str(self._metas), twice))
 
     def _other_version(self, version: int) -> Expected:
         self.publish(version + 1, make_state(seed=9))
@@ -126,7 +130,7 @@ class IpcArrival:
 
     def _empty(self, version: int) -> Expected:
         metas = IpcMetas.decode(self._metas.read_bytes(), file="metas")
-        self._metas.write_bytes(replace(metas, tensors=(), digests={}).encode())
+        self._metas.write_bytes(msgspec.structs.replace(metas, kinds=(), rows=(), places=()).encode())
         return Expected(errors.empty_snapshot, (str(self._metas),))
 
     def _peer_silent(self, version: int) -> Expected:

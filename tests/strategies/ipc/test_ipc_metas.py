@@ -13,15 +13,17 @@ from wsm.strategies import TensorSpec
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import seal
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.ipc.metas import HOST, IpcMetas, TensorMeta
+from wsm.strategies.ipc.metas import HOST, IpcMetas, TensorMeta, TensorPlace
+from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import ITEM_BYTES
 
 SPECS = (TensorSpec("a", "F32", (5,)), TensorSpec("b", "BF16", (3, 2)), TensorSpec("c", "I64", ()))
-DIGESTS = {spec.name: digest_of(spec.name.encode()) for spec in SPECS}
+TENSORS = [PromisedTensor(spec, digest_of(spec.name.encode())) for spec in SPECS]
+PLACES = tuple(TensorPlace("wsm-ipc.x", 64 * index) for index, _ in enumerate(SPECS))
 
 
 def metas(**changes):
-    group = (shard_digest((spec, DIGESTS[spec.name]) for spec in SPECS), digest_of(b"rank 1"))
+    group = (shard_digest((spec, digest) for spec, digest, _ in TENSORS), digest_of(b"rank 1"))
     fields = {
         "version": "3",
         "rank": 0,
@@ -29,10 +31,9 @@ def metas(**changes):
         "publication": "p",
         "group": group,
         "segments": {"wsm-ipc.x": 192},
-        "tensors": tuple(TensorMeta(spec, "wsm-ipc.x", 64 * index) for index, spec in enumerate(SPECS)),
-        "digests": DIGESTS,
+        "places": PLACES,
     }
-    return IpcMetas(**{**fields, **changes})
+    return IpcMetas.with_tensors(TENSORS, **{**fields, **changes})
 
 
 def test_what_is_written_is_read():
@@ -76,13 +77,13 @@ def test_the_numbers_are_those_of_paddle(dtype, name):
 
 
 def test_device_memory_is_named_by_a_handle_and_belongs_to_no_segment():
-    meta = TensorMeta(SPECS[0], "\x00\xff" * 32, 512, device=3)
-    read = IpcMetas.decode(metas(tensors=(meta, *metas().tensors[1:])).encode(), file="f")
-    assert read.tensors[0] == meta
-    assert read.tensors[0].device != HOST
+    place = TensorPlace("\x00\xff" * 32, 512, device=3)
+    read = IpcMetas.decode(metas(places=(place, *PLACES[1:])).encode(), file="f")
+    assert read.metas[0] == TensorMeta(SPECS[0], *place)
+    assert read.metas[0].device != HOST
 
 
-WRONG_METAS = {
+WRONG_FIELDS = {
     "too few fields": (lambda fields: fields[:6], "7 fields"),
     "no list": (lambda fields: "meta", "7 fields"),
     "no handle": (lambda fields: ["", *fields[1:]], "no handle"),
@@ -93,20 +94,34 @@ WRONG_METAS = {
     "dims that are none": (lambda fields: [*fields[:4], [-5], *fields[5:]], "the dims"),
     "levels of detail": (lambda fields: [*fields[:5], [[0, 2]], fields[6]], "no dense tensor"),
     "device that is none": (lambda fields: [*fields[:6], -2], "the device -2"),
-    "outside of its segment": (lambda fields: [fields[0], 180, *fields[2:]], "outside of its segment"),
-    "another segment": (lambda fields: ["other", *fields[1:]], "outside of its segment 'other'"),
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG_METAS)
-def test_a_meta_that_is_none_is_refused_by_name(wrong):
-    change, problem = WRONG_METAS[wrong]
-    fields = json.loads(metas().encode())
-    fields["metas"]["a"] = change(fields["metas"]["a"])
+@pytest.mark.parametrize("wrong", WRONG_FIELDS)
+def test_fields_that_are_no_tensor_are_refused_by_name(wrong):
+    change, problem = WRONG_FIELDS[wrong]
     with pytest.raises(ManifestError, match="'a'") as caught:
-        IpcMetas.decode(seal(fields), file="the file")
+        TensorMeta.of_fields("a", change(TensorMeta(SPECS[0], *PLACES[0]).fields()), file="the file")
     assert problem in str(caught.value)
     assert caught.value.file == "the file"
+
+
+WRONG_PLACES = {
+    "no handle": ("", 0, HOST),
+    "negative offset": ("wsm-ipc.x", -1, HOST),
+    "device that is none": ("wsm-ipc.x", 0, -2),
+    "outside of its segment": ("wsm-ipc.x", 180, HOST),
+    "another segment": ("other", 0, HOST),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PLACES)
+def test_a_place_that_is_none_is_refused(wrong):
+    fields = json.loads(metas().encode())
+    fields["places"][0] = WRONG_PLACES[wrong]
+    with pytest.raises(ManifestError) as caught:
+        IpcMetas.decode(seal(fields), file="the file")
+    assert ("'a' lies outside of its segment" in str(caught.value)) is ("segment" in wrong)
 
 
 @pytest.mark.parametrize(
@@ -117,16 +132,15 @@ def test_a_meta_that_is_none_is_refused_by_name(wrong):
         {"group": "x"},
         {"group": [1, 2]},
         {"group": [digest_of(b"other"), digest_of(b"rank 1")]},
-        {"digests": {}},
-        {"digests": {**DIGESTS, "d": digest_of(b"")}},
-        {"digests": dict.fromkeys(DIGESTS, "no digest")},
+        {"tensors": []},
+        {"tensors": [["a", 0, "no digest"], ["b", 1, "no digest"], ["c", 2, "no digest"]]},
         {"segments": {"../x": 192}},
         {"segments": {"wsm-ipc.x": "192"}},
         {"segments": []},
-        {"metas": []},
+        {"places": []},
         {"version": -1},
         {"version": "a b"},
-        {"layout": 2},
+        {"layout": 1},
         {"format": "wsm.shard-manifest"},
     ],
     ids=str,

@@ -278,7 +278,7 @@ def documents():
     whose = {"version": "3", "rank": 0, "world_size": 1, "publication": "p"}
     delta = DeltaShard(**whose, base_version="2", block_bytes=4096, nbytes=0, tensors=(row,))
     whole = version((ENTRY,))
-    metas = IpcMetas("3", 0, 1, "p", (shard_digest([]),), {}, (), {})
+    metas = IpcMetas(**whose, kinds=(), rows=(), group=(shard_digest([]),), segments={}, places=())
     stream = StreamManifest.with_tensors([PromisedTensor(spec, DIGEST)], **whose)
     for document in (shard(), whole, delta, DeltaManifest.of([delta]), metas, stream):
         yield pytest.param(document, id=type(document).__name__)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.raising import raising
-from wsm import log
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load
 
 A, B, C = (TensorSpec(name, "U8", (2,)) for name in "abc")
@@ -132,7 +131,7 @@ def test_an_invalid_part_name_is_warned_about_and_ignored(plain, model, source, 
     report = load(source, MemoryTarget([A, B, C]))
     path = f"{model}/model_state.tp3.5.{bad}.pdparams"
     warned = [record.wsm_fields for record in caplog.records]
-    assert [fields["file"] for fields in warned if fields["event"] == log.SNAPSHOT_PART_IGNORED] == [path]
+    assert [fields["file"] for fields in warned if fields["event"] == "snapshot.part_ignored"] == [path]
     assert report.ignored == (path,)
     assert names(report.files) == ["model_state.tp3.5.part0.pdparams"]
 
@@ -166,7 +165,7 @@ def test_parts_with_gaps_load_in_their_order_and_the_log_says_so(plain, model, s
     report = load(source, MemoryTarget([A, B, C]))
     assert names(report.files) == [f"model_state.tp3.5.part{index}.pdparams" for index in indexes]
     assert (report.tensors, report.verified) == (3, 0)
-    assert log.SNAPSHOT_PARTS_MISSING in caplog.text
+    assert "snapshot.parts_missing" in caplog.text
 
 
 def test_what_a_lost_part_held_is_missed_by_the_model(plain, model, source):

@@ -17,7 +17,6 @@ from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from small_state import State, contents, make_paddle_state
 
 from tests.raising import raising
-from wsm import log
 from wsm.clock import ManualClock
 from wsm.errors import GroupError
 from wsm.strategies import (
@@ -398,7 +397,7 @@ def test_the_second_interface_gets_what_its_configuration_knows_and_the_log_says
     Model().load(source(config={"new_option": 1, "qsize": 5}, interface=Interface.GPU_DIRECT), 1)
     (transfer,) = FakeUnifiedTransfer.made
     assert transfer.config.qsize == 5
-    assert f"{log.TRANSPORT_OPTIONS_DROPPED} transport=checkpoint_transfer options=new_option" in caplog.text
+    assert "transport.options_dropped transport=checkpoint_transfer options=new_option" in caplog.text
 
 
 def test_the_trainer_may_hand_over_paddle_tensors_numpy_arrays_and_buffers(sender, source):

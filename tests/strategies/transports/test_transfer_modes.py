@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.raising import raising
-from wsm import log
 from wsm.actions.backends.memory import DeviceMemory
 from wsm.command import CommandArguments
 from wsm.config import ConfigurationError, config_from_mapping
@@ -115,7 +114,7 @@ def test_the_command_line_of_fastdeploy_7951_starts_a_worker_and_means_gdr(strat
     assert made.of(0) is made.of(0, "gdr")
     assert made.of(0, "rdma").chunk_tensors is None
     made.of(0, rsync_config={"gdr_release_cache": True})
-    assert f"{log.TRANSPORT_OPTION_UNUSED} option=gdr_release_cache" in caplog.text
+    assert "transport.option_unused option=gdr_release_cache" in caplog.text
     assert "say it in the configuration" in caplog.text
 
 
@@ -161,7 +160,7 @@ def test_the_announced_version_is_looked_for_where_the_command_loads_from(monkey
 def test_a_checksum_that_gdr_cannot_check_is_a_warning(fake_cuda, caplog):
     made = sources("gdr", transfer_mode="gdr", verify_checksum=False)
     assert made.of(0, verify_checksum=True) is made.of(0)
-    assert log.TRANSFER_UNCHECKED in caplog.text
+    assert "transfer.unchecked" in caplog.text
 
 
 def test_options_of_a_transfer_are_refused_by_strategies_that_have_none():

@@ -104,7 +104,7 @@ class PaddleWeights:
         strides = list(tensor.stride())
         tensor.contiguous()._share_buffer_to(tensor)
         self._require_contiguous(name, tensor)
-        _log.warning(log.PARAMETER_COPIED, name=name, shape=list(tensor.shape), strides=strides)
+        _log.warning("parameter.copied", name=name, shape=list(tensor.shape), strides=strides)
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Name, shape (that sources have; see `transposed`) and dtype of every tensor, tied ones once."""

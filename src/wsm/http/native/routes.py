@@ -18,10 +18,12 @@ from wsm.http.answers import HttpAnswer, succeeded, untold
 from wsm.http.commands import Commands, Origin
 from wsm.http.native._events import events
 from wsm.http.native._openapi import document
-from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, ReadyAnswer, body_of
+from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, FleetAnswer, ReadyAnswer, body_of
 from wsm.http.surface import SurfaceRoute
 from wsm.metrics import Exporter
 from wsm.receipt import Receipt
+from wsm.states.fleet import admits, generation_of, replica_state
+from wsm.status import GroupStatus
 
 #: The surface that the native API's own holds belong to.
 NATIVE: Final = "native"
@@ -87,7 +89,20 @@ async def status(_request: Request, commands: Commands) -> HttpAnswer:
     _, closed = await commands.hold_now()
     now = await commands.status()
     said = closed and ClosedAnswer(closed.surface, closed.verb, closed.reason, closed.by.value)
-    return HttpAnswer(200, {**now.to_mapping(), "closed": said})
+    return HttpAnswer(200, {**now.to_mapping(), "closed": said, "fleet": await _standing(commands, now)})
+
+
+async def _standing(commands: Commands, now: GroupStatus) -> FleetAnswer | None:
+    """Return what the group counts as in its fleet, by the target as it is now; None: it is of none."""
+    fleet = commands.fleet
+    if fleet is None:
+        return None
+    target = await commands.read(fleet.look)
+    generation = None if target is None else target.generation
+    step = None if now.decision_left_s is None else generation_of(now.request_id)
+    prepared = step is not None and step == generation
+    state = replica_state(now.manifest_digest, serving=now.serving, prepared=prepared, target=target)
+    return FleetAnswer(state, admits(now.manifest_digest, target), generation, fleet.unread_since)
 
 
 async def explanation(_request: Request, commands: Commands) -> HttpAnswer:
@@ -98,7 +113,11 @@ async def explanation(_request: Request, commands: Commands) -> HttpAnswer:
 async def ready(_request: Request, commands: Commands) -> HttpAnswer:
     """Answer 200 if the group serves, else 503."""
     now = await commands.status()
-    return HttpAnswer(200 if now.serving else 503, ReadyAnswer(now.serving, now.headline))
+    fleet = await _standing(commands, now)
+    serving, headline = now.serving, now.headline
+    if fleet is not None and not fleet.admits:
+        serving, headline = False, f"{headline}; its fleet's target {fleet.generation} does not allow that"
+    return HttpAnswer(200 if serving else 503, ReadyAnswer(serving, headline))
 
 
 async def metrics(request: Request, commands: Commands) -> Response:

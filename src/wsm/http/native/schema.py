@@ -13,6 +13,7 @@ from wsm.command import checked_tags
 from wsm.http import errors
 from wsm.http.bodies import object_of
 from wsm.receipt import Receipt
+from wsm.states.fleet import FleetState
 from wsm.states.holding import Hold
 from wsm.states.vocabulary import (
     After,
@@ -220,6 +221,18 @@ class ToldRank(msgspec.Struct):
     step_kind: str
 
 
+class FleetAnswer(msgspec.Struct):
+    """What a replica of a fleet counts as, by the newest target that its server has read.
+
+    `unread_since`: since when the store could not be read, in seconds of the epoch.
+    """
+
+    state: FleetState
+    admits: bool
+    generation: int | None
+    unread_since: float | None
+
+
 class StatusAnswer(msgspec.Struct):
     """A group, as ``wsm status --json`` prints it."""
 
@@ -231,6 +244,8 @@ class StatusAnswer(msgspec.Struct):
     over: bool
     version: str | None
     content_digest: str | None
+    manifest_digest: str | None
+    request_id: str | None
     controller_pid: int | None
     controller_stopped: bool
     controller_unanswered_s: float | None
@@ -247,6 +262,7 @@ class StatusAnswer(msgspec.Struct):
     hold: Hold | None
     missing: list[Tag]
     closed: ClosedAnswer | None
+    fleet: FleetAnswer | None
 
 
 class ExplainedRank(msgspec.Struct):

@@ -419,7 +419,7 @@ class Verbs:
         commands.counts.unsupported.add(self.surface, refusal.verb)
         if commands.counts.unsupported[self.surface, refusal.verb] == 1:
             log.logger("http").warning(
-                log.VERB_UNSUPPORTED, surface=self.surface, verb=refusal.verb, reason=refusal.reason.word
+                "verb.unsupported", surface=self.surface, verb=refusal.verb, reason=refusal.reason.word
             )
         closed = refusal.closes and await self._close(commands, request, refusal)
         return HttpAnswer(self._unsupported_status, {**refusal.body(), "held": bool(closed)})

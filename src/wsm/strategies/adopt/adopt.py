@@ -243,7 +243,7 @@ def adopt(
             retired=() if taken is None else taken.retired,
         )
     if adoption.warning is not None:
-        _log.warning(log.ADOPTED, version=adoption.label, warning=adoption.warning)
+        _log.warning("adopted", version=adoption.label, warning=adoption.warning)
     return adoption
 
 

@@ -79,7 +79,7 @@ class AdoptionRecord(Sealed, frozen=True, kw_only=True):
         except FileNotFoundError:
             return cls(adopted=())
         except (OSError, ManifestError) as error:
-            _log.warning(log.ADOPTIONS_UNREADABLE, file=str(file), reason=str(error))
+            _log.warning("adoptions.unreadable", file=str(file), reason=str(error))
             return cls(adopted=())
 
     def with_one(self, content: AdoptedContent) -> AdoptionRecord:

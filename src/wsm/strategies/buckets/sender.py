@@ -129,7 +129,7 @@ class _SendingLoop:
         except PeerMessageError as error:
             if stream is not None:
                 raise
-            _log.warning(log.STREAM_MESSAGE_IGNORED, address=self._channel.address, what=str(error))
+            _log.warning("stream.message_ignored", address=self._channel.address, what=str(error))
             return
         if stream is not None:
             self._turn_s[stream.rank] = self._now_s()

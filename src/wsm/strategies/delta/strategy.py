@@ -256,7 +256,7 @@ class Delta(Strategy):
             for link in route.links:
                 link.verify(observer)
             _log.info(
-                log.DELTA_ROUTE,
+                "delta.route",
                 version=label,
                 rank=source.rank,
                 deltas=[link.shard.version for link in route.links],

@@ -98,7 +98,7 @@ def _as_fastdeploy_reads(step: yaml.Node, data: bytes, *, file: str) -> str | No
     value = plain_values(data).get("step")
     if value is not None and str(value) != text:
         fix = "write a label in quotes"
-        _log.warning(log.VERSION_FILE_READ_OTHERWISE, file=file, says=text, read_as=str(value), fix=fix)
+        _log.warning("version_file.read_otherwise", file=file, says=text, read_as=str(value), fix=fix)
     return None if value is None else str(value)
 
 

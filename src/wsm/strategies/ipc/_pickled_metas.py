@@ -141,9 +141,7 @@ def _open_on_host(meta: TensorMeta, file: str, fields: tuple[Any, ...]) -> Any:
     try:
         return paddle.to_tensor(_dense_tensor(paddle)._new_shared_filename(fields))
     except Exception as error:  # whatever paddle says of memory that is gone, or never was
-        raise ipc_errors.bad_device_meta(
-            tensor=meta.spec.name, file=file, problem=str(error), touched=True
-        ) from error
+        raise ipc_errors.bad_device_meta(tensor=meta.spec.name, file=file, problem=str(error)) from error
 
 
 def _shared_cuda(meta: TensorMeta, file: str) -> Callable[[Any], Any]:
@@ -162,9 +160,7 @@ def _open_on_device(shared: Callable[[Any], Any], meta: TensorMeta, file: str, i
     try:
         return _paddle(file).to_tensor(shared((fields[0].encode("latin-1"), *fields[1:6], index)))
     except Exception as error:  # whatever CUDA says
-        raise ipc_errors.bad_device_meta(
-            tensor=meta.spec.name, file=file, problem=str(error), touched=True
-        ) from error
+        raise ipc_errors.bad_device_meta(tensor=meta.spec.name, file=file, problem=str(error)) from error
 
 
 def _dense_tensor(paddle: Any) -> Any:

@@ -1,6 +1,7 @@
 """What can be wrong with memory that a trainer shares. The files' own errors are in the modules beside this.
 
-Every error is raised before a byte of the target was touched, except where ``touched`` says otherwise.
+Every error is raised before a byte of the target was touched, except where ``touched`` says otherwise, as a
+load stamps it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,6 @@ def owner_died(*, file: str, segment: str, on_device: bool = False) -> GroupErro
         code="owner-died",
         file=file,
         segment=segment,
-        touched=False,
     )
 
 
@@ -107,11 +107,6 @@ def device_memory_leased(*, file: str, waited_s: float) -> RefusedError:
 
 
 @coded("bad-device-meta")
-def bad_device_meta(*, tensor: str, file: str, problem: str, touched: bool = False) -> BadInputError:
-    """A meta describes memory that paddle cannot open here.
-
-    ``touched`` if that was seen when the tensor was due.
-    """
-    return BadInputError(
-        f"the memory of {tensor!r} in {file} cannot be opened: {problem}", unfit=True, touched=touched
-    )
+def bad_device_meta(*, tensor: str, file: str, problem: str) -> BadInputError:
+    """A meta describes memory that paddle cannot open here."""
+    return BadInputError(f"the memory of {tensor!r} in {file} cannot be opened: {problem}", unfit=True)

@@ -1,23 +1,20 @@
-"""The metas file of one rank's shared tensors: FastDeploy's seven-field metas in a sealed document.
+"""The metas file of one rank's shared tensors: its promise, and where each tensor lies.
 
-A meta is what paddle's ``_share_cuda()`` returns and FastDeploy's trainers write: handle, offset, size,
-type, dims, lod, device. Here the handle of host memory is the name of a segment, and its device is -1; that
-of device memory is CUDA's 64 bytes. Beside the metas stand version, rank, publication and digests, which
-FastDeploy's files lack. Pure: no file is touched here.
+The handle of host memory is the name of a segment, and its device is -1; that of device memory is CUDA's 64
+bytes. FastDeploy's trainers pickle the seven fields that paddle's ``_share_cuda()`` returns and no promise:
+handle, offset, size, type, dims, lod, device (:class:`TensorMeta`). Pure: no file is touched here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from wsm.strategies import documents
-from wsm.strategies.digest import shard_digest
-from wsm.strategies.documents import FieldReader, SealedDocument, is_count, is_plain_file_name, is_text
+import msgspec
+
+from wsm.strategies.documents import is_count, is_text
 from wsm.strategies.errors import ManifestError
+from wsm.strategies.promise import Count, Digest, FileName, PromisedShard, Publication, ShardPromise
 from wsm.strategies.tensor import TensorSpec, is_shape
 
 #: The device of a meta whose memory is host memory.
@@ -62,9 +59,8 @@ def is_metas_file(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-@dataclass(frozen=True)
-class TensorMeta:
-    """Where one tensor lies.
+class TensorMeta(NamedTuple):
+    """Where one tensor lies, as FastDeploy's seven fields say it.
 
     Parameters
     ----------
@@ -151,126 +147,56 @@ def _problem(fields: Any) -> str:
     return next(problem for wrong, problem in faults if wrong)
 
 
-@dataclass(frozen=True)
-class IpcMetas(SealedDocument):
-    """The metas file of one rank.
+class TensorPlace(NamedTuple):
+    """Where a tensor lies: the fields of :class:`TensorMeta` beside its spec."""
+
+    handle: Annotated[str, msgspec.Meta(min_length=1)]
+    offset: Count
+    device: Annotated[int, msgspec.Meta(ge=HOST)] = HOST
+
+
+class IpcMetas(ShardPromise, frozen=True, kw_only=True):
+    """The metas file of one rank; it may hold no tensor.
 
     Parameters
     ----------
-    version : str
-        The version that the tensors are.
-    rank, world_size : int
-        Whose shard, of how many.
-    publication : str
-        Drawn anew for every publication.
     group : tuple of str
         Digest of the tensors of every rank, in rank order; the same in all files of the publication.
     segments : Mapping of str to int
         Segments of host memory and their bytes.
-    tensors : tuple of TensorMeta
-        The tensors, in the order in which they lie in memory.
-    digests : Mapping of str to str
-        xxh3-128 of every tensor's bytes.
-    finite : bool
-        Whether the trainer promises that there is neither NaN nor infinity in them; loads refuse both then.
+    places : tuple of TensorPlace
+        Where the tensors lie, in their order.
     """
 
     FORMAT: ClassVar[str] = "wsm.ipc-metas"
-    FIELDS: ClassVar[frozenset[str]] = frozenset(
-        {"version", "rank", "world_size", "publication", "group", "segments", "metas", "digests", "finite"}
-    )
+    LAYOUT: ClassVar[int] = 2
 
-    version: str
-    rank: int
-    world_size: int
-    publication: str
-    group: tuple[str, ...]
-    segments: Mapping[str, int]
-    tensors: tuple[TensorMeta, ...]
-    digests: Mapping[str, str]
-    finite: bool = False
+    group: tuple[Digest, ...]
+    segments: dict[FileName, Count]
+    places: tuple[TensorPlace, ...]
 
     @cached_property
-    def content_digest(self) -> str:
-        """Digest of this rank's tensors."""
-        return shard_digest((meta.spec, self.digests[meta.spec.name]) for meta in self.tensors)
+    def metas(self) -> tuple[TensorMeta, ...]:
+        """The tensors with their places."""
+        return tuple(TensorMeta(each.spec, *at) for each, at in zip(self.tensors, self.places, strict=True))
 
     @cached_property
     def group_digest(self) -> str:
-        """Digest of the publication: equal on all of its ranks."""
-        return documents.content_digest(
-            {"version": self.version, "publication": self.publication, "group": list(self.group)}
-        )
+        """Digest of the version as all ranks get it."""
+        shards = tuple(PromisedShard(content_digest=digest) for digest in self.group)
+        return Publication(version=self.version, publication="", shards=shards).group_digest
 
-    def _content(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "publication": self.publication,
-            "group": list(self.group),
-            "segments": dict(self.segments),
-            "metas": {meta.spec.name: meta.fields() for meta in self.tensors},
-            "digests": dict(self.digests),
-            **({"finite": True} if self.finite else {}),
-        }
-
-    @classmethod
-    def decode(cls, data: bytes, *, file: str) -> IpcMetas:
-        """Parse the bytes of a file.
-
-        Raises
-        ------
-        ManifestError
-            If it is damaged, of an unknown layout, or contradicts itself. Any bytes give this or metas.
-        """
-        reader = cls._unsealed(data, file=file)
-        rows = reader.mapping("metas")
-        found = cls(
-            version=reader.version(),
-            rank=reader.count("rank"),
-            world_size=reader.count("world_size"),
-            publication=reader.text("publication"),
-            group=tuple(_group(reader)),
-            segments=_segments(reader, file),
-            tensors=tuple(
-                sorted(
-                    (TensorMeta.of_fields(name, rows[name], file=file) for name in rows),
-                    key=attrgetter("handle", "offset"),
-                )
-            ),
-            digests=reader.digests("digests"),
-            finite=reader.promise("finite"),
-        )
-        found._check(file)
-        return found
-
-    def _check(self, file: str) -> None:
+    def check(self) -> None:
+        """Compare tensors, their places and digests."""
         if self.rank >= self.world_size or len(self.group) != self.world_size:
-            raise ManifestError(file=file, problem=f"rank {self.rank} of {self.world_size} ranks")
-        if self.digests.keys() != {meta.spec.name for meta in self.tensors}:
-            raise ManifestError(file=file, problem="it has not one digest for each tensor")
-        if self.tensors and self.group[self.rank] != self.content_digest:
-            raise ManifestError(file=file, problem="its group digest is not that of its tensors")
-        sizes = self.segments
-        for meta in self.tensors:
-            if meta.device == HOST and meta.offset + meta.spec.nbytes > sizes.get(meta.handle, -1):
-                raise ManifestError(
-                    file=file, problem=f"{meta.spec.name!r} lies outside of its segment {meta.handle!r}"
-                )
-
-
-def _group(reader: FieldReader) -> list[str]:
-    rows = reader.rows("group")
-    if not all(isinstance(row, str) for row in rows):
-        raise reader.refuse("group", "a list of digests")
-    return rows
-
-
-def _segments(reader: FieldReader, file: str) -> dict[str, int]:
-    sizes = reader.within("segments")
-    names = list(reader.mapping("segments"))
-    for name in names:
-        if not is_plain_file_name(name):
-            raise ManifestError(file=file, problem=f"its segment {name!r} is no plain file name")
-    return {name: sizes.count(name) for name in names}
+            raise msgspec.ValidationError(f"rank {self.rank} of {self.world_size} ranks")
+        if len(self.places) != len(self.rows):
+            raise msgspec.ValidationError("it has not one place for each tensor")
+        if not self.rows:
+            return
+        super().check()
+        if self.group[self.rank] != self.content_digest:
+            raise msgspec.ValidationError("its group digest is not that of its tensors")
+        for spec, handle, offset, device in self.metas:
+            if device == HOST and offset + spec.nbytes > self.segments.get(handle, -1):
+                raise msgspec.ValidationError(f"{spec.name!r} lies outside of its segment {handle!r}")

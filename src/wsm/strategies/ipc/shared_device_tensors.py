@@ -12,7 +12,6 @@ The exporting call is paddle's (``_share_cuda``), as FastDeploy's trainers make 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import secrets
 import time
@@ -32,9 +31,17 @@ from wsm.strategies.files.shard_source import device_id_from_environment, device
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc._abandoned import head_of
-from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, HOST, IpcMetas, TensorMeta, metas_name
+from wsm.strategies.ipc.metas import (
+    DEVICE_SEGMENT_PREFIX,
+    HOST,
+    IpcMetas,
+    TensorMeta,
+    TensorPlace,
+    metas_name,
+)
 from wsm.strategies.ipc.shared_segment import HEAD_BYTES, OwnedSegment, sweep
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
+from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.staged_directory import take_publisher_lock
 from wsm.typed import Count, CountFrom0, Wait, typed_calls
@@ -146,7 +153,8 @@ class SharedDeviceTensors:
         """
         version = checked_version(version)
         rows = self._exported(tensors, finite=finite)
-        own = shard_digest((meta.spec, digest) for meta, digest in rows)
+        promised = [PromisedTensor(meta.spec, digest) for meta, digest in rows]
+        own = shard_digest((spec, digest) for spec, digest, _ in promised)
         if group is None and self._world_size == 1:
             group, publication = (own,), publication or secrets.token_hex(16)
         if publication is None or group is None or list(group)[self._rank : self._rank + 1] != [own]:
@@ -157,18 +165,18 @@ class SharedDeviceTensors:
             )
         lease = OwnedSegment(self._prefix, HEAD_BYTES, self._memory_directory)
         lease.write_at(0, head_of(self._path.parent))
-        metas = IpcMetas(
+        metas = IpcMetas.with_tensors(
+            promised,
             version=version,
             rank=self._rank,
             world_size=self._world_size,
             publication=publication,
             group=tuple(group),
             segments={lease.name: lease.nbytes},
-            tensors=tuple(
-                dataclasses.replace(meta, handle=lease.name) if meta.device == HOST else meta
+            places=tuple(
+                TensorPlace(lease.name if meta.device == HOST else meta.handle, meta.offset, meta.device)
                 for meta, _ in rows
             ),
-            digests={meta.spec.name: digest for meta, digest in rows},
             finite=finite,
         )
         content = metas.encode()

@@ -221,11 +221,9 @@ class AttachedSegment:
             try:
                 count = os.preadv(self._descriptor, [rest], offset)
             except OSError as error:
-                raise UnreadableFileError(file=self.path, reason=str(error), touched=True) from error
+                raise UnreadableFileError(file=self.path, reason=str(error)) from error
             if count == 0:
-                raise strategies_errors.bad_file_size(
-                    file=self.path, expected=self.nbytes, actual=offset, touched=True
-                )
+                raise strategies_errors.bad_file_size(file=self.path, expected=self.nbytes, actual=offset)
             offset += count
             rest = rest[count:]
 
@@ -243,15 +241,15 @@ class AttachedSegment:
         """
         return memoryview(self._mapped(mmap.ACCESS_READ))
 
-    def require_whole(self, *, touched: bool) -> None:
+    def require_whole(self) -> None:
         """See that the memory has not been cut short: reading what is gone would kill this process.
 
         Raises
         ------
         BadInputError
-            If it has; `touched` is what it says of the target.
+            If it has.
         """
-        _require_whole(self._descriptor, self.path, self.nbytes, touched=touched)
+        _require_whole(self._descriptor, self.path, self.nbytes)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of it without any mapping; fewer where it ends."""
@@ -325,10 +323,10 @@ def _place(directory: str | None) -> str:
     return str(private_directory()) if directory is None else directory
 
 
-def _require_whole(descriptor: int, path: str, nbytes: int, *, touched: bool = False) -> None:
+def _require_whole(descriptor: int, path: str, nbytes: int) -> None:
     size = os.fstat(descriptor).st_size
     if size < nbytes:
-        raise strategies_errors.bad_file_size(file=path, expected=nbytes, actual=size, touched=touched)
+        raise strategies_errors.bad_file_size(file=path, expected=nbytes, actual=size)
 
 
 def _create_owned(prefix: str, directory: str) -> tuple[str, int, OwnDescriptor]:

@@ -25,8 +25,9 @@ from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.ipc._abandoned import head_of, remove_abandoned
-from wsm.strategies.ipc.metas import SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
+from wsm.strategies.ipc.metas import SEGMENT_PREFIX, IpcMetas, TensorPlace, metas_name
 from wsm.strategies.ipc.shared_segment import OwnedSegment, sweep
+from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 from wsm.strategies.trainer.staged_directory import SHARER_LOCK, take_publisher_lock
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
@@ -136,19 +137,22 @@ class SharedTensors:
                 undo.callback(self._older.append, segment)
                 created += segment.nbytes if new else 0
                 written[rank] = _write(segment, shards[rank], progress, finite=finite)
-            group = tuple(shard_digest(written[rank].rows) for rank in sorted(written))
+            group = tuple(
+                shard_digest((spec, digest) for spec, digest, _ in written[rank].tensors)
+                for rank in sorted(written)
+            )
             for shard in written.values():
                 shard.segment.end_writing()
             metas = {
-                rank: IpcMetas(
+                rank: IpcMetas.with_tensors(
+                    shard.tensors,
                     version=version,
                     rank=rank,
                     world_size=len(shards),
                     publication=publication,
                     group=group,
                     segments={shard.segment.name: shard.segment.nbytes},
-                    tensors=shard.metas,
-                    digests={spec.name: digest for spec, digest in shard.rows},
+                    places=shard.places,
                     finite=finite,
                 )
                 for rank, shard in written.items()
@@ -162,7 +166,7 @@ class SharedTensors:
             version=version,
             manifest_digest=metas[0].group_digest,
             digests=dict(enumerate(group)),
-            bytes=sum(spec.nbytes for shard in written.values() for spec, _ in shard.rows),
+            bytes=sum(each.spec.nbytes for shard in written.values() for each in shard.tensors),
             created_bytes=created,
             seconds=(self._clock.monotonic_ns() - begun) / 1_000_000_000,
         )
@@ -276,8 +280,8 @@ class _Metas:
 @dataclass(frozen=True)
 class _Shard:
     segment: OwnedSegment
-    metas: tuple[TensorMeta, ...]
-    rows: tuple[tuple[TensorSpec, str], ...]
+    tensors: tuple[PromisedTensor, ...]
+    places: tuple[TensorPlace, ...]
 
 
 def _nbytes(specs: list[TensorSpec]) -> int:
@@ -296,14 +300,14 @@ def _write(
     finite: bool,
 ) -> _Shard:
     offset = BEGIN_IN_PAGE
-    metas, rows = [], []
+    promised, places = [], []
     for spec in specs_of(tensors):
         digest = running_digest()
         destination = segment.memory[offset : offset + spec.nbytes]
         copy_and_digest(bytes_of(tensors, spec), destination, digest, progress)
         if finite:
             check_finite(spec, destination)
-        metas.append(TensorMeta(spec, segment.name, offset))
-        rows.append((spec, digest.hexdigest()))
+        promised.append(PromisedTensor(spec, digest.hexdigest()))
+        places.append(TensorPlace(segment.name, offset))
         offset += _aligned(spec.nbytes)
-    return _Shard(segment, tuple(metas), tuple(rows))
+    return _Shard(segment, tuple(promised), tuple(places))

@@ -171,7 +171,7 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
 
 def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held: ExitStack) -> Offer:
     metas = IpcMetas.decode(data, file=file)
-    _check_identity(file, metas, source, version)
+    _require(metas, source, version, file)
     if not metas.tensors:
         raise strategies_errors.empty_snapshot(where=file)
     segments = {
@@ -188,21 +188,19 @@ def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held:
         )
         for name, nbytes in metas.segments.items()
     }
-    on_device = [meta for meta in metas.tensors if meta.device != HOST]
+    on_device = [meta for meta in metas.metas if meta.device != HOST]
     orphaned = [segment.path for segment in segments.values() if not segment.owned()]
     if orphaned:
         # Host memory outlives its owner; device memory is gone with the process.
         if on_device or source.orphans != "copy":
             raise ipc_errors.owner_died(file=file, segment=orphaned[0], on_device=bool(on_device))
-        _log.warning(log.SHARED_MEMORY_ORPHANED, file=file, segment=orphaned[0])
+        _log.warning("shared_memory.orphaned", file=file, segment=orphaned[0])
     adopt = source.adopt and not orphaned
     tensors = tuple(
-        _from_segment(meta, metas, segments[meta.handle], adopt=adopt)
+        _from_segment(meta, promised.digest, segments[meta.handle], adopt=adopt, finite=metas.finite)
         if meta.device == HOST
-        else device_tensor(
-            meta, metas.digests[meta.spec.name], file, source.device_index, finite=metas.finite
-        )
-        for meta in metas.tensors
+        else device_tensor(meta, promised.digest, file, source.device_index, finite=metas.finite)
+        for meta, promised in zip(metas.metas, metas.tensors, strict=True)
     )
     return Offer(
         version=metas.version,
@@ -210,44 +208,39 @@ def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held:
         files=(file, *(segment.path for segment in segments.values())),
         manifest_digest=metas.group_digest,
         manifest_scope=ManifestScope.GROUP,
+        publication=metas.publication,
         peak_extra_bytes=max((meta.spec.nbytes for meta in on_device), default=0),
         parallel=not on_device,
     )
 
 
 def _from_segment(
-    meta: TensorMeta, metas: IpcMetas, segment: AttachedSegment, *, adopt: bool
+    meta: TensorMeta, digest: str, segment: AttachedSegment, *, adopt: bool, finite: bool
 ) -> OfferedTensor:
     return OfferedTensor(
         meta.spec,
         segment.path,
         partial(segment.read_from, meta.offset),
-        metas.digests[meta.spec.name],
+        digest,
         memory=partial(_memory, segment, meta) if adopt else None,
-        finite=metas.finite,
+        finite=finite,
     )
 
 
 def _memory(segment: AttachedSegment, meta: TensorMeta) -> memoryview:
     if meta.spec.nbytes >= _LARGE_BYTES:
-        segment.require_whole(touched=True)
+        segment.require_whole()
     return segment.memory()[meta.offset : meta.offset + meta.spec.nbytes]
 
 
-def _check_identity(file: str, metas: IpcMetas, source: IpcSource, version: str | None) -> None:
-    if metas.rank != source.rank:
-        raise strategies_errors.shard_identity(
-            file=file, field="rank", expected=source.rank, found=metas.rank
-        )
-    if source.world_size is not None and metas.world_size != source.world_size:
-        raise strategies_errors.shard_identity(
-            file=file, field="world size", expected=source.world_size, found=metas.world_size
-        )
-    if version is not None and metas.version != version:
+def _require(metas: IpcMetas, source: IpcSource, version: str | None, file: str) -> None:
+    try:
+        metas.require(version, source.rank, source.world_size, where=file)
+    except VersionMismatchError:
         named = _versions(source)
         if len(set(named.values())) > 1:  # a trainer died between two of them
-            raise strategies_errors.mixed_parts(field="version", values=sorted(named.items()))
-        raise VersionMismatchError(requested=version, found=metas.version, where=file)
+            raise strategies_errors.mixed_parts(field="version", values=sorted(named.items())) from None
+        raise
 
 
 def _versions(source: IpcSource) -> dict[str, str]:

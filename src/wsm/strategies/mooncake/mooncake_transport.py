@@ -345,7 +345,7 @@ class MooncakeTransport:
                 total_s=total_s,
                 first=first,
             )
-            _log.info(log.VERSION_TRANSFERRED, transport=self.name, **vars(self.costs))
+            _log.info("version.transferred", transport=self.name, **vars(self.costs))
 
     def _end(self, reader: SpanReader, version: str) -> None:
         """Let go of the buffers behind a load whose every digest was right, which no lapse changes."""
@@ -355,7 +355,7 @@ class MooncakeTransport:
             raise
         except WsmError as error:
             self.close()
-            _log.warning(log.LEASE_ENDED_EARLY, transport=self.name, version=version, error=str(error))
+            _log.warning("lease.ended_early", transport=self.name, version=version, error=str(error))
 
     @contextmanager
     def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:

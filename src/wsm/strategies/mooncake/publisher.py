@@ -305,7 +305,7 @@ class MooncakePublisher:
         self.address = listening.address
         self._memory = PublishedMemory(self._engine, in_place=in_place, packed_below=packed_below)
         if in_place:
-            _log.warning(log.MEMORY_WRITABLE, address=self.address, by="each process that reaches the engine")
+            _log.warning("memory.writable", address=self.address, by="each process that reaches the engine")
         self._version: str | None = None
         self._publisher = secrets.token_hex(16)
         self._leases = LeaseServer(listening, lease_s=lease_s)

@@ -156,7 +156,7 @@ class Engine:
         if settings.loopback:
             self._ports = found
         else:
-            _log.warning(log.ENGINE_REACHABLE, host=settings.host, ports=sorted(found), by="every network")
+            _log.warning("engine.reachable", host=settings.host, ports=sorted(found), by="every network")
         with suppress(OSError):
             socket.create_connection((settings.host, made.get_rpc_port()), timeout=_COME_BY_S).close()
         _cut_off(self._ports)

@@ -76,7 +76,7 @@ def open_resliced(
         tensors.append(tensor)
         read_bytes += nbytes
     _log.info(
-        log.SNAPSHOT_RESLICED,
+        "snapshot.resliced",
         version=publication.version,
         written_for=publication.world_size,
         read_for=ranks,

@@ -52,7 +52,7 @@ def slice_promise(
             return {}
         promise.require(publication.version, rank, ranks, where=found.directory.locate(name))
     except BadInputError as error:
-        _log.warning(log.SNAPSHOT_SLICES_UNUSABLE, file=found.directory.locate(name), error=str(error))
+        _log.warning("snapshot.slices_unusable", file=found.directory.locate(name), error=str(error))
         return {}
     return {spec: digest for spec, digest, _ in promise.tensors}
 

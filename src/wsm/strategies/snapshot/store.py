@@ -188,7 +188,7 @@ def _parts(
         index = snapshot_names.part_index(base, name)
         if index is None:
             path = directory.locate(name)
-            _log.warning(log.SNAPSHOT_PART_IGNORED, file=path, expected=f"{base}.part<number>.pdparams")
+            _log.warning("snapshot.part_ignored", file=path, expected=f"{base}.part<number>.pdparams")
             ignored.append(path)
         else:
             indexed.append((index, name))
@@ -205,7 +205,7 @@ def _parts(
         )
     if indexes and (indexes[0] > 1 or indexes[-1] - indexes[0] >= len(indexes)):
         found = errors.listed(indexes)
-        _log.warning(log.SNAPSHOT_PARTS_MISSING, directory=directory.path, base=base, found=found)
+        _log.warning("snapshot.parts_missing", directory=directory.path, base=base, found=found)
     if indexed:
         return tuple(name for _, name in indexed), tuple(ignored)
     whole = [
@@ -257,7 +257,7 @@ def version_beside(directory: str, wanted: str | None) -> str | None:
     except BadInputError as error:
         if wanted is not None:
             raise
-        _log.warning(log.VERSION_FILE_IGNORED, directory=directory, error=str(error))
+        _log.warning("version_file.ignored", directory=directory, error=str(error))
         return None
     if wanted is not None and beside is None:
         raise BadInputError(

@@ -8,5 +8,6 @@ paddle_tensors, torch_tensors         tensors of paddle and of torch as specs an
 staged_directory                      a publication that becomes visible whole, or not at all; one at a time
 publications                          which versions are there, and which was published last
 retention                             retire old versions, but none that may be loaded again
+targets                               what a fleet is to serve, beside the versions
 ====================================  ====================================================================
 """

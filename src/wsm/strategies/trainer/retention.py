@@ -23,6 +23,7 @@ from wsm import log
 from wsm.labels import recorded_version
 from wsm.strategies.files.leases import is_leased
 from wsm.strategies.trainer.publications import listed_versions
+from wsm.strategies.trainer.targets import labels_named
 from wsm.typed import Count, CountFrom0, typed
 
 # What no reader needs any more.
@@ -76,16 +77,21 @@ def retire(versions: Path, current: str, retention: Retention) -> tuple[str, ...
 
     A directory goes only if its manifest names the very label that it is called by; whatever else lies there
     stays. Versions that are being read stay until the next call, as far as
-    :attr:`Retention.held` goes.
+    :attr:`Retention.held` goes; those that the newest two targets of a fleet name stay, and where targets
+    cannot be read, all do.
     """
-    stay = {current, *map(str, retention.protect)}
+    try:
+        stay = {current, *map(str, retention.protect), *labels_named(versions.parent)}
+    except OSError as error:
+        _log.warning(log.SNAPSHOT_NOT_REMOVED, path=str(versions), reason=str(error))
+        return ()
     published = [each for each in listed_versions(versions) if each.path.name == each.label]
     older = published[retention.keep :]
     doomed = [each.path for each in older if each.label not in stay]
     read = [path for path in doomed if _is_read(path)]
     kept, beyond = read[: retention.held], read[retention.held :]
     for path in beyond:
-        _log.warning(log.SNAPSHOT_REMOVED_UNDER_READERS, path=str(path), held=len(kept))
+        _log.warning("snapshot.removed_under_readers", path=str(path), held=len(kept))
     went = (path for path in doomed if path not in kept and _remove(path, read=path in beyond))
     return tuple(sorted(path.name for path in went))
 

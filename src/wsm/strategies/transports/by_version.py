@@ -173,10 +173,10 @@ class ByVersion(Strategy):
             configured = CheckpointTransferOptions.of(section.rsync_config).release_cache
             section = replace(section, rsync_config={**section.rsync_config, **rsync_config})
             if CheckpointTransferOptions.of(section.rsync_config).release_cache is not configured:
-                _log.warning(log.TRANSPORT_OPTION_UNUSED, option="gdr_release_cache", fix=CACHE_AS_CONFIGURED)
+                _log.warning("transport.option_unused", option="gdr_release_cache", fix=CACHE_AS_CONFIGURED)
         if verify_checksum is not None:
             if verify_checksum and INTERFACES[section.mode] is not Interface.STREAM:
-                _log.warning(log.TRANSFER_UNCHECKED, mode=section.mode)  # FastDeploy ignores it, too
+                _log.warning("transfer.unchecked", mode=section.mode)  # FastDeploy ignores it, too
             else:
                 section = replace(section, verify_checksum=verify_checksum)
         return sections.replaced(RsyncConfig, section)

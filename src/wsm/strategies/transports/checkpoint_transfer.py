@@ -440,7 +440,7 @@ class CheckpointTransferTransport:
         """Import what is needed, and return what constructs the package's object."""
         options = self._options
         for option, similar in options.suspicious.items():
-            _log.warning(log.TRANSPORT_OPTION_UNKNOWN, transport=PACKAGE, option=option, similar=similar)
+            _log.warning("transport.option_unknown", transport=PACKAGE, option=option, similar=similar)
         ranks = world_size if world_size is not None else rank + 1
         group_size = options.group_size if options.group_size is not None else ranks
         if self._interface is Interface.STREAM:
@@ -454,7 +454,7 @@ class CheckpointTransferTransport:
         arguments = {key: value for key, value in options.for_the_package.items() if key in known}
         dropped = sorted(set(options.for_the_package) - known)
         if dropped:
-            _log.info(log.TRANSPORT_OPTIONS_DROPPED, transport=PACKAGE, options=", ".join(dropped))
+            _log.info("transport.options_dropped", transport=PACKAGE, options=", ".join(dropped))
         arguments.update(role=role.INFERENCE, group_size=group_size)
         if self._interface is Interface.GPU_DIRECT:
             arguments.update(phase1_backend=backend.GPU_DIRECT, global_rank=options.index * ranks + rank)

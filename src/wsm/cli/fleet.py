@@ -1,0 +1,127 @@
+"""``wsm fleet``: many replicas, brought to one version of a store."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wsm.cli._base import (
+    EXISTING_DIRECTORY,
+    FILE,
+    FROM_1,
+    SECONDS,
+    VERSION,
+    json_text,
+    require_http,
+    show,
+    tell,
+    wrong_usage,
+)
+
+if TYPE_CHECKING:
+    from wsm.fleet import FleetReport, ReplicaRow
+
+_EXIT_CODES = """\b
+Exit codes:
+  0    all replicas serve the version
+  1    some do not: the table says which, and why
+  2    wrong usage: unknown name or option, bad value or list
+  3    superseded: another caller has set a newer target
+  130  interrupted by Ctrl-C: the same call goes on where it stopped"""
+
+
+@click.group(
+    epilog=_EXIT_CODES,
+    help="""Bring many replicas to one version.
+
+    A replica is a group behind a server of its own, 'wsm serve NAME'.
+
+    \b
+    Examples:
+      wsm fleet update 7 --store /models/policy --replicas replicas.json
+          prepare and commit them, one at a time
+    """,
+)
+def fleet() -> None:
+    """Stand before the commands of a fleet."""
+
+
+@fleet.command(epilog=_EXIT_CODES)
+@click.argument("version", type=VERSION)
+@click.option("--store", type=EXISTING_DIRECTORY, required=True, help="Where the versions lie.")
+@click.option(
+    "--replicas",
+    metavar="LIST",
+    required=True,
+    help="A file, a URL that returns one, or addresses with commas between.",
+)
+@click.option("--at-a-time", type=FROM_1, default=1, help="How many are committed at once.")
+@click.option("--stage-ahead", type=FROM_1, help="How many stand prepared at most. Default: twice as many.")
+@click.option(
+    "--on-failure", type=click.Choice(["stop", "back"]), default="stop", help="What a failed step does."
+)
+@click.option("--strict", is_flag=True, help="Let the version before be served no longer, from now on.")
+@click.option("--force", is_flag=True, help="Take a list that is less than half as long as the last one.")
+@click.option(
+    "--deadline", "deadline_s", type=SECONDS, default=300.0, help="Seconds for a step of a replica."
+)
+@click.option("--token-file", type=FILE, help="Lines 'PREFIX TOKEN', mode 0600: a token goes there alone.")
+@click.option("--insecure", is_flag=True, help="Let a token go over plain HTTP to another host.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@click.pass_context
+def update(
+    ctx: click.Context,
+    /,
+    version: str,
+    *,
+    store: Path,
+    replicas: str,
+    as_json: bool,
+    **options: object,
+) -> None:
+    """Bring all replicas to VERSION: prepare, then commit so many at a time.
+
+    The same call again goes on where it stopped.
+    """
+    require_http("fleet")
+    from wsm import fleet as fleets  # noqa: PLC0415 - httpx, for this command only
+
+    with wrong_usage():
+        found = fleets.read_replicas(replicas)
+        report = fleets.update(store, version, found, told=_progress(), **options)
+    _show(report, as_json=as_json)
+    ctx.exit(report.exit_code)
+
+
+def _progress() -> object:
+    """Return what tells of each row that changes: on a terminal in words, else as JSON lines."""
+    in_words = sys.stderr.isatty()
+
+    def told(row: ReplicaRow) -> None:
+        tell(" ".join(_cells(row)) if in_words else json_text(row.to_mapping()), err=True)
+
+    return told
+
+
+def _show(report: FleetReport, *, as_json: bool) -> None:
+    if as_json:
+        rows = [row.to_mapping() for row in report.rows]
+        target = {"generation": report.target.generation, "version": report.target.content.label}
+        show(
+            json_text({**target, "went_back": report.went_back, "exit_code": report.exit_code, "rows": rows})
+        )
+        return
+    heading = ("replica", "version", "digest", "state", "seconds", "error")
+    table = [heading, *map(_cells, report.rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(5)]
+    for row in table:
+        show("  ".join((*map(str.ljust, row, widths), row[5])).rstrip())
+
+
+def _cells(row: ReplicaRow) -> tuple[str, ...]:
+    error = "" if row.error is None else f"{row.code}: {row.error}"
+    held = (row.version or "-", (row.digest or "-")[:12])
+    return row.replica.url, *held, row.state.value, f"{row.seconds:.1f}", error

@@ -1,0 +1,470 @@
+"""Brings all replicas of a fleet to one version: prepared, committed so many at a time, and proved.
+
+Every step has a request id of its own, ``fleet-GENERATION-GROUP-STEP``. So a lost answer is asked for by the
+same call, and the next caller finds what the last one left: what stands prepared for this target is
+committed, what stands for an older one is taken back. A caller that finds a higher generation ends.
+
+A replica that does not answer the first look fails in its own row and stops nobody: no text goes there. Any
+step that fails behind that stops the rest, or takes all back to the version before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded
+from wsm.fleet.replicas import Connections, Replica, fleet_shrinks
+from wsm.labels import checked_version
+from wsm.receipt import Outcome, Receipt
+from wsm.states.fleet import (
+    FleetEvent,
+    FleetFailure,
+    FleetState,
+    FleetTarget,
+    LookAnswer,
+    NamedContent,
+    after,
+    generation_of,
+    may_step,
+    next_target,
+    seen,
+    step_name,
+    way_back,
+)
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
+from wsm.strategies.snapshot.manifest import VersionManifest
+from wsm.strategies.snapshot.store import read_sealed
+from wsm.strategies.trainer.targets import newest_target, set_target
+
+#: Requests that are open at once.
+MOST_REQUESTS: Final = 64
+#: Seconds that a look may take, and between two tries of a step.
+_LOOK_S: Final = 10.0
+_AGAIN_S: Final = 0.2
+#: Seconds that a replica stands prepared at most. Fixed: a request that is asked again asks for the same.
+_LEASE_S: Final = 900.0
+#: Exit codes of the command line, and of reports.
+ALL_SERVE, SOME_DO_NOT, SUPERSEDED = 0, 1, 3
+
+_Answer = TypeVar("_Answer")
+
+
+class ReplicaClient(Protocol):
+    """What a replica answers; :class:`wsm.http.AsyncClient` asks it over HTTP."""
+
+    async def status(self) -> dict[str, Any]:
+        """Return what ``wsm status --json`` prints."""
+
+    async def request(self, request_id: str) -> dict[str, Any]:
+        """Return what became of a request."""
+
+    async def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """Give one command."""
+
+
+@dataclass
+class ReplicaRow:
+    """What is known of one replica: a row of the answer.
+
+    Parameters
+    ----------
+    replica : Replica
+        Which.
+    version, digest : str or None
+        What it holds, as it said last.
+    state : FleetState
+        What it counts as.
+    seconds : float
+        How long it took.
+    error, code : str or None
+        Why it is not at the target.
+    """
+
+    replica: Replica
+    version: str | None = None
+    digest: str | None = None
+    state: FleetState = FleetState.STALE
+    seconds: float = 0.0
+    error: str | None = None
+    code: str | None = None
+    looks: int = field(default=0, repr=False)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return it as JSON has it; without any token."""
+        said = {"replica": self.replica.url, "version": self.version, "digest": self.digest}
+        took = {"state": self.state.value, "seconds": round(self.seconds, 3)}
+        return {**said, **took, "error": self.error, "code": self.code}
+
+
+@dataclass(frozen=True)
+class FleetReport:
+    """What became of a fleet.
+
+    Parameters
+    ----------
+    target : FleetTarget
+        What it is to serve: the version before, where it went back.
+    rows : tuple of ReplicaRow
+        One per replica, in the list's order.
+    exit_code : int
+        0: all serve what was asked for; 1: some do not; 3: another caller has set a newer target.
+    went_back : bool
+        Whether a step failed, and the fleet was taken back.
+    """
+
+    target: FleetTarget
+    rows: tuple[ReplicaRow, ...]
+    exit_code: int
+    went_back: bool = False
+
+
+@coded("no-way-back")
+def no_way_back(*, label: str | None) -> RefusedError:
+    """The version before is not in the store as it was."""
+    return RefusedError(
+        f"the version before ({label}) is not in the store with its digest, so there is no way back; nothing "
+        "was changed: publish it again, or say on_failure=stop"
+    )
+
+
+@coded("not-published")
+def not_published(*, label: str, store: str) -> BadInputError:
+    """A store has no such version."""
+    return BadInputError(f"{store} has no whole version {label}; publish it there first")
+
+
+@coded("other-content")
+def other_content(*, found: str | None, wanted: str) -> GroupError:
+    """A replica has loaded other content than the target's."""
+    return GroupError(
+        f"it has loaded digest {found}, and the target's is {wanted}; its label means another content"
+    )
+
+
+@coded("step-timeout")
+def step_timeout(*, step: str, seconds: float) -> GroupError:
+    """A replica has not answered a step in time."""
+    return GroupError(f"it has not answered its {step} within {seconds:g} s")
+
+
+class _SupersededError(Exception):
+    """Another caller has set a newer target."""
+
+
+class _RollStoppedError(Exception):
+    """A step of another replica has failed."""
+
+
+def update(store: Path | str, version: str | int, replicas: Sequence[Replica], **options: Any) -> FleetReport:
+    """As :func:`update_async`; blocks."""
+    return asyncio.run(update_async(store, version, replicas, **options))
+
+
+async def update_async(
+    store: Path | str,
+    version: str | int,
+    replicas: Sequence[Replica],
+    *,
+    at_a_time: int = 1,
+    stage_ahead: int | None = None,
+    on_failure: FleetFailure | str = FleetFailure.STOP,
+    strict: bool = False,
+    force: bool = False,
+    deadline_s: float = 300.0,
+    token_file: Path | None = None,
+    insecure: bool = False,
+    told: Callable[[ReplicaRow], object] = lambda _row: None,
+    connect: Callable[[Replica], ReplicaClient] | None = None,
+) -> FleetReport:
+    """Bring all replicas to a version of a store; the same call again goes on where it stopped.
+
+    Parameters
+    ----------
+    store : path
+        Where the versions lie, and the targets beside them.
+    version : str or int
+        Which.
+    replicas : sequence of Replica
+        All of the fleet.
+    at_a_time : int
+        How many are committed at once; 1: the first is a canary.
+    stage_ahead : int or None
+        How many stand prepared at most; None: twice as many as are committed at once.
+    on_failure : FleetFailure or str
+        ``stop``, or ``back`` to the version before.
+    strict : bool
+        Whether the version before is allowed no longer, from now on.
+    force : bool
+        Take a list that is less than half as long as the last one.
+    deadline_s : float
+        Seconds that a step of one replica may take.
+    token_file, insecure
+        As :class:`.replicas.Connections`.
+    told : callable
+        Is told each row that changes.
+    connect : callable or None
+        Returns what asks a replica; None: over HTTP.
+
+    Raises
+    ------
+    RefusedError
+        If the list shrinks (code ``fleet-shrinks``), a token would go in the clear (``token-in-the-clear``),
+        or there is no way back (``no-way-back``). Nothing was changed.
+    BadInputError
+        If the version is not there (code ``not-published``), or the list is no list.
+    """
+    place, label = Path(store), checked_version(version)
+    connections = Connections(token_file=token_file, insecure=insecure)
+    connections.require_safe(replicas)
+    content = await asyncio.to_thread(content_of, place, label)
+    if content is None:
+        raise not_published(label=label, store=str(place))
+    asked: dict[str, Any] = {"at_a_time": at_a_time, "on_failure": FleetFailure(on_failure)}
+    target = await asyncio.to_thread(
+        _announced, place, content, force=force, strict=strict, replicas=len(replicas), **asked
+    )
+    rows = [ReplicaRow(replica) for replica in replicas]
+    ways = connections.client if connect is None else connect
+    ahead = 2 * at_a_time if stage_ahead is None else max(stage_ahead, at_a_time)
+    try:
+        roll = _Roll(place, target, ways, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
+        await roll.bring(rows)
+        if roll.failed and not roll.superseded and asked["on_failure"] is FleetFailure.BACK:
+            found = await asyncio.to_thread(content_of, place, target.before.label if target.before else "")
+            before = way_back(target, found)
+            if before is not None:
+                back = next_target(target, before, at_a_time=at_a_time, replicas=len(replicas))
+                if not await asyncio.to_thread(set_target, place, back):
+                    return FleetReport(target, tuple(rows), SUPERSEDED)
+                roll = _Roll(place, back, ways, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
+                await roll.bring(rows)
+                return FleetReport(back, tuple(rows), SUPERSEDED if roll.superseded else SOME_DO_NOT, True)
+        if roll.superseded:
+            return FleetReport(target, tuple(rows), SUPERSEDED)
+        if not all(roll.serves(row) for row in rows):
+            return FleetReport(target, tuple(rows), SOME_DO_NOT)
+        if len(target.allowed) > 1:  # all serve it: the version before is allowed no longer
+            settled = next_target(target, target.content, strict=True, replicas=len(replicas), **asked)
+            await asyncio.to_thread(set_target, place, settled)
+        return FleetReport(target, tuple(rows), ALL_SERVE)
+    finally:
+        await connections.close()
+
+
+def content_of(store: Path, label: str) -> NamedContent | None:
+    """Return what a label means in a store now; None: it is not there. Blocks.
+
+    Raises
+    ------
+    BadInputError
+        If its manifest cannot be read.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        path = store / VERSIONS_DIRECTORY / label
+        with closing(SnapshotDirectory(str(path))) as directory:
+            found = read_sealed(directory, VERSION_MANIFEST, VersionManifest)
+            return None if found is None else NamedContent(label, found.group_digest)
+    return None
+
+
+def _announced(
+    store: Path, content: NamedContent, *, force: bool, strict: bool, replicas: int, **asked: Any
+) -> FleetTarget:
+    """Set the target of a content, unless it is the newest already. Blocks."""
+    while True:
+        newest = newest_target(store)
+        if newest is not None and 2 * replicas < newest.replicas and not force:
+            raise fleet_shrinks(replicas=replicas, before=newest.replicas)
+        target = next_target(newest, content, strict=strict, replicas=replicas, **asked)
+        if asked["on_failure"] is FleetFailure.BACK:
+            label = None if target.before is None else target.before.label
+            if way_back(target, None if label is None else content_of(store, label)) is None:
+                raise no_way_back(label=label)
+        if target is newest or set_target(store, target):
+            return target
+
+
+class _Roll:
+    """One pass over all replicas, for one target."""
+
+    def __init__(
+        self,
+        store: Path,
+        target: FleetTarget,
+        connect: Callable[[Replica], ReplicaClient],
+        told: Callable[[ReplicaRow], object],
+        *,
+        at_a_time: int,
+        ahead: int,
+        deadline_s: float,
+    ) -> None:
+        self._store, self._target, self._connect, self._told = store, target, connect, told
+        self._requests = asyncio.Semaphore(MOST_REQUESTS)
+        self._staging, self._turns = asyncio.Semaphore(ahead), asyncio.Semaphore(at_a_time)
+        self._deadline_s = deadline_s
+        self.failed = self.superseded = False
+
+    async def bring(self, rows: Sequence[ReplicaRow]) -> None:
+        """Bring every replica to the target, as far as it goes."""
+        for row in rows:
+            row.state = after(row.state, FleetEvent.TARGET)
+        await asyncio.gather(*map(self._bring, rows))
+
+    def serves(self, row: ReplicaRow) -> bool:
+        """Whether a replica has proved that it serves the target's content."""
+        return row.state is FleetState.READY and row.digest == self._target.content.digest
+
+    async def _bring(self, row: ReplicaRow) -> None:
+        begun, replica = time.monotonic(), self._connect(row.replica)
+        try:
+            async with self._staging:
+                said = await self._look(row, replica)
+                if said is not None and not self.serves(row):
+                    await self._step(row, replica, said)
+                    await self._look(row, replica)
+                    if not self.serves(row):
+                        raise other_content(found=row.digest, wanted=self._target.content.digest)
+        except _SupersededError:
+            self.superseded = True
+        except _RollStoppedError:
+            pass
+        except (WsmError, OSError) as error:
+            self.failed = True
+            self._fails(row, error)
+        finally:
+            row.seconds += time.monotonic() - begun
+            self._told(row)
+
+    def _fails(self, row: ReplicaRow, error: WsmError | OSError) -> None:
+        row.state = after(row.state, FleetEvent.FAILED)
+        row.error = str(error)
+        row.code = error.code if isinstance(error, WsmError) else type(error).__name__
+
+    async def _look(self, row: ReplicaRow, replica: ReplicaClient) -> Mapping[str, Any] | None:
+        """Ask a replica what it holds; None: it has not answered, which is told in its row."""
+        row.looks += 1
+        try:
+            said = await self._within(_LOOK_S, "look", replica.status())
+        except WsmError as error:
+            row.state = after(row.state, FleetEvent.SILENT)
+            row.error, row.code = str(error), error.code
+            return None
+        own = said.get("fleet")
+        serving = bool(said["serving"]) and (own is None or own["admits"])
+        answer = LookAnswer(row.looks, self._target.generation, said["manifest_digest"], serving)
+        row.state = after(row.state, seen(answer, self._target, row.looks))
+        row.version, row.digest = said["version"], said["manifest_digest"]
+        if self.serves(row):
+            row.error = row.code = None
+        self._told(row)
+        return said
+
+    async def _step(self, row: ReplicaRow, replica: ReplicaClient, said: Mapping[str, Any]) -> None:
+        """Prepare a replica and commit it in its turn; in place where it has no room for both versions."""
+        named = step_name(self._target.generation, said["name"])
+        pending = said["request_id"] if said["decision_left_s"] is not None else None
+        if pending is not None and pending.startswith(f"{named}-prepare"):
+            request_id = str(pending)  # a caller before this one left it
+        else:
+            if pending is not None and generation_of(pending) is not None:
+                await self._require_turn()
+                await self._ask(replica, "abort", pending)
+            request_id = await self._free(replica, f"{named}-prepare")
+            digest = await self._prepare(row, replica, request_id, named)
+            if digest is None:
+                return
+            if digest != self._target.content.digest:
+                await self._ask(replica, "abort", request_id)
+                raise other_content(found=digest, wanted=self._target.content.digest)
+        row.state = after(row.state, FleetEvent.PREPARED)
+        self._told(row)
+        async with self._turns:
+            try:
+                await self._require_turn()
+            except _RollStoppedError:
+                await self._ask(replica, "abort", request_id)
+                row.state = after(row.state, FleetEvent.OTHER)
+                await self._look(row, replica)
+                raise
+            await self._ask(replica, "commit", request_id)
+
+    async def _prepare(
+        self, row: ReplicaRow, replica: ReplicaClient, request_id: str, named: str
+    ) -> str | None:
+        """Return the digest of what stands prepared; None: nothing does, and nothing is left to be done."""
+        label = self._target.content.label
+        try:
+            await self._require_turn()
+            terms = {"hot": True, "hot_fallback": "refuse", "lease_s": _LEASE_S}
+            receipt = await self._ask(replica, "prepare", request_id, version=label, **terms)
+        except WsmError as error:
+            if not (error.context.get("no_room") or error.code == "nothing-served"):
+                raise
+            row.error, row.code = str(error), error.code
+            self._told(row)
+            async with self._turns:
+                await self._require_turn()
+                request_id = await self._free(replica, f"{named}-update")
+                terms = {"hot": False, "in_flight": "drain", "force": True}
+                await self._ask(replica, "update", request_id, version=label, **terms)
+            return None
+        return (receipt.manifest_digest or "") if receipt.outcome is Outcome.PREPARED else None
+
+    async def _require_turn(self) -> None:
+        """End where another step has failed, or a newer target is there."""
+        if self.failed:
+            raise _RollStoppedError
+        if self.superseded or not may_step(
+            self._target.generation, await asyncio.to_thread(newest_target, self._store)
+        ):
+            raise _SupersededError
+
+    async def _free(self, replica: ReplicaClient, name: str) -> str:
+        """Return the first request id of a step whose command is not over: done again, it answers anew."""
+        number, request_id = 1, name
+        while True:
+            try:
+                known = await self._within(_LOOK_S, "look", replica.request(request_id))
+            except WsmError as error:
+                if error.code == "request-unknown":
+                    return request_id
+                raise
+            if known["state"] != "succeeded":
+                return request_id
+            number += 1
+            request_id = f"{name}.{number}"
+
+    async def _ask(self, replica: ReplicaClient, operation: str, request_id: str, **keywords: Any) -> Receipt:
+        """Give a command until it is answered: under its request id it is done once."""
+        until = time.monotonic() + self._deadline_s
+        limits = {} if operation in ("commit", "abort") else {"deadline_s": self._deadline_s}
+        while True:
+            left_s = until - time.monotonic()
+            try:
+                return await self._within(
+                    max(left_s, 0.01), operation, replica.command(operation, request_id, **limits, **keywords)
+                )
+            except WsmError as error:
+                # A step of the group that failed is told; what stands in its way, or is lost, is asked again.
+                lost = error.code in ("upstream-unreachable", "server-busy", "role-busy", "decision-held")
+                if not lost or left_s <= _AGAIN_S:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _within(self, seconds: float, step: str, asked: Awaitable[_Answer]) -> _Answer:
+        async def waited() -> _Answer:
+            async with self._requests:
+                return await asyncio.wait_for(asked, seconds)
+
+        try:
+            return await waited()
+        except asyncio.TimeoutError:
+            raise step_timeout(step=step, seconds=seconds) from None

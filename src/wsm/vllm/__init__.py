@@ -1,0 +1,17 @@
+"""wsm in vLLM: a server serves a whole, proved version, or says why not. Nothing of vLLM is changed.
+
+=======================  ===================================================================================
+module                   responsible for
+=======================  ===================================================================================
+:mod:`.versions`         what a version is for vLLM's loaders: files held open, digested as they are read
+:mod:`.extension`        each worker's side: one method, which never raises
+:mod:`.fanout`           the server's side: answers to a view, moves to questions
+:mod:`.endpoint`         vLLM's endpoint plugin: the gate before its app, and updates over HTTP
+=======================  ===================================================================================
+
+torch is imported inside a function, and vLLM nowhere.
+"""
+
+from wsm.vllm.extension import WorkerExtension as Worker
+
+__all__ = ["Worker"]

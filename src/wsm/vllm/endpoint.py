@@ -1,0 +1,299 @@
+"""The endpoint plugin of vLLM's API server: a gate before its app, updates, and what is said of them.
+
+Theory of operation
+-------------------
+The gate stands before vLLM's own routes. While no whole version is proved, what asks for tokens is answered
+503, and nothing resumes the engine. vLLM's own verbs that write weights, or call methods of its workers, are
+refused always: behind them nobody knows what serves. One update at a time; what runs in it waits in vLLM's
+pause. A pause that another has given is given back as it was.
+
+The routes are asked for vLLM's API key, where it has one: vLLM itself guards ``/v1`` and its like alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import importlib
+import os
+import secrets
+from collections import deque
+from collections.abc import Awaitable
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import PurePath
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, described
+from wsm.labels import checked_version
+from wsm.vllm.extension import error_value
+from wsm.vllm.fanout import EngineRanks, UpdateEnd
+from wsm.vllm.versions import VersionPlace
+
+#: Releases of vLLM that this is tested with.
+SUPPORTED = ("0.32.",)
+#: Verbs that must wait for the end of an update, or of a closed gate.
+_RESUMES = frozenset({"/resume", "/wake_up"})
+_PAUSES = frozenset({"/pause", "/sleep"})
+#: What is answered while the gate is closed, besides everything that only reads.
+_HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
+_STATUSES = {"committed": 200, "refused": 409, "rolled-back": 409, "closed": 500, "unknown": 504}
+
+
+class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an update. `path`: a directory below the roots; else `version` is one of the store."""
+
+    path: str | None = None
+    version: str | None = None
+    digest: str | None = None
+    mode: Literal["keep", "wait", "abort"] = "keep"
+    deadline_s: float = 600.0
+
+
+class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What ``--additional-config '{"wsm": {...}}'`` says.
+
+    `roots`: below which versions may lie; without it, the directory that the model lies in. `store`: where
+    they are published. `version`: what vLLM was started with; else the name of its directory. `answer_s`:
+    in which the ranks answer whatever they are asked; they do between two steps.
+    """
+
+    roots: list[str] | None = None
+    store: str | None = None
+    version: str | None = None
+    answer_s: float = 60.0
+
+
+class EndpointPlugin:
+    """What vLLM makes of the entry point, once in its API server."""
+
+    #: Since vLLM has started its engine; it listens only then.
+    ranks: EngineRanks
+    _client: Any
+    name = "wsm"
+    required_tasks = ("generate",)
+
+    def __init__(self) -> None:
+        self.receipts: deque[dict[str, Any]] = deque(maxlen=256)
+        self.is_open, self.is_updating = True, False
+        self.keys: list[str] = []
+        self._options = ServerOptions()
+        self._roots: list[str] = []
+        self._mode = "keep"
+        self._asking = asyncio.Lock()
+        self._holds, self._was_paused = False, False
+
+    def attach_router(self, app: Any) -> None:
+        """Put the gate before vLLM's app."""
+        app.add_middleware(Gate, plugin=self)
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Say hello to the workers; vLLM listens only behind it.
+
+        Raises
+        ------
+        RefusedError
+            If this build or command line of vLLM is none that wsm knows; vLLM does not start.
+        """
+        del state
+        _require_known(args)
+        said = (args.additional_config or {}).get("wsm", {})
+        self._options = msgspec.convert(said, ServerOptions)
+        self.keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
+        self._client, config = engine_client, engine_client.vllm_config
+        model = PurePath(os.getcwd(), config.model_config.model)  # noqa: PTH109 - nothing is read here
+        # A cache of Hugging Face links the files of a snapshot to those beside it.
+        around = [str(model.parent.parent)] if model.parent.name == "snapshots" else []
+        self._roots = self._options.roots or [str(each) for each in [model.parent] if each.name]
+        version = checked_version(self._options.version or model.name)
+        server = f"{os.getpid()}-{secrets.token_hex(4)}"
+        world_size, answer_s = config.parallel_config.world_size, self._options.answer_s
+        self.ranks = EngineRanks(
+            lambda question: engine_client.collective_rpc("wsm_answer", args=(question,)),
+            world_size,
+            server,
+            answer_s=answer_s,
+        )
+        first = VersionPlace(version, str(model), [str(model), *around])
+        await self.ranks.hello(first)
+        await engine_client.update_weight_version(self.ranks.version)
+
+    async def _pause(self) -> None:
+        if not self._holds:
+            self._was_paused, self._holds = await self._of_engine(self._client.is_paused()), True
+        await self._of_engine(self._client.pause_generation(mode=self._mode, clear_cache=True))
+
+    async def update(self, asked: UpdateRequest) -> dict[str, Any]:
+        """Bring a version, or keep the one before; return the receipt.
+
+        Raises
+        ------
+        RefusedError (``update-in-progress``)
+            If another update runs.
+        """
+        ranks = self.ranks
+        if self.is_updating:
+            raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
+        if asked.path is None and asked.version is None:
+            raise BadInputError("an update needs a path, or a version of the store", code="no-place")
+        label = checked_version(asked.version or PurePath(asked.path or "").name)
+        place = VersionPlace(label, asked.path, self._roots, self._options.store, asked.digest)
+        self.is_updating, self._mode, end, is_known = True, asked.mode, UpdateEnd(), True
+        try:
+            async with self._asking:
+                await ranks.update(place, self._pause, end, deadline_s=asked.deadline_s)
+                if ranks.serving() and self._holds:
+                    await self._go_on()
+        except GroupError as error:
+            is_known = False
+            end.errors.append(error_value(error))
+        finally:
+            self.is_updating, self.is_open = False, ranks.serving()
+        self.receipts.append(self._receipt(label, end, is_known=is_known))
+        return self.receipts[-1]
+
+    async def _go_on(self) -> None:
+        await self._of_engine(self._client.update_weight_version(self.ranks.version))
+        if not self._was_paused:
+            await self._of_engine(self._client.resume_generation())
+        self._holds = False
+
+    async def _of_engine(self, asked: Awaitable[Any]) -> Any:
+        try:
+            return await asked
+        except Exception as error:
+            raise self.ranks.lost("engine-lost", described(error)) from error
+
+    def _receipt(self, label: str, end: UpdateEnd, *, is_known: bool) -> dict[str, Any]:
+        serves = self.ranks.version if self.ranks.serving() else None
+        outcome = "committed" if end.committed else "rolled-back" if end.restored else "refused"
+        if serves is None:
+            outcome = "closed" if is_known else "unknown"
+        return {
+            "outcome": outcome,
+            "version": label,
+            "serves": serves,
+            "digest": end.votes[0]["digest"] if end.committed else None,
+            "proof": "digests of the checkpoint's bytes as every rank's loaders read them",
+            "votes": end.votes,
+            "errors": end.errors,
+            "ms": end.ms,
+            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        }
+
+    def explain(self) -> dict[str, Any]:
+        """Say what serves, and if nothing does, why, and what to do."""
+        ranks = self.ranks
+        if self.is_open:
+            return {"open": True, "text": f"Version {ranks.version} serves, whole on {ranks.ranks} ranks."}
+        failed = next((each for each in reversed(self.receipts) if each["outcome"] != "committed"), None)
+        errors = failed["errors"] if failed else []
+        errors = [error_value(ranks.fault)] if ranks.fault else errors
+        names = [[f"{name} {each[name]}, " for name in ("rank", "tensor") if name in each] for each in errors]
+        why = ["".join([*where, each["message"]]) for where, each in zip(names, errors, strict=True)]
+        todo = "Update to a whole version, which opens the gate, or restart vLLM."
+        text = f"No whole version is proved, and nothing is served. {'; '.join(why)}. {todo}"
+        return {"open": False, "text": text, "errors": errors}
+
+    async def status(self) -> dict[str, Any]:
+        """Say where each rank is; the ranks are asked, unless an update runs."""
+        ranks = self.ranks
+        if not self.is_updating:
+            async with self._asking:
+                with suppress(WsmError):  # said by explain
+                    await ranks.look()
+                self.is_open = ranks.serving()
+        return {
+            "open": self.is_open,
+            "updating": self.is_updating,
+            "version": ranks.version if ranks.serving() else None,
+            "restorable": ranks.is_restorable,
+            "paused": self._holds,
+            "ranks": ranks.answers,
+        }
+
+
+class Gate:
+    """The ASGI app before vLLM's."""
+
+    def __init__(self, app: ASGIApp, plugin: EndpointPlugin) -> None:
+        self._app, self._plugin = app, plugin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what must not pass, and what is asked of wsm; else let vLLM's app answer."""
+        if scope["type"] == "websocket" and not self._plugin.is_open:
+            await send({"type": "websocket.close", "code": 1013})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            answer = await self._answer(request, request.url.path, request.method)
+        except WsmError as error:
+            status = 400 if isinstance(error, BadInputError) else 409
+            answer = JSONResponse({"error": error_value(error)}, status)
+        await (answer or self._app)(scope, receive, send)
+
+    async def _answer(self, request: Request, path: str, method: str) -> JSONResponse | None:
+        plugin = self._plugin
+        # Behind vLLM's own verbs of weights, and a sleep that drops them, nobody knows what serves.
+        level = request.query_params.get("level")
+        held = method == "POST" and ("weight" in path or path == "/collective_rpc" or level == "2")
+        ours, waits = path.startswith("/wsm/v1/"), path in _RESUMES | _PAUSES
+        if (ours or held or waits) and method != "OPTIONS" and not self._may(request):
+            return JSONResponse({"error": "Unauthorized"}, 401)
+        if ours:
+            return await self._own(request, method, path.removeprefix("/wsm/v1/"))
+        if method != "POST":
+            return None
+        if held:
+            message = f"wsm keeps {path} from changing weights behind it; POST /wsm/v1/update"
+            raise RefusedError(message, code="held-by-wsm")
+        if waits and plugin.is_updating:
+            raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
+        if plugin.is_open or path in _HARMLESS:
+            return None
+        told = {"type": "WeightsNotWhole", "code": "weights-not-whole", "message": plugin.explain()["text"]}
+        resumes = path in _RESUMES
+        return JSONResponse({"error": told}, 409 if resumes else 503, {} if resumes else {"Retry-After": "1"})
+
+    def _may(self, request: Request) -> bool:
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        given = key.encode() if scheme.lower() == "bearer" else b""
+        keys = self._plugin.keys
+        return not keys or any(hmac.compare_digest(given, each.encode()) for each in keys)
+
+    async def _own(self, request: Request, method: str, what: str) -> JSONResponse:
+        plugin = self._plugin
+        if (method, what) == ("POST", "update"):
+            try:
+                asked = msgspec.json.decode(await request.body(), type=UpdateRequest)
+            except msgspec.DecodeError as error:
+                raise BadInputError(f"this is no update: {error}", code="bad-body") from error
+            receipt = await plugin.update(asked)
+            return JSONResponse(receipt, _STATUSES[receipt["outcome"]])
+        if method == "GET" and what == "status":
+            return JSONResponse(await plugin.status())
+        if method == "GET" and what in ("explain", "receipts"):
+            return JSONResponse(plugin.explain() if what == "explain" else {"receipts": [*plugin.receipts]})
+        return JSONResponse({"error": {"code": "not-found", "message": f"{method} /wsm/v1/{what}"}}, 404)
+
+
+def _require_known(args: Any) -> None:
+    version = importlib.import_module("vllm").__version__
+    problems = {
+        f"vLLM is {version}, and wsm knows {SUPPORTED[0]}*": not version.startswith(SUPPORTED),
+        "--worker-extension-cls wsm.vllm.Worker is missing": not args.worker_extension_cls,
+        "--api-server-count is more than 1": (args.api_server_count or 1) > 1,
+        "--data-parallel-size is more than 1": (args.data_parallel_size or 1) > 1,
+        "--grpc has no gate": getattr(args, "grpc", False),
+    }
+    found = [problem for problem, there in problems.items() if there]
+    if found:
+        raise RefusedError(f"wsm cannot keep this vLLM whole: {'; '.join(found)}", code="unsupported-vllm")

@@ -1,0 +1,256 @@
+"""What each worker of vLLM gets by ``--worker-extension-cls``: one method, by which its rank takes part.
+
+Theory of operation
+-------------------
+vLLM's answers carry no names: behind a worker that raises, each later answer is one of another question, for
+good. So :meth:`WorkerExtension.wsm_answer` never raises. An error is a value, and an answer repeats the token
+of its question.
+
+A rank votes once it has read and verified the version, in a thread, while it serves (``ready`` in its status
+word). It reloads only when it is told that all have voted alike and the engine is paused; that is its update
+in place, at whose end it is PREPARED. So nothing is left that can fail when it hears COMMIT. A reload that
+fails leaves parameters that may be on the meta device: the rank is touched, and drops.
+
+The machines of :mod:`wsm.states` decide, here as everywhere. CLEARED says of these weights that nothing whole
+is there; vLLM keeps their memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from wsm.errors import GroupError, RefusedError, WsmError, described
+from wsm.labels import version_id
+from wsm.states import command_events
+from wsm.states.command_events import Asked
+from wsm.states.joint import JointState
+from wsm.states.machine import LifeCycle
+from wsm.states.plan_key import Request
+from wsm.states.table import Event
+from wsm.states.vocabulary import ALL_TAGS
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.torch_tensors import DTYPES_BY_NAME
+from wsm.vllm.versions import HeldCheckpoint, StagedRead, VersionPlace
+
+_TORCH_NAMES = {dtype: name for name, dtype in DTYPES_BY_NAME.items()}
+
+
+class WorkerExtension:
+    """A part of vLLM's worker; ``--worker-extension-cls wsm.vllm.Worker``."""
+
+    def wsm_tensor(self, spec: TensorSpec, data: bytearray) -> Any:
+        """Return the bytes of a tensor as one of torch, which looks at them where they lie."""
+        import torch  # noqa: PLC0415 - only a worker of vLLM has it
+
+        dtype = getattr(torch, _TORCH_NAMES[spec.dtype])
+        if not data:
+            return torch.empty(spec.shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype).reshape(spec.shape)
+
+    def wsm_answer(self, question: Any) -> dict[str, Any]:
+        """Answer the server's question, and go on with what it tells. Does not wait for files; never raises.
+
+        Parameters
+        ----------
+        question : dict
+            ``token``: repeated in the answer. ``do``: ``hello``, with ``server`` and the ``place`` of what
+            serves; or ``tell``, with ``server``, ``words`` (command, committed), and ``place``, ``restores``,
+            ``load`` and ``touched`` of the command.
+        """
+        token = question.get("token") if isinstance(question, dict) else None
+        try:
+            sides = self.__dict__
+            if "_wsm_side" not in sides:  # vLLM does not run the constructor of an extension
+                sides["_wsm_side"] = RankSide(self)
+            return {"token": token, **sides["_wsm_side"].answer(question)}
+        except Exception as error:  # noqa: BLE001 - behind one that raises, all later answers are out of step
+            return {"token": token, "rank": getattr(self, "rank", None), "error": error_value(error)}
+
+
+def error_value(error: BaseException) -> dict[str, Any]:
+    """Return an error as plain values; what it knows besides its message stands beside it, as text."""
+    if not isinstance(error, WsmError):
+        return {"code": type(error).__name__, "message": described(error)}
+    about = {key: str(value) for key, value in error.context.items() if value is not None}
+    return {**about, "code": error.code, "message": str(error)}
+
+
+class _LiveMachines:
+    """The machines of a rank, at the command that is heard last."""
+
+    def __init__(self, life: LifeCycle) -> None:
+        self._life, self.command = life, CommandWord(1, 0, Operation.NONE)
+
+    @property
+    def joint(self) -> JointState:
+        return self._life.joint
+
+    def can(self, event: Event) -> bool:
+        return self._life.can(event)
+
+    def fire(self, event: Event, *, kept: bool = False, kv_kept: bool = True, cause: str = "") -> None:
+        at = {"at_ns": time.monotonic_ns(), "epoch": self.command.epoch, "sequence": self.command.sequence}
+        self._life.fire(event, **at, kept=kept, kv_kept=kv_kept, cause=cause)
+
+
+class RankSide:
+    """One rank: what it serves, and how far it is with the command at hand.
+
+    One thread: the worker's, between two steps.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._life = LifeCycle()
+        self._server: str | None = None
+        self._term = 0
+        self._machines = _LiveMachines(self._life)
+        self._committed = CommittedWord(0, None)
+        self._code = StatusCode.ATTACHED
+        self._asked = Asked(Request.UPDATE, ALL_TAGS, self._life.joint)
+        self._begun = False
+        self._reading: StagedRead | None = None  # of the command at hand; of the first version until then
+        self._staged: HeldCheckpoint | None = None  # verified: this rank's vote
+        self._served: HeldCheckpoint | None = None  # kept open: what a failed update is followed by
+        self._layout: dict[str, TensorSpec] | None = None
+        self._error: dict[str, Any] | None = None
+
+    def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Take in what the server says, do what can be done, and say how far it is."""
+        if question["do"] == "hello":
+            self._hello(question)
+        elif self._server is None or question["server"] != self._server:
+            raise RefusedError(
+                "this worker takes no command: no server has said hello to it under that name, so that "
+                "nothing would keep requests from weights that are not whole; start vLLM with "
+                "VLLM_PLUGINS=wsm",
+                code="no-hello",
+            )
+        else:
+            command = CommandWord.unpack(question["words"][0])
+            if _how_far(command) > _how_far(self._machines.command):
+                self._hear(command, question)
+            if command[:2] == self._machines.command[:2]:
+                self._go_on(question)
+        return self._said()
+
+    def _hello(self, question: Mapping[str, Any]) -> None:
+        reading = self._reading if self._machines.command.operation is Operation.NONE else None
+        if question["server"] != self._server:
+            self._server, self._term = question["server"], self._term + 1
+            if self._committed.version_id is None:
+                place = msgspec.convert(question["place"], VersionPlace)
+                self._committed = CommittedWord(0, version_id(place.version))
+                for moment in (command_events.begin, command_events.finish):  # vLLM has loaded it
+                    moment(self._asked, self._machines)
+                command_events.commit(self._machines)
+                self._reading = StagedRead(place, None)
+        elif reading is not None and (reading.error or reading.held):
+            self._error = error_value(reading.error) if reading.error else None
+            self._serve(reading.held)
+
+    def _serve(self, held: HeldCheckpoint | None) -> None:
+        if self._served is not None and held is not self._served:
+            self._served.close()
+        self._served, self._layout = held, held.layout if held else None
+        self._staged = self._reading = None
+
+    def _hear(self, command: CommandWord, question: Mapping[str, Any]) -> None:
+        begins = command[:2] != self._machines.command[:2]
+        self._machines.command = command
+        if not begins:
+            return
+        self._drop_staged()
+        self._error, self._begun, self._code = None, False, StatusCode.DRAINING
+        self._asked = Asked(Request.UPDATE, ALL_TAGS, self._life.joint)
+        refused = command_events.objection(self._asked, self._machines)
+        if refused is not None or command.operation is not Operation.UPDATE:
+            self._code = StatusCode.REFUSED
+            self._error = {"code": "refused", "message": refused} if refused else None
+        elif question["restores"]:
+            self._staged = self._served
+        else:
+            self._reading = StagedRead(msgspec.convert(question["place"], VersionPlace), self._layout)
+
+    def _go_on(self, question: Mapping[str, Any]) -> None:
+        operation = self._machines.command.operation
+        if operation is Operation.UPDATE and self._code is StatusCode.DRAINING:
+            if self._staged is None and self._reading is not None:
+                self._staged = self._reading.held
+                if self._reading.error is not None:
+                    self._code, self._error = StatusCode.FAILED, error_value(self._reading.error)
+            if self._staged is not None and question["load"]:
+                self._load(self._staged)
+        elif operation.is_commit and self._code is StatusCode.PREPARED:
+            command_events.commit(self._machines)
+            self._serve(self._staged)
+            self._committed = CommittedWord.unpack(question["words"][1])
+            self._code = StatusCode.DONE_COMMITTED
+        elif operation.is_abort and not self._code.is_terminal:
+            self._stop(question["touched"])
+
+    def _load(self, staged: HeldCheckpoint) -> None:
+        self._begun, read = True, list[str]()
+        try:
+            command_events.begin(self._asked, self._machines)
+            self._worker.reload_weights(weights_iterator=self._tensors(staged, read))
+            self._require_whole(staged, read)
+            command_events.finish(self._asked, self._machines)
+            self._code = StatusCode.PREPARED
+        except Exception as error:  # noqa: BLE001 - whatever a loader raises, this rank is touched
+            last = {"tensor": read[-1]} if read else {}
+            self._code, self._error = StatusCode.FAILED, {**last, **error_value(error)}
+
+    def _require_whole(self, staged: HeldCheckpoint, read: list[str]) -> None:
+        if len(read) != len(staged.tensors):
+            problem = f"vLLM's loaders took {len(read)} of {len(staged.tensors)} tensors"
+            raise GroupError(problem, code="half-read")
+        named = self._worker.model_runner.get_model().named_parameters()
+        empty = [name for name, parameter in named if parameter.is_meta]
+        if empty:
+            problem = f"vLLM's reload left {empty[0]} and {len(empty) - 1} others without memory"
+            raise GroupError(problem, code="not-reloaded", tensor=empty[0])
+
+    def _tensors(self, staged: HeldCheckpoint, read: list[str]) -> Iterator[tuple[str, Any]]:
+        for spec, data in staged.read():
+            read.append(spec.name)
+            yield spec.name, self._worker.wsm_tensor(spec, data)
+
+    def _stop(self, any_touched: bool | None) -> None:
+        self._code = StatusCode.STOPPED_TOUCHED if self._begun else StatusCode.STOPPED_UNTOUCHED
+        if any_touched is None:
+            return
+        if any_touched:
+            command_events.drop(self._asked, self._machines)
+            command_events.freed(self._machines)
+            self._code = StatusCode.DONE_CLEARED
+        else:
+            command_events.keep(self._asked, self._machines)
+            self._code = StatusCode.DONE_KEPT
+        self._drop_staged()
+
+    def _drop_staged(self) -> None:
+        if self._reading is not None:
+            self._reading.drop()
+        self._staged = self._reading = None
+
+    def _said(self) -> dict[str, Any]:
+        command, life, ready = self._machines.command, self._life, int(self._staged is not None)
+        status = StatusWord(*command[:2], self._code, 0, ready, int(life.weights), int(life.kv))
+        return {
+            "rank": self._worker.rank,
+            "words": [self._term, command.pack(), status.pack(), self._committed.pack()],
+            "first_is_read": self._reading is None or command.operation is not Operation.NONE,
+            "error": self._error,
+            "staged": self._staged and self._staged.said(),
+            "served": self._served and self._served.said(),
+        }
+
+
+def _how_far(command: CommandWord) -> tuple[int, int, bool]:
+    return command.epoch, command.sequence, command.operation.is_decision

@@ -1,0 +1,61 @@
+"""``wsm vllm serve``, before a command of vLLM's name that says what it was given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def served(tmp_path):
+    stands_in = tmp_path / "vllm"
+    stands_in.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        'print(json.dumps([sys.argv[1:], os.environ["VLLM_PLUGINS"]]))\n'
+    )
+    stands_in.chmod(0o755)
+
+    def serves(*words, path=str(tmp_path), **environment):
+        program = [sys.executable, "-m", "wsm", "vllm", "serve", *words]
+        clean = {name: value for name, value in os.environ.items() if name != "VLLM_PLUGINS"}
+        return subprocess.run(
+            program, env={**clean, "PATH": path, **environment}, capture_output=True, text=True, check=False
+        )
+
+    return serves
+
+
+EXTENSION = ["--worker-extension-cls", "wsm.vllm.Worker"]
+
+
+def test_vllm_gets_all_words_with_the_plugin_and_the_extension(served):
+    ended = served("model", "--port", "8001", "--help")
+    words, plugins = json.loads(ended.stdout)
+    assert words == ["serve", "model", "--port", "8001", "--help", *EXTENSION]
+    assert plugins == "wsm"
+
+
+def test_plugins_and_an_extension_that_are_named_are_kept(served):
+    ended = served("model", "--worker-extension-cls=mine.Worker", VLLM_PLUGINS="lora,wsm")
+    words, plugins = json.loads(ended.stdout)
+    assert words == ["serve", "model", "--worker-extension-cls=mine.Worker"]
+    assert plugins == "lora,wsm"
+
+
+def test_plugins_that_vllm_would_load_by_itself_are_named_where_nothing_is(served, tmp_path):
+    about = tmp_path / "other-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nother = other:register\n")
+    _, plugins = json.loads(served("model", PYTHONPATH=str(tmp_path)).stdout)
+    assert plugins == "other,wsm"
+
+
+def test_where_vllm_is_not_installed_that_is_said(served, tmp_path):
+    ended = served("model", path=str(tmp_path / "elsewhere"))
+    assert ended.returncode == 2
+    assert "no command 'vllm'" in ended.stderr

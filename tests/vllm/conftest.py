@@ -1,0 +1,21 @@
+"""Tests of the server need vLLM, which `make test` has not; `make test-vllm` has it."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from tests.vllm.fake_workers import write_checkpoint
+
+collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_loop.py", "test_server.py"]
+
+
+@pytest.fixture
+def one(tmp_path):
+    return write_checkpoint(tmp_path / "one", 1.0)
+
+
+@pytest.fixture
+def two(tmp_path):
+    return write_checkpoint(tmp_path / "two", 2.0)

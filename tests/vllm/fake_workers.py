@@ -1,0 +1,95 @@
+"""Workers that stand in for vLLM's: what their loaders have taken is what they hold. No engine runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+from safetensors.numpy import save_file
+
+from wsm.vllm.extension import WorkerExtension
+from wsm.vllm.fanout import EngineRanks, UpdateEnd
+from wsm.vllm.versions import VersionPlace
+
+SHAPES = {"embed.weight": (8, 4), "layer.0.weight": (4, 4), "layer.1.weight": (4, 4), "norm.weight": (4,)}
+
+
+def write_checkpoint(directory, fill, shapes=None):
+    """A directory as a trainer writes it, of one file; every element is `fill`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: np.full(shape, fill, np.float32) for name, shape in (shapes or SHAPES).items()}
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def place(directory, version=None, **more):
+    return VersionPlace(version or directory.name, str(directory), [str(directory.parent)], **more)
+
+
+class FakeWorker(WorkerExtension):
+    """`fails`: after how many tensors each of the next reloads fails; None: it does not."""
+
+    def __init__(self, rank):
+        self.rank = rank
+        self.holds = {}
+        self.fails = []
+        self.reloads = 0
+        self.meta = []
+        parameters = [("embed.weight", SimpleNamespace(is_meta=False))]
+        model = SimpleNamespace(
+            named_parameters=lambda: [*parameters, *((n, SimpleNamespace(is_meta=True)) for n in self.meta)]
+        )
+        self.model_runner = SimpleNamespace(get_model=lambda: model)
+
+    def wsm_tensor(self, spec, data):
+        return np.frombuffer(data, np.float32)
+
+    def reload_weights(self, weights_iterator):
+        self.reloads += 1
+        fails = self.fails.pop(0) if self.fails else None
+        for count, (name, data) in enumerate(weights_iterator):
+            if count == fails:
+                raise RuntimeError("link lost")
+            self.holds[name] = float(data[0])
+
+    @property
+    def fill(self):
+        """What all tensors are filled with; None if they are not of one version."""
+        found = set(self.holds.values())
+        return found.pop() if len(found) == 1 else None
+
+
+class FakeEngine:
+    """Ranks behind messages; `pauses` counts, and `at_pause` is called then."""
+
+    def __init__(self, first, ranks=2):
+        self.workers = [FakeWorker(rank) for rank in range(ranks)]
+        for worker in self.workers:
+            worker.holds = dict.fromkeys(SHAPES, 1.0)  # vLLM has loaded it
+        self.first = first
+        self.pauses = 0
+        self.at_pause = lambda: None
+        self.answers = lambda answers: answers
+        self.ranks = EngineRanks(self.call, ranks, "server")
+
+    async def call(self, question):
+        sent = msgspec.msgpack.encode(question)
+        return self.answers([worker.wsm_answer(msgspec.msgpack.decode(sent)) for worker in self.workers])
+
+    async def pause(self):
+        self.pauses += 1
+        self.at_pause()
+
+    async def begin(self):
+        await self.ranks.hello(place(self.first))
+        return self
+
+    async def update(self, where, **more):
+        end = UpdateEnd()
+        await self.ranks.update(where, self.pause, end, deadline_s=more.pop("deadline_s", 30))
+        return end
+
+    @property
+    def fills(self):
+        return [worker.fill for worker in self.workers]

@@ -1,0 +1,63 @@
+"""wsm's worker extension with faults that a test asks for, in the file that WSM_TEST_FAULT names."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+
+from wsm.vllm.extension import WorkerExtension
+
+
+class FaultyWorker(WorkerExtension):
+    """A fault has a ``rank``, a ``kind``, and ``times``: how often it comes.
+
+    ``digest``: its vote is another's. ``tensor``: the tensor of that name cannot be read while it is loaded.
+    ``kill``: the process dies when it is asked ``at`` (``prepare``, ``load``). ``orphan``: vLLM's API server
+    dies just before the load. ``hang``: it never comes back from a load. ``raise``: it raises when it is
+    asked ``at``, which wsm's never does.
+    """
+
+    def wsm_answer(self, question):
+        at = "load" if question.get("load") else "prepare" if question.get("place") else ""
+        if at and self._wsm_fault("kill", at=at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if at == "load" and self._wsm_fault("orphan"):
+            engine = psutil.Process().parent()
+            engine.parent().kill()
+        if at and self._wsm_fault("raise", at=at):
+            raise RuntimeError("an extension raises")
+        if at == "load" and self._wsm_fault("hang"):
+            threading.Event().wait()
+        answer = super().wsm_answer(question)
+        if answer.get("staged") and self._wsm_fault("digest"):
+            answer["staged"]["digest"] = "0" * 32
+        return answer
+
+    def other_raises(self):
+        """What is no method of wsm's raises on the first rank, whose answer ends vLLM's reading."""
+        if self.rank == 0:
+            raise RuntimeError("another extension raises")
+
+    def wsm_tensor(self, spec, data):
+        if self._wsm_fault("tensor", name=spec.name):
+            raise OSError(f"{spec.name}: the link is lost")
+        return super().wsm_tensor(spec, data)
+
+    def _wsm_fault(self, kind, **where):
+        file = Path(os.environ["WSM_TEST_FAULT"])
+        if not file.exists():
+            return False
+        fault = json.loads(file.read_text())
+        wanted = {"rank": self.rank, "kind": kind, **where}
+        if fault["times"] < 1 or any(fault.get(key) != value for key, value in wanted.items()):
+            return False
+        # The other rank may read it now.
+        beside = file.with_suffix(f".{self.rank}")
+        beside.write_text(json.dumps({**fault, "times": fault["times"] - 1}))
+        beside.replace(file)
+        return True

@@ -1,0 +1,165 @@
+"""The gate before an app, around workers and an engine that stand in for vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from tests.raising import raising
+from tests.vllm.fake_workers import FakeEngine, write_checkpoint
+from wsm.vllm.endpoint import EndpointPlugin
+
+
+class FakeClient:
+    """vLLM's engine client, as far as the plugin uses it."""
+
+    def __init__(self, model):
+        self.engine = FakeEngine(model)
+        self.paused, self.version = False, None
+        parallel = SimpleNamespace(world_size=2)
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(model=str(model)), parallel_config=parallel
+        )
+
+    async def collective_rpc(self, method, args):
+        assert method == "wsm_answer"
+        return await self.engine.call(*args)
+
+    async def is_paused(self):
+        return self.paused
+
+    async def pause_generation(self, *, mode, clear_cache):
+        assert clear_cache
+        self.paused = True
+
+    async def resume_generation(self):
+        self.paused = False
+
+    async def update_weight_version(self, version):
+        self.version = version
+
+
+def arguments(**changes):
+    usual = {
+        "additional_config": {},
+        "api_key": None,
+        "worker_extension_cls": "wsm.vllm.Worker",
+        "api_server_count": 1,
+        "data_parallel_size": 1,
+    }
+    return SimpleNamespace(**{**usual, **changes})
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch):
+    """Of vLLM itself only the version is asked for."""
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.0"))
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+
+
+def played(model, play, **changes):
+    """Let `play` send requests to an app behind the gate."""
+
+    async def plays():
+        plugin, client = EndpointPlugin(), FakeClient(model)
+        app = Starlette(routes=[Route("/v1/completions", _complete, methods=["POST"])])
+        plugin.attach_router(app)
+        await plugin.init_state(client, None, arguments(**changes))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as http:
+            await play(SimpleNamespace(plugin=plugin, client=client, http=http, app=app))
+
+    asyncio.run(plays())
+
+
+async def _complete(_request):
+    return JSONResponse({"text": "tokens"})
+
+
+def test_a_closed_gate_lets_nothing_through_that_asks_for_tokens_or_resumes(one, two):
+    async def play(at):
+        at.client.engine.workers[1].fails = [1, 1]
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(two)})
+        assert (answer.status_code, answer.json()["outcome"]) == (500, "closed")
+        assert at.client.paused
+        answer = await at.http.post("/v1/completions")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (await at.http.post("/resume")).status_code == 409
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        await at.app({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)
+        assert sent == [{"type": "websocket.close", "code": 1013}]
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(two)})
+        assert answer.json()["serves"] == at.client.version == "two"
+        assert not at.client.paused
+        assert (await at.http.post("/v1/completions")).status_code == 200
+
+    played(one, play)
+
+
+def test_the_key_is_asked_for_from_the_environment_too(one, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "key")
+
+    async def play(at):
+        assert (await at.http.get("/wsm/v1/status")).status_code == 401
+        told = await at.http.get("/wsm/v1/status", headers={"Authorization": "Bearer key"})
+        assert told.json()["version"] == "one"
+        assert (await at.http.post("/v1/completions")).status_code == 200  # vLLM guards its own
+
+    played(one, play)
+
+
+def test_a_snapshot_in_a_cache_of_hugging_face_can_be_loaded_again(tmp_path):
+    written = write_checkpoint(tmp_path / "models--x" / "blobs", 1.0) / "model.safetensors"
+    snapshot = tmp_path / "models--x" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").symlink_to(written)
+
+    async def play(at):
+        assert (await at.http.get("/wsm/v1/status")).json()["restorable"]
+
+    played(snapshot, play, additional_config={"wsm": {"version": "step-0"}})
+
+
+def test_what_vllm_was_started_with_may_be_no_directory_and_then_it_cannot_be_loaded_again(tmp_path, two):
+    async def play(at):
+        status = (await at.http.get("/wsm/v1/status")).json()
+        assert (status["open"], status["restorable"], status["version"]) == (True, False, "name")
+        at.client.engine.workers[0].fails = [1]
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(two)})
+        assert answer.json()["outcome"] == "closed"
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(two)})
+        assert answer.json()["outcome"] == "committed"
+
+    roots = {"wsm": {"roots": [str(tmp_path)]}}
+    played(tmp_path / "owner" / "name", play, additional_config=roots)
+
+
+UNKNOWN = {
+    "--worker-extension-cls": {"worker_extension_cls": ""},
+    "--api-server-count": {"api_server_count": 2},
+    "--data-parallel-size": {"data_parallel_size": 2},
+    "--grpc": {"grpc": True},
+}
+
+
+@pytest.mark.parametrize("flag", UNKNOWN)
+def test_a_command_line_that_wsm_cannot_keep_whole_is_refused_by_name(one, flag):
+    with raising("unsupported-vllm", match=flag):
+        played(one, None, **UNKNOWN[flag])
+
+
+def test_another_release_of_vllm_is_refused_by_name(one, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.2"))
+    with raising("unsupported-vllm", match=r"0\.31\.2"):
+        played(one, None)

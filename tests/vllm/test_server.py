@@ -1,0 +1,290 @@
+"""The failure table on ``vllm serve`` with two workers: what serves, and what is said."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.vllm.random_llama import trained
+from tests.vllm.server import PATIENCE_S, VllmServer
+from wsm.states.words import CommandWord, CommittedWord, Operation
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+LAST = "model.norm.weight"
+REFUSALS = dict.fromkeys(["missing", "unknown"], "not-covered") | {"shape": "shape-mismatch"}
+EXTENSION = ("--worker-extension-cls", "tests.vllm.faulty.FaultyWorker")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models")
+    for seed, name in ((1, "A"), (2, "B")):
+        trained(seed).save_pretrained(directory / name)
+    return directory
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def server(request, models, tmp_path_factory):
+    """With float32 vLLM packs its weights on a CPU: most parameters are empty."""
+    flags = (*EXTENSION, "--dtype", request.param)
+    server = VllmServer(tmp_path_factory.mktemp("server"), models / "A", *flags)
+    try:
+        server.await_up()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def made(server, models):
+    """The tokens of each version, as they are without any fault."""
+    made = {"A": server.tokens()}
+    for version in "BA":
+        status, receipt = server.update(models / version)
+        assert (status, receipt["outcome"]) == (200, "committed"), receipt
+        assert receipt["serves"] == version
+        assert server.versions() == [version]
+        assert server.tokens() == made.setdefault(version, server.tokens())
+    assert made["A"] != made["B"]
+    return made
+
+
+@pytest.fixture(autouse=True)
+def serves_a(request):
+    """Each test of the shared server begins with A, served and whole."""
+    if "server" not in request.fixturenames:
+        return
+    server, _ = request.getfixturevalue("server"), request.getfixturevalue("made")
+    assert server.call("GET", "/wsm/v1/status")[1]["version"] == "A"
+
+
+def serves_still(server, made):
+    assert server.tokens() == made["A"]
+    assert server.versions() == ["A"]
+    status = server.call("GET", "/wsm/v1/status")[1]
+    assert (status["open"], status["version"], status["paused"]) == (True, "A", False)
+    return True
+
+
+def test_a_digest_that_differs_on_one_rank_is_refused_without_a_pause(server, models, made):
+    for rank in (0, 1):
+        with server.fault(rank=rank, kind="digest", times=99):
+            status, receipt = server.update(models / "B")
+        assert (status, receipt["outcome"]) == (409, "refused"), receipt
+        assert {error["code"] for error in receipt["errors"]} == {"votes-differ"}
+        assert "paused" not in receipt["ms"]
+        assert serves_still(server, made)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_commit_that_fails_on_one_rank_ends_with_the_version_before(server, models, made, rank):
+    with server.fault(rank=rank, kind="tensor", name=LAST):
+        status, receipt = server.update(models / "B")
+    assert (status, receipt["outcome"], receipt["serves"]) == (409, "rolled-back", "A"), receipt
+    assert [(error["rank"], LAST in error["message"]) for error in receipt["errors"]] == [(rank, True)]
+    assert serves_still(server, made)
+
+
+def test_where_the_version_before_cannot_be_loaded_either_nothing_is_served(server, models, made):
+    with server.fault(rank=1, kind="tensor", name=LAST, times=2):
+        status, receipt = server.update(models / "B")
+    assert (status, receipt["outcome"], receipt["serves"]) == (500, "closed", None), receipt
+    assert server.generate()[0] == 503
+    assert server.call("POST", "/resume")[0] == 409
+    assert server.call("POST", "/wake_up")[0] == 409
+    said = server.call("GET", "/wsm/v1/explain")[1]
+    assert not said["open"]
+    assert f"rank 1, tensor {LAST}, OSError: {LAST}: the link is lost" in said["text"]
+    assert "restart vLLM" in said["text"]
+    status, receipt = server.update(models / "A")
+    assert (status, receipt["outcome"]) == (200, "committed"), receipt
+    assert serves_still(server, made)
+
+
+def test_a_version_of_other_tensors_is_refused(server, models, made, tmp_path_factory):
+    whole = load_file(models / "B" / "model.safetensors")
+    damages = {
+        "missing": {name: tensor for name, tensor in whole.items() if name != LAST},
+        "unknown": {**whole, "model.other.weight": whole[LAST].clone()},
+        "shape": {**whole, LAST: whole[LAST][:8].clone()},
+    }
+    for name, tensors in damages.items():
+        directory = models / name
+        directory.mkdir(exist_ok=True)
+        save_file(tensors, directory / "model.safetensors")
+        status, receipt = server.update(directory)
+        assert (status, receipt["outcome"]) == (409, "refused"), receipt
+        assert {error["code"] for error in receipt["errors"]} == {REFUSALS[name]}
+    stale = models / "stale"
+    stale.mkdir(exist_ok=True)
+    save_file(whole, stale / "model.safetensors")
+    index = {"weight_map": dict.fromkeys([*whole, "model.gone.weight"], "model.safetensors")}
+    (stale / "model.safetensors.index.json").write_text(json.dumps(index))
+    status, receipt = server.update(stale)
+    assert {error["code"] for error in receipt["errors"]} == {"incomplete-checkpoint"}
+    status, receipt = server.update(tmp_path_factory.getbasetemp())
+    assert {error["code"] for error in receipt["errors"]} == {"outside-roots"}
+    assert serves_still(server, made)
+
+
+def test_of_two_trainers_at_once_one_updates_and_the_other_is_told(server, models, made):
+    statuses = []
+
+    def trains():
+        statuses.append(server.update(models / "B")[0])
+
+    trainers = [threading.Thread(target=trains) for _ in range(2)]
+    for trainer in trainers:
+        trainer.start()
+    for trainer in trainers:
+        trainer.join()
+    assert sorted(statuses) == [200, 409]
+    assert server.tokens() == made["B"]
+    assert server.update(models / "A")[0] == 200
+
+
+def test_a_pause_that_another_has_given_is_left_to_it(server, models, made):
+    assert server.call("POST", "/pause?mode=keep")[0] == 200
+    assert server.update(models / "B")[0] == 200
+    assert server.call("GET", "/is_paused")[1] == {"is_paused": True}
+    assert server.generate(timeout=1)[0] == 0
+    assert server.call("POST", "/resume")[0] == 200
+    assert server.tokens() == made["B"]
+    assert server.update(models / "A")[0] == 200
+
+
+def test_requests_that_run_go_on_with_the_new_version(server, models, made):
+    answers = []
+    asks = threading.Thread(target=lambda: answers.append(server.generate(tokens=50)))
+    asks.start()
+    assert server.update(models / "B")[0] == 200
+    asks.join()
+    [(status, answer)] = answers
+    assert status == 200
+    assert len(answer["choices"][0]["token_ids"]) == 50
+    assert {span["version"] for span in answer["choices"][0]["weight_versions"]} <= {"A", "B"}
+    assert server.update(models / "A")[0] == 200
+
+
+def test_verbs_that_would_change_weights_behind_wsm_are_refused(server, made):
+    bodies = {
+        "/collective_rpc": {"method": "reset_weights"},
+        "/weight_checker": {"action": "reset"},
+        "/update_weight_version": {"new_version": "C"},
+        "/start_weight_update": {},
+        "/update_weights": {"update_info": {}},
+    }
+    for path, body in bodies.items():
+        status, answer = server.call("POST", path, body)
+        assert (status, answer["error"]["code"]) == (409, "held-by-wsm")
+    assert serves_still(server, made)
+
+
+def test_without_the_key_of_vllm_nothing_is_told_or_done(server, models):
+    assert server.call("GET", "/wsm/v1/status", key="other")[0] == 401
+    body = {"path": str(models / "B")}
+    assert server.call("POST", "/wsm/v1/update", body, key=None)[0] == 401
+    assert server.call("POST", "/pause", key=None)[0] == 401
+
+
+def test_receipts_are_kept(server, models, made):
+    receipts = server.call("GET", "/wsm/v1/receipts")[1]["receipts"]
+    assert [receipt["outcome"] for receipt in receipts][:2] == ["committed", "committed"]
+    assert all(receipt["digest"] for receipt in receipts if receipt["outcome"] == "committed")
+    assert server.call("POST", "/wsm/v1/update", {"pth": "A"})[0] == 400
+    assert server.call("POST", "/wsm/v1/update", {})[0] == 400
+    assert server.call("GET", "/wsm/v1/other")[0] == 404
+
+
+@pytest.fixture
+def start(models, tmp_path):
+    started = []
+
+    def starts(*flags, **how):
+        started.append(VllmServer(tmp_path, models / "A", "--dtype", "bfloat16", *flags, **how))
+        return started[-1]
+
+    yield starts
+    for server in started:
+        server.close()
+
+
+def test_workers_without_the_server_s_plugin_prepare_nothing(start, models):
+    server = start(*EXTENSION, plugins="")
+    server.await_up()
+    before = server.tokens()
+    place = {"version": "B", "path": str(models / "B"), "roots": [str(models)]}
+    words = [CommandWord(1, 1, Operation.UPDATE).pack(), CommittedWord(0, None).pack()]
+    question = {"token": "t", "do": "tell", "server": "none", "words": words, "place": place, "load": True}
+    status, answer = server.call("POST", "/collective_rpc", {"method": "wsm_answer", "args": [question]})
+    assert status == 200
+    assert [each["error"]["code"] for each in answer["results"]] == ["no-hello", "no-hello"]
+    assert server.tokens() == before
+    assert server.call("GET", "/wsm/v1/status")[0] == 404
+
+
+def test_a_server_without_the_worker_extension_does_not_start_and_says_why(start):
+    server = start()
+    assert server.process.wait(PATIENCE_S) != 0
+    assert "--worker-extension-cls wsm.vllm.Worker is missing" in server.said()
+
+
+@pytest.mark.parametrize("at", ["prepare", "load"])
+def test_a_worker_that_dies_in_an_update_takes_the_server_with_it_and_nothing_is_committed(start, models, at):
+    server = start(*EXTENSION)
+    server.await_up()
+    with server.fault(rank=1, kind="kill", at=at):
+        status, receipt = server.update(models / "B")
+        assert status == 0 or (status, receipt["outcome"], receipt["serves"]) == (504, "unknown", None)
+        assert server.generate()[0] in (0, 500, 503)
+        server.process.wait(PATIENCE_S)
+
+
+def test_an_extension_that_raises_closes_the_gate_until_a_restart(start, models):
+    server = start(*EXTENSION)
+    server.await_up()
+    with server.fault(rank=0, kind="raise", at="prepare"):
+        status, receipt = server.update(models / "B")
+    assert (status, receipt["outcome"], receipt["serves"]) == (504, "unknown", None)
+    for _ in range(2):
+        status, receipt = server.update(models / "B")
+        assert {error["code"] for error in receipt["errors"]} == {"engine-lost"}
+        assert server.generate()[0] == 503
+        assert server.call("POST", "/resume")[0] == 409
+    assert "restart vLLM" in server.call("GET", "/wsm/v1/explain")[1]["text"]
+
+
+def test_answers_that_another_extension_put_out_of_step_are_no_votes(start, models):
+    server = start(*EXTENSION, plugins="wsm,other")
+    server.await_up()
+    assert server.call("POST", "/other")[0] == 200
+    for _ in range(2):
+        status, receipt = server.update(models / "B")
+        assert (status, receipt["outcome"], receipt["serves"]) == (504, "unknown", None)
+        assert {error["code"] for error in receipt["errors"]} == {"out-of-step"}
+    assert server.generate()[0] == 503
+    assert "restart vLLM" in server.call("GET", "/wsm/v1/explain")[1]["text"]
+
+
+def test_a_call_that_never_returns_closes_the_gate(start, models):
+    server = start(*EXTENSION, "--additional-config", json.dumps({"wsm": {"answer_s": 2}}))
+    server.await_up()
+    with server.fault(rank=0, kind="hang"):
+        status, receipt = server.update(models / "B", deadline_s=5)
+    assert (status, receipt["outcome"], receipt["serves"]) == (504, "unknown", None)
+    assert {error["code"] for error in receipt["errors"]} == {"unanswered"}
+    assert server.generate()[0] == 503
+    assert server.call("POST", "/resume")[0] == 409
+    assert "restart vLLM" in server.call("GET", "/wsm/v1/explain")[1]["text"]
+
+
+def test_nothing_answers_once_the_api_server_is_killed_between_votes_and_load(start, models):
+    server = start(*EXTENSION)
+    server.await_up()
+    with server.fault(rank=0, kind="orphan"):
+        assert server.update(models / "B")[0] == 0
+    assert server.generate()[0] == 0
+    assert server.process.wait(PATIENCE_S) != 0
