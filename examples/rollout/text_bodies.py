@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
 
 from examples.rollout.request import FinishReason, Generation
 from examples.rollout.text_requests import TextAsk
 from wsm.http import errors
-from wsm.http.bodies import Fields, number_up_to, token_ids, whole_from
+from wsm.http.bodies import as_struct, texts_of, without_nulls
 
 #: From a version's label to what a trainer calls it; None: it calls another so by now.
 Word: TypeAlias = Callable[[str | None], str | None]
@@ -43,6 +45,36 @@ _IGNORED = frozenset(
 #: A choice among so many is one among all: no vocabulary is larger.
 _EVERY_TOKEN = 1 << 20
 _MAX_BATCH = 4096
+
+
+_Count: TypeAlias = Annotated[int, Meta(ge=1)]
+_Seed: TypeAlias = Annotated[int, Meta(ge=0)]
+_Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=1e6)]
+_Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class _SamplingParams(msgspec.Struct):
+    max_new_tokens: _Count = 128
+    temperature: _Temperature = 1.0
+    sampling_seed: _Seed | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class _GenerateBody(msgspec.Struct):
+    input_ids: list[int | list[int]]
+    sampling_params: _SamplingParams = msgspec.field(default_factory=_SamplingParams)
+    rid: list[_Name] | _Name = []
+    stream: bool = False
+
+
+class _CompletionsBody(msgspec.Struct):
+    prompt: list[int | list[int]]
+    max_tokens: _Count = 16
+    temperature: _Temperature = 1.0
+    seed: _Seed | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    request_id: list[_Name] | _Name = []
+    stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,19 +107,15 @@ def sglang_request(body: Mapping[str, Any]) -> TextRequest:
     BadInputError (``bad-body``)
         By the field, if it is not what it must be, or asks for what is not here.
     """
-    asked = Fields(body)
-    parameters = asked.fields("sampling_params") or Fields({})
-    prompts, batch = asked.required("input_ids", _prompts)
-    _require_neutral(asked, {"input_ids", "sampling_params", "stream"})
-    _require_neutral(parameters, {"temperature", "max_new_tokens", "stop_token_ids", "sampling_seed"})
-    ask = TextAsk(
-        prompts,
-        parameters.get("max_new_tokens", whole_from(1)) or 128,
-        _temperature(parameters),
-        parameters.get("sampling_seed", whole_from(0)),
-        parameters.get("stop_token_ids", token_ids) or (),
-    )
-    return TextRequest(ask, asked.get("rid", _names) or (), batch, asked.flag("stream", otherwise=False))
+    said = without_nulls(body)
+    asked = as_struct(said, _GenerateBody)
+    how = asked.sampling_params
+    prompts, batch = _prompts("input_ids", asked.input_ids)
+    _require_neutral(said, {"input_ids", "sampling_params", "stream"})
+    taken = {"temperature", "max_new_tokens", "stop_token_ids", "sampling_seed"}
+    _require_neutral(said.get("sampling_params", {}), taken, within="sampling_params.")
+    ask = TextAsk(prompts, how.max_new_tokens, how.temperature, how.sampling_seed, how.stop_token_ids)
+    return TextRequest(ask, texts_of(asked.rid) or (), batch, asked.stream)
 
 
 def completions_request(body: Mapping[str, Any]) -> TextRequest:
@@ -98,21 +126,15 @@ def completions_request(body: Mapping[str, Any]) -> TextRequest:
     BadInputError (``bad-body``)
         As :func:`sglang_request`.
     """
-    asked = Fields(body)
-    prompts, batch = asked.required("prompt", _prompts)
-    if body.get("logprobs") not in (None, False, True, 0):
+    said = without_nulls(body)
+    asked = as_struct(said, _CompletionsBody)
+    prompts, batch = _prompts("prompt", asked.prompt)
+    if said.get("logprobs", 0) not in (False, True, 0):
         raise errors.bad_body(field="logprobs", problem="only 0 is possible: of the chosen tokens alone")
     taken = {"prompt", "max_tokens", "temperature", "seed", "stop_token_ids", "stream", "logprobs"}
-    _require_neutral(asked, taken)
-    ask = TextAsk(
-        prompts,
-        asked.get("max_tokens", whole_from(1)) or 16,
-        _temperature(asked),
-        asked.get("seed", whole_from(0)),
-        asked.get("stop_token_ids", token_ids) or (),
-    )
-    names = asked.get("request_id", _names) or ()
-    return TextRequest(ask, names, batch, asked.flag("stream", otherwise=False))
+    _require_neutral(said, taken)
+    ask = TextAsk(prompts, asked.max_tokens, asked.temperature, asked.seed, asked.stop_token_ids)
+    return TextRequest(ask, texts_of(asked.request_id) or (), batch, asked.stream)
 
 
 def sglang_answer(
@@ -221,50 +243,24 @@ def _sglang_reason(answer: Generation) -> dict[str, Any]:
     return {"type": "abort", "message": message, "status_code": None, "err_type": None}
 
 
-def _require_neutral(asked: Fields, taken: set[str]) -> None:
-    for name in asked.names():
-        if name not in taken:
-            asked.get(name, partial(_neutral, name))
-
-
-def _neutral(name: str, value: Any) -> None:
-    if name in _IGNORED or value in _NEUTRAL.get(name, ()) or _is_empty(value):
-        return
-    if name == "top_k" and type(value) is int and value >= _EVERY_TOKEN:
-        return
-    raise ValueError("the reference group samples by temperature, seed and stop tokens")
+def _require_neutral(said: Mapping[str, Any], taken: set[str], within: str = "") -> None:
+    for name, value in said.items():
+        if name in taken or name in _IGNORED or value in _NEUTRAL.get(name, ()) or _is_empty(value):
+            continue
+        if name == "top_k" and type(value) is int and value >= _EVERY_TOKEN:
+            continue
+        problem = f"the reference group samples by temperature, seed and stop tokens, and it is {value!a:.80}"
+        raise errors.bad_body(field=f"{within}{name}", problem=problem)
 
 
 def _is_empty(value: Any) -> bool:
-    return (
-        value is None
-        or value is False
-        or (type(value) in (int, float) and value == 0)
-        or value in ("", [], {})
-    )
+    return value is False or (type(value) in (int, float) and value == 0) or value in ("", [], {})
 
 
-def _prompts(value: Any) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    if (
-        isinstance(value, list)
-        and 0 < len(value) <= _MAX_BATCH
-        and all(isinstance(each, list) for each in value)
-    ):
-        prompts, batch = tuple(token_ids(prompt) for prompt in value), True
-    else:
-        prompts, batch = (token_ids(value),), False
-    if not all(prompts):
-        raise ValueError(f"it must be token ids, or up to {_MAX_BATCH} lists of them: there is no tokenizer")
-    return prompts, batch
-
-
-def _temperature(asked: Fields) -> float:
-    value = asked.get("temperature", number_up_to(1e6))
-    return 1.0 if value is None else value
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    names = value if isinstance(value, list) else [value]
-    if any(not isinstance(name, str) or not 0 < len(name) <= 256 for name in names):
-        raise TypeError("it must be a text of up to 256 characters, or several")
-    return tuple(names)
+def _prompts(field: str, said: list[int | list[int]]) -> tuple[tuple[tuple[int, ...], ...], bool]:
+    lists = [tuple(each) for each in said if isinstance(each, list)]
+    tokens = tuple(each for each in said if isinstance(each, int))
+    if not said or len(lists) > _MAX_BATCH or (lists and (tokens or not all(lists))):
+        problem = f"it must be token ids, or up to {_MAX_BATCH} lists of them: there is no tokenizer"
+        raise errors.bad_body(field=field, problem=problem)
+    return (tuple(lists), True) if lists else ((tokens,), False)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import pytest
 
 from wsm.committed_record import CommittedRecord
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, failed
-from wsm.http.bodies import Fields, label_value, text_value, whole_from
+from wsm.http.bodies import Label, Text, Texts, as_struct, label_of, object_of, without_nulls
 from wsm.http.surfaces import SURFACES, SurfaceOptions, _refusals, fastdeploy, sglang, vllm
 from wsm.http.surfaces._pausing import Flush, Pause, flush_of, pause_of, query_flag, tags_of
 from wsm.http.surfaces._refusals import Reason
-from wsm.http.surfaces._vllm_verbs import WeightSource, needs_no_setup, source_of
+from wsm.http.surfaces._vllm_verbs import UpdateBody, WeightSource, needs_no_setup, source_of
 from wsm.signals.errors import RoleBusyError
 from wsm.states.holding import Hold
 from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVPolicy, Tag
 from wsm.status import GroupStatus
 
 ABORT, DRAIN, KEEP = InFlightPolicy.ABORT, InFlightPolicy.DRAIN, InFlightPolicy.KEEP
+
+
+class _Body(msgspec.Struct):
+    """The kinds of fields that verbs have."""
+
+    path: Text
+    label: Label | None = None
+    texts: Texts | None = None
+    flag: bool = False
+    number: Annotated[int, msgspec.Meta(ge=0)] = 0
+    within: _Body | None = None
 
 
 @pytest.mark.parametrize(
@@ -40,63 +52,62 @@ ABORT, DRAIN, KEEP = InFlightPolicy.ABORT, InFlightPolicy.DRAIN, InFlightPolicy.
 )
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadInputError, match="body") as caught:
-        Fields.of(body)
+        object_of(body)
     assert caught.value.code == "bad-body"
 
 
 @pytest.mark.parametrize("body", [b"", b" \n", b"{}", b"null"])
 def test_a_body_may_be_missing(body: bytes) -> None:
-    assert not Fields.of(body).names()
+    assert object_of(body) == {}
 
 
 @pytest.mark.parametrize(
-    ("read", "field", "value"),
+    ("field", "value"),
     [
-        ("text", "model_path", "\ud800"),
-        ("text", "model_path", 3),
-        ("text", "model_path", ""),
-        ("text", "model_path", "a\0b"),
-        ("label", "weight_version", True),
-        ("label", "weight_version", 1.5),
-        ("texts", "tags", {"weights": True}),
-        ("texts", "tags", ["weights", 3]),
-        ("fields", "update_info", ["path"]),
+        ("path", "\ud800"),
+        ("path", 3),
+        ("path", ""),
+        ("path", "a\0b"),
+        ("label", True),
+        ("label", 1.5),
+        ("texts", {"weights": True}),
+        ("texts", ["weights", 3]),
+        ("flag", "false"),
+        ("flag", 1),
+        ("number", "7"),
+        ("number", -1),
+        ("within", ["path"]),
+        ("within.number", -1),
     ],
 )
-def test_a_field_of_another_type_is_refused_by_its_name(read: str, field: str, value: object) -> None:
-    with pytest.raises(BadInputError, match=field):
-        getattr(Fields({field: value}), read)(field)
-
-
-@pytest.mark.parametrize(
-    ("read", "value"),
-    [
-        (text_value, None),
-        (label_value, None),
-        (whole_from(0), None),
-        (whole_from(0), "7"),
-        (whole_from(0), -1),
-    ],
-)
-def test_a_field_that_must_be_there_is_refused_by_its_name_where_it_is_not(read: Any, value: object) -> None:
+def test_a_field_of_another_type_is_refused_by_its_name(field: str, value: object) -> None:
+    outer, _, inner = field.partition(".")
     with pytest.raises(BadInputError) as caught:
-        Fields({"sampling": {"it": value}}).fields("sampling").required("it", read)
-    assert caught.value.context["field"] == "sampling.it"
+        as_struct({"path": "/w", outer: {"path": "/w", inner: value} if inner else value}, _Body)
+    assert caught.value.context["field"] == field
 
 
-def test_a_flag_is_true_or_false_and_nothing_near_it() -> None:
-    assert Fields({"flush_cache": False}).flag("flush_cache", otherwise=True) is False
-    assert Fields({}).flag("flush_cache", otherwise=True) is True
-    with pytest.raises(BadInputError, match="flush_cache"):
-        Fields({"flush_cache": "false"}).flag("flush_cache", otherwise=True)
+def test_a_field_that_must_be_there_is_refused_by_its_name_where_it_is_not() -> None:
+    for said, field in (({"path": None}, "path"), ({"path": "/w", "within": {"label": 7}}, "within.path")):
+        with pytest.raises(BadInputError) as caught:
+            as_struct(without_nulls(said), _Body)
+        assert caught.value.context["field"] == field
+
+
+def test_what_no_verb_knows_passes_and_a_null_says_nothing() -> None:
+    read = as_struct(without_nulls({"path": "/w", "flag": None, "of another release": [None]}), _Body)
+    assert read == _Body("/w")
+
+
+def test_what_a_query_says_of_a_truth_value_is_true_or_false_and_nothing_near_it() -> None:
     assert query_flag("false", "clear_cache", otherwise=True) is False
     with pytest.raises(BadInputError, match="clear_cache"):
         query_flag("maybe", "clear_cache", otherwise=True)
 
 
-def test_a_label_may_be_a_number_and_stays_text() -> None:
-    assert Fields({"weight_version": 7}).label("weight_version") == "7"
-    assert Fields({"weight_version": "global_step_1200"}).label("weight_version") == "global_step_1200"
+def test_a_label_may_be_a_number_and_becomes_text() -> None:
+    for said, label in ((7, "7"), ("global_step_1200", "global_step_1200"), (None, None)):
+        assert label_of(as_struct(without_nulls({"path": "/w", "label": said}), _Body).label) == label
 
 
 @pytest.mark.parametrize(
@@ -176,7 +187,7 @@ def test_a_flush_is_done_once_no_block_of_older_weights_is_left(
 def test_an_update_names_a_directory_or_a_version_or_is_a_push(
     body: dict[str, Any], source: WeightSource
 ) -> None:
-    assert source_of(Fields(body)) == source
+    assert source_of(as_struct(without_nulls(body), UpdateBody)) == source
 
 
 @pytest.mark.parametrize(
@@ -193,7 +204,7 @@ def test_an_update_names_a_directory_or_a_version_or_is_a_push(
     ],
 )
 def test_only_a_transfer_by_files_needs_no_setting_up(body: dict[str, Any], fine: bool) -> None:
-    assert needs_no_setup(Fields(body)) is fine
+    assert needs_no_setup(body) is fine
 
 
 @pytest.mark.parametrize("table", [_refusals.SGLANG, _refusals.VLLM, _refusals.AREAL])

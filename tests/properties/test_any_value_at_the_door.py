@@ -34,7 +34,8 @@ from hypothesis import strategies as st
 import wsm
 from wsm.actions import Action, Addition
 from wsm.cli.main import wsm as command_line
-from wsm.http.native.schema import BODIES, body_of
+from wsm.http.bodies import as_struct, object_of
+from wsm.http.native.schema import BODIES
 from wsm.strategies import STRATEGIES, AdoptSettings, MemoryTarget, TensorSpec
 from wsm.testing import InMemoryRunner, LocalGroup, load_bytes
 
@@ -594,7 +595,7 @@ FIELDS = [(verb, field) for verb, body in BODIES.items() for field in body.__str
 
 def body_problem(verb: str, field: str, text: str) -> str | None:
     try:
-        body_of(verb, f'{{"{field}": {text}}}'.encode()).keywords()
+        as_struct(object_of(f'{{"{field}": {text}}}'.encode()), BODIES[verb]).keywords()
     except wsm.BadInputError as error:
         return None if field in str(error) or "body" in str(error) else f"{verb}: {field}: {error}"
     except Exception as error:  # noqa: BLE001 - the very thing that is looked for

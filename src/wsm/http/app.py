@@ -24,7 +24,7 @@ from wsm import log, traces
 from wsm.errors import WsmError
 from wsm.http import errors
 from wsm.http.answers import HttpAnswer, failed
-from wsm.http.bodies import Fields
+from wsm.http.bodies import object_of
 from wsm.http.commands import Commands
 from wsm.http.hold_table import Text
 from wsm.http.native import routes as native
@@ -173,7 +173,7 @@ def require_group(commands: Commands, headers: Headers, body: bytes | None = Non
     asked = headers.get("x-wsm-group")
     if asked is None and body is not None and b'"group"' in body:
         with contextlib.suppress(WsmError):  # its route says what is wrong with it
-            asked = Fields.of(body).text("group")
+            asked = object_of(body).get("group")
     if asked not in (None, commands.name):
         raise errors.wrong_group(asked=str(asked), group=commands.name)
 

@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wsm.http.answers import HttpAnswer, succeeded, untold
+from wsm.http.bodies import as_struct, label_of, object_of
 from wsm.http.commands import Commands, Origin
 from wsm.http.native._events import events
 from wsm.http.native._openapi import document
-from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, FleetAnswer, ReadyAnswer, body_of
+from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, FleetAnswer, ReadyAnswer
 from wsm.http.surface import SurfaceRoute
 from wsm.metrics import Exporter
 from wsm.receipt import Receipt
@@ -36,16 +37,15 @@ def origin_of(request: Request, surface: str) -> Origin:
 
 def _command(operation: str) -> Callable[[Request, Commands], Any]:
     async def command(request: Request, commands: Commands) -> HttpAnswer:
-        asked = body_of(operation, await request.body()).keywords()
+        asked = as_struct(object_of(await request.body()), BODIES[operation]).keywords()
         origin = origin_of(request, NATIVE)
         if operation in ("commit", "abort"):
             asked["prepared"] = asked.pop("request_id", None)
         warning: str | None = None
         directory = asked.pop("directory", None)
         if directory is not None:
-            label = asked.pop("version", None)
-            adopt = request.app.state.adopt
-            adopted = await commands.take_in(adopt, directory, None if label is None else str(label))
+            label = label_of(asked.pop("version", None))
+            adopted = await commands.take_in(request.app.state.adopt, directory, label)
             asked["version"], asked["source"], warning = adopted
         if "respond-async" in request.headers.get("prefer", ""):
             return await _begun(commands, operation, origin, asked)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -10,8 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from wsm.command import checked_tags
-from wsm.http import errors
-from wsm.http.bodies import object_of
+from wsm.http.bodies import Label, Text
 from wsm.receipt import Receipt
 from wsm.states.fleet import FleetState
 from wsm.states.holding import Hold
@@ -29,7 +27,6 @@ from wsm.states.vocabulary import (
 from wsm.status.culprits import Wait
 from wsm.status.facts import ActionFacts, FailureFacts
 
-Text: TypeAlias = Annotated[str, Meta(min_length=1, pattern=r"^[^\x00\ud800-\udfff]+$")]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, lt=1e9)]
 _Tags: TypeAlias = Annotated[list[Tag], Meta(min_length=1, extra_json_schema={"uniqueItems": True})]
 
@@ -83,7 +80,7 @@ class ClearBody(CommandBody):
 class UpdateBody(ClearBody):
     """Of ``update``."""
 
-    version: Text | int | None = None
+    version: Label | None = None
     directory: Text | None = None
     hot: bool | None = None
     hot_fallback: HotFallback | None = None
@@ -125,30 +122,6 @@ BODIES: Final[Mapping[str, type[CommandBody]]] = {
     "commit": CommitBody,
     "abort": AbortBody,
 }
-
-_PLACE: Final = re.compile(r"^(.*?)(?: - at `\$\.?([^`\[]*)[^`]*`)?$", re.DOTALL)
-_FIELD: Final = re.compile(r"field `([^`]*)`")
-
-
-def body_of(operation: str, content: bytes) -> CommandBody:
-    """Return the body of a command.
-
-    Raises
-    ------
-    BadInputError
-        If it is no JSON object, or a field of it is not known or says something else (code ``bad-body``).
-    RefusedError
-        If it is too long (code ``body-too-large``).
-    """
-    said, kind = object_of(content), BODIES[operation]
-    try:
-        return msgspec.convert(said, kind)
-    except (msgspec.ValidationError, UnicodeError) as error:  # a lone surrogate is no text
-        problem, place = _PLACE.fullmatch(str(error)).groups()  # type: ignore[union-attr] # it matches any text
-        named = _FIELD.search(problem)
-        field = place or (named[1] if named else "body")
-        known = f"; {operation} takes {', '.join(sorted(kind.__struct_fields__))}" if named else ""
-        raise errors.bad_body(field=field, problem=f"{problem}{known}") from None
 
 
 # Answers ----------------------------------------------------------------------------------------------------

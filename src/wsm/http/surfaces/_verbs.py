@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import httpx
+import msgspec
 from msgspec import structs
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -20,7 +21,7 @@ from wsm import log
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers, status_of
-from wsm.http.bodies import Fields
+from wsm.http.bodies import Label, as_struct, object_of, without_nulls
 from wsm.http.commands import AdoptedDirectory, Commands, Origin
 from wsm.http.surface import Handler
 from wsm.http.surfaces import errors
@@ -33,6 +34,8 @@ from wsm.states.holding import ClosedBy
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, KVState, OnLease, Tag
 from wsm.status import GroupStatus
 from wsm.strategies.adopt.deciding import asked_label
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 
 #: Seconds after which a group serves again that stood still only to have its KV cache flushed.
 _FLUSH_LEASE_S = 30.0
@@ -48,6 +51,18 @@ _PULLED = "pulled"
 
 #: Seconds between two looks at whether a flush is over.
 _LOOK_S = 0.01
+
+
+class FinishBody(msgspec.Struct):
+    """Of the end of an update in parts."""
+
+    weight_version: Label | None = None
+
+
+class RelabelBody(msgspec.Struct):
+    """Of ``/update_weight_version``."""
+
+    new_version: Label
 
 
 def told(status: int, body: Mapping[str, Any], receipt: Receipt | None = None) -> HttpAnswer:
@@ -510,6 +525,12 @@ class Verbs:
         return rest if self.options.requests is None else None
 
 
-async def fields(request: Request) -> Fields:
-    """Return the fields of a request's body."""
-    return Fields.of(await request.body())
+async def body_of(request: Request, kind: type[_Body]) -> _Body:
+    """Return the body of a trainer's verb: a null counts as missing, and fields of other releases pass.
+
+    Raises
+    ------
+    WsmError
+        As :func:`.object_of` and :func:`.as_struct`.
+    """
+    return as_struct(without_nulls(object_of(await request.body())), kind)

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer
-from wsm.http.bodies import Fields, label_value, mapping_value
+from wsm.http.bodies import Label, Text, Texts, label_of, object_of, texts_of, without_nulls
 from wsm.http.commands import Commands
 from wsm.http.surfaces._pausing import pause_of, query_flag, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, fields, told
+from wsm.http.surfaces._verbs import FinishBody, RelabelBody, Verbs, body_of, told
 from wsm.states.vocabulary import ALL_TAGS
 
 #: Transfers for which nothing has to be set up.
 _DISK = ("disk", "filesystem", "file", "fs")
+
+
+class _UpdateInfo(msgspec.Struct):
+    path: Text | None = None
+    version: Label | None = None
+
+
+class UpdateBody(msgspec.Struct):
+    """Of ``/update_weights``: vLLM's ``update_info``, or prime-rl's ``weight_dir``."""
+
+    update_info: _UpdateInfo | None = None
+    weight_dir: Text | None = None
+
+
+class _CheckBody(msgspec.Struct):
+    action: Text = "checksum"
+    baseline: dict[str, Any] = {}
+
+
+class _AbortBody(msgspec.Struct):
+    request_ids: Texts | None = None
 
 
 @dataclass(frozen=True)
@@ -41,38 +64,27 @@ class WeightSource:
     refused: Reason | None = None
 
 
-def source_of(asked: Fields) -> WeightSource:
-    """Return what ``/update_weights`` names: vLLM's ``update_info``, or prime-rl's ``weight_dir``.
-
-    Anything else describes tensors that are pushed.
-
-    Raises
-    ------
-    BadInputError
-        If a field is of another type.
-    """
-    info = asked.fields("update_info")
-    if info is None:
-        directory = asked.text("weight_dir")
-        return WeightSource(directory) if directory is not None else WeightSource(refused=Reason.PUSH)
-    directory, label = info.text("path"), info.label("version")
-    if directory is None and label is None:
+def source_of(asked: UpdateBody) -> WeightSource:
+    """Return what ``/update_weights`` names; what names neither path nor version describes pushed tensors."""
+    info = asked.update_info or _UpdateInfo(asked.weight_dir)
+    if info.path is None and info.version is None:
         return WeightSource(refused=Reason.PUSH)
-    return WeightSource(directory, label)
+    return WeightSource(info.path, label_of(info.version))
 
 
-def needs_no_setup(asked: Fields) -> bool:
+def needs_no_setup(asked: Mapping[str, Any]) -> bool:
     """Whether ``/init_weight_transfer_engine`` or ``/init_broadcaster`` asks for a transfer by files.
 
     Raises
     ------
     BadInputError
-        If a field is of another type.
+        If ``init_info`` is no object.
     """
-    info = asked.fields("init_info") or asked
-    words = {name for name in info.names() if name not in ("timeout", "session_id")}
-    kinds = [info.text(name) for name in ("backend", "type") if name in info]
-    return all(kind in _DISK for kind in kinds) if kinds else not words
+    info = asked.get("init_info", asked)
+    if not isinstance(info, Mapping):
+        raise http_errors.bad_body(field="init_info", problem="it must be an object")
+    kinds = [info[name] for name in ("backend", "type") if name in info]
+    return all(kind in _DISK for kind in kinds) if kinds else not info.keys() - {"timeout", "session_id"}
 
 
 @final
@@ -99,7 +111,7 @@ class VllmVerbs:
         return HttpAnswer(200, {"is_paused": (await commands.status()).hold is not None})
 
     async def set_up(self, request: Request, commands: Commands) -> HttpAnswer:
-        if not needs_no_setup(await fields(request)):
+        if not needs_no_setup(without_nulls(object_of(await request.body()))):
             return await self.verbs.refuse(commands, request, Refusal(request.url.path, Reason.PUSH))
         return HttpAnswer(200, {"message": "Weight transfer initialized", "status": "ok"})
 
@@ -109,7 +121,7 @@ class VllmVerbs:
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
-            source = source_of(await fields(request))
+            source = source_of(await body_of(request, UpdateBody))
             if source.refused is None:
                 receipt = await self.verbs.load(
                     request, commands, directory=source.directory, label=source.label
@@ -120,13 +132,13 @@ class VllmVerbs:
 
     async def finish(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
-            label = (await fields(request)).label("weight_version")
+            label = label_of((await body_of(request, FinishBody)).weight_version)
             receipt = await self.verbs.parts.finish(request, commands, label, begin="/start_weight_update")
         return told(200, {"message": "Weight update finished"}, receipt)
 
     async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:
-        label = (await fields(request)).required("new_version", label_value)
-        held = await self.verbs.require_label(commands, label)
+        asked = await body_of(request, RelabelBody)
+        held = await self.verbs.require_label(commands, str(asked.new_version))
         return HttpAnswer(200, {"success": True, "new_version": held})
 
     async def weight_info(self, request: Request, commands: Commands) -> HttpAnswer:
@@ -134,15 +146,14 @@ class VllmVerbs:
         return HttpAnswer(200, await self.verbs.named_version(commands))
 
     async def check(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await fields(request)
-        action = asked.text("action") or "checksum"
+        asked = await body_of(request, _CheckBody)
         digest = (await commands.facts()).committed.digest
-        if action == "checksum":
+        if asked.action == "checksum":
             return HttpAnswer(200, {"checksums": {"manifest": digest}})
-        if action == "compare":
-            baseline = asked.get("baseline", mapping_value) or {}
-            differ = [name for name, value in baseline.items() if (name, value) != ("manifest", digest)]
-            return HttpAnswer(200, {"match": bool(baseline) and not differ, "mismatches": differ})
+        if asked.action == "compare":
+            differ = [each for each in asked.baseline.items() if each != ("manifest", digest)]
+            said = {"match": bool(asked.baseline) and not differ, "mismatches": [name for name, _ in differ]}
+            return HttpAnswer(200, said)
         return await self.verbs.refuse(
             commands, request, Refusal("/weight_checker", Reason.BASELINE, closes=False)
         )
@@ -179,5 +190,6 @@ class VllmVerbs:
 
     async def abort(self, request: Request, commands: Commands) -> HttpAnswer:
         del commands
-        ended = await self.verbs.abort(request, (await fields(request)).texts("request_ids"))
+        ids = (await body_of(request, _AbortBody)).request_ids
+        ended = await self.verbs.abort(request, texts_of(ids))
         return HttpAnswer(200, {"status": "aborted", "aborted": len(ended)})

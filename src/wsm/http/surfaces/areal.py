@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import final
 
+import msgspec
 from starlette.requests import Request
 
 from wsm.http.answers import HttpAnswer
-from wsm.http.bodies import text_value
+from wsm.http.bodies import Text
 from wsm.http.commands import Commands
 from wsm.http.surface import Handler, Surface
 from wsm.http.surfaces import _refusals
 from wsm.http.surfaces._pausing import pause_of
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, fields, told
+from wsm.http.surfaces._verbs import Verbs, body_of, told
 from wsm.http.surfaces._vllm_verbs import VllmVerbs
 from wsm.http.surfaces.sglang import failure_of
 from wsm.http.surfaces.vllm import DATA_PATHS, routes_of
+
+
+class _UpdateBody(msgspec.Struct):
+    model_path: Text
 
 
 @final
@@ -36,9 +41,9 @@ class _Areal:
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self._verbs.bringing(request, commands):
-            directory = (await fields(request)).required("model_path", text_value)
+            asked = await body_of(request, _UpdateBody)
             receipt = await self._verbs.load(
-                request, commands, directory=directory, label=None, abort_requests=True
+                request, commands, directory=asked.model_path, label=None, abort_requests=True
             )
         return told(200, {"success": True, "message": receipt.sentence()}, receipt)
 

@@ -12,20 +12,22 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from wsm.command import VERSION_GONE
 from wsm.errors import BadInputError, WsmError
+from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, receipt_headers
-from wsm.http.bodies import Fields, Reader, choice_among, flag_value, mapping_value
+from wsm.http.bodies import Label, Texts, label_of, texts_of
 from wsm.http.commands import Commands
 from wsm.http.surface import Handler, InHold, Surface, verb_route
 from wsm.http.surfaces import errors
 from wsm.http.surfaces._pausing import Pause, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, fields
+from wsm.http.surfaces._verbs import Verbs, body_of
 from wsm.labels import is_unnamed
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
@@ -36,12 +38,18 @@ DATA_PATHS = frozenset(
     {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/reward", "/generate"}
 )
 
-#: What an update may say of its own transfer.
-_OF_A_LOAD: Mapping[str, Reader[Any]] = {
-    "rsync_config": mapping_value,
-    "verify_checksum": flag_value,
-    "transfer_mode": choice_among(TransferMode),
-}
+
+class _UpdateBody(msgspec.Struct):
+    version: Label | None = None
+    rsync_config: dict[str, Any] | None = None
+    verify_checksum: bool | None = None
+    transfer_mode: TransferMode | None = None
+
+
+class _AbortBody(msgspec.Struct):
+    abort_all: bool = False
+    req_ids: Texts = []
+
 
 #: Statuses that are no engine's, and stay what they are in its envelope.
 _OF_THE_SERVER = frozenset({400, 401, 403, 413, 421})
@@ -68,8 +76,12 @@ def generation_of(name: str) -> LegacyGeneration:
     BadInputError
         If there is none.
     """
-    field = "fastdeploy_generation"
-    return Fields({field: name}).required(field, choice_among(LegacyGeneration))
+    try:
+        return LegacyGeneration(name)
+    except ValueError:
+        known = ", ".join(each.value for each in LegacyGeneration)
+        problem = f"it must be one of {known}, and is {name!a:.80}"
+        raise http_errors.bad_body(field="fastdeploy_generation", problem=problem) from None
 
 
 def envelope(
@@ -185,23 +197,22 @@ class _FastDeploy:
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
-            asked = await fields(request)
-            options: dict[str, Any] = {
-                name: asked.get(name, read) for name, read in _OF_A_LOAD.items() if name in asked
-            }
-            label = asked.label("version")
+            asked = await body_of(request, _UpdateBody)
+            said = msgspec.structs.asdict(asked)
+            options = {name: value for name, value in said.items() if value is not None}
+            label = label_of(options.pop("version", None))
             if (await commands.status()).hold is None:
                 raise errors.not_paused()
             options["force"] = True  # what lies there now, as FastDeploy does
             receipt = await self.verbs.load(request, commands, directory=None, label=label, **options)
         answer = _enveloped(receipt)
-        said = {**answer.body, "result": costs_of(receipt), "wsm": answer.body["result"]}
-        return HttpAnswer(answer.status, said, answer.headers)
+        body = {**answer.body, "result": costs_of(receipt), "wsm": answer.body["result"]}
+        return HttpAnswer(answer.status, body, answer.headers)
 
     async def abort(self, request: Request, commands: Commands) -> HttpAnswer:
         del commands
-        asked = await fields(request)
-        ids = None if asked.flag("abort_all", otherwise=False) else asked.texts("req_ids") or ()
+        asked = await body_of(request, _AbortBody)
+        ids = None if asked.abort_all else texts_of(asked.req_ids)
         ended = await self.verbs.abort(request, ids)
         missed = sorted(set(ids or ()) - set(ended))
         return envelope(_name_of(request), result={"aborted": sorted(ended), "not_found": missed})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Annotated, Any, final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -12,14 +13,14 @@ import wsm
 from wsm.errors import BadInputError, RefusedError
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer
-from wsm.http.bodies import label_value, text_value, whole_from
+from wsm.http.bodies import Label, Text, Texts, label_of, texts_of
 from wsm.http.commands import Commands
 from wsm.http.surface import Handler, Surface, verb_route
 from wsm.http.surfaces import _refusals, errors
 from wsm.http.surfaces._pausing import pause_of, tags_of
 from wsm.http.surfaces._refusals import Reason, Refusal
 from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import Verbs, all_live, fields, told
+from wsm.http.surfaces._verbs import FinishBody, RelabelBody, Verbs, all_live, body_of, told
 from wsm.status import GroupStatus
 
 #: Paths of the engine that ask for text.
@@ -34,6 +35,41 @@ DATA_PATHS = frozenset(
         "/classify",
     }
 )
+
+
+class _PauseBody(msgspec.Struct):
+    mode: Text | None = None
+
+
+class _UpdateBody(msgspec.Struct):
+    model_path: Text
+    weight_version: Label | None = None
+    abort_all_requests: bool = False
+    keep_pause: bool = False
+
+
+class _PullBody(msgspec.Struct):
+    target_version: Annotated[int, msgspec.Meta(ge=0)]
+    source_dir: Text
+    local_checkpoint_dir: Text
+
+
+class _MemoryBody(msgspec.Struct):
+    tags: Texts | None = None
+
+
+class _CheckBody(msgspec.Struct):
+    action: Text = "checksum"
+    baseline: Text | None = None
+
+
+class _AbortBody(msgspec.Struct):
+    abort_all: bool = False
+    rid: Texts = []
+
+
+class _WorkerBody(msgspec.Struct):
+    url: Text
 
 
 def failure_of(answer: HttpAnswer) -> HttpAnswer:
@@ -86,8 +122,8 @@ class _Sglang:
         self.verbs = Verbs("sglang", options, pauses="/pause_generation", resumes="/continue_generation")
 
     async def pause(self, request: Request, commands: Commands) -> HttpAnswer:
-        mode = (await fields(request)).text("mode")
-        receipt = await self.verbs.pause(request, commands, pause_of(mode))
+        asked = await body_of(request, _PauseBody)
+        receipt = await self.verbs.pause(request, commands, pause_of(asked.mode))
         return told(200, {"message": "Generation paused successfully.", "status": "ok"}, receipt)
 
     async def resume(self, request: Request, commands: Commands) -> HttpAnswer:
@@ -103,26 +139,25 @@ class _Sglang:
 
     async def update_from_disk(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
-            asked = await fields(request)
+            asked = await body_of(request, _UpdateBody)
             receipt = await self.verbs.load(
                 request,
                 commands,
-                directory=asked.required("model_path", text_value),
-                label=asked.label("weight_version"),
-                abort_requests=asked.flag("abort_all_requests", otherwise=False),
+                directory=asked.model_path,
+                label=label_of(asked.weight_version),
+                abort_requests=asked.abort_all_requests,
                 drains=True,
-                keep_paused=asked.flag("keep_pause", otherwise=False),
+                keep_paused=asked.keep_pause,
             )
         body = {"success": True, "message": receipt.sentence(), "num_paused_requests": 0}
         return told(200, body, receipt)
 
     async def pull(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await fields(request)
-        number = asked.required("target_version", whole_from(0))
-        directory = f"{asked.required('source_dir', text_value).rstrip('/')}/weight_v{number:06d}"
-        destination = asked.required("local_checkpoint_dir", text_value)
+        asked = await body_of(request, _PullBody)
+        number = asked.target_version
+        directory = f"{asked.source_dir.rstrip('/')}/weight_v{number:06d}"
         try:
-            adopted = await self.verbs.pull(commands, destination, directory, str(number))
+            adopted = await self.verbs.pull(commands, asked.local_checkpoint_dir, directory, str(number))
         except BadInputError as error:
             if number or error.code != "checkpoint-missing":
                 raise
@@ -142,24 +177,24 @@ class _Sglang:
 
     async def end(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
-            label = (await fields(request)).label("weight_version")
+            label = label_of((await body_of(request, FinishBody)).weight_version)
             receipt = await self.verbs.parts.finish(request, commands, label, begin="/begin_weight_update")
         return told(200, {"success": True, "message": receipt.sentence()}, receipt)
 
     async def release_memory(self, request: Request, commands: Commands) -> Response:
-        tags = tags_of((await fields(request)).texts("tags"))
+        tags = tags_of(texts_of((await body_of(request, _MemoryBody)).tags))
         await self.verbs.sleep(request, commands, tags)
         return Response(b"null", media_type="application/json")
 
     async def resume_memory(self, request: Request, commands: Commands) -> Response:
-        tags = tags_of((await fields(request)).texts("tags"))
+        tags = tags_of(texts_of((await body_of(request, _MemoryBody)).tags))
         version = await self.verbs.last_version(commands)
         await self.verbs.wake(request, commands, tags, version=version, serve=False)
         return Response(b"null", media_type="application/json")
 
     async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:
-        label = (await fields(request)).required("new_version", label_value)
-        held = await self.verbs.require_label(commands, label)
+        asked = await body_of(request, RelabelBody)
+        held = await self.verbs.require_label(commands, str(asked.new_version))
         body = {"success": True, "message": f"The weights have version {held}.", "new_version": held}
         return HttpAnswer(200, body)
 
@@ -195,14 +230,13 @@ class _Sglang:
         return HttpAnswer(200, body)
 
     async def check(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await fields(request)
-        action = asked.text("action") or "checksum"
-        if action not in ("checksum", "compare"):
+        asked = await body_of(request, _CheckBody)
+        if asked.action not in ("checksum", "compare"):
             return await self.verbs.refuse(
                 commands, request, Refusal("/weights_checker", Reason.BASELINE, closes=False)
             )
         digest = (await commands.facts()).committed.digest
-        matches = action == "checksum" or asked.text("baseline") in (None, digest)
+        matches = asked.action == "checksum" or asked.baseline in (None, digest)
         said = "the weights have this digest" if matches else "the weights have another digest"
         body = {"success": matches, "message": said, "per_engine_checksum": digest, "ranks": []}
         return HttpAnswer(200 if matches else 400, body)
@@ -214,9 +248,8 @@ class _Sglang:
 
     async def abort(self, request: Request, commands: Commands) -> Response:
         del commands
-        asked = await fields(request)
-        everything = asked.flag("abort_all", otherwise=False)
-        await self.verbs.abort(request, None if everything else asked.texts("rid") or ())
+        asked = await body_of(request, _AbortBody)
+        await self.verbs.abort(request, None if asked.abort_all else texts_of(asked.rid))
         return Response(b"", 200)
 
     async def health_generate(self, request: Request, commands: Commands) -> HttpAnswer:
@@ -235,7 +268,7 @@ class _Sglang:
         return HttpAnswer(200, {"workers": [own], "total": 1})
 
     async def register(self, request: Request, commands: Commands) -> HttpAnswer:
-        url, own = (await fields(request)).required("url", text_value), str(request.base_url).rstrip("/")
+        url, own = (await body_of(request, _WorkerBody)).url, str(request.base_url).rstrip("/")
         if url.rstrip("/").rpartition(":")[2] != own.rpartition(":")[2]:
             raise errors.not_this_worker(url=url, own=own)
         return HttpAnswer(200, {"status": "accepted", "worker_id": commands.name, "url": own})
