@@ -84,7 +84,7 @@ $(STAMP): pyproject.toml constraints.txt
 	($$("$(PYTHON)" --version 2>&1)); name another: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@"$(BIN)/python" -c 'import pip, sys; sys.exit(not ($(SUPPORTED)))' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
 	@echo "installing wsm and its tools into $(VENV) (once; paddle alone is 190 MB)"
-	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[cpu,mooncake,delta,http,metrics,otel,dev]' </dev/null
+	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[cpu,mooncake,delta,http,metrics,otel,ray,dev]' </dev/null
 	@rm -rf $(OPENMP); "$(BIN)/python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || { mkdir $(OPENMP) && \
 	ln -s "$$(echo "$(abspath $(VENV))"/lib/python*/site-packages/paddle/libs/libiomp5.so)" $(OPENMP)/libgomp.so.1; }
 	@touch $@

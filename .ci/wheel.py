@@ -27,7 +27,7 @@ sys.path.append(str(REPOSITORY))  # for tests.extras alone: wsm is in src/
 from tests.extras import MADE_OF, PACKAGES  # noqa: E402 - found by the line above
 
 #: Too large to be downloaded each time; and what is for work on this repository.
-NOT_INSTALLED = {"gpu", "torch", "dev", "fuzz", "site"}
+NOT_INSTALLED = {"gpu", "torch", "ray", "dev", "fuzz", "site"}
 
 #: What a user runs first, in an empty directory, and what is part of the answer.
 COMMANDS = {

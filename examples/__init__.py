@@ -7,6 +7,7 @@ rollout      a reference engine: a small tensor-parallel language model on paddl
 demo         a training loop with reinforcement learning on a live group of that engine
 commands     the command lines of both
 numpy_loop   a whole engine of numpy under wsm, short enough for a page
+ray_fleet    a fleet of such engines on Ray: an actor per replica, and one call for all
 torch_loop   the loop of one rank around transformers' ``generate``
 vllm_loop    the same around vLLM's ``LLMEngine.step()``, in one process
 ===========  ==========================================================================================

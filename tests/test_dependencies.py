@@ -19,7 +19,7 @@ else:
 
 PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
 #: Extras that bring tools, not packages that the library imports.
-FOR_TOOLS = {"dev", "fuzz", "site"}
+FOR_TOOLS = {"dev", "fuzz", "ray", "site"}
 
 
 MODULES = modules()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -40,3 +41,8 @@ def test_a_package_names_every_module_of_its_own_and_none_that_is_gone() -> None
         wrong += [f"{package.name} names {name}, which is gone" for name in sorted(gone)]
         wrong += [f"{package.name} does not name {name}" for name in sorted(unnamed)]
     assert not wrong
+
+
+def test_a_package_whose_names_are_imported_late_is_pickled_by_its_name() -> None:
+    """As Ray and Dask do with functions whose globals hold one."""
+    assert pickle.loads(pickle.dumps(wsm)) is wsm  # noqa: S301 - what was written in this line

@@ -38,6 +38,10 @@ class _Package(ModuleType):
         if not (isinstance(value, ModuleType) and name in vars(self)["_place_of"]):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be pickled by name: Ray and Dask send functions whose globals hold this package."""
+        return importlib.import_module, (self.__name__,)
+
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *vars(self)["_place_of"]})
 

@@ -15,7 +15,7 @@ from wsm.http.bodies import Label, Text, Texts, as_struct, label_of, object_of, 
 from wsm.http.surfaces import SURFACES, SurfaceOptions, _refusals, fastdeploy, sglang, vllm
 from wsm.http.surfaces._pausing import Flush, Pause, flush_of, pause_of, query_flag, tags_of
 from wsm.http.surfaces._refusals import Reason
-from wsm.http.surfaces._vllm_verbs import UpdateBody, WeightSource, needs_no_setup, source_of
+from wsm.http.surfaces._vllm_verbs import UpdateWeightsBody, WeightSource, needs_no_setup, source_of
 from wsm.signals.errors import RoleBusyError
 from wsm.states.holding import Hold
 from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVPolicy, Tag
@@ -187,7 +187,7 @@ def test_a_flush_is_done_once_no_block_of_older_weights_is_left(
 def test_an_update_names_a_directory_or_a_version_or_is_a_push(
     body: dict[str, Any], source: WeightSource
 ) -> None:
-    assert source_of(as_struct(without_nulls(body), UpdateBody)) == source
+    assert source_of(as_struct(without_nulls(body), UpdateWeightsBody)) == source
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from wsm.named import import_when_named
 
 if TYPE_CHECKING:
+    from wsm.fleet.member import FleetMember as FleetMember
     from wsm.fleet.replicas import Replica as Replica
     from wsm.fleet.replicas import read_replicas as read_replicas
     from wsm.fleet.rolling import FleetReport as FleetReport
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 import_when_named(
     "wsm.fleet",
     {
+        "wsm.fleet.member": "FleetMember",
         "wsm.fleet.replicas": "Replica read_replicas",
         "wsm.fleet.rolling": "FleetReport ReplicaRow update update_async",
     },

@@ -36,6 +36,13 @@ class FleetMember:
     ----------
     store : path
         Where the targets lie.
+
+    Attributes
+    ----------
+    target : FleetTarget or None
+        As it was read last; None: there is none, or it could not be read yet.
+    unread_since : float or None
+        Since when the store cannot be read, in seconds of the epoch; None: it can be.
     """
 
     def __init__(self, store: Path) -> None:

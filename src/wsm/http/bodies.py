@@ -6,11 +6,12 @@ that stands there twice, a number that is none) is refused, too.
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -125,9 +126,18 @@ def as_struct(said: Mapping[str, Any], kind: type[_Body]) -> _Body:
         problem, place = _PLACE.fullmatch(str(error)).groups()  # type: ignore[union-attr] # it matches any text
         named = _FIELD.search(problem)
         field = ".".join(filter(None, (place, named and named[1]))) or "body"
-        forbids = kind.__struct_config__.forbid_unknown_fields
-        known = f"; it takes {', '.join(sorted(kind.__struct_fields__))}" if named and forbids else ""
-        raise errors.bad_body(field=field, problem=f"{problem}{known}") from None
+        if named and kind.__struct_config__.forbid_unknown_fields:
+            problem = f"{problem}; it takes {', '.join(sorted(kind.__struct_fields__))}"
+        elif choices := _choices(kind, field):
+            problem = f"{problem}; it must be one of {', '.join(choices)}"
+        raise errors.bad_body(field=field, problem=problem) from None
+
+
+def _choices(kind: type[msgspec.Struct], field: str) -> list[str]:
+    """Return what a field of an enumeration may say; of any other field nothing."""
+    said = get_type_hints(kind).get(field)
+    kinds: list[Any] = [each for each in (said, *get_args(said)) if isinstance(each, enum.EnumMeta)]
+    return [str(member.value) for each in kinds for member in each]
 
 
 def without_nulls(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ BODY_S: Final = 60.0
 _LEAST_TOKEN = 16
 
 #: What is told without a token: routers and orchestrators have none.
-_OPEN = frozenset({("GET", "/health"), ("GET", "/health_generate"), ("GET", "/ping")})
+_OPEN = frozenset(("GET", path) for path in ("/health", "/health_generate", "/ping", "/wsm/v1/ready"))
 
 _Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -29,7 +29,7 @@ class _UpdateInfo(msgspec.Struct):
     version: Label | None = None
 
 
-class UpdateBody(msgspec.Struct):
+class UpdateWeightsBody(msgspec.Struct):
     """Of ``/update_weights``: vLLM's ``update_info``, or prime-rl's ``weight_dir``."""
 
     update_info: _UpdateInfo | None = None
@@ -41,7 +41,7 @@ class _CheckBody(msgspec.Struct):
     baseline: dict[str, Any] = {}
 
 
-class _AbortBody(msgspec.Struct):
+class _AbortIdsBody(msgspec.Struct):
     request_ids: Texts | None = None
 
 
@@ -64,7 +64,7 @@ class WeightSource:
     refused: Reason | None = None
 
 
-def source_of(asked: UpdateBody) -> WeightSource:
+def source_of(asked: UpdateWeightsBody) -> WeightSource:
     """Return what ``/update_weights`` names; what names neither path nor version describes pushed tensors."""
     info = asked.update_info or _UpdateInfo(asked.weight_dir)
     if info.path is None and info.version is None:
@@ -121,7 +121,7 @@ class VllmVerbs:
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
-            source = source_of(await body_of(request, UpdateBody))
+            source = source_of(await body_of(request, UpdateWeightsBody))
             if source.refused is None:
                 receipt = await self.verbs.load(
                     request, commands, directory=source.directory, label=source.label
@@ -190,6 +190,6 @@ class VllmVerbs:
 
     async def abort(self, request: Request, commands: Commands) -> HttpAnswer:
         del commands
-        ids = (await body_of(request, _AbortBody)).request_ids
+        ids = (await body_of(request, _AbortIdsBody)).request_ids
         ended = await self.verbs.abort(request, texts_of(ids))
         return HttpAnswer(200, {"status": "aborted", "aborted": len(ended)})

@@ -20,7 +20,7 @@ from wsm.http.surfaces.sglang import failure_of
 from wsm.http.surfaces.vllm import DATA_PATHS, routes_of
 
 
-class _UpdateBody(msgspec.Struct):
+class _LoadBody(msgspec.Struct):
     model_path: Text
 
 
@@ -41,7 +41,7 @@ class _Areal:
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self._verbs.bringing(request, commands):
-            asked = await body_of(request, _UpdateBody)
+            asked = await body_of(request, _LoadBody)
             receipt = await self._verbs.load(
                 request, commands, directory=asked.model_path, label=None, abort_requests=True
             )

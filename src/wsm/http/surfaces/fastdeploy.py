@@ -39,14 +39,14 @@ DATA_PATHS = frozenset(
 )
 
 
-class _UpdateBody(msgspec.Struct):
+class _ControlUpdateBody(msgspec.Struct):
     version: Label | None = None
     rsync_config: dict[str, Any] | None = None
     verify_checksum: bool | None = None
     transfer_mode: TransferMode | None = None
 
 
-class _AbortBody(msgspec.Struct):
+class _AbortRequestsBody(msgspec.Struct):
     abort_all: bool = False
     req_ids: Texts = []
 
@@ -197,7 +197,7 @@ class _FastDeploy:
 
     async def update(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
-            asked = await body_of(request, _UpdateBody)
+            asked = await body_of(request, _ControlUpdateBody)
             said = msgspec.structs.asdict(asked)
             options = {name: value for name, value in said.items() if value is not None}
             label = label_of(options.pop("version", None))
@@ -211,7 +211,7 @@ class _FastDeploy:
 
     async def abort(self, request: Request, commands: Commands) -> HttpAnswer:
         del commands
-        asked = await body_of(request, _AbortBody)
+        asked = await body_of(request, _AbortRequestsBody)
         ids = None if asked.abort_all else texts_of(asked.req_ids)
         ended = await self.verbs.abort(request, ids)
         missed = sorted(set(ids or ()) - set(ended))

@@ -37,11 +37,11 @@ DATA_PATHS = frozenset(
 )
 
 
-class _PauseBody(msgspec.Struct):
+class _PauseModeBody(msgspec.Struct):
     mode: Text | None = None
 
 
-class _UpdateBody(msgspec.Struct):
+class _FromDiskBody(msgspec.Struct):
     model_path: Text
     weight_version: Label | None = None
     abort_all_requests: bool = False
@@ -58,12 +58,12 @@ class _MemoryBody(msgspec.Struct):
     tags: Texts | None = None
 
 
-class _CheckBody(msgspec.Struct):
+class _CheckerBody(msgspec.Struct):
     action: Text = "checksum"
     baseline: Text | None = None
 
 
-class _AbortBody(msgspec.Struct):
+class _AbortRidBody(msgspec.Struct):
     abort_all: bool = False
     rid: Texts = []
 
@@ -122,7 +122,7 @@ class _Sglang:
         self.verbs = Verbs("sglang", options, pauses="/pause_generation", resumes="/continue_generation")
 
     async def pause(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await body_of(request, _PauseBody)
+        asked = await body_of(request, _PauseModeBody)
         receipt = await self.verbs.pause(request, commands, pause_of(asked.mode))
         return told(200, {"message": "Generation paused successfully.", "status": "ok"}, receipt)
 
@@ -139,7 +139,7 @@ class _Sglang:
 
     async def update_from_disk(self, request: Request, commands: Commands) -> HttpAnswer:
         async with self.verbs.bringing(request, commands):
-            asked = await body_of(request, _UpdateBody)
+            asked = await body_of(request, _FromDiskBody)
             receipt = await self.verbs.load(
                 request,
                 commands,
@@ -230,7 +230,7 @@ class _Sglang:
         return HttpAnswer(200, body)
 
     async def check(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await body_of(request, _CheckBody)
+        asked = await body_of(request, _CheckerBody)
         if asked.action not in ("checksum", "compare"):
             return await self.verbs.refuse(
                 commands, request, Refusal("/weights_checker", Reason.BASELINE, closes=False)
@@ -248,7 +248,7 @@ class _Sglang:
 
     async def abort(self, request: Request, commands: Commands) -> Response:
         del commands
-        asked = await body_of(request, _AbortBody)
+        asked = await body_of(request, _AbortRidBody)
         await self.verbs.abort(request, None if asked.abort_all else texts_of(asked.rid))
         return Response(b"", 200)
 
