@@ -60,6 +60,7 @@ MADE_OF = {
         "wsm.fleet.member",
         "wsm.fleet.replicas",
         "wsm.fleet.rolling",
+        "wsm.fleet.watching",
         "wsm.http",
         "wsm.http._serving",
         "wsm.http.answers",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,16 +13,19 @@ import click
 
 from wsm.cli._base import (
     EXISTING_DIRECTORY,
+    EXIT_CODES,
     FILE,
     FROM_1,
     SECONDS,
     VERSION,
     json_text,
+    options,
     require_http,
     show,
     tell,
     wrong_usage,
 )
+from wsm.cli.serving import listening
 
 if TYPE_CHECKING:
     from wsm.fleet import FleetReport, ReplicaRow
@@ -43,21 +49,35 @@ Exit codes:
     Examples:
       wsm fleet update 7 --store /models/policy --replicas replicas.json
           prepare and commit them, one at a time
+      wsm fleet watch --store /models/policy --replicas replicas.json
+          keep them at what was asked for last
     """,
 )
 def fleet() -> None:
     """Stand before the commands of a fleet."""
 
 
+_of_replicas = options(
+    click.option("--store", type=EXISTING_DIRECTORY, required=True, help="Where the versions lie."),
+    click.option(
+        "--replicas",
+        metavar="LIST",
+        required=True,
+        help="A file, a URL that returns one, or addresses with commas between.",
+    ),
+    click.option(
+        "--deadline", "deadline_s", type=SECONDS, default=300.0, help="Seconds for a step of a replica."
+    ),
+    click.option(
+        "--token-file", type=FILE, help="Lines 'PREFIX TOKEN', mode 0600: a token goes there alone."
+    ),
+    click.option("--insecure", is_flag=True, help="Let a token go over plain HTTP to another host."),
+)
+
+
 @fleet.command(epilog=_EXIT_CODES)
 @click.argument("version", type=VERSION)
-@click.option("--store", type=EXISTING_DIRECTORY, required=True, help="Where the versions lie.")
-@click.option(
-    "--replicas",
-    metavar="LIST",
-    required=True,
-    help="A file, a URL that returns one, or addresses with commas between.",
-)
+@_of_replicas
 @click.option("--at-a-time", type=FROM_1, default=1, help="How many are committed at once.")
 @click.option("--stage-ahead", type=FROM_1, help="How many stand prepared at most. Default: twice as many.")
 @click.option(
@@ -65,11 +85,6 @@ def fleet() -> None:
 )
 @click.option("--strict", is_flag=True, help="Let the version before be served no longer, from now on.")
 @click.option("--force", is_flag=True, help="Take a list that is less than half as long as the last one.")
-@click.option(
-    "--deadline", "deadline_s", type=SECONDS, default=300.0, help="Seconds for a step of a replica."
-)
-@click.option("--token-file", type=FILE, help="Lines 'PREFIX TOKEN', mode 0600: a token goes there alone.")
-@click.option("--insecure", is_flag=True, help="Let a token go over plain HTTP to another host.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 @click.pass_context
 def update(
@@ -80,7 +95,7 @@ def update(
     store: Path,
     replicas: str,
     as_json: bool,
-    **options: object,
+    **terms: object,
 ) -> None:
     """Bring all replicas to VERSION: prepare, then commit so many at a time.
 
@@ -91,12 +106,65 @@ def update(
 
     with wrong_usage():
         found = fleets.read_replicas(replicas)
-        report = fleets.update(store, version, found, told=_progress(), **options)
+        report = fleets.update(store, version, found, told=_progress(), **terms)
     _show(report, as_json=as_json)
     ctx.exit(report.exit_code)
 
 
-def _progress() -> object:
+@fleet.command(epilog=EXIT_CODES)
+@_of_replicas
+@click.option("--every", "every_s", type=SECONDS, default=2.0, help="Seconds from one look to the next.")
+@click.option(
+    "--routable", type=FILE, help="Replace this file by who may get text behind each look; *.json: with ages."
+)
+@click.option(
+    "--http", "address", metavar="[HOST:]PORT", help="Answer /wsm/v1/fleet/routable and /workers there."
+)
+@click.option("--trust", multiple=True, metavar="CIDR", help="A network that may ask there. Repeatable.")
+def watch(
+    *,
+    store: Path,
+    replicas: str,
+    deadline_s: float,
+    token_file: Path | None,
+    insecure: bool,
+    every_s: float,
+    routable: Path | None,
+    address: str | None,
+    trust: tuple[str, ...],
+) -> None:
+    """Keep all replicas at the newest target, until Ctrl-C.
+
+    Several may do so at once, and beside 'wsm fleet update'. The list is read anew with each look.
+    """
+    require_http("fleet")
+    from wsm import fleet as fleets  # noqa: PLC0415 - httpx, for this command only
+    from wsm.fleet.replicas import Connections  # noqa: PLC0415 - the same
+    from wsm.fleet.watching import routable_app  # noqa: PLC0415 - the same
+    from wsm.http._serving import served_beside  # noqa: PLC0415 - uvicorn, for this command only
+    from wsm.http.security import SecurityGuard  # noqa: PLC0415 - the same
+
+    with wrong_usage():
+        connections = Connections(token_file=token_file, insecure=insecure)
+        connections.require_safe(fleets.read_replicas(replicas))
+        at = None if address is None else listening(address, trust=trust)
+        security = None if at is None else at.security()
+    watching = fleets.FleetWatch(
+        store,
+        lambda: fleets.read_replicas(replicas),
+        every_s=every_s,
+        connections=connections,
+        deadline_s=deadline_s,
+        told=_progress(),
+    )
+    with contextlib.ExitStack() as undo:
+        if at is not None and security is not None:
+            where = undo.enter_context(served_beside(SecurityGuard(routable_app(watching), security), at))
+            tell(f"who may get text is told at {where}/wsm/v1/fleet/routable", err=True)
+        asyncio.run(watching.run(routable))
+
+
+def _progress() -> Callable[[ReplicaRow], None]:
     """Return what tells of each row that changes: on a terminal in words, else as JSON lines."""
     in_words = sys.stderr.isatty()
 

@@ -9,6 +9,7 @@ module             responsible for
 :mod:`.replicas`   which replicas there are, and which token goes to which of them
 :mod:`.member`     the target as one replica's own server reads it
 :mod:`.rolling`    brings all of them to a target, so many at a time (:func:`update`)
+:mod:`.watching`   keeps them there, and says who may get text (:class:`FleetWatch`)
 =================  =========================================================================================
 
 What a replica counts as says :mod:`wsm.states.fleet`.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from wsm.fleet.rolling import ReplicaRow as ReplicaRow
     from wsm.fleet.rolling import update as update
     from wsm.fleet.rolling import update_async as update_async
+    from wsm.fleet.watching import FleetWatch as FleetWatch
 
 import_when_named(
     "wsm.fleet",
@@ -33,5 +35,6 @@ import_when_named(
         "wsm.fleet.member": "FleetMember",
         "wsm.fleet.replicas": "Replica read_replicas",
         "wsm.fleet.rolling": "FleetReport ReplicaRow update update_async",
+        "wsm.fleet.watching": "FleetWatch",
     },
 )

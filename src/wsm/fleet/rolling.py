@@ -231,32 +231,59 @@ async def update_async(
     target = await asyncio.to_thread(
         _announced, place, content, force=force, strict=strict, replicas=len(replicas), **asked
     )
-    rows = [ReplicaRow(replica) for replica in replicas]
     ways = connections.client if connect is None else connect
-    ahead = 2 * at_a_time if stage_ahead is None else max(stage_ahead, at_a_time)
     try:
-        roll = _Roll(place, target, ways, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
-        await roll.bring(rows)
-        if roll.failed and not roll.superseded and asked["on_failure"] is FleetFailure.BACK:
-            found = await asyncio.to_thread(content_of, place, target.before.label if target.before else "")
-            before = way_back(target, found)
-            if before is not None:
-                back = next_target(target, before, at_a_time=at_a_time, replicas=len(replicas))
-                if not await asyncio.to_thread(set_target, place, back):
-                    return FleetReport(target, tuple(rows), SUPERSEDED)
-                roll = _Roll(place, back, ways, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
-                await roll.bring(rows)
-                return FleetReport(back, tuple(rows), SUPERSEDED if roll.superseded else SOME_DO_NOT, True)
-        if roll.superseded:
-            return FleetReport(target, tuple(rows), SUPERSEDED)
-        if not all(roll.serves(row) for row in rows):
-            return FleetReport(target, tuple(rows), SOME_DO_NOT)
-        if len(target.allowed) > 1:  # all serve it: the version before is allowed no longer
-            settled = next_target(target, target.content, strict=True, replicas=len(replicas), **asked)
-            await asyncio.to_thread(set_target, place, settled)
-        return FleetReport(target, tuple(rows), ALL_SERVE)
+        return await bring(
+            place,
+            target,
+            replicas,
+            ways,
+            told,
+            at_a_time=at_a_time,
+            stage_ahead=stage_ahead,
+            deadline_s=deadline_s,
+            goes_back=asked["on_failure"] is FleetFailure.BACK,
+        )
     finally:
         await connections.close()
+
+
+async def bring(
+    store: Path,
+    target: FleetTarget,
+    replicas: Sequence[Replica],
+    connect: Callable[[Replica], ReplicaClient],
+    told: Callable[[ReplicaRow], object],
+    *,
+    at_a_time: int,
+    deadline_s: float,
+    stage_ahead: int | None = None,
+    goes_back: bool = False,
+) -> FleetReport:
+    """Bring all replicas to a target that is set, as far as it goes; once all serve it, nothing else may."""
+    rows = tuple(ReplicaRow(replica) for replica in replicas)
+    ahead = 2 * at_a_time if stage_ahead is None else max(stage_ahead, at_a_time)
+    roll = Roll(store, target, connect, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
+    await roll.bring(rows)
+    if roll.failed and not roll.superseded and goes_back:
+        found = await asyncio.to_thread(content_of, store, target.before.label if target.before else "")
+        before = way_back(target, found)
+        if before is not None:
+            back = next_target(target, before, at_a_time=at_a_time, replicas=len(replicas))
+            if not await asyncio.to_thread(set_target, store, back):
+                return FleetReport(target, rows, SUPERSEDED)
+            roll = Roll(store, back, connect, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
+            await roll.bring(rows)
+            return FleetReport(back, rows, SUPERSEDED if roll.superseded else SOME_DO_NOT, went_back=True)
+    if roll.superseded:
+        return FleetReport(target, rows, SUPERSEDED)
+    if not all(roll.serves(row) for row in rows):
+        return FleetReport(target, rows, SOME_DO_NOT)
+    if len(target.allowed) > 1:  # all serve it: the version before is allowed no longer
+        terms: dict[str, Any] = {"at_a_time": at_a_time, "on_failure": target.on_failure}
+        settled = next_target(target, target.content, strict=True, replicas=len(replicas), **terms)
+        await asyncio.to_thread(set_target, store, settled)
+    return FleetReport(target, rows, ALL_SERVE)
 
 
 def content_of(store: Path, label: str) -> NamedContent | None:
@@ -292,7 +319,7 @@ def _announced(
             return target
 
 
-class _Roll:
+class Roll:
     """One pass over all replicas, for one target."""
 
     def __init__(
@@ -326,10 +353,10 @@ class _Roll:
         begun, replica = time.monotonic(), self._connect(row.replica)
         try:
             async with self._staging:
-                said = await self._look(row, replica)
+                said = await self.look(row, replica)
                 if said is not None and not self.serves(row):
                     await self._step(row, replica, said)
-                    await self._look(row, replica)
+                    await self.look(row, replica)
                     if not self.serves(row):
                         raise other_content(found=row.digest, wanted=self._target.content.digest)
         except _SupersededError:
@@ -348,11 +375,13 @@ class _Roll:
         row.error = str(error)
         row.code = error.code if isinstance(error, WsmError) else type(error).__name__
 
-    async def _look(self, row: ReplicaRow, replica: ReplicaClient) -> Mapping[str, Any] | None:
+    async def look(
+        self, row: ReplicaRow, replica: ReplicaClient, seconds: float | None = None
+    ) -> Mapping[str, Any] | None:
         """Ask a replica what it holds; None: it has not answered, which is told in its row."""
         row.looks += 1
         try:
-            said = await self._within(_LOOK_S, "look", replica.status())
+            said = await self._within(seconds or _LOOK_S, "look", replica.status())
         except WsmError as error:
             row.state = after(row.state, FleetEvent.SILENT)
             row.error, row.code = str(error), error.code
@@ -392,7 +421,7 @@ class _Roll:
             except _RollStoppedError:
                 await self._ask(replica, "abort", request_id)
                 row.state = after(row.state, FleetEvent.OTHER)
-                await self._look(row, replica)
+                await self.look(row, replica)
                 raise
             await self._ask(replica, "commit", request_id)
 
