@@ -77,6 +77,7 @@ MADE_OF = {
         "wsm.http.native._openapi",
         "wsm.http.native.routes",
         "wsm.http.native.schema",
+        "wsm.http.pinned",
         "wsm.http.security",
         "wsm.http.surface",
         "wsm.http.surfaces",

@@ -14,6 +14,7 @@ module                responsible for
 :mod:`.bodies`        bodies of requests, read field by field: every front's
 :mod:`.surface`       what a front for one kind of trainer is
 :mod:`.surfaces`      those fronts
+:mod:`.pinned`        requests for text that name the version which is to answer them
 :mod:`.native`        the front for programs and operators: ``/wsm/v1``
 :mod:`.client`        programs that command a group over HTTP
 :mod:`.security`      who is let in: addresses, tokens, Host and Origin, bodies

@@ -28,6 +28,7 @@ from wsm.http.bodies import object_of
 from wsm.http.commands import Commands
 from wsm.http.hold_table import Text
 from wsm.http.native import routes as native
+from wsm.http.pinned import PinnedTexts, require_pinned
 from wsm.http.security import Security, SecurityGuard, path_of
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 from wsm.metrics.history import ServerCounts
@@ -96,7 +97,7 @@ def create_app(
     texts = {route.path for route in flags.values() if route.data}
     texts = texts.union(*(surface.data_paths for surface in surfaces))
     control = {path for _, path in routes} - texts
-    ours: ASGIApp = _Slashes(app, {path for _, path in routes}, rest)
+    ours: ASGIApp = PinnedTexts(_Slashes(app, {path for _, path in routes}, rest), group)
     if most_texts is not None:
         ours = _Places(ours, most_texts, control)
     if security is not None:
@@ -119,7 +120,11 @@ def _endpoint(
         try:
             require_group(commands, request.headers, body)
             if surface is not None:
-                await (admit(commands, surface.in_hold) if route.data else commands.catch_up())
+                if route.data:
+                    await admit(commands, surface.in_hold)
+                    require_pinned(commands, request.scope)
+                else:
+                    await commands.catch_up()
             with traces.continued(request.headers.get("traceparent")):
                 answer = await route.handler(request, commands)
         except WsmError as error:
@@ -220,6 +225,7 @@ class _Rest:
             require_group(self._commands, Headers(scope=scope))
             if in_hold is not None:
                 await admit(self._commands, in_hold)
+                require_pinned(self._commands, scope)
             if self._rest is None:
                 raise errors.not_found(method=scope["method"], path=scope["path"])
         except WsmError as error:

@@ -27,6 +27,7 @@ from msgspec import structs
 
 from wsm import log
 from wsm.command import checked_request_id
+from wsm.committed_record import CommittedRecord
 from wsm.config import EngineWordsConfig
 from wsm.controller import Controller
 from wsm.controller.group_view import GroupAccess
@@ -229,10 +230,14 @@ class Commands:
             return await self.read(lambda: self._now()[1].group.view().committed.held)
         return self._group[1].group.view().committed.held
 
+    def held_record(self) -> CommittedRecord:
+        """Return what the group has committed, as far as it is known. Blocks if it was started anew."""
+        group = self._now()[1].group
+        return group.known_record(group.view())
+
     def held_digest(self) -> str | None:
         """Return the digest of what the group holds; None: nothing, or not known. Blocks if started anew."""
-        group = self._now()[1].group
-        return group.known_record(group.view()).digest
+        return self.held_record().digest
 
     def require_allowed(self) -> None:
         """Refuse text where the group holds what its fleet does not allow (code ``fleet-stale``)."""

@@ -35,6 +35,15 @@ def not_the_fleets(*, label: str | None, digest: str | None, generation: int | N
     )
 
 
+@coded("another-version")
+def another_version(*, asked: str, held: str | None) -> RefusedError:
+    """A request for text is pinned to another version than the group holds, or held at its end."""
+    return RefusedError(
+        f"the request is for version {asked!r}, and the group holds {held!r}; ask for the one that is held, "
+        "or ask another replica"
+    )
+
+
 @coded("no-adopt-root")
 def no_directories(*, directory: str) -> RefusedError:
     """A path is sent to a server that takes in no directories."""

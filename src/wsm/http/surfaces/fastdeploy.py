@@ -100,10 +100,10 @@ def envelope(
 def failure_of(answer: HttpAnswer) -> HttpAnswer:
     """Return an error in FastDeploy's envelope: 400 for what cannot be read, else 500.
 
-    A request for text that a held group does not take is no control verb, and may come again: it stays 503.
+    A request for text that is not taken as the group is now is no control verb: its answer stays.
     """
     said: Mapping[str, Any] = answer.body
-    if said["error"].get("code") == "admission-closed":
+    if said["error"].get("code") in ("admission-closed", "fleet-stale", "another-version"):
         return answer
     status = answer.status if answer.status in _OF_THE_SERVER else 500
     made = envelope(
