@@ -119,7 +119,7 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         routing_replay=bool(_said(fd_config, "routing_replay_config.enable_routing_replay", False)),
         by_requests=by_requests,
         asks_cache_process=_swaps(fd_config) and not by_requests,
-        mtp_chunk_size=CheckpointTransferOptions.of(rsync_config).mtp_chunk_size,
+        mtp_chunk_size=CheckpointTransferOptions.of(rsync_config).gdr_mtp_chunk_size,
         over_ipc=unified and strategy != "rsync",
     )
 

@@ -2,8 +2,7 @@
 
 The iterator may use a tensor's memory again once it is advanced, so what is not the last of its batch is
 copied, unless the package promises otherwise. A batch ends with the first tensor that is not small, and
-before it would keep others waiting. Runs where the package runs; knows no package and no waits. How
-much memory a package takes beside the model meanwhile is arithmetic.
+before it would keep others waiting. Runs where the package runs; knows no package and no waits.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import Any
 
 from wsm.errors import InternalError
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.trainer.tensors import tensor_of
 from wsm.strategies.transports._foreign import host_nbytes
-from wsm.strategies.transports.stream_manifest import StreamManifest
 
 #: What a stream yields after its last tensor.
 END = object()
@@ -140,30 +137,3 @@ class _Batch:
                 return False
             self.items[-1] = (name, (spec, bytes(data)))
         return True
-
-
-@dataclass(frozen=True)
-class PackageBuffers:
-    """What a package holds of a stream: so many buffers of a size, as its settings say."""
-
-    count: int
-    nbytes: int
-
-    def peak_extra_bytes(self, manifest: StreamManifest | None, *, keep: bool) -> int:
-        """Return what is held beside the target at most: in these buffers, and in batches of ours.
-
-        A tensor that is larger than a buffer has to lie somewhere, too; and buffers hold no more than the
-        stream brings. What a package takes when it connects is gone by then, so it is not counted twice.
-
-        Parameters
-        ----------
-        manifest : StreamManifest or None
-            What the stream brings, where that is known.
-        keep : bool
-            Whether nothing is copied, because the package never uses its memory again.
-        """
-        sizes = [] if manifest is None else [tensor.spec.nbytes for tensor in manifest.tensors]
-        held = self.count * max([self.nbytes, *sizes])
-        if manifest is not None:
-            held = min(held, sum(sizes))
-        return held + (0 if keep else BATCH_BYTES)

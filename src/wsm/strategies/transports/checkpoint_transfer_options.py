@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
 from wsm.errors import BadInputError
-from wsm.strategies.transports._batches import PackageBuffers
-from wsm.typed import fits, said
+from wsm.strategies.transports._batches import BATCH_BYTES
+from wsm.strategies.transports.stream_manifest import StreamManifest
+from wsm.typed import annotations_of, fits, said
 
 #: How a stream that comes by name is held against a model that serves; the first is the default.
 CHECKS: Final = ("whole", "as_it_comes")
@@ -23,7 +24,7 @@ CHECKS: Final = ("whole", "as_it_comes")
 _Some: TypeAlias = Annotated[int, Meta(gt=0)]
 _Time: TypeAlias = Annotated[float, Meta(gt=0)]
 
-#: What CheckpointTransfer itself takes.
+#: What CheckpointTransfer itself takes, besides what is looked at here.
 _OF_THE_PACKAGE: Mapping[str, Any] = {
     "etcd_server": str,
     "backend": str,
@@ -33,15 +34,9 @@ _OF_THE_PACKAGE: Mapping[str, Any] = {
     "device": str | int,
     "device_name": str | int,
     "gpu_id": int,
-    "group_size": int,
     "qsize": int,
-    "bucket_size_mb": _Some,
-    "num_buffers": _Some,
     "phase2_backend": str,
     "phase2_fan_out": int,
-    "discover_timeout_s": _Time,
-    "recv_bucket_timeout_s": _Time,
-    "session_total_timeout_s": _Time,
     "materialize_tensors": bool,
     "log_level": str,
     "log_file": str,
@@ -49,6 +44,7 @@ _OF_THE_PACKAGE: Mapping[str, Any] = {
 }
 #: What FastDeploy, and so this adapter, uses itself.
 _OF_THE_CALLER: Mapping[str, Any] = {
+    "group_size": int,
     "index": int,
     "output_framework": Literal["paddle"],
     "gdr_mtp_chunk_size": _Some,
@@ -65,23 +61,7 @@ _OF_THE_CALLER: Mapping[str, Any] = {
     "gdr_debug_tensor_names": Sequence[str] | str,
     "gdr_debug_compare_direct": bool,
 }
-_KNOWN = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}
-#: What this adapter looks at, by the names of :class:`CheckpointTransferOptions`.
-_OWN: Mapping[str, str] = {
-    "index": "index",
-    "group_size": "group_size",
-    "discover_s": "discover_timeout_s",
-    "next_s": "recv_bucket_timeout_s",
-    "total_s": "session_total_timeout_s",
-    "mtp_chunk_size": "gdr_mtp_chunk_size",
-    "release_cache": "gdr_release_cache",
-    "mode": "transfer_mode",
-    "check": "check",
-    "unwritten": "unwritten",
-}
 _MEBIBYTE = 1 << 20
-# What FastDeploy's configuration has if no option is set.
-_TWO_LARGE_ONES = PackageBuffers(2, 512 * _MEBIBYTE)
 
 #: What is to be done where one command asks for another ``gdr_release_cache`` than the ranks are told.
 CACHE_AS_CONFIGURED: Final = (
@@ -101,16 +81,16 @@ class CheckpointTransferOptions:
         Index of this node: global ranks begin at ``index * world size``.
     group_size : int or None
         Number of receivers that CheckpointTransfer is told; None for the world size.
-    discover_s, next_s, total_s : float
+    discover_timeout_s, recv_bucket_timeout_s, session_total_timeout_s : float
         The package's own deadlines, which wsm keeps for it.
-    buffers : PackageBuffers
-        What the package holds in buffers.
-    mtp_chunk_size : int
+    num_buffers, bucket_size_mb : int
+        What the package holds in buffers, as FastDeploy has it where nothing is said.
+    gdr_mtp_chunk_size : int
         Tensors per chunk for auxiliary models.
-    release_cache : bool
+    gdr_release_cache : bool
         Whether an update in place gives the KV caches' memory back for its time.
-    mode : str or None
-        The transfer mode that it names, ``rdma`` or ``gdr``; None if it names none.
+    transfer_mode : str or None
+        The one that it names, ``rdma`` or ``gdr``; None if it names none.
     check : str or None
         One of :data:`CHECKS`; None if it says none.
     unwritten : sequence of str
@@ -120,21 +100,23 @@ class CheckpointTransferOptions:
     for_the_package: Mapping[str, Any]
     index: int = 0
     group_size: int | None = None
-    discover_s: float = 60.0
-    next_s: float = 60.0
-    total_s: float = 600.0
-    buffers: PackageBuffers = _TWO_LARGE_ONES
-    mtp_chunk_size: int = 16
-    release_cache: bool = False
-    mode: str | None = None
+    discover_timeout_s: _Time = 60.0
+    recv_bucket_timeout_s: _Time = 60.0
+    session_total_timeout_s: _Time = 600.0
+    num_buffers: _Some = 2
+    bucket_size_mb: _Some = 512
+    gdr_mtp_chunk_size: _Some = 16
+    gdr_release_cache: bool = False
+    transfer_mode: str | None = None
     check: str | None = None
     unwritten: Sequence[str] = ()
 
     @property
     def suspicious(self) -> Mapping[str, str]:
         """Options that are not known here, and the known one that each looks like."""
-        unknown = [key for key in self.for_the_package if key not in _KNOWN]
-        found = {key: difflib.get_close_matches(key, _KNOWN, n=1) for key in unknown}
+        known = _known()
+        unknown = [key for key in self.for_the_package if key not in known]
+        found = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
         return {key: close[0] for key, close in found.items() if close}
 
     @property
@@ -154,25 +136,44 @@ class CheckpointTransferOptions:
         BadInputError
             If a key is no text, or the value of a known one has the wrong type or size.
         """
+        known = _known()
         for key, value in rsync_config.items():
             if not isinstance(key, str):
                 raise _refused(str(key), "is no text", "give each option a name")
-            if not fits(_KNOWN.get(key, Any), value):
-                raise _refused(key, f"is {value!r}", f"it must be {said(_KNOWN[key])}")
+            if not fits(known.get(key, Any), value):
+                raise _refused(key, f"is {value!r}", f"it must be {said(known[key])}")
         passed = {key: value for key, value in rsync_config.items() if key not in _OF_THE_CALLER}
         if "device_name" in passed:
-            name = passed.pop("device_name")
-            passed.setdefault("device", name)
-        own = {field: rsync_config[option] for field, option in _OWN.items() if option in rsync_config}
+            passed = {"device": passed.pop("device_name"), **passed}
+        ours = {each.name for each in fields(cls)}
+        own = {key: value for key, value in rsync_config.items() if key in ours}
         if rsync_config.get("gpu_direct"):
-            own.setdefault("mode", "gdr")
-        passed.pop("group_size", None)
-        count, mebibytes = rsync_config.get("num_buffers"), rsync_config.get("bucket_size_mb")
-        buffers = PackageBuffers(
-            cls.buffers.count if count is None else count,
-            cls.buffers.nbytes if mebibytes is None else mebibytes * _MEBIBYTE,
-        )
-        return cls(for_the_package=passed, buffers=buffers, **own)
+            own.setdefault("transfer_mode", "gdr")
+        return cls(**{**own, "for_the_package": passed})
+
+    def peak_extra_bytes(self, manifest: StreamManifest | None, *, keep: bool) -> int:
+        """Return what is held beside the target at most: in the package's buffers, and in batches of ours.
+
+        A tensor that is larger than a buffer has to lie somewhere, too; and buffers hold no more than the
+        stream brings. What a package takes when it connects is gone by then, so it is not counted twice.
+
+        Parameters
+        ----------
+        manifest : StreamManifest or None
+            What the stream brings, where that is known.
+        keep : bool
+            Whether nothing is copied, because the package never uses its memory again.
+        """
+        sizes = [] if manifest is None else [tensor.spec.nbytes for tensor in manifest.tensors]
+        held = self.num_buffers * max([self.bucket_size_mb * _MEBIBYTE, *sizes])
+        if manifest is not None:
+            held = min(held, sum(sizes))
+        return held + (0 if keep else BATCH_BYTES)
+
+
+def _known() -> Mapping[str, Any]:
+    """Return what each option must be that is known here."""
+    return {**annotations_of(CheckpointTransferOptions), **_OF_THE_PACKAGE, **_OF_THE_CALLER}
 
 
 def _refused(option: str, problem: str, fix: str) -> BadInputError:
