@@ -16,8 +16,11 @@ from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load, with_manifest
 from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.transports.by_version import GdrSource
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer import (
+    CheckpointTransferOptions,
+    CheckpointTransferTransport,
+    Interface,
+)
 
 pytestmark = pytest.mark.processes
 

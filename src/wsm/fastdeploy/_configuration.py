@@ -15,7 +15,7 @@ from typing import Any
 from wsm.config import ConfigurationError
 from wsm.strategies.files.shard_source import device_id_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferOptions
 
 #: Either says that versions come by the newer interface of CheckpointTransfer.
 _UNIFIED = ("FD_USE_CHECKPOINT_TRANSFER", "FD_USE_GDR_CHECKPOINT_TRANSFER")

@@ -15,8 +15,8 @@ from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors
 from wsm.strategies import peer_errors as stream_errors
+from wsm.strategies.conversation import listen
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.mooncake._lease_server import listen
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
 from wsm.strategies.mooncake.publisher import MooncakePublisher, PlacedShard, PublishedMemory, grants_of
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
@@ -42,7 +42,7 @@ class RawLeaseServer:
     """Listens in a publisher's place, and says whatever bytes a test wants to each rank that asks."""
 
     def __init__(self, address: str, data: bytes) -> None:
-        self._listening = listen(address)
+        self._listening = listen(say.place_of(address))
         self._listening.socket.settimeout(0.01)
         self._data = data
         self._stopped = False
@@ -164,7 +164,7 @@ class MooncakeArrival(AddressArrival):
         data = bytearray(say.to_bytes(self._grant(version, state)))
         data[99] ^= 1
         self._answer(bytes(data))
-        return Expected(stream_errors.PeerMessageError, (self._address, "damaged on the way"))
+        return Expected(stream_errors.PeerMessageError, (self._address, "cut short or damaged"))
 
     def _truncated(self, version: int, state: State) -> Expected:
         grant = self._grant(version, state)

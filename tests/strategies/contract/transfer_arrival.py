@@ -17,8 +17,10 @@ from wrongs import Expected, State, Wrong
 from wsm.strategies import errors, with_manifest, write_version
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer import (
+    CheckpointTransferOptions,
+    CheckpointTransferTransport,
+)
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 # A trainer that is killed when half of its buckets are sent.

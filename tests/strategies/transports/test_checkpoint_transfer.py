@@ -31,10 +31,13 @@ from wsm.strategies import (
 )
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.observer import UNOBSERVED
-from wsm.strategies.transports import _batches as batches
+from wsm.strategies.transports import _foreign as batches
 from wsm.strategies.transports._foreign import ForeignThread
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer import (
+    CheckpointTransferOptions,
+    CheckpointTransferTransport,
+    Interface,
+)
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,7 @@ from wsm.strategies import (
     errors,
     load,
 )
-from wsm.strategies.applier.loaders import ParameterMemory
+from wsm.strategies.applier.feeding import ParameterMemory
 from wsm.strategies.peer_errors import PeerFailedError
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]

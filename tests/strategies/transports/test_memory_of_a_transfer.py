@@ -15,8 +15,8 @@ from checkpoint_transfer.sender import FakeSender
 
 from wsm.strategies import TensorSpec, with_manifest
 from wsm.strategies.promise import PromisedTensor
-from wsm.strategies.transports._batches import BATCH_BYTES
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports._foreign import BATCH_BYTES
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferOptions
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
 pytestmark = pytest.mark.processes
@@ -35,7 +35,7 @@ _RANK = """
 import json, sys
 from wsm.strategies import MemoryTarget, RsyncSource, TensorSpec, load
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferOptions
 config, size, count = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 options = CheckpointTransferOptions.of(config)
 source = RsyncSource(CheckpointTransferTransport(options), 0, 1, whole=options.check == "whole")

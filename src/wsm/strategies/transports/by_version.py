@@ -23,13 +23,12 @@ from wsm.strategies.errors import VersionFileMissingError, VersionMismatchError,
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
-from wsm.strategies.sections import Sections
-from wsm.strategies.strategy import Strategy
+from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.trainer.publications import published_last
-from wsm.strategies.transports.checkpoint_transfer import Interface
-from wsm.strategies.transports.checkpoint_transfer_options import (
+from wsm.strategies.transports.checkpoint_transfer import (
     CACHE_AS_CONFIGURED,
     CheckpointTransferOptions,
+    Interface,
 )
 from wsm.strategies.transports.configured import (
     INTERFACES,
@@ -81,7 +80,7 @@ class RsyncSource:
 TRANSPORTS: Mapping[str, TransportKind] = NamedObjects(
     {
         "checkpoint_transfer": "wsm.strategies.transports.configured:CHECKPOINT_TRANSFER",
-        "mooncake": "wsm.strategies.mooncake.configured:MOONCAKE",
+        "mooncake": "wsm.strategies.mooncake.mooncake_transport:MOONCAKE",
         "files": "wsm.strategies.adopt.checkpoint_files:FILES",
     }
 )

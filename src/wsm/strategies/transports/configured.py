@@ -13,9 +13,13 @@ from typing import Any
 from wsm.config_reading import OptionFault, typed_section
 from wsm.strategies import errors
 from wsm.strategies.files.shard_source import device_index_from_environment, place_fault
-from wsm.strategies.sections import Sections
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
-from wsm.strategies.transports.checkpoint_transfer_options import CHECKS, CheckpointTransferOptions
+from wsm.strategies.strategy import Sections
+from wsm.strategies.transports.checkpoint_transfer import (
+    CHECKS,
+    CheckpointTransferOptions,
+    CheckpointTransferTransport,
+    Interface,
+)
 from wsm.strategies.transports.transport import TransportKind
 from wsm.typed import CountFrom0
 

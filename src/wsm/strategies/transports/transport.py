@@ -14,7 +14,7 @@ from typing import Protocol
 
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import Offer
-from wsm.strategies.sections import Sections
+from wsm.strategies.strategy import Sections
 
 
 class Transport(Protocol):
