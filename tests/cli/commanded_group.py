@@ -24,10 +24,12 @@ class LivingGroup:
     """A group whose ranks are processes; this process owns its segment.
 
     Versions 1 and 2 are published in `snapshots`. Options of the configuration may be given besides.
+    `finish` is the argument of ``commanded_rank.py``.
     """
 
-    def __init__(self, name: str, directory: Path, **options: Any) -> None:
+    def __init__(self, name: str, directory: Path, *, finish: Path | None = None, **options: Any) -> None:
         self.name = name
+        self._engine = [] if finish is None else [str(finish)]
         self.snapshots = directory / "snapshots"
         self.journals = directory / "journals"
         self.config_file = directory / "wsm.yaml"
@@ -51,7 +53,7 @@ class LivingGroup:
         for rank in range(RANKS):
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, HERE / "commanded_rank.py", self.config_file, str(rank)],
+                    [sys.executable, HERE / "commanded_rank.py", self.config_file, str(rank), *self._engine],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

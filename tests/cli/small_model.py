@@ -10,7 +10,10 @@ SPECS = (TensorSpec("embed.weight", "F32", (16, 8)), TensorSpec("head.weight", "
 RANKS = 2
 
 
-def publish(directory: Path, version: int, *, ranks: int = RANKS) -> PublishReport:
-    """Publish a version whose bytes are its number."""
-    shard = {spec.name: (spec, bytes([version % 256]) * spec.nbytes) for spec in SPECS}
+def publish(
+    directory: Path, version: int, *, ranks: int = RANKS, content: int | None = None
+) -> PublishReport:
+    """Publish a version whose bytes are its number, or `content`."""
+    byte = bytes([(version if content is None else content) % 256])
+    shard = {spec.name: (spec, byte * spec.nbytes) for spec in SPECS}
     return publish_snapshot(directory, version, dict.fromkeys(range(ranks), shard), durable=False)

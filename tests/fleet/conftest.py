@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ from small_model import publish
 class ServedReplica:
     """A group of two rank processes and its server."""
 
-    def __init__(self, directory: Path, store: Path, *options: object) -> None:
+    def __init__(self, directory: Path, store: Path, *options: object, finish: Path | None = None) -> None:
         directory.mkdir()
         snapshot = {"directory": str(store), "shared_directory": str(directory)}
-        self.group = LivingGroup(group_name("fleet"), directory, snapshot=snapshot)
+        self._make_group = partial(
+            LivingGroup, group_name("fleet"), directory, finish=finish, snapshot=snapshot
+        )
+        self.group = self._make_group()
         self.group.start()
         self._receipts = directory / "http.sqlite"
         self._options = options
@@ -47,6 +51,13 @@ class ServedReplica:
     @property
     def replica(self) -> Replica:
         return Replica(self.url, group=self.group.name)
+
+    def restart_group(self, version: int) -> None:
+        """Start all ranks anew, with a version that their keeper restores."""
+        self.group.close()
+        self.group = self._make_group()
+        self.group.start()
+        self.group.serve(version)
 
     def kill_server(self) -> None:
         self.server.kill()
@@ -82,10 +93,10 @@ def make_fleet(tmp_path: Path, store: Path) -> Iterator[Callable[..., list[Serve
     """`make_fleet(2, option, ...)`: replicas that hold nothing yet."""
     made: list[ServedReplica] = []
 
-    def make(count: int = 2, *options: Any) -> list[ServedReplica]:
+    def make(count: int = 2, *options: Any, finish: Path | None = None) -> list[ServedReplica]:
         for _ in range(count):
-            made.append(ServedReplica(tmp_path / f"replica{len(made)}", store, *options))
-        return made
+            made.append(ServedReplica(tmp_path / f"replica{len(made)}", store, *options, finish=finish))
+        return made[-count:]
 
     yield make
     for each in made:

@@ -91,8 +91,8 @@ def test_a_store_that_cannot_be_read_stops_no_replica_that_serves_what_is_allowe
 
 
 def test_a_replica_that_follows_loads_the_target_by_itself(make_fleet, store) -> None:
-    make_fleet(1, "--fleet", store, "--follow")
-    follower, other = make_fleet(1, "--fleet", store)
+    (follower,) = make_fleet(1, "--fleet", store, "--follow")
+    (other,) = make_fleet(1, "--fleet", store)
     for label in ("1", "2"):
         allow(store, label)
         until = time.monotonic() + 60

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 
 import httpx
 import pytest
@@ -153,20 +152,12 @@ def test_a_cancelled_caller_leaves_whole_versions_and_two_callers_at_once_conver
     assert fleet.update(store, 2, listed).exit_code == 0
 
 
-def test_a_label_whose_content_changed_is_no_way_back_and_a_short_list_is_refused(make_fleet, store) -> None:
-    replicas = make_fleet(1)
-    listed = [replicas[0].replica]
-    for label in (1, 2):
-        assert fleet.update(store, label, listed).exit_code == 0
-    shutil.rmtree(store / "versions" / "2")
-    before = newest_target(store)
-    with raising(rolling.no_way_back):
-        fleet.update(store, 1, listed, on_failure="back")
+def test_a_short_list_and_a_version_that_is_not_there_are_refused(make_fleet, store) -> None:
+    listed = [make_fleet(1)[0].replica]
     many = [fleet.Replica(f"http://127.0.0.1:{port}") for port in (1, 2, 3)]
     fleet.update(store, 1, many, deadline_s=1.0)
     with raising(fleet_shrinks):
         fleet.update(store, 1, listed)
-    assert before is not None
     assert fleet.update(store, 1, listed, force=True).exit_code == 0
     with raising(rolling.not_published):
         fleet.update(store, 9, listed)

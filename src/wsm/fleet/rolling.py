@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+import msgspec
+
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded
 from wsm.fleet.replicas import Connections, Replica, fleet_shrinks
 from wsm.labels import checked_version
+from wsm.payload import PayloadError, convert
 from wsm.receipt import Outcome, Receipt
 from wsm.states.fleet import (
     FleetEvent,
@@ -32,6 +35,7 @@ from wsm.states.fleet import (
     NamedContent,
     after,
     generation_of,
+    is_target_read,
     may_step,
     next_target,
     seen,
@@ -42,7 +46,7 @@ from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
 from wsm.strategies.snapshot.manifest import VersionManifest
 from wsm.strategies.snapshot.store import read_sealed
-from wsm.strategies.trainer.targets import newest_target, set_target
+from wsm.strategies.trainer.targets import bad_target, newest_target, set_target
 
 #: Requests that are open at once.
 MOST_REQUESTS: Final = 64
@@ -68,6 +72,33 @@ class ReplicaClient(Protocol):
 
     async def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
         """Give one command."""
+
+
+class _ReadTarget(msgspec.Struct, frozen=True):
+    """Whether text reaches what a replica holds, by the target of its fleet that it has read."""
+
+    admits: bool
+    generation: int | None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    """What is read of a replica's status."""
+
+    name: str
+    serving: bool
+    version: str | None
+    manifest_digest: str | None
+    request_id: str | None
+    decision_left_s: float | None
+    over: bool = True
+    operation: str | None = None
+    fleet: _ReadTarget | None = None
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether text would reach what it holds now; of a group that drains for a load in place it waits."""
+        drains = not self.over and not (self.operation or "").startswith("HOT")
+        return self.serving and not drains and (self.fleet is None or self.fleet.admits)
 
 
 @dataclass
@@ -139,6 +170,21 @@ def no_way_back(*, label: str | None) -> RefusedError:
 def not_published(*, label: str, store: str) -> BadInputError:
     """A store has no such version."""
     return BadInputError(f"{store} has no whole version {label}; publish it there first")
+
+
+@coded("no-status")
+def no_status(*, problem: str) -> GroupError:
+    """What a replica answers is no status of a group."""
+    return GroupError(f"what it answers is no status of a group: {problem}; is it a server of wsm?")
+
+
+@coded("not-serving")
+def not_serving(*, generation: int | None, newest: int) -> GroupError:
+    """A replica has loaded the target's content, and takes no text."""
+    return GroupError(
+        f"it has loaded what target {newest} names and does not serve it, by target {generation}; see what "
+        "holds it (wsm explain), and whether its server reads the same store"
+    )
 
 
 @coded("other-content")
@@ -266,15 +312,18 @@ async def bring(
     roll = Roll(store, target, connect, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
     await roll.bring(rows)
     if roll.failed and not roll.superseded and goes_back:
-        found = await asyncio.to_thread(content_of, store, target.before.label if target.before else "")
-        before = way_back(target, found)
-        if before is not None:
-            back = next_target(target, before, at_a_time=at_a_time, replicas=len(replicas))
-            if not await asyncio.to_thread(set_target, store, back):
-                return FleetReport(target, rows, SUPERSEDED)
-            roll = Roll(store, back, connect, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
-            await roll.bring(rows)
-            return FleetReport(back, rows, SUPERSEDED if roll.superseded else SOME_DO_NOT, went_back=True)
+        with contextlib.suppress(WsmError, OSError):  # out of a store that cannot be used is no way back
+            found = await asyncio.to_thread(content_of, store, target.before.label if target.before else "")
+            before = way_back(target, found)
+            if before is not None:
+                back = next_target(target, before, at_a_time=at_a_time, replicas=len(replicas))
+                if not await asyncio.to_thread(set_target, store, back):
+                    return FleetReport(target, rows, SUPERSEDED)
+                roll = Roll(
+                    store, back, connect, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s
+                )
+                await roll.bring(rows)
+                return FleetReport(back, rows, SUPERSEDED if roll.superseded else SOME_DO_NOT, went_back=True)
     if roll.superseded:
         return FleetReport(target, rows, SUPERSEDED)
     if not all(roll.serves(row) for row in rows):
@@ -282,7 +331,8 @@ async def bring(
     if len(target.allowed) > 1:  # all serve it: the version before is allowed no longer
         terms: dict[str, Any] = {"at_a_time": at_a_time, "on_failure": target.on_failure}
         settled = next_target(target, target.content, strict=True, replicas=len(replicas), **terms)
-        await asyncio.to_thread(set_target, store, settled)
+        with contextlib.suppress(OSError):  # else the same call again says so
+            await asyncio.to_thread(set_target, store, settled)
     return FleetReport(target, rows, ALL_SERVE)
 
 
@@ -317,6 +367,13 @@ def _announced(
                 raise no_way_back(label=label)
         if target is newest or set_target(store, target):
             return target
+
+
+def _status_of(said: Mapping[str, Any]) -> _Status:
+    try:
+        return convert(_Status, said)
+    except PayloadError as error:
+        raise no_status(problem=str(error)) from None
 
 
 class Roll:
@@ -356,9 +413,7 @@ class Roll:
                 said = await self.look(row, replica)
                 if said is not None and not self.serves(row):
                     await self._step(row, replica, said)
-                    await self.look(row, replica)
-                    if not self.serves(row):
-                        raise other_content(found=row.digest, wanted=self._target.content.digest)
+                    await self._prove(row, replica)
         except _SupersededError:
             self.superseded = True
         except _RollStoppedError:
@@ -377,31 +432,46 @@ class Roll:
 
     async def look(
         self, row: ReplicaRow, replica: ReplicaClient, seconds: float | None = None
-    ) -> Mapping[str, Any] | None:
+    ) -> _Status | None:
         """Ask a replica what it holds; None: it has not answered, which is told in its row."""
         row.looks += 1
         try:
-            said = await self._within(seconds or _LOOK_S, "look", replica.status())
+            said = _status_of(await self._within(seconds or _LOOK_S, "look", replica.status()))
         except WsmError as error:
             row.state = after(row.state, FleetEvent.SILENT)
             row.error, row.code = str(error), error.code
             return None
-        own = said.get("fleet")
-        serving = bool(said["serving"]) and (own is None or own["admits"])
-        answer = LookAnswer(row.looks, self._target.generation, said["manifest_digest"], serving)
+        answer = LookAnswer(row.looks, self._target.generation, said.manifest_digest, said.takes_text)
         row.state = after(row.state, seen(answer, self._target, row.looks))
-        row.version, row.digest = said["version"], said["manifest_digest"]
+        row.version, row.digest = said.version, said.manifest_digest
         if self.serves(row):
             row.error = row.code = None
         self._told(row)
         return said
 
-    async def _step(self, row: ReplicaRow, replica: ReplicaClient, said: Mapping[str, Any]) -> None:
+    async def _prove(self, row: ReplicaRow, replica: ReplicaClient) -> None:
+        """See that a replica serves the target; its own server may see it later, as over NFS."""
+        until = time.monotonic() + self._deadline_s
+        while True:
+            said = await self.look(row, replica)
+            if said is None or self.serves(row):
+                return
+            if row.digest != self._target.content.digest:
+                raise other_content(found=row.digest, wanted=self._target.content.digest)
+            read = self._target.generation if said.fleet is None else said.fleet.generation
+            if not self._is_older(read) or time.monotonic() >= until:
+                raise not_serving(generation=read, newest=self._target.generation)
+            await asyncio.sleep(_AGAIN_S)
+
+    def _is_older(self, generation: int | None) -> bool:
+        return generation is None or generation < self._target.generation
+
+    async def _step(self, row: ReplicaRow, replica: ReplicaClient, said: _Status) -> None:
         """Prepare a replica and commit it in its turn; in place where it has no room for both versions."""
-        named = step_name(self._target.generation, said["name"])
-        pending = said["request_id"] if said["decision_left_s"] is not None else None
+        named = step_name(self._target.generation, said.name)
+        pending = said.request_id if said.decision_left_s is not None else None
         if pending is not None and pending.startswith(f"{named}-prepare"):
-            request_id = str(pending)  # a caller before this one left it
+            request_id = pending  # a caller before this one left it
         else:
             if pending is not None and generation_of(pending) is not None:
                 await self._require_turn()
@@ -441,6 +511,8 @@ class Roll:
             self._told(row)
             async with self._turns:
                 await self._require_turn()
+                row.state = after(row.state, FleetEvent.OTHER)  # drained first, it takes no text
+                self._told(row)
                 request_id = await self._free(replica, f"{named}-update")
                 terms = {"hot": False, "in_flight": "drain", "force": True}
                 await self._ask(replica, "update", request_id, version=label, **terms)
@@ -451,10 +523,22 @@ class Roll:
         """End where another step has failed, or a newer target is there."""
         if self.failed:
             raise _RollStoppedError
-        if self.superseded or not may_step(
-            self._target.generation, await asyncio.to_thread(newest_target, self._store)
-        ):
+        if self.superseded or not may_step(self._target.generation, await self._newest()):
             raise _SupersededError
+
+    async def _newest(self) -> FleetTarget:
+        """Return the newest target; a store that cannot be read for a while is read again."""
+        until = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                found = await asyncio.to_thread(newest_target, self._store)
+                if found is not None and is_target_read(self._target, found):
+                    return found
+                raise bad_target(file=str(self._store), problem="it shows an older one than it did")
+            except (OSError, WsmError):
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
 
     async def _free(self, replica: ReplicaClient, name: str) -> str:
         """Return the first request id of a step whose command is not over: done again, it answers anew."""
@@ -466,7 +550,7 @@ class Roll:
                 if error.code == "request-unknown":
                     return request_id
                 raise
-            if known["state"] != "succeeded":
+            if known.get("state") != "succeeded":
                 return request_id
             number += 1
             request_id = f"{name}.{number}"
@@ -484,7 +568,8 @@ class Roll:
             except WsmError as error:
                 # A step of the group that failed is told; what stands in its way, or is lost, is asked again.
                 lost = error.code in ("upstream-unreachable", "server-busy", "role-busy", "decision-held")
-                if not lost or left_s <= _AGAIN_S:
+                lags = error.code == "not-the-fleets" and self._is_older(error.context["generation"])
+                if not (lost or lags) or left_s <= _AGAIN_S:
                     raise
             await asyncio.sleep(_AGAIN_S)
 

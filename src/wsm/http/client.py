@@ -68,18 +68,20 @@ class _Asking:
         except (KeyError, TypeError, ValueError) as error:
             raise self._foreign(f"{type(error).__name__}: {error}") from error
 
-    def _content(self, answer: httpx.Response, *also: int) -> Any:
+    def _content(self, answer: httpx.Response, *also: int) -> dict[str, Any]:
         try:
             said = answer.json()
         except ValueError:
             said = answer.text[:500]
         if answer.status_code != 200 and answer.status_code not in also:
             raise error_of(said, status=answer.status_code)
+        if not isinstance(said, dict):
+            raise self._foreign(f"it says {str(said)[:100]!r}")
         return said
 
     def _foreign(self, problem: str) -> GroupError:
         return GroupError(
-            f"what {self.url} answers is no receipt ({problem}); is it a server of wsm?", code="http-status"
+            f"{self.url} does not answer as wsm does ({problem}); is it a server of wsm?", code="http-status"
         )
 
     def _unreachable(self, error: httpx.HTTPError) -> GroupError:
@@ -134,11 +136,11 @@ class Client(_Asking):
 
     def status(self) -> dict[str, Any]:
         """Return what ``wsm status --json`` prints."""
-        return dict(self._content(self._ask(method="GET", url="/wsm/v1/status")))
+        return self._content(self._ask(method="GET", url="/wsm/v1/status"))
 
     def explain(self) -> dict[str, Any]:
         """Return what ``wsm explain --json`` prints."""
-        return dict(self._content(self._ask(method="GET", url="/wsm/v1/explain")))
+        return self._content(self._ask(method="GET", url="/wsm/v1/explain"))
 
     def ready(self) -> bool:
         """Whether the group serves."""
@@ -146,7 +148,7 @@ class Client(_Asking):
 
     def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""
-        return dict(self._content(self._ask(method="GET", url=self._place_of(request_id))))
+        return self._content(self._ask(method="GET", url=self._place_of(request_id)))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield journal lines as they are written, until the caller stops."""
@@ -213,11 +215,11 @@ class AsyncClient(_Asking):
 
     async def status(self) -> dict[str, Any]:
         """Return what ``wsm status --json`` prints."""
-        return dict(self._content(await self._ask(method="GET", url="/wsm/v1/status")))
+        return self._content(await self._ask(method="GET", url="/wsm/v1/status"))
 
     async def explain(self) -> dict[str, Any]:
         """Return what ``wsm explain --json`` prints."""
-        return dict(self._content(await self._ask(method="GET", url="/wsm/v1/explain")))
+        return self._content(await self._ask(method="GET", url="/wsm/v1/explain"))
 
     async def ready(self) -> bool:
         """Whether the group serves."""
@@ -226,7 +228,7 @@ class AsyncClient(_Asking):
 
     async def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""
-        return dict(self._content(await self._ask(method="GET", url=self._place_of(request_id))))
+        return self._content(await self._ask(method="GET", url=self._place_of(request_id)))
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yield journal lines as they are written, until the caller stops."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 
 from wsm.errors import RefusedError, WsmError
 from wsm.strategies import errors
 from wsm.strategies.digest import digest_of
-from wsm.strategies.errors import listed
+from wsm.strategies.errors import TiedTensorsDifferError, listed
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 
@@ -57,7 +57,11 @@ def check_coverage(
     Raises
     ------
     BadInputError
-        If names are missing, unknown or offered more than once, or a tensor has another dtype or shape.
+        If names are missing, unknown or offered more than once.
+    BadInputError
+        If a tensor has another dtype.
+    BadInputError
+        If a tensor has another shape.
     """
     rows = list(offered)
     if len(rows) == len(wanted) == len({spec.name for spec, _ in rows}) and all(
@@ -79,7 +83,20 @@ def check_coverage(
         origins = dict.fromkeys(origin for spec, origin in rows if not wrong or spec.name in wrong)
         raise errors.not_covered(missing=missing, unknown=unknown, duplicate=duplicate, origins=list(origins))
     known = [(spec, wanted[spec.name], origin) for spec, origin in rows if spec.name in wanted]
-    errors.check_kinds(known)
+    dtypes = [
+        (spec.name, model.dtype, spec.dtype, origin)
+        for spec, model, origin in known
+        if spec.dtype != model.dtype
+    ]
+    if dtypes:
+        raise errors.dtype_mismatch(mismatches=dtypes)
+    shapes = [
+        (spec.name, model.shape, spec.shape, origin)
+        for spec, model, origin in known
+        if spec.shape != model.shape
+    ]
+    if shapes:
+        raise errors.shape_mismatch(mismatches=shapes)
 
 
 def promised_by(origins: Sequence[str]) -> str:
@@ -87,7 +104,6 @@ def promised_by(origins: Sequence[str]) -> str:
     return f"the manifest from {listed(origins)}" if origins else "its manifest"
 
 
-@dataclass(eq=False)
 class RunningCoverage:
     """The same comparison for tensors that are known only as they come.
 
@@ -108,13 +124,18 @@ class RunningCoverage:
         Names that came, were allowed, and are not the model's, in their order.
     """
 
-    wanted: Mapping[str, TensorSpec]
-    _: KW_ONLY
-    allowed_unknown: Collection[str] = ()
-    partial: bool = False
-    origins: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        wanted: Mapping[str, TensorSpec],
+        *,
+        allowed_unknown: Collection[str] = (),
+        partial: bool = False,
+        origins: Sequence[str] = (),
+    ) -> None:
+        self._partial = partial
+        self._origins = origins
+        self._wanted = wanted
+        self._allowed_unknown = allowed_unknown
         self._seen: set[str] = set()
         self.left_out: dict[str, None] = {}
 
@@ -127,9 +148,9 @@ class RunningCoverage:
             If it must not come.
         """
         name = spec.name
-        model = self.wanted.get(name)
+        model = self._wanted.get(name)
         if model is None:
-            if name in self.allowed_unknown:
+            if name in self._allowed_unknown:
                 self.left_out[name] = None
                 return False
             raise errors.not_covered(unknown=[name], origins=[origin])
@@ -147,8 +168,11 @@ class RunningCoverage:
         BadInputError
             If it has not.
         """
-        if spec != self.wanted[spec.name]:
-            errors.check_kinds([(spec, self.wanted[spec.name], origin)])
+        name, model = spec.name, self._wanted[spec.name]
+        if spec.dtype != model.dtype:
+            raise errors.dtype_mismatch(mismatches=[(name, model.dtype, spec.dtype, origin)])
+        if spec.shape != model.shape:
+            raise errors.shape_mismatch(mismatches=[(name, model.shape, spec.shape, origin)])
 
     def finish(self) -> None:
         """Take in that no more tensors come.
@@ -158,11 +182,11 @@ class RunningCoverage:
         BadInputError
             If some are missing, or all.
         """
-        if self.partial and self._seen:
+        if self._partial and self._seen:
             return
-        missing = [name for name in self.wanted if name not in self._seen]
+        missing = [name for name in self._wanted if name not in self._seen]
         if missing:
-            raise errors.not_covered(missing=missing, origins=self.origins)
+            raise errors.not_covered(missing=missing, origins=self._origins)
 
 
 def check_kept(target: WeightTarget, names: Iterable[str]) -> None:
@@ -246,7 +270,7 @@ class Ties:
 
         Raises
         ------
-        BadInputError (``tied-tensors-differ``)
+        TiedTensorsDifferError
             If two digests are promised for one tensor. Nothing was touched.
         """
         taken = [self.take(tensor) for tensor in tensors]
@@ -255,7 +279,7 @@ class Ties:
             own = self.own(tensor.spec.name)
             known = None if tensor.digest is None or not tensor.repeats else promised[own]
             if known not in (None, tensor.digest):
-                raise errors.tied_tensors_differ(tensor=own, name=tensor.spec.name, origin=tensor.origin)
+                raise TiedTensorsDifferError(tensor=own, name=tensor.spec.name, origin=tensor.origin)
         return tuple(taken)
 
 

@@ -26,20 +26,23 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.errors import RefusedError
 from wsm.labels import checked_version
+from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.finite import check_finite
-from wsm.strategies.byte_copy import copy_and_digest
-from wsm.strategies.conversation import listen
-from wsm.strategies.digest import running_digest
-from wsm.strategies.mooncake._lease_messages import Grant, MemoryRegion, place_of
-from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication
+from wsm.strategies.byte_copy import copy_bytes
+from wsm.strategies.digest import RunningDigest, running_digest
+from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.mooncake._lease_messages import Grant
+from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
+from wsm.strategies.mooncake._read_plan import MemoryRegion
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings, address_of
 from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise
-from wsm.strategies.tensor import TensorSpec, aligned
-from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of_rank
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
 from wsm.typed import CountFrom0, Seconds, Wait, typed_calls
 
 #: Tensors smaller than this share a region of copies.
 PACKED_BELOW = 1 << 20
+_ALIGNMENT = 64
 
 # An address, and bytes from there on.
 _Range: TypeAlias = tuple[int, int]
@@ -102,13 +105,13 @@ class PublishedMemory:
         return {rank: placed[first[id(tensors)]] for rank, tensors in shards.items()}
 
     def _place(self, shards: Mapping[int, TrainerTensors], *, finite: bool) -> dict[int, PlacedShard]:
-        specs = {rank: specs_of_rank(rank, tensors) for rank, tensors in shards.items()}
+        specs = check_shards(shards)
         data = {
             rank: {spec.name: bytes_of(shards[rank], spec) for spec in of_rank if not self._packs_it(spec)}
             for rank, of_rank in specs.items()
         }
         packs = {
-            rank: self._pack(rank, sum(aligned(spec.nbytes) for spec in of_rank if self._packs_it(spec)))
+            rank: self._pack(rank, sum(_aligned(spec.nbytes) for spec in of_rank if self._packs_it(spec)))
             for rank, of_rank in specs.items()
         }
         read = {rank: merged([_range(packs[rank]), *map(_range, data[rank].values())]) for rank in specs}
@@ -164,8 +167,8 @@ class PublishedMemory:
             if self._packs_it(spec):
                 view = pack[packed : packed + spec.nbytes]
                 source = bytes_of(tensors, spec)
-                copy_and_digest(source, view, digest)
-                packed += aligned(spec.nbytes)
+                _copy(source, view, digest)
+                packed += _aligned(spec.nbytes)
             else:
                 source = view = data[spec.name]
                 digest.update(view)
@@ -176,6 +179,21 @@ class PublishedMemory:
             placed.append(PromisedTensor(spec, digest.hexdigest()))
             places.append((region, offset))
         return PlacedShard(tuple(placed), tuple(MemoryRegion(*each) for each in ranges), tuple(places))
+
+
+def check_shards(shards: Mapping[int, TrainerTensors]) -> dict[int, list[TensorSpec]]:
+    """Return the specs of every rank's tensors; nothing is copied.
+
+    Raises
+    ------
+    TrainerTensorError
+        If one of them is no tensor in an accepted form, or a rank has none.
+    """
+    specs = {rank: specs_of(tensors) for rank, tensors in shards.items()}
+    for rank, of_rank in specs.items():
+        if not of_rank:
+            raise TrainerTensorError(tensor="", problem=f"rank {rank} has none")
+    return specs
 
 
 def merged(ranges: Sequence[_Range]) -> list[_Range]:
@@ -190,8 +208,20 @@ def merged(ranges: Sequence[_Range]) -> list[_Range]:
     return found
 
 
+def _copy(source: memoryview, destination: memoryview, digest: RunningDigest) -> None:
+    """Copy and digest what is the trainer's: others can write where the copy lies."""
+    for begin in range(0, len(source), CHUNK_BYTES):
+        chunk = source[begin : begin + CHUNK_BYTES]
+        copy_bytes(chunk, destination[begin : begin + len(chunk)])
+        digest.update(chunk)
+
+
 def _range(view: memoryview) -> _Range:
     return address_of(view), view.nbytes
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 _log = log.logger("strategies")
@@ -265,7 +295,7 @@ class MooncakePublisher:
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
-        listening = listen(place_of(address))
+        listening = listen(address)
         try:
             self._engine = Engine(settings or EngineSettings())
         except BaseException:
@@ -317,8 +347,7 @@ class MooncakePublisher:
         begun = self._clock.monotonic_ns()
         version = checked_version(version)
         check_ranks(version, shards)
-        for rank, tensors in shards.items():
-            specs_of_rank(rank, tensors)  # nothing is withdrawn for what is no version
+        check_shards(shards)
         self.withdraw(wait_s=wait_s)
         placed = self._memory.place(shards, finite=finite)
         grants = grants_of(
