@@ -5,6 +5,7 @@ Pure code never asks what time it is; the shells ask a clock of this protocol on
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,6 +58,7 @@ class ManualClock:
 
     def __init__(self) -> None:
         self._now_ns = 1_000_000_000
+        self._moving = threading.Lock()
 
     def monotonic_ns(self) -> int:
         """Return the time that the test has set, in ns."""
@@ -70,4 +72,5 @@ class ManualClock:
         """Let `seconds` pass; ValueError if they are negative."""
         if seconds < 0:
             raise ValueError(f"monotonic time does not go backwards: advance({seconds})")
-        self._now_ns += int(seconds * 1e9)
+        with self._moving:
+            self._now_ns += int(seconds * 1e9)

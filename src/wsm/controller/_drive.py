@@ -146,13 +146,16 @@ class Drive:
     def take_role(self, wait_s: float, cancelled: Callable[[], object] = bool) -> None:
         """Take the controller role; blocks up to `wait_s` seconds. `cancelled` is called, and may raise.
 
-        A process of the group that only ends an abandoned command is waited for in any case.
+        A process of the group that only ends an abandoned command is waited for in any case. With the group's
+        `meanwhile` none is waited for: in one thread nobody else could give the role back.
 
         Raises
         ------
         RoleBusyError
             If another process has the role still; it says what that does.
         """
+        if self._group.meanwhile is not None:
+            wait_s = 0.0
         late_s, ending = time.monotonic() + wait_s, False
         while self._hold is None:
             cancelled()
@@ -284,6 +287,8 @@ class Drive:
         timeout_s, look = kind.wait_s(), self.look
         until_s = time.monotonic() + timeout_s
         self.woken = self._group.wait(look, timeout_s)
+        if self._group.meanwhile is not None:
+            return
         while self.woken and (again := self._group.goes_on(look)) is not None:
             look, left_s = again, until_s - time.monotonic()
             # Words that come faster than this turns keep no look away.
@@ -349,7 +354,7 @@ def again_and_again(turn: Callable[[], bool], closing: Event, pauses_s: tuple[fl
 
 
 def access_to_a_living_group(
-    name: str, *, wait_s: float, directory: str | Path | None, journal_directory: str | Path | None
+    name: str, *, wait_s: float, directory: str | Path | None, **options: Any
 ) -> GroupAccess:
     """Attach to a group; wait up to `wait_s` seconds for one all of whose ranks live and have joined.
 
@@ -362,7 +367,7 @@ def access_to_a_living_group(
     while True:
         left_s = deadline_s - time.monotonic()
         try:
-            access = GroupAccess(name, directory=directory, journal_directory=journal_directory)
+            access = GroupAccess(name, directory=directory, **options)
         except SegmentMissingError:
             if left_s <= 0:
                 raise

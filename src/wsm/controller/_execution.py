@@ -81,7 +81,8 @@ class Execution:
         verdict: Verdict | None = None,
     ) -> None:
         access.begin_use()
-        self.pending = Pending(request_id, access.group.ring, verdict)
+        here = access.group.meanwhile is not None
+        self.pending = Pending(request_id, access.group.ring, verdict, here=here)
         self._access = access
         self._group = access.group
         self._engine_words = engine_words

@@ -6,6 +6,7 @@ Responsible for what can be asked, and what a caller gets. The keywords of each 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -45,6 +46,11 @@ class Controller:
         FastDeploy's words of the same group: each command takes them first, as an engine would.
     clock : Clock or None
         For deadlines; None is the host's.
+    meanwhile : callable or None
+        For a test that plays all processes in one thread: ``meanwhile(seconds)`` is called where a command
+        would wait that long at most, and with 0.0 before and behind each word that it writes; what it raises
+        ends the command there, as the death of this process would. Every command, a begun one too, is over
+        when its call returns, so :meth:`lease` takes the place of :meth:`prepare`. None: commands wait.
     directory : path or None
         Where the segment lies; this user's private directory by default.
     journal_directory : path or None
@@ -69,12 +75,17 @@ class Controller:
         *,
         engine_words: EngineWordsConfig | None = None,
         clock: Clock | None = None,
+        meanwhile: Callable[[float], object] | None = None,
         directory: str | Path | None = None,
         journal_directory: str | Path | None = None,
         wait_s: Wait = 0.0,
     ) -> None:
         self._access = access_to_a_living_group(
-            name, wait_s=wait_s, directory=directory, journal_directory=journal_directory
+            name,
+            wait_s=wait_s,
+            directory=directory,
+            journal_directory=journal_directory,
+            meanwhile=meanwhile,
         )
         self._undecided: dict[str, Prepared] = {}  # what this object has prepared, by its request id
         self._clock = clock or SystemClock()

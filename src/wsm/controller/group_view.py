@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,7 +167,7 @@ class GroupView:
     `journal_directory`: where ``controller.ndjson`` is appended to; None: beside the ranks' journals, as the
     segment's owner said. Where that said nothing, the last lines stand in the segment alone. `journal`: what
     commands write down, in the segment and beside the ranks' journals. `participants`: number of ranks and
-    helpers.
+    helpers. `meanwhile`: as of :class:`wsm.Controller`.
 
     Raises
     ------
@@ -176,7 +176,14 @@ class GroupView:
         takes a view, or a command of one, relies on the reading that this came from.
     """
 
-    def __init__(self, segment: Segment, journal_directory: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        journal_directory: str | Path | None = None,
+        *,
+        meanwhile: Callable[[float], object] | None = None,
+    ) -> None:
+        self.meanwhile = meanwhile
         self.role = ControllerRole(segment)
         self._segment = segment
         owners = settings_in(segment.settings).journals
@@ -233,6 +240,9 @@ class GroupView:
 
     def wait(self, look: Look, timeout_s: float) -> bool:
         """Wait until a status changes, or it rings; up to `timeout_s` seconds. Return whether it did."""
+        if self.meanwhile is not None:
+            self.meanwhile(timeout_s)
+            return True
         watches = list(map(Watch, self._layout.status, repeat(False), look.statuses))
         return wait(self._segment, watches, timeout_s, alarm=self._alarm, heard=look.rings)
 
@@ -252,6 +262,8 @@ class GroupView:
 
         Without a descriptor or a thread for it deaths are seen by looking, and the next call tries again.
         """
+        if self.meanwhile is not None:
+            return
         with self._watching, contextlib.suppress(OSError, RuntimeError):
             if self._deaths is None:
                 self._deaths = DeathWatch(self.liveness, range(self.participants), self._alarm.ring)
@@ -302,9 +314,17 @@ class GroupView:
 
     def write_command(self, command: CommandWord) -> None:
         """Store the command word and wake every process that waits for it."""
-        self._segment.require_whole()
-        self._segment.words[self._layout.command] = command.pack()
-        wake(self._segment, self._layout.command)
+        with self._between_words():
+            self._segment.require_whole()
+            self._segment.words[self._layout.command] = command.pack()
+            wake(self._segment, self._layout.command)
+
+    @contextlib.contextmanager
+    def _between_words(self) -> Iterator[None]:
+        meanwhile = self.meanwhile or bool
+        meanwhile(0.0)
+        yield
+        meanwhile(0.0)
 
     def committed(self, view: View) -> CommittedRecord:
         """Read what the group has committed, as the committed word of `view` says.
@@ -341,8 +361,9 @@ class GroupView:
 
     def write_committed(self, committed: CommittedWord) -> None:
         """Store the committed word; its record stands there already. No process waits for that word."""
-        self._segment.require_whole()
-        self._segment.words[self._layout.committed] = committed.pack()
+        with self._between_words():
+            self._segment.require_whole()
+            self._segment.words[self._layout.committed] = committed.pack()
 
     def arguments(self, command: CommandWord) -> CommandArguments | None:
         """Read the arguments of a command; None if they are gone, or of another build."""
@@ -427,10 +448,11 @@ class GroupAccess:
         *,
         directory: str | Path | None = None,
         journal_directory: str | Path | None = None,
+        meanwhile: Callable[[float], object] | None = None,
     ) -> None:
         self.directory = directory
         self._segment = Segment.attach(name, directory=directory)
-        self.group = GroupView(self._segment, journal_directory)
+        self.group = GroupView(self._segment, journal_directory, meanwhile=meanwhile)
         self._counting = threading.Lock()
         self._uses = 1
         self._closed = False

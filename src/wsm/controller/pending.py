@@ -32,7 +32,10 @@ class Pending:
         ring: Callable[[], None],
         verdict: Verdict | None = None,
         given_up: threading.Event | None = None,
+        *,
+        here: bool = False,
     ) -> None:
+        self._here = here
         self.request_id = request_id
         self.sequence: int | None = None
         self._ring = ring  # wakes the thread that drives it
@@ -47,9 +50,9 @@ class Pending:
 
         With `here` the calling thread does it, unless that is the main thread: a signal handler there may run
         for minutes, raise, or give a command itself, and the ranks must not wait for that. It does so, too,
-        where the kernel grants no thread.
+        where the kernel grants no thread, and for a controller that is told what to do meanwhile.
         """
-        if here and threading.current_thread() is not threading.main_thread():
+        if self._here or (here and threading.current_thread() is not threading.main_thread()):
             return self.run(work)
         with suppress(RuntimeError):
             threading.Thread(target=self.run, args=(work,), name="wsm-transaction", daemon=True).start()

@@ -257,7 +257,7 @@ class Recovery(AbandonedCommands):
         except CommittedRecordError:
             self.release()  # no process can restore it: any may update it
             raise
-        pending = Pending(arguments.request_id, group.ring)
+        pending = Pending(arguments.request_id, group.ring, here=group.meanwhile is not None)
         transaction = Transaction(group, arguments, self._clock, SETTLE_S, pending=pending)
 
         def run() -> Receipt:

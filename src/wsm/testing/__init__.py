@@ -4,7 +4,8 @@
 module                   offers
 =======================  ===================================================================================
 :mod:`._in_memory`       :class:`InMemoryRunner` and its surfaces: an engine of bytes, for tests of a loop
-:mod:`._group`           :class:`LocalGroup`: workers and controller of one group, and a :class:`Fault`
+:mod:`._group`           :class:`LocalGroup`: workers and controller of one group, in one thread
+:mod:`._faults`          :class:`Fault`: an action that fails
 :mod:`._contract`        :class:`RunnerContract`: the tests that every engine must pass, for pytest
 :mod:`.hypothesis`       ``GroupMachine``: a state machine of commands and faults, for Hypothesis
 =======================  ===================================================================================
@@ -14,11 +15,13 @@ nothing here imports. docs/testing.md shows both.
 """
 
 from wsm.testing._contract import RunnerContract
-from wsm.testing._group import WAYS, Fault, LocalGroup, load_bytes, memory_of
+from wsm.testing._faults import WAYS, Fault
+from wsm.testing._group import ControllerDied, LocalGroup, load_bytes, memory_of
 from wsm.testing._in_memory import InMemoryKVCache, InMemoryMemory, InMemoryRequests, InMemoryRunner
 
 __all__ = [
     "WAYS",
+    "ControllerDied",
     "Fault",
     "InMemoryKVCache",
     "InMemoryMemory",

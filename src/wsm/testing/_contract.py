@@ -18,7 +18,8 @@ from wsm.controller.errors import RankFailedError
 from wsm.states.plan_key import HOT
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.strategies.tensor import WeightTarget
-from wsm.testing._group import BEHIND_A_DECISION, COMMANDS, Command, Fault, LocalGroup, load_bytes
+from wsm.testing._faults import BEHIND_A_DECISION, Fault
+from wsm.testing._group import COMMANDS, Command, LocalGroup, load_bytes
 from wsm.worker import HOLD
 from wsm.worker.errors import FlipFailedError
 

@@ -1,4 +1,4 @@
-"""All ranks of one group and its controller in the caller's thread, and faults in any action of any plan.
+"""All ranks of one group and its controller in the caller's thread, by one clock that a test can foresee.
 
 Real workers, words and plans; only the processes are missing. So a surface that waits inside a call for its
 peers (a real communicator) cannot be used with more than one rank here.
@@ -6,79 +6,33 @@ peers (a real communicator) cannot be used with more than one rank here.
 
 from __future__ import annotations
 
-import errno
-import os
-import threading
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
-from wsm.actions.base import Action, ActionContext, Loaded, LoadFunction
-from wsm.actions.errors import PostconditionError
+from wsm.actions.base import ActionContext, Loaded, LoadFunction
 from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import BareRunner, KnownAdmission, completed
 from wsm.clock import ManualClock
 from wsm.config import WsmConfig
-from wsm.controller import Controller, Pending
-from wsm.controller._command_request import CommandRequest
-from wsm.controller._execution import Execution
-from wsm.controller.group_view import Look
-from wsm.controller.pending import Verdict
+from wsm.controller import Controller
 from wsm.controller.recovery import Recovery
+from wsm.errors import WsmError
 from wsm.group_segment import own_new_group
 from wsm.journal.replay import replay
 from wsm.labels import version_id
 from wsm.receipt import Receipt
+from wsm.signals.waiting import ViewReader
 from wsm.states.vocabulary import InFlightPolicy, OnFailure, Tag
 from wsm.strategies.tensor import StagedTarget, WeightTarget
-from wsm.worker import HOLD, Worker
+from wsm.testing._faults import HANGS_AFTER_S, PAUSE_S, Fault, HeldLoad, Instrument
+from wsm.worker import HOLD, JOIN, SERVE, StepPermit, Turn, Worker
 from wsm.worker.errors import TeardownFailedError
-
-#: How an action can fail: before its work, after it, for want of something, or by taking too long.
-WAYS = ("raises", "is not done", "lacks something", "outlasts its deadline")
-
-#: Those that are tried behind a decision, where no deadline ends an action.
-BEHIND_A_DECISION = ("raises", "is not done")
-
-_SHORTAGES = (
-    OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
-    MemoryError(),
-    RuntimeError("can't start new thread"),
-)
-
-#: Seconds after which a command in a group of one thread hangs.
-_HANGS_AFTER_S = 30.0
-
-_PAUSE_S = 0.001
-
-#: Seconds that a command may take to be written before the ranks are polled for what it waits for.
-_BEGINS_S = 1.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One action that fails, once.
-
-    Parameters
-    ----------
-    plan, action : str
-        Which; the plan by its printed name.
-    way : str
-        One of :data:`WAYS`.
-    rank : int
-        Where.
-    undo : str
-        An action whose undo fails then, too; empty: none.
-    """
-
-    plan: str
-    action: str
-    way: str = "raises"
-    rank: int = 0
-    undo: str = ""
 
 
 def load_bytes(context: ActionContext, target: WeightTarget) -> Loaded:
@@ -118,67 +72,6 @@ def memory_of(runner: BareRunner) -> dict[str, object]:
     if isinstance(engine.requests, KnownAdmission):
         up["admits"] = engine.requests.is_admitting()
     return up
-
-
-class _Instrument:
-    """Watches the actions of one rank, and makes the one fail that a fault names."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.clock = ManualClock()
-        self.fault: Fault | None = None
-        self.undo = ""
-        self.begun: list[tuple[str, str]] = []
-        self.undone: list[str] = []
-
-    def expect(self, fault: Fault | None) -> None:
-        """Begin to watch another command."""
-        self.fault = fault if fault is not None and fault.rank == self.rank else None
-        self.undo = "" if self.fault is None else self.fault.undo
-        self.begun, self.undone = [], []
-
-    def __call__(self, plan: str, action: Action) -> None:
-        run, probe, undo = action.run, action.probe, action.undo
-
-        def watched_run(context: ActionContext) -> None:
-            self.begun.append((plan, action.name))
-            if self._strikes(plan, action, "raises"):
-                raise OSError(f"{action.name} was to fail")
-            if self._strikes(plan, action, "lacks something"):
-                raise _SHORTAGES[len(action.name) % len(_SHORTAGES)]
-            if self._strikes(plan, action, "outlasts its deadline"):
-                self._outlast(action, context)
-            run(context)
-
-        def watched_probe(context: ActionContext) -> None:
-            if self._strikes(plan, action, "is not done"):
-                raise PostconditionError(action=action.name, expected="work that is done", found="none")
-            probe(context)
-
-        def watched_undo(context: ActionContext) -> None:
-            self.undone.append(action.name)
-            if action.name == self.undo:
-                raise OSError(f"the undo of {action.name} was to fail")
-            undo(context)
-
-        for name, watched in (("run", watched_run), ("probe", watched_probe), ("undo", watched_undo)):
-            setattr(action, name, watched)
-
-    def _outlast(self, action: Action, context: ActionContext) -> None:
-        """Let the deadline pass; an action beside the loop then goes on until the loop has noticed."""
-        self.clock.advance(action.deadline_s + 1)
-        context.progress()
-        late = time.monotonic() + _HANGS_AFTER_S
-        while not context.cancelled() and time.monotonic() < late:
-            threading.Event().wait(_PAUSE_S)
-        raise OSError(f"{action.name} was called off")
-
-    def _strikes(self, plan: str, action: Action, way: str) -> bool:
-        fault = self.fault
-        strikes = fault is not None and (fault.plan, fault.action, fault.way) == (plan, action.name, way)
-        if strikes:
-            self.fault = None
-        return strikes
 
 
 @dataclass(frozen=True)
@@ -225,28 +118,28 @@ COMMANDS: Final[Mapping[str, Command]] = {
 }
 
 
-def _carries_out_here(controller: Controller, turn: Callable[[], None]) -> None:
-    """Let a controller carry its commands out in the calling thread, and give the ranks turns for waiting."""
-    group = controller._access.group
+_Given = TypeVar("_Given")
 
-    def begin(request: CommandRequest, verdict: Verdict | None = None, *, here: bool = True) -> Pending:  # noqa: ARG001 - always
-        name, words = request.arguments.request_id, controller._engine_words
-        execution = Execution(controller._access, words, controller._clock, name, verdict)
-        return execution.pending.run(lambda: execution.run(request))
 
-    def wait(look: Look, timeout_s: float) -> bool:
-        turn()
-        if group.look().statuses == look.statuses:
-            time.sleep(min(timeout_s, _PAUSE_S))  # what a rank does beside its loop has a thread of its own
-        return True
+class ControllerDied(BaseException):
+    """A controller was to die between two words: what is left of it is what it has written."""
 
-    for owner, name, instead in ((controller, "_begin", begin), (group, "wait", wait)):
-        setattr(owner, name, instead)
+
+class _RankRaised(BaseException):
+    """What a rank raised while a command waited: it must not pass for the error of that command."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 @final
 class LocalGroup:
     """Workers and controller of one group, in this thread.
+
+    Wherever a command waits, every rank moves once; where that changed no word, the clock goes on by as long
+    as the command would have waited. So deadlines pass and no test waits for them, and all of it happens in
+    the same order each time. What a hot update stages has a thread of its own, in which time is real.
 
     Parameters
     ----------
@@ -262,13 +155,22 @@ class LocalGroup:
         ``plan_options(runner)``: as of :class:`wsm.Worker`.
     configuration : mapping or None
         Other options of :class:`wsm.WsmConfig`.
+    meanwhile : callable or None
+        ``meanwhile(seconds)``: what happens wherever a command waits; None: :meth:`turn`.
 
     Attributes
     ----------
+    config : wsm.WsmConfig
+        The group's.
+    clock : wsm.clock.ManualClock
+        Of all ranks and of the controller.
     runners, workers : list
         By rank.
+    in_step : dict
+        The permits of the ranks that are inside of a step, by rank.
     controller : wsm.Controller
-        The group's.
+        The group's; what is begun with it is over when the call returns. Another one, which waits in a thread
+        of its own: ``wsm.Controller(group.config.name, directory=..., clock=group.clock)``.
     """
 
     def __init__(
@@ -280,29 +182,43 @@ class LocalGroup:
         load: LoadFunction = load_bytes,
         plan_options: Callable[[BareRunner], PlanOptions] = PlanOptions.from_runner,
         configuration: Mapping[str, Any] | None = None,
+        meanwhile: Callable[[float], object] | None = None,
     ) -> None:
-        config = WsmConfig(**{"name": "tested", "ranks": ranks, **(configuration or {})})
-        self._instruments = [_Instrument(rank) for rank in range(ranks)]
+        self.config = config = WsmConfig(**{"name": "tested", "ranks": ranks, **(configuration or {})})
+        self.clock = ManualClock()
+        self._instruments = [Instrument(rank, self.clock) for rank in range(ranks)]
         self.runners: list[BareRunner] = []
         self.workers: list[Worker] = []
+        self.in_step: dict[int, StepPermit] = {}
+        self._last_step = [0] * ranks
+        self._stopped: dict[int, float] = {}  # turns that are left, by rank
+        self._held_loads: dict[int, HeldLoad] = {}
+        self._dead = set[int]()
         self._segment = own_new_group(config, directory=directory)
+        self._reader = ViewReader(self._segment)
+
+        def load_held(context: ActionContext, target: WeightTarget) -> Any:
+            if context.rank in self._held_loads:
+                self._held_loads[context.rank].stand()
+            return load(context, target)
 
         def start(rank: int) -> tuple[BareRunner, Worker]:
-            runner, instrument = make_runner(rank), self._instruments[rank]
-            options = replace(plan_options(runner), instrument=instrument)
+            runner = make_runner(rank)
             return runner, Worker(
                 config,
                 runner,
                 rank=rank,
-                plan_options=options,
-                load=load,
-                clock=instrument.clock,
+                plan_options=replace(plan_options(runner), instrument=self._instruments[rank]),
+                load=load_held,
+                clock=self.clock,
+                meanwhile=lambda _: None,
                 directory=directory,
             )
 
         self._start = start
-        self._late = 0.0
-        self._broken: BaseException | None = None
+        self._plays = meanwhile or self.turn
+        self._late_s = math.inf
+        self._dies_in: int | None = None  # moments between words
         with ExitStack() as undo:
             undo.callback(self._segment.close)
             undo.callback(self._segment.unlink)
@@ -311,43 +227,102 @@ class LocalGroup:
                 runner, worker = start(rank)
                 self.runners.append(runner)
                 self.workers.append(worker)
-            self.controller = Controller(config.name, directory=directory)
+            self.controller = Controller(
+                config.name, clock=self.clock, meanwhile=self._meanwhile, directory=directory
+            )
             undo.callback(self.controller.close)
-            self._commanding = Controller(config.name, directory=directory)
-            _carries_out_here(self._commanding, self._turn)
-            undo.callback(self._commanding.close)
             self._undo = undo.pop_all()
 
-    def update(
-        self, version: str | int | None = None, *, fault: Fault | None = None, **options: Any
-    ) -> Receipt:
+    # -- commands ----------------------------------------------------------------------------------
+
+    def update(self, version: str | int | None = None, **options: Any) -> Receipt:
         """Update the group, and return once every rank is at rest. As :meth:`wsm.Controller.update`.
 
         An update that fails leaves the group as its outcome is, unless `on_failure` says otherwise.
+
+        Parameters
+        ----------
+        fault : Fault or None
+            What fails in it.
+        dies_after : int or None
+            How many words of it the controller writes before it dies, and :class:`ControllerDied` is raised.
+            With 0 it has stored the arguments alone. The next command ends what was left.
         """
-        self._expect(fault)
         asked = {"on_failure": OnFailure.CLEAR, **options}
-        return self._carry_out(lambda: self._commanding.begin_update(version, **asked))
+        return self._carry_out(partial(self.controller.update, version), **asked)
 
-    def clear(self, *, fault: Fault | None = None, **options: Any) -> Receipt:
-        """Clear the group, and return once every rank is at rest. As :meth:`wsm.Controller.clear`."""
-        self._expect(fault)
-        return self._carry_out(lambda: self._commanding.begin_clear(**options))
+    def clear(self, **options: Any) -> Receipt:
+        """Clear the group, as :meth:`wsm.Controller.clear`; the rest is as for :meth:`update`."""
+        return self._carry_out(self.controller.clear, **options)
 
-    def hold(self, *, fault: Fault | None = None, **options: Any) -> Receipt:
-        """Hold the group, and return once every rank is at rest. As :meth:`wsm.Controller.hold`."""
-        self._expect(fault)
-        return self._carry_out(lambda: self._commanding.begin_hold(**options))
+    def hold(self, **options: Any) -> Receipt:
+        """Hold the group, as :meth:`wsm.Controller.hold`; the rest is as for :meth:`update`."""
+        return self._carry_out(self.controller.hold, **options)
 
-    def release(self, *, fault: Fault | None = None, **options: Any) -> Receipt:
-        """End the group's hold, and return once every rank is at rest. As :meth:`wsm.Controller.release`."""
-        self._expect(fault)
-        return self._carry_out(lambda: self._commanding.begin_release(**options))
+    def release(self, **options: Any) -> Receipt:
+        """End the group's hold, as :meth:`wsm.Controller.release`; the rest is as for :meth:`update`."""
+        return self._carry_out(self.controller.release, **options)
 
     def command(self, command: Command, *, fault: Fault | None = None) -> Receipt:
         """Give one of :data:`COMMANDS`, without what comes before it."""
         give = self.update if command.updates else self.clear
         return give(fault=fault, **command.options)
+
+    # -- what ranks do -----------------------------------------------------------------------------
+
+    def turn(self, seconds: float = 0.02) -> None:
+        """Let every rank move once; where that changed no word, let the clock go on by `seconds`."""
+        before = self._reader.read()
+        for rank in range(len(self.workers)):
+            self.move(rank)
+        if self._reader.read() is before:
+            if before.view.command.operation.is_hot:
+                time.sleep(PAUSE_S)  # for what is staged beside a rank's loop
+                seconds = min(seconds, PAUSE_S)
+            self.clock.advance(seconds)
+
+    def move(self, rank: int, *, works: bool = False) -> Turn:
+        """Let one rank look once, and enter a step where it may and `works`, or must; return what it may do.
+
+        A rank that is stopped or dead does nothing. One that is in a step leaves it once all others have been
+        in it; where one of those is dead, the step raises.
+        """
+        if rank in self._dead:
+            return HOLD
+        if rank in self._stopped:
+            self._stopped[rank] -= 1
+            if self._stopped[rank] <= 0:
+                del self._stopped[rank]
+            return HOLD
+        if rank in self.in_step:
+            late = {one for one, step in enumerate(self._last_step) if step < self._last_step[rank]}
+            if not late or late & self._dead:
+                error = ConnectionError(f"rank {min(late)} of this step is gone") if late else None
+                self.leave_step(rank, error)
+            return HOLD
+        held = self._held_loads.get(rank)
+        turn = self.workers[rank].poll() if held is None else held.poll(self.workers[rank])
+        if held is not None and held.goes_on.is_set():
+            self._held_loads.pop(rank).close()
+        if turn is JOIN or (works and turn is SERVE):
+            self.enter_step(rank)
+        return turn
+
+    def enter_step(self, rank: int) -> StepPermit:
+        """Let a rank enter its next step, and stay in it; it leaves as :meth:`move` says.
+
+        Raises
+        ------
+        NotServingError
+            If its last move did not say that it may.
+        """
+        permit = self.workers[rank].step().__enter__()
+        self._last_step[rank], self.in_step[rank] = permit.step, permit
+        return permit
+
+    def leave_step(self, rank: int, error: BaseException | None = None) -> None:
+        """Let a rank leave the step that it is in, by an error where one is given."""
+        self.in_step.pop(rank).__exit__(None if error is None else type(error), error, None)
 
     def step(self) -> str | None:
         """Run one step on every rank at once; return the version that made it, None where no rank may step.
@@ -361,35 +336,69 @@ class LocalGroup:
         if turns == {HOLD}:
             return None
         assert HOLD not in turns, "one rank may step, and another one may not"
-        with ExitStack() as steps:
-            versions = {steps.enter_context(worker.step()).version for worker in self.workers}
+        versions = {self.enter_step(rank).version for rank in range(len(self.workers))}
+        for rank in range(len(self.workers)):
+            self.leave_step(rank)
         assert len(versions) == 1, f"ranks made one step with versions {sorted(map(str, versions))}"
         return versions.pop()
 
+    # -- what befalls ranks ------------------------------------------------------------------------
+
+    def stop(self, rank: int, *, turns: float = math.inf) -> None:
+        """Let a rank do nothing, as a process that is stopped; for so many moves, or until :meth:`resume`."""
+        self._stopped[rank] = turns
+
+    def hold_load(self, rank: int) -> None:
+        """Let the next load of a rank stand where it begins, and the rank in it, until :meth:`resume`."""
+        self._held_loads[rank] = HeldLoad()
+
+    def resume(self, rank: int) -> None:
+        """Let a rank go on that is stopped, or whose load stands."""
+        self._stopped.pop(rank, None)
+        if rank in self._held_loads:
+            self._held_loads[rank].goes_on.set()
+
+    def die(self, rank: int) -> None:
+        """Let a rank be gone as if its process had been killed: what it wrote stays, and it writes no more.
+
+        Peers that are in a step with it find that out by an error. :meth:`replace` begins a new epoch.
+        """
+        self.resume(rank)
+        self._dead.add(rank)
+        self.in_step.pop(rank, None)
+        self.workers[rank].close()
+
     def replace(self, rank: int) -> None:
-        """End a rank as if its process had died, and start another engine for it in a new epoch.
+        """End a rank as by :meth:`die`, and start another engine for it in a new epoch.
 
         The others give back what they hold and join, or are replaced, too, if they cannot; then the group
         loads what it is to serve, which is the version that was decided last, or stays CLEARED. So it goes on
         after :class:`wsm.FlipFailedError`.
         """
-        self._expect(None)
-        recovery, gone = Recovery(self._segment), {rank}
-        late = time.monotonic() + _HANGS_AFTER_S
-        try:
+        recovery = Recovery(self._segment)
+        recovery.group.meanwhile = self._meanwhile
+
+        def restore() -> None:
+            gone = {rank, *self._dead}
             while gone or recovery.missing():
                 for one in gone:
-                    self.workers[one].close()
-                recovery.begin(gone, wait_s=_HANGS_AFTER_S)
+                    self.die(one)
+                recovery.begin(gone)
                 for one in gone:
                     self.runners[one], self.workers[one] = self._start(one)
-                gone = {one for one, worker in enumerate(self.workers) if not self._lives_on(worker)}
-                assert time.monotonic() < late, f"the group hangs: {self.controller.status()}"
+                self._dead.clear()
+                gone = {one for one in range(len(self.workers)) if not self._lives_on(one)}
+                self._require_progress()
             pending = recovery.restore()
             if pending is not None:
-                self._run(pending)
+                pending.result()
+
+        try:
+            self._carry_out(restore)
         finally:
             recovery.close()
+
+    # -- what is seen ------------------------------------------------------------------------------
 
     def begun(self, rank: int) -> list[tuple[str, str]]:
         """Return plan and name of each action that the last command began on a rank."""
@@ -419,51 +428,62 @@ class LocalGroup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _expect(self, fault: Fault | None) -> None:
-        for instrument in self._instruments:
-            instrument.expect(fault)
-
-    def _lives_on(self, worker: Worker) -> bool:
+    def _lives_on(self, rank: int) -> bool:
+        if rank in self.in_step:
+            self.leave_step(rank, ConnectionError("the epoch of this step has ended"))
         try:
-            worker.poll()
+            self.move(rank)
         except TeardownFailedError:  # what broke with a peer cannot be let go alone
             return False
         return True
 
     def _close_workers(self) -> None:
+        for held in self._held_loads.values():
+            held.close()
         for worker in self.workers:
             worker.close()
 
-    def _carry_out(self, begin: Callable[[], Pending]) -> Receipt:
-        """Carry a command out in this thread: wherever its controller waits, every rank has a turn."""
-        self._late = time.monotonic() + _HANGS_AFTER_S
-        pending = begin()
-        error, self._broken = self._broken, None
-        if error is not None:
-            raise error
-        for worker in self.workers:  # a decision is final before every rank has acted on it
-            worker.poll()
-        return pending.result()
-
-    def _turn(self) -> None:
+    def _carry_out(
+        self,
+        give: Callable[..., _Given],
+        *,
+        fault: Fault | None = None,
+        dies_after: int | None = None,
+        **options: Any,
+    ) -> _Given:
+        """Carry a command out: wherever its controller waits, the ranks move."""
+        for instrument in self._instruments:
+            instrument.expect(fault)
+        self._late_s = time.monotonic() + HANGS_AFTER_S
+        # One moment is before each word, and one behind it.
+        self._dies_in = None if dies_after is None else max(2 * dies_after, 1)
         try:
-            for worker in self.workers:
-                worker.poll()
-            assert time.monotonic() < self._late, f"the group hangs: {self.controller.status()}"
-        except BaseException as error:
-            self._broken = error
+            given = give(**options)
+        except _RankRaised as raised:
+            raise raised.error from raised.error.__cause__
+        except WsmError:
+            self._come_to_rest()
             raise
+        self._come_to_rest()
+        return given
 
-    def _poll_until(self, condition: Callable[[], bool]) -> None:
-        late = time.monotonic() + _HANGS_AFTER_S
-        while not condition():
-            for worker in self.workers:
-                worker.poll()
-            assert time.monotonic() < late, f"the group hangs: {self.controller.status()}"
+    def _come_to_rest(self) -> None:
+        """Let the ranks act on the decision, which is final before every one has."""
+        for rank in range(len(self.workers)):
+            self.move(rank)
 
-    def _run(self, pending: Pending) -> Receipt:
-        pending.written(_BEGINS_S)  # what ranks do first does not depend on when a thread runs
-        self._poll_until(lambda: pending.over)
-        for worker in self.workers:  # a decision is final before every rank has acted on it
-            worker.poll()
-        return pending.result()
+    def _meanwhile(self, seconds: float) -> None:
+        if seconds == 0.0:
+            if self._dies_in is not None:
+                self._dies_in -= 1
+                if self._dies_in == 0:
+                    raise ControllerDied
+            return
+        try:
+            self._plays(seconds)
+            self._require_progress()
+        except BaseException as error:
+            raise _RankRaised(error) from error
+
+    def _require_progress(self) -> None:
+        assert time.monotonic() < self._late_s, f"the group hangs: {self.controller.status()}"

@@ -23,7 +23,8 @@ from wsm.receipt import Outcome
 from wsm.states.plan_key import COMMANDED, Request
 from wsm.states.vocabulary import ALL_TAGS, After, InFlightPolicy, KVPolicy, KVState, Tag, WeightState
 from wsm.strategies.tensor import WeightTarget
-from wsm.testing._group import BEHIND_A_DECISION, WAYS, Fault, LocalGroup, load_bytes
+from wsm.testing._faults import BEHIND_A_DECISION, WAYS, Fault
+from wsm.testing._group import LocalGroup, load_bytes
 from wsm.worker.errors import FlipFailedError
 
 _VERSIONS = st.sampled_from(("1", "2", "step:3"))

@@ -8,6 +8,7 @@ a participant's parts come about, too, and for leaving nothing behind if one of 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from operator import attrgetter
@@ -37,7 +38,7 @@ class Attachment:
     """One participant that has joined its group: its slot, its loop, and the watchdog beside it.
 
     Blocks until there is a segment, `attach_s` at most. Rank 0 creates it where no supervisor did; the others
-    wait for it.
+    wait for it. With `meanwhile` no thread is beside the loop.
 
     Raises
     ------
@@ -52,7 +53,14 @@ class Attachment:
     """
 
     def __init__(
-        self, config: WsmConfig, index: int, directory: str | Path | None, *, work: Work, clock: Clock
+        self,
+        config: WsmConfig,
+        index: int,
+        directory: str | Path | None,
+        *,
+        work: Work,
+        clock: Clock,
+        meanwhile: Callable[[float], object] | None = None,
     ) -> None:
         self._turns = 0
         with ExitStack() as undo:
@@ -62,6 +70,7 @@ class Attachment:
             undo.callback(self._leave, adopted=False)
             recorder.keep_in(segment.journals[index])
             self.loop = loop = RankLoop(segment, index, work, config.deadlines, recorder)
+            loop.words.meanwhile = meanwhile
             loop.join()
             abandoned = AbandonedCommands(
                 segment, who=_who(config, index), clock=clock, journal_directory=config.journal_directory
@@ -70,6 +79,8 @@ class Attachment:
             self.watchdog = Watchdog(
                 loop.words, loop.watch, work.runner.groups, recorder, state, abandoned=abandoned
             )
+            if meanwhile is not None:
+                self.watchdog.close()  # no test could say when its thread looks
             undo.pop_all()
 
     def check(self, *, now: bool = False) -> None:

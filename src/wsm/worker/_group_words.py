@@ -20,7 +20,7 @@ from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind
 class GroupWords:
     """The words of a group, seen by one participant.
 
-    `presence`: what this rank is doing, for other processes.
+    `presence`: what this rank is doing, for other processes. `meanwhile`: as of :class:`wsm.Worker`.
     """
 
     def __init__(self, segment: Segment, rank: int, clock: Clock | None = None) -> None:
@@ -33,6 +33,7 @@ class GroupWords:
         self.status = layout.status[rank]
         self.presence = PresenceWords(segment.words, layout.heartbeat[rank])
         self._clock = clock or SystemClock()
+        self.meanwhile: Callable[[float], object] | None = None
         self._said: StatusWord | None = None  # the status that was written last
         #: Reads every word once, one after the other.
         self.read: Callable[[], WordsRead] = ViewReader(segment).read
@@ -61,6 +62,9 @@ class GroupWords:
         for index, word in zip(self.statuses, read.statuses, strict=True):
             if index != self.status:
                 watches.append(Watch(index, high=False, seen=word))
+        if self.meanwhile is not None:
+            self.meanwhile(timeout_s)
+            return False
         return wait(self.segment, watches, timeout_s)
 
     def pause(self, timeout_s: float) -> None:

@@ -91,6 +91,10 @@ class Worker:
         strategy.
     clock : Clock or None
         For deadlines and for the seconds in receipts; None is the host's.
+    meanwhile : callable or None
+        For a test that plays all processes of a group in one thread: ``meanwhile(seconds)`` is called where
+        this rank would wait for a word, and no thread watches over it or over commands whose controllers do
+        not come back. None: it waits, and is watched over.
     directory : path or None
         Where segment and FastDeploy's words lie; the user's private directory and ``/dev/shm`` by default.
     answers_engine_words : bool
@@ -122,6 +126,7 @@ class Worker:
         plan_options: PlanOptions | None = None,
         load: LoadFunction | None = None,
         clock: Clock | None = None,
+        meanwhile: Callable[[float], object] | None = None,
         directory: str | Path | None = None,
         answers_engine_words: bool = True,
     ) -> None:
@@ -150,7 +155,9 @@ class Worker:
         else:
             work = Work(runner, plans, load)
         with ExitStack() as undo:
-            self._attachment = Attachment(config, rank, directory, work=work, clock=clock or SystemClock())
+            self._attachment = Attachment(
+                config, rank, directory, work=work, clock=clock or SystemClock(), meanwhile=meanwhile
+            )
             undo.callback(self._attachment.close, adopted=False)  # others live in it
             self._engine_words = undo.enter_context(ExitStack())
             if config.engine_words.suffixes and answers_engine_words and rank == 0:
