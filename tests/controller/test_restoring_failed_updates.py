@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from wsm import BadInputError, ConfigurationError, Outcome, RankFailedError, Tag, WsmConfig
+from wsm import BadInputError, ConfigurationError, Controller, Outcome, RankFailedError, Tag, WsmConfig
 from wsm.command import VERSION_GONE
 from wsm.controller.errors import CommandRefusedError
 from wsm.strategies.tensor import TensorSpec
@@ -156,15 +155,15 @@ def test_a_hold_stays_as_it_was(group):
 
 
 def test_the_restore_has_a_deadline_of_its_own(group, source):
-    source.spoiled["6"] = lambda: time.sleep(0.2)
+    source.spoiled["6"] = lambda: group.clock.advance(0.2)
     error = fails(group, restore_s=0.05)
     assert error.not_restored == "command-timeout"
     assert "after 0.05 s" in str(error)
 
 
-def test_a_prepared_version_that_is_taken_back_makes_room_for_the_one_before(group):
-    with ThreadPoolExecutor() as callers:
-        prepared = polled(group, callers.submit(group.controller.prepare, 7, hot=False))
+def test_a_prepared_version_that_is_taken_back_makes_room_for_the_one_before(group, tmp_path):
+    with ThreadPoolExecutor() as callers, Controller(group.config.name, directory=tmp_path) as caller:
+        prepared = polled(group, callers.submit(caller.prepare, 7, hot=False))
         receipt = polled(group, callers.submit(prepared.abort))
     assert (receipt.outcome, receipt.version, receipt.restored) == (Outcome.ABORTED, "6", True)
     assert (receipt.missing, receipt.serving) == ((), True)
@@ -173,12 +172,11 @@ def test_a_prepared_version_that_is_taken_back_makes_room_for_the_one_before(gro
 
 
 def test_a_leased_version_that_is_taken_back_makes_room_for_the_one_before(group, source):
-    with ThreadPoolExecutor() as callers:
-        polled(group, callers.submit(group.controller.lease, 7, hot=False, request_id="seven"))
-        assert polled(group, callers.submit(group.controller.abort, "seven")).restored
-        polled(group, callers.submit(group.controller.lease, 7, hot=False, request_id="again"))
-        source.spoiled["6"] = no_disk
-        receipt = polled(group, callers.submit(group.controller.abort, "again"))
+    group.controller.lease(7, hot=False, request_id="seven")
+    assert group.controller.abort("seven").restored
+    group.controller.lease(7, hot=False, request_id="again")
+    source.spoiled["6"] = no_disk
+    receipt = group.controller.abort("again")
     assert (receipt.version, receipt.restored) == (None, False)
     assert "version 6 does not serve again" in receipt.warning
 

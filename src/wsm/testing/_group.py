@@ -469,8 +469,7 @@ class LocalGroup:
 
     def _come_to_rest(self) -> None:
         """Let the ranks act on the decision, which is final before every one has."""
-        for rank in range(len(self.workers)):
-            self.move(rank)
+        self._plays(PAUSE_S)
 
     def _meanwhile(self, seconds: float) -> None:
         if seconds == 0.0:
