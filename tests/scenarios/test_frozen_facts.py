@@ -7,10 +7,10 @@ change that is meant is written anew by ``python tests/scenarios/test_frozen_fac
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 import wsm
 from wsm.actions.measuring import resident_digest
 from wsm.strategies.tensor import TensorSpec
-from wsm.testing import InMemoryRunner
+from wsm.testing import InMemoryRunner, LocalGroup
 
 FACTS = Path(__file__).with_name("frozen.facts")
 SPECS = (TensorSpec("weight", "F32", (8, 8)), TensorSpec("bias", "F32", (8,)))
@@ -176,55 +176,29 @@ SCENARIOS: dict[str, tuple[Step, ...]] = {
 }
 
 
-class Load:
-    """The load function of one rank: every byte of version v is v."""
-
-    def __init__(self) -> None:
-        self.what = "right"
-        self.await_peer: Callable[[], None] = lambda: None
-
-    def __call__(self, context: Any, target: Any) -> dict[str, Any]:
-        if "late" in self.what:
-            self.await_peer()
-        if "raise" in self.what:
-            raise OSError("the scenario wants the load to fail")
-        for name, spec in target.specs().items():
-            target.writable(name)[:] = bytes([int(context.version)]) * spec.nbytes
-        facts = {
-            "manifest_digest": f"m{context.version}",
-            "manifest_scope": "group",
-            "bytes": 288,
-            "tensors": 2,
-        }
-        digest = resident_digest(target, context.progress)
-        return {"version": context.version, "digest": "f" * 32 if "wrong" in self.what else digest, **facts}
-
-
-class Group:
-    """Two ranks and a controller in this thread, polled in turn."""
+class Played:
+    """Two ranks and a controller in this thread, which looks behind each move of a rank."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        journals = str(directory)  # what fails is not restored, unless a scenario says so
-        config = wsm.WsmConfig(name="frozen", ranks=2, journal_directory=journals, on_failure="clear")
-        self.runners = [InMemoryRunner(SPECS) for _ in range(2)]
-        self.loads = [Load(), Load()]
-        self.workers: list[wsm.Worker] = []
-        for rank in range(2):
-            self.workers.append(
-                wsm.Worker(config, self.runners[rank], rank=rank, load=self.loads[rank], directory=directory)
-            )
-        self.controller = wsm.Controller("frozen", directory=directory, journal_directory=directory)
-        self.loads[1].await_peer = self._await_prepared
+        self.what = ["right", "right"]  # of the loads, by rank
+        self.group = LocalGroup(
+            lambda _: InMemoryRunner(SPECS),
+            directory,
+            load=self._load,
+            configuration={"name": "frozen", "journal_directory": str(directory)},
+            meanwhile=self._move,
+        )
+        self._next = itertools.cycle(range(2))
 
     def play(self, step: Step) -> Iterator[str]:
         what, options = step
         if what == "breaks":
             self._break(**options)
         elif what == "fills":
-            self.loads[options["rank"]].what = options["what"]
+            self.what[options["rank"]] = options["what"]
         elif what == "requests":
-            for runner in self.runners:
+            for runner in self.group.runners:
                 runner.requests.submit(options["steps"])
             self._turn()
         else:
@@ -232,15 +206,10 @@ class Group:
 
     def _command(self, what: str, options: dict[str, Any]) -> Iterator[str]:
         yield f"{what} {' '.join(_text(options))}".strip()
-        begin = self.controller.begin_update if what == "update" else self.controller.begin_clear
+        if "late" in self.what[1]:
+            self.group.hold_load(1)
         try:
-            pending = begin(**options)
-            pending.written(10)
-            deadline = time.monotonic() + 30
-            while not pending.over:
-                assert time.monotonic() < deadline, "the command does not end"
-                self._turn()
-            receipt = pending.result()
+            receipt = getattr(self.group, what)(**options)
         except wsm.WsmError as error:
             yield f"  raised {_family(error)}" + "".join(
                 f", {name} {error.context[name]}" for name in ("rank", "action") if name in error.context
@@ -254,34 +223,40 @@ class Group:
             )
         for _ in range(3):
             self._turn()
-        status = self.controller.status()
+        status = self.group.controller.status()
         yield f"  status {status.state}, serving {status.serving}, version {status.version}"
 
     def _turn(self) -> None:
-        for rank, worker in enumerate(self.workers):
-            turn, engine = worker.poll(), self.runners[rank].requests
-            self._let_the_controller_decide()
-            if turn is wsm.JOIN or (turn is wsm.SERVE and engine.has_work()):
-                with worker.step():
-                    engine.advance()
+        for _ in self.group.workers:
+            self._move()
 
-    def _await_prepared(self) -> None:
-        deadline = time.monotonic() + 30
-        while self.controller.status().ranks[0].code != "PREPARED":
-            assert time.monotonic() < deadline, "rank 0 does not get ready"
+    def _move(self, _seconds: float = 0.0) -> None:
+        rank = next(self._next)
+        turn, engine = self.group.workers[rank].poll(), self.group.runners[rank].requests
+        if self.group.controller.status().ranks[0].code == "PREPARED":
+            self.group.resume(1)  # what is loaded late
+        if turn is wsm.JOIN or (turn is wsm.SERVE and engine.has_work()):
+            with self.group.workers[rank].step():
+                engine.advance()
 
-    def _let_the_controller_decide(self) -> None:
-        """A rank that has failed is seen before any other does more: one order of events of many."""
-        deadline = time.monotonic() + 30
-        while True:
-            status = self.controller.status()
-            failed = {rank.code for rank in status.ranks} & {"REFUSED", "FAILED"}
-            if not failed or "ABORT" in status.operation:
-                return
-            assert time.monotonic() < deadline, "a failure stays without an answer"
+    def _load(self, context: Any, target: Any) -> dict[str, Any]:
+        """Load every byte of version v as v."""
+        what = self.what[context.rank]
+        if "raise" in what:
+            raise OSError("the scenario wants the load to fail")
+        for name, spec in target.specs().items():
+            target.writable(name)[:] = bytes([int(context.version)]) * spec.nbytes
+        facts = {
+            "manifest_digest": f"m{context.version}",
+            "manifest_scope": "group",
+            "bytes": 288,
+            "tensors": 2,
+        }
+        digest = resident_digest(target, context.progress)
+        return {"version": context.version, "digest": "f" * 32 if "wrong" in what else digest, **facts}
 
     def _break(self, *, rank: int, path: tuple[str, str], times: int) -> None:
-        surface = getattr(self.runners[rank], path[0])
+        surface = getattr(self.group.runners[rank], path[0])
         real: Callable[..., Any] = getattr(surface, path[1])
         left = times
 
@@ -307,11 +282,6 @@ class Group:
         for who, facts in told.items():
             yield f"{who}:"
             yield from facts
-
-    def close(self) -> None:
-        self.controller.close()
-        for worker in reversed(self.workers):
-            worker.close()
 
 
 def _family(error: wsm.WsmError) -> str:
@@ -350,13 +320,10 @@ def _facts(entry: dict[str, Any]) -> Iterator[str]:
 
 def told(name: str, directory: Path) -> list[str]:
     """Play one scenario; return its facts."""
-    group = Group(directory)
-    try:
-        steps = SCENARIOS[name]
-        lines = [line for step in steps for line in group.play(step)]
-        return [f"# {name}", *lines, *group.journals(after=int(len(steps) > 1 and steps[0] is BOOT))]
-    finally:
-        group.close()
+    played, steps = Played(directory), SCENARIOS[name]
+    with played.group:
+        lines = [line for step in steps for line in played.play(step)]
+        return [f"# {name}", *lines, *played.journals(after=int(len(steps) > 1 and steps[0] is BOOT))]
 
 
 def frozen() -> dict[str, list[str]]:
