@@ -120,16 +120,14 @@ def test_what_was_prepared_before_the_hold_was_closed_opens_it_by_other_weights_
 ) -> None:
     group.hold(owner="o")
     for version, opens in ((6, False), (7, True)):
-        leased = group._run(
-            group.controller.begin_lease(version, hot=False, force=True, after=After.SERVE, owner="o")
-        )
+        leased = group.controller.lease(version, hot=False, force=True, after=After.SERVE, owner="o")
         close(access)
         if opens:
-            assert group._run(group.controller.begin_commit(leased.request_id)).serving
+            assert group.controller.commit(leased.request_id).serving
         else:
             with raising(errors.hold_closed):
                 group.controller.commit(leased.request_id)
-            group._run(group.controller.begin_abort(leased.request_id))
+            group.controller.abort(leased.request_id)
             group.update(6)
 
 

@@ -25,11 +25,7 @@ import wsm
 import wsm.metrics
 from tests.cli.command_line import SEPARATE
 from wsm.cli.main import run
-from wsm.clock import SystemClock
-from wsm.command import CommandArguments
 from wsm.config import config_from_mapping
-from wsm.controller._drive import Drive
-from wsm.controller._transaction import Transaction
 from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.controller.group_view import GroupView
 from wsm.group_segment import own_group
@@ -37,14 +33,12 @@ from wsm.signals import presence
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.owner_settings import owner_awaits
 from wsm.signals.segment import Segment
-from wsm.states.decide import all_prepared, waiting_on
-from wsm.states.group import Opens
 from wsm.states.vocabulary import KVState, WeightState
-from wsm.states.words import Operation, StatusWord
+from wsm.states.words import StatusWord
 from wsm.status import reading
 from wsm.status.facts import ForeignPid
 from wsm.status.rules import find
-from wsm.testing import InMemoryRunner, LocalGroup
+from wsm.testing import ControllerDied, InMemoryRunner, LocalGroup
 
 pytestmark = pytest.mark.processes
 
@@ -587,34 +581,20 @@ def test_so_it_does_of_a_group_that_starts(make_group, monkeypatch):
         segment.unlink()
 
 
-@pytest.mark.parametrize("code", ["controller-gone", "uncommitted"])
-def test_so_it_does_of_a_command_whose_controller_is_gone(tmp_path, monkeypatch, code):
+@pytest.mark.parametrize(("code", "words"), [("controller-gone", 1), ("uncommitted", 2)])
+def test_so_it_does_of_a_command_whose_controller_is_gone(tmp_path, code, words):
     """A rank, or the supervisor, ends it within a second: for that long it is seen."""
-    look = AbandonedCommands.look
-    monkeypatch.setattr(AbandonedCommands, "look", lambda _: None)
     with LocalGroup(lambda _: InMemoryRunner([]), tmp_path) as group:
+        view = GroupView(group.segment)
         group.update("1")
-        segment = group._segment
-        view = GroupView(segment)
-        drive = Drive(view)
-        drive.take_role(0)
-        update = Transaction(
-            view,
-            CommandArguments("r", "2", deadline_s=60),
-            SystemClock(),
-            60,
-            opens=Opens(Operation.UPDATE, before=WeightState.NORMAL),
-        )
-        drive.turn(update)
-        group._poll_until(lambda: all_prepared(view.view()))
-        if code == "uncommitted":
-            drive.turn(update)
-            group._poll_until(lambda: not waiting_on(view.view()))
-        drive.release()
+        with pytest.raises(ControllerDied):
+            group.update("2", dies_after=words)
+        for _ in range(50):
+            group.turn()
         assert find(view.facts()).code == code
-        monkeypatch.setattr(AbandonedCommands, "look", look)
-        AbandonedCommands(segment, who="the supervisor").look()
-        group._poll_until(lambda: find(view.facts()).code == "serving")
+        AbandonedCommands(group.segment, who="the supervisor").look()
+        while find(view.facts()).code != "serving":
+            group.turn()
         assert group.controller.status().version == "2"
         view.close()
 

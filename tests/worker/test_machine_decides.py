@@ -27,7 +27,6 @@ from wsm.errors import WsmError
 from wsm.states import command_events, joint
 from wsm.states.machine import Edge, LifeCycle
 from wsm.states.vocabulary import Tag
-from wsm.states.words import CommandWord
 from wsm.strategies.tensor import WeightTarget
 from wsm.testing import Fault, InMemoryRunner, LocalGroup, load_bytes
 from wsm.testing._group import COMMANDS
@@ -57,12 +56,18 @@ def fail_before_a_byte_is_touched(group: LocalGroup) -> None:
 
 def clear_until_the_other_rank_fails(group: LocalGroup) -> None:
     """The first rank is in the middle of its teardown when the group decides against the clear."""
-    group._expect(Fault("clear", "release_weights", rank=1))
-    pending = group.controller.begin_clear()
-    first, other = group.workers
-    until(group, lambda: first.weights is wsm.WeightState.CLEARING, first, other)
-    until(group, lambda: CommandWord.unpack(first._words.words[first._command]).operation.is_abort, other)
-    group._run(pending)
+    group.expect(Fault("clear", "release_weights", rank=1))
+    with caller_of(group) as caller:
+        pending = caller.begin_clear()
+        first, other = group.workers
+        until(group, lambda: first.weights is wsm.WeightState.CLEARING, first, other)
+        until(group, lambda: "ABORT" in group.controller.status().operation, other)
+        group.run(pending)
+
+
+def caller_of(group: LocalGroup) -> wsm.Controller:
+    """A controller that waits in a thread of its own."""
+    return wsm.Controller(group.config.name, directory=group.segment.path.parent)
 
 
 def until(group: LocalGroup, condition: Callable[[], bool], *workers: Worker) -> None:
@@ -122,10 +127,11 @@ def break_the_cache(group: LocalGroup) -> None:
 
 
 def prepare_and_abort(group: LocalGroup, version: int = 9) -> None:
-    prepared = group.controller.begin_prepare(version, hot=False, tags=WEIGHTS)
     prepared_state = wsm.WeightState.PREPARED
-    until(group, lambda: {each.weights for each in group.workers} == {prepared_state}, *group.workers)
-    group._run(prepared.begin_abort())
+    with caller_of(group) as caller:
+        prepared = caller.begin_prepare(version, hot=False, tags=WEIGHTS)
+        until(group, lambda: {each.weights for each in group.workers} == {prepared_state}, *group.workers)
+        group.run(prepared.begin_abort())
 
 
 #: What is done with a group of two ranks that holds nothing; a step that fails ends none of them.

@@ -20,7 +20,7 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import BareRunner, KnownAdmission, completed
 from wsm.clock import ManualClock
 from wsm.config import WsmConfig
-from wsm.controller import Controller
+from wsm.controller import Controller, Pending
 from wsm.controller.recovery import Recovery
 from wsm.errors import WsmError
 from wsm.group_segment import own_new_group
@@ -149,8 +149,8 @@ class LocalGroup:
         Where the group's segment lies; empty.
     ranks : int
         How many.
-    load : callable
-        As of :class:`wsm.Worker`.
+    load : callable or None
+        As of :class:`wsm.Worker`; no load of a configured strategy (None) can be held.
     plan_options : callable
         ``plan_options(runner)``: as of :class:`wsm.Worker`.
     configuration : mapping or None
@@ -168,9 +168,11 @@ class LocalGroup:
         By rank.
     in_step : dict
         The permits of the ranks that are inside of a step, by rank.
+    segment : wsm.signals.segment.Segment
+        The group's memory.
     controller : wsm.Controller
-        The group's; what is begun with it is over when the call returns. Another one, which waits in a thread
-        of its own: ``wsm.Controller(group.config.name, directory=..., clock=group.clock)``.
+        The group's; what is begun with it is over when the call returns. An ordinary one of the same name and
+        directory waits in a thread of its own: :meth:`run` what it has begun.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class LocalGroup:
         directory: str | Path,
         *,
         ranks: int = 2,
-        load: LoadFunction = load_bytes,
+        load: LoadFunction | None = load_bytes,
         plan_options: Callable[[BareRunner], PlanOptions] = PlanOptions.from_runner,
         configuration: Mapping[str, Any] | None = None,
         meanwhile: Callable[[float], object] | None = None,
@@ -194,13 +196,13 @@ class LocalGroup:
         self._stopped: dict[int, float] = {}  # turns that are left, by rank
         self._held_loads: dict[int, HeldLoad] = {}
         self._dead = set[int]()
-        self._segment = own_new_group(config, directory=directory)
-        self._reader = ViewReader(self._segment)
+        self.segment = own_new_group(config, directory=directory)
+        self._reader = ViewReader(self.segment)
 
         def load_held(context: ActionContext, target: WeightTarget) -> Any:
             if context.rank in self._held_loads:
                 self._held_loads[context.rank].stand()
-            return load(context, target)
+            return (load or load_bytes)(context, target)
 
         def start(rank: int) -> tuple[BareRunner, Worker]:
             runner = make_runner(rank)
@@ -209,7 +211,7 @@ class LocalGroup:
                 runner,
                 rank=rank,
                 plan_options=replace(plan_options(runner), instrument=self._instruments[rank]),
-                load=load_held,
+                load=None if load is None else load_held,
                 clock=self.clock,
                 meanwhile=lambda _: None,
                 directory=directory,
@@ -220,8 +222,8 @@ class LocalGroup:
         self._late_s = math.inf
         self._dies_in: int | None = None  # moments between words
         with ExitStack() as undo:
-            undo.callback(self._segment.close)
-            undo.callback(self._segment.unlink)
+            undo.callback(self.segment.close)
+            undo.callback(self.segment.unlink)
             undo.callback(self._close_workers)
             for rank in range(ranks):
                 runner, worker = start(rank)
@@ -272,14 +274,22 @@ class LocalGroup:
 
     def turn(self, seconds: float = 0.02) -> None:
         """Let every rank move once; where that changed no word, let the clock go on by `seconds`."""
-        before = self._reader.read()
-        for rank in range(len(self.workers)):
-            self.move(rank)
-        if self._reader.read() is before:
-            if before.view.command.operation.is_hot:
-                time.sleep(PAUSE_S)  # for what is staged beside a rank's loop
-                seconds = min(seconds, PAUSE_S)
-            self.clock.advance(seconds)
+        if self._moved():
+            return
+        if self._reader.read().view.command.operation.is_hot:
+            time.sleep(PAUSE_S)  # for what is staged beside a rank's loop
+            seconds = min(seconds, PAUSE_S)
+        self.clock.advance(seconds)
+
+    def run(self, pending: Pending) -> Receipt:
+        """Let the ranks move until a command is over that a controller has begun which waits by itself."""
+        self._late_s = time.monotonic() + HANGS_AFTER_S
+        while not pending.over:
+            if not self._moved():
+                time.sleep(PAUSE_S)
+            self._require_progress()
+        self._moved()
+        return pending.result()
 
     def move(self, rank: int, *, works: bool = False) -> Turn:
         """Let one rank look once, and enter a step where it may and `works`, or must; return what it may do.
@@ -368,6 +378,11 @@ class LocalGroup:
         self.in_step.pop(rank, None)
         self.workers[rank].close()
 
+    def expect(self, fault: Fault | None) -> None:
+        """Let this fail in the command that is begun next."""
+        for instrument in self._instruments:
+            instrument.expect(fault)
+
     def replace(self, rank: int) -> None:
         """End a rank as by :meth:`die`, and start another engine for it in a new epoch.
 
@@ -375,7 +390,7 @@ class LocalGroup:
         loads what it is to serve, which is the version that was decided last, or stays CLEARED. So it goes on
         after :class:`wsm.FlipFailedError`.
         """
-        recovery = Recovery(self._segment)
+        recovery = Recovery(self.segment)
         recovery.group.meanwhile = self._meanwhile
 
         def restore() -> None:
@@ -428,6 +443,13 @@ class LocalGroup:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _moved(self) -> bool:
+        """Let every rank move once; return whether that changed a word."""
+        before = self._reader.read()
+        for rank in range(len(self.workers)):
+            self.move(rank)
+        return self._reader.read() is not before
+
     def _lives_on(self, rank: int) -> bool:
         if rank in self.in_step:
             self.leave_step(rank, ConnectionError("the epoch of this step has ended"))
@@ -452,8 +474,7 @@ class LocalGroup:
         **options: Any,
     ) -> _Given:
         """Carry a command out: wherever its controller waits, the ranks move."""
-        for instrument in self._instruments:
-            instrument.expect(fault)
+        self.expect(fault)
         self._late_s = time.monotonic() + HANGS_AFTER_S
         # One moment is before each word, and one behind it.
         self._dies_in = None if dies_after is None else max(2 * dies_after, 1)
