@@ -411,7 +411,7 @@ class Group:
         self.said: Mapping[Any, Any] = {}
         self.local = LocalGroup(self._engine, directory, ranks=1, load=self._load)
         self.runner, self.worker = self.local.runners[0], self.local.workers[0]
-        self.controller = self.local.controller
+        self.controller = wsm.Controller(self.local.config.name, directory=directory)  # can prepare
         self.local.update(1)
 
     def _engine(self, rank: int) -> InMemoryRunner:
@@ -426,7 +426,7 @@ class Group:
 
     def looks(self) -> tuple[Any, ...]:
         """Return what must be as before where nothing was to be done: words, weights, version."""
-        segment = self.local._segment
+        segment = self.local.segment
         layout = segment.layout
         words = (layout.command, layout.committed, *layout.step, *layout.status)
         weights = bytes(self.runner.weights.readable("w")) if list(self.runner.weights.held()) else None
@@ -434,10 +434,12 @@ class Group:
 
     def end(self, begun: Any) -> Any:
         """Poll until a command is over, or prepared; return its receipt."""
-        waits = begun if isinstance(begun, wsm.Pending) else begun._verdict.prepared
-        self.local._poll_until(lambda: waits.over if isinstance(waits, wsm.Pending) else waits.done())
+        if isinstance(begun, wsm.Pending):
+            return self.local.run(begun)
+        while not begun._verdict.prepared.done():
+            self.worker.poll()
         self.worker.poll()
-        return begun.result() if isinstance(begun, wsm.Pending) else begun.wait()
+        return begun.wait()
 
     def serve_again(self) -> None:
         """Let the group serve version 1, whatever it holds."""
@@ -448,7 +450,7 @@ class Group:
             self.worker.poll()  # a commit that the engine spoiled is tried until it is done
         self.end(self.controller.begin_release(force=True, owner="any")) if self.is_held() else None
         if not self.controller.status().serving or self.worker.version != "1":
-            self.local.update(1, wait_s=10)  # the thread that drove the last command gives its role back
+            self.end(self.controller.begin_update(1, wait_s=10))  # the last one gives its role back
         assert self.local.step() == "1"
 
     def is_held(self) -> bool:
@@ -459,6 +461,7 @@ class Group:
 def serving(tmp_path):
     group = Group(tmp_path)
     yield group
+    group.controller.close()
     group.local.close()
 
 
