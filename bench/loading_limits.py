@@ -15,7 +15,7 @@ import xxhash
 from bench.loading_model import Model
 from bench.loading_ways import PART_BYTES, Once, Way, warm_target
 from wsm.strategies import publish_snapshot
-from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.byte_copy import CHUNK_BYTES
 
 
 def bare_reads(threads: int) -> Way:

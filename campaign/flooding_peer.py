@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from wsm.strategies.buckets import wire
+from wsm.strategies.conversation import frame_of
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake import _lease_messages as read
 
@@ -33,7 +34,7 @@ def frame(data: bytes, flags: int = 0) -> bytes:
 
 def hello(version: str | None, *, look: bool = False) -> bytes:
     """Return what a rank says first."""
-    return frame(wire.encode(wire.Hello(0, 2, version, look)))
+    return frame(frame_of(wire.Hello(0, 2, version, look)))
 
 
 def endless(data: bytes) -> Iterator[bytes]:
@@ -53,8 +54,8 @@ def slowly(data: bytes) -> Iterator[bytes]:
 def claims() -> Iterator[bytes]:
     """Claim to be rank 0, and give up."""
     yield hello(None)
-    yield frame(wire.encode(wire.Ready()))
-    yield frame(wire.encode(wire.Abort("failed", "OSError", "no memory today")))
+    yield frame(frame_of(wire.Ready()))
+    yield frame(frame_of(wire.Abort("failed", "OSError", "no memory today")))
 
 
 def message(body: bytes, length: int | None = None) -> bytes:

@@ -24,10 +24,10 @@ from campaign.played_config import shards_of
 from campaign.playing import played
 from campaign.result import Result
 from wsm.strategies import MooncakePublisher
+from wsm.strategies.conversation import listen
 from wsm.strategies.digest import digest_of
-from wsm.strategies.mooncake._lease_messages import Grant
-from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
-from wsm.strategies.mooncake._read_plan import MemoryRegion
+from wsm.strategies.mooncake._lease_messages import Grant, MemoryRegion, place_of
+from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication
 from wsm.strategies.mooncake.publisher import PlacedShard, PublishedMemory, grants_of
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.promise import PromisedShard
@@ -112,7 +112,7 @@ def _lying(group: GroupUnderFault, said: str) -> Iterator[None]:
     if said in SHAPES:
         SHAPES[said](shards)
     with contextlib.ExitStack() as stack:
-        listening = listen(group.trainer_address)
+        listening = listen(place_of(group.trainer_address))
         engine = Engine(EngineSettings())
         stack.callback(engine.close)
         memory = PublishedMemory(engine)

@@ -14,6 +14,7 @@ from fuzz.sealed import sealed_formats
 from fuzz.texts import text_formats
 from wsm.errors import BadInputError
 from wsm.strategies.buckets import wire
+from wsm.strategies.conversation import HEAD_BYTES, frame_of
 from wsm.strategies.delta._blocks import Block, BlockKind, table_problem
 from wsm.strategies.delta._codec import BlockError
 from wsm.strategies.delta._codec import decode as unfold
@@ -28,7 +29,7 @@ from wsm.strategies.files.safetensors import (
 )
 from wsm.strategies.files.version_file import parse_version, version_bytes
 from wsm.strategies.mooncake import _lease_messages as mooncake_messages
-from wsm.strategies.mooncake._read_plan import MemoryRegion
+from wsm.strategies.mooncake._lease_messages import MemoryRegion
 from wsm.strategies.mooncake.publisher import PlacedShard, grants_of
 from wsm.strategies.promise import PromisedTensor, ShardIdentity
 from wsm.strategies.snapshot.manifest import identity_of_part, part_metadata
@@ -146,8 +147,8 @@ def _to_trainer() -> Format:
         name="bucket message to a trainer",
         reader=wire.from_rank,
         decode=partial(wire.from_rank, peer="a peer"),
-        encode=wire.encode,
-        samples=tuple(wire.encode(message)[16:] for message in messages),
+        encode=frame_of,
+        samples=tuple(frame_of(message)[16:] for message in messages),
         dress=_digested,
         errors=(BadInputError,),
     )
@@ -173,8 +174,8 @@ def _to_rank() -> Format:
         name="bucket message to a rank",
         reader=wire.from_trainer,
         decode=_from_trainer,
-        encode=wire.encode,
-        samples=tuple(wire.encode(message)[16:] for message in messages),
+        encode=frame_of,
+        samples=tuple(frame_of(message)[16:] for message in messages),
         dress=_digested,
         errors=(BadInputError,),
     )
@@ -186,11 +187,11 @@ def _behind_its_head(drawn: bytes) -> bytes:
 
 def _ask() -> Format:
     say = mooncake_messages
-    cut = say.HEAD_BYTES
+    cut = say.LENGTH_BYTES + HEAD_BYTES
     return Format(
         name="mooncake question",
         reader=say.ask_of,
-        decode=lambda data: say.ask_of(data[:cut], data[cut:]),
+        decode=lambda data: say.ask_of(data[say.LENGTH_BYTES :]),
         encode=say.to_bytes,
         samples=(say.to_bytes(say.Ask(0, 2, None, look=False))[cut:],),
         dress=_behind_its_head,
@@ -199,8 +200,7 @@ def _ask() -> Format:
 
 
 def _from_publisher(data: bytes) -> mooncake_messages.FromPublisher:
-    cut = mooncake_messages.HEAD_BYTES
-    message = mooncake_messages.answer_of(data[:cut], data[cut:], "a peer")
+    message = mooncake_messages.answer_of(data[mooncake_messages.LENGTH_BYTES :], "a peer")
     if isinstance(message, mooncake_messages.Grant):
         mooncake_messages.check_grant(message, "a peer")
     return message
@@ -208,7 +208,7 @@ def _from_publisher(data: bytes) -> mooncake_messages.FromPublisher:
 
 def _answer() -> Format:
     say = mooncake_messages
-    cut = say.HEAD_BYTES
+    cut = say.LENGTH_BYTES + HEAD_BYTES
     tensors = tuple(PromisedTensor(spec, digest_of(b"")) for spec in _SPECS)
     places = tuple((0, 64 * index) for index in range(len(_SPECS)))
     shard = PlacedShard(tensors, (MemoryRegion(1 << 12, 1 << 12),), places)
@@ -244,7 +244,9 @@ def _block() -> Format:
         if problem or not length:
             raise BlockError(str(problem))
         content = bytearray(length)
-        if block.kind is not BlockKind.SAME:
+        if block.kind is BlockKind.FULL:
+            content[:] = data[6:]
+        elif block.kind is not BlockKind.SAME:
             unfold(block, data[6:], length=length, item=item).apply(memoryview(content), 0)
         return _Changed(item, bytes(content))
 

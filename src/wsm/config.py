@@ -23,7 +23,7 @@ from wsm.signals.layout import MAX_WORLD_SIZE
 from wsm.signals.names import check_name
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.registry import OWN_SECTIONS, own_section, sections_read, strategy_called
-from wsm.strategies.sections import CheckedSection, Sections
+from wsm.strategies.strategy import CheckedSection, Sections
 from wsm.typed import CountFrom0, Seconds, typed
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from wsm.signals.errors import RoleBusyError
 from wsm.signals.segment import Segment
 from wsm.states import epochs
 from wsm.states.errors import CommandOpenError
-from wsm.strategies.files.leases import is_leased
+from wsm.strategies.files.snapshot_directory import is_leased
 
 pytestmark = pytest.mark.processes
 

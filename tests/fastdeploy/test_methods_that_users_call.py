@@ -32,6 +32,7 @@ from wsm.fastdeploy._membership import Membership
 from wsm.http import Commands, create_app
 from wsm.http.surfaces import SURFACES, SurfaceOptions
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.strategies import TensorSpec
 from wsm.strategies import errors as strategy_errors
 
 pytestmark = [pytest.mark.paddle, pytest.mark.needs("libatomic")]
@@ -282,7 +283,10 @@ def test_what_fails_is_of_fastdeploys_type_too_at_start_and_in_a_call(job, wrong
 
 
 def test_a_rank_that_is_told_what_became_of_a_command_raises_the_same_type():
-    mismatch = strategy_errors.dtype_mismatch(mismatches=[("w", "F32", "F64", "a file")])
+    found, model = TensorSpec("w", "F64", (1,)), TensorSpec("w", "F32", (1,))
+    with raising("dtype-mismatch") as caught:
+        strategy_errors.check_kinds([(found, model, "a file")])
+    mismatch = caught.value
     told = Came(*json.loads(json.dumps(Came.to(mismatch))))
     with pytest.raises(TypeError, match="F64"):
         raise errors.as_fastdeploys(errors.call_failed(rank=1, why=told.failure), told.cause)

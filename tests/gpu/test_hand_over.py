@@ -15,7 +15,6 @@ from tests.raising import raising
 from wsm.actions.backends.paddle_weights import DeviceWeights
 from wsm.actions.measuring import resident_digest
 from wsm.strategies import IpcAsyncSource, IpcSource, LoadReport, errors, load
-from wsm.strategies.ipc import errors as ipc_errors
 
 # A process's first use of a GPU may compile every kernel anew. The twins on the CPU show what the strategies'
 # own tests show already, and start a process with paddle each.
@@ -90,7 +89,7 @@ def test_what_a_dead_trainer_left_is_refused_and_the_weights_stay(
     answer(trainer)
     trainer.kill()
     trainer.wait()
-    with raising(ipc_errors.owner_died):
+    with raising("owner-died"):
         loaded(tmp_path, weights, orphans="refuse")
     assert resident_digest(weights, lambda: None) == before
     successor = start("trainer_process.py", "ipc", device.name, tmp_path, 8)

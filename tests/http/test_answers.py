@@ -15,7 +15,7 @@ from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, W
 from wsm.http.answers import error_mapping, error_of, failed, status_of, untold
 from wsm.http.native.schema import BODIES
 from wsm.report import FailureReport
-from wsm.strategies.adopt.errors import incomplete_checkpoint
+from wsm.strategies.adopt.checkpoint import incomplete_checkpoint
 
 SOURCE = Path(wsm.__path__[0])
 DOCUMENTED = (SOURCE.parents[1] / "docs" / "errors.md").read_text()

@@ -16,9 +16,11 @@ from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load, with_manifest
 from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.transports.by_version import GdrSource
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.transport import KeptTransport
+from wsm.strategies.transports.checkpoint_transfer import (
+    CheckpointTransferOptions,
+    CheckpointTransferTransport,
+    Interface,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -57,7 +59,7 @@ def sender() -> Iterator[FakeSender]:
 
 @pytest.fixture
 def source(sender: FakeSender) -> Iterator[GdrSource]:
-    kept = KeptTransport("checkpoint_transfer", lambda: transport(sender, Interface.STREAM))
+    kept = transport(sender, Interface.STREAM)
     yield GdrSource(kept, chunk_tensors=4)
     kept.close()
 
@@ -113,8 +115,7 @@ def test_fastdeploy_c2_25_one_event_loop_for_life_and_clean_up_errors_are_said(s
             await super().cleanup()
             raise OSError("the card is still registered")
 
-    connection = transport(sender, Interface.GPU_DIRECT)
-    kept = KeptTransport("checkpoint_transfer", lambda: connection)
+    kept = transport(sender, Interface.GPU_DIRECT)
     send(sender, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("checkpoint_transfer.transfer.CheckpointTransfer", Untidy)

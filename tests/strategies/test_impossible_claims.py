@@ -30,12 +30,12 @@ from wsm.strategies.digest import digest_of
 from wsm.strategies.documents import seal
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.safetensors import parse_header
-from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.mooncake import _lease_messages as mooncake_words
-from wsm.strategies.mooncake._read_plan import MemoryRegion, ReadPlan, Span
+from wsm.strategies.mooncake._lease_messages import MemoryRegion
+from wsm.strategies.mooncake.mooncake_transport import ReadPlan, Span
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
@@ -85,8 +85,8 @@ def a_grant(shape: list[int]) -> object:
         "places": [[0, 0]],
     }
     body = json.dumps(fields).encode()
-    head = bytes(4) + bytes.fromhex(digest_of(body))
-    return mooncake_words.check_grant(mooncake_words.answer_of(head, body, "a peer"), "a peer")
+    frame = bytes.fromhex(digest_of(body)) + body
+    return mooncake_words.check_grant(mooncake_words.answer_of(frame, "a peer"), "a peer")
 
 
 def a_file(shape: list[int]) -> object:
@@ -170,9 +170,9 @@ def test_a_shape_that_no_tensor_has_is_refused_where_it_is_read(says: Callable, 
 
 def test_reads_of_any_number_of_bytes_are_planned_without_listing_them():
     plan = ReadPlan([MemoryRegion(64, 3), MemoryRegion(1 << 40, 1 << 62)], span_bytes=4)
-    assert len(plan.spans) == 1 + (1 << 60)
-    assert plan.spans[0] == Span(64, 3)
-    assert plan.spans[1 << 60] == Span((1 << 40) + (1 << 62) - 4, 4)
+    assert plan.spans == 1 + (1 << 60)
+    assert plan.span(0) == Span(64, 3)
+    assert plan.span(1 << 60) == Span((1 << 40) + (1 << 62) - 4, 4)
     assert plan.where(1, (1 << 62) - 1) == (1 << 60, 3)
 
 
@@ -210,7 +210,7 @@ def test_metas_of_device_memory_are_refused_by_a_cpu_build_before_anything_is_to
         fields["places"][at][2] = 0
         file.write_bytes(seal(fields))
         target, tainted = MemoryTarget(spec for spec, _ in state.values()), []
-        with raising(ipc_errors.bad_device_meta, match=r"'head\.weight'") as caught:
+        with raising("bad-device-meta", match=r"'head\.weight'") as caught:
             load(IpcSource(tmp_path, 0, device_id=0), target, name="ipc", taint=lambda: tainted.append(1))
         assert not tainted
         assert not caught.value.touched

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from stamped import apply_tensors
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
@@ -94,7 +95,7 @@ def test_a_tensor_in_pieces_is_digested_as_it_came_and_no_read_crosses_a_piece(s
     applied = apply_tensors([tensor], target, LoadObserver())
     assert target.writable("w") == turned
     assert applied.verified == 1
-    assert BLOCK_BYTES // 2 < applied.extra_bytes <= MAX_BLOCK_BYTES
+    assert BLOCK_BYTES // 2 < applied.peak_extra_bytes <= MAX_BLOCK_BYTES
     assert [begin for begin, _ in reads[1:]] == [end for _, end in reads[:-1]]
     if piece_bytes:
         assert all(begin // piece_bytes == (end - 1) // piece_bytes for begin, end in reads)
@@ -114,7 +115,7 @@ def test_nan_is_found_where_the_source_has_it():
     values[7, 3] = np.nan
     tensor = OfferedTensor.of_bytes(spec, "there", memoryview(values.tobytes()))
     tensor.finite = True
-    with pytest.raises(errors.NotFiniteError) as caught:
+    with raising("not-finite") as caught:
         apply_tensors([tensor], MemoryTarget([spec], transposed=["w"]), LoadObserver())
     assert caught.value.index == 7 * 30 + 3
 
@@ -124,5 +125,5 @@ def test_memory_of_a_source_is_never_kept_for_a_tensor_that_is_turned_round():
     tensor = OfferedTensor.of_bytes(spec, "there", memoryview(data))
     tensor.memory = lambda: memoryview(bytearray(data))
     target = MemoryTarget([spec], adopting=True, transposed=["w"])
-    assert apply_tensors([tensor], target, LoadObserver()).adopted == 0
+    assert apply_tensors([tensor], target, LoadObserver()).adopted_bytes == 0
     assert target.writable("w") == turned

@@ -9,8 +9,8 @@ from wsm.config import WsmConfig
 from wsm.config_reading import OptionFault
 from wsm.strategies import Offer, Sections, Strategy, register_strategy
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
-from wsm.strategies.sections import CheckedSection
 from wsm.strategies.snapshot.source import SnapshotConfig
+from wsm.strategies.strategy import CheckedSection
 
 
 @dataclass(frozen=True)

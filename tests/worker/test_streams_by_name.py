@@ -10,7 +10,7 @@ from tests.raising import raising
 from wsm.config import ConfigurationError
 from wsm.controller.errors import RankFailedError
 from wsm.strategies import TensorSpec, with_manifest
-from wsm.strategies.transports._batches import BATCH_BYTES
+from wsm.strategies.transports._foreign import BATCH_BYTES
 from wsm.strategies.transports.configured import RsyncConfig
 from wsm.testing import InMemoryRunner
 from wsm.worker import loading

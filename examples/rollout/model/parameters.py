@@ -18,7 +18,7 @@ from examples.rollout import errors
 from examples.rollout.model.shape import ModelShape
 from examples.rollout.model.sharding import ParameterLayout, ShardSplit, full_specs, parameter_table
 from wsm.errors import RefusedError
-from wsm.strategies.applier.loaders import ParameterMemory
+from wsm.strategies.applier.feeding import ParameterMemory
 from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.tensor import TensorSpec
 
@@ -121,7 +121,7 @@ class Parameters:
 
 
 class ShardLoader:
-    """One rank's :class:`wsm.strategies.applier.loaders.ModelLoader`.
+    """One rank's :class:`wsm.strategies.applier.feeding.ModelLoader`.
 
     Parameters
     ----------

@@ -22,14 +22,13 @@ from wsm.cli._base import (
 )
 from wsm.cli._groups import configuration_of
 from wsm.config import WsmConfig
-from wsm.strategies.adopt import errors
 from wsm.strategies.adopt.adopt import AdoptSettings, AdoptWay, PlacementHook, adopt
+from wsm.strategies.adopt.checkpoint import bad_placements
 from wsm.strategies.adopt.configured import adopt_settings
 from wsm.strategies.adopt.deciding import Relabel
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.trainer.retention import Retention
-from wsm.strategies.training_names import TrainingNames, stripping
-from wsm.strategies.training_names_file import names_from_files
+from wsm.strategies.training_names import TrainingNames, names_from_files, stripping
 
 
 @command
@@ -160,7 +159,7 @@ def placement_hook(where: str) -> PlacementHook:
     try:
         found = named_object(where)
     except ImportError as error:
-        raise errors.bad_placements(hook=where, problem=str(error)) from error
+        raise bad_placements(hook=where, problem=str(error)) from error
     if not callable(found):
-        raise errors.bad_placements(hook=where, problem="it cannot be called")
+        raise bad_placements(hook=where, problem="it cannot be called")
     return cast("PlacementHook", found)

@@ -15,7 +15,7 @@ from typing import Any
 from wsm.config import ConfigurationError
 from wsm.strategies.files.shard_source import device_id_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferOptions
 
 #: Either says that versions come by the newer interface of CheckpointTransfer.
 _UNIFIED = ("FD_USE_CHECKPOINT_TRANSFER", "FD_USE_GDR_CHECKPOINT_TRANSFER")
@@ -119,7 +119,7 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         routing_replay=bool(_said(fd_config, "routing_replay_config.enable_routing_replay", False)),
         by_requests=by_requests,
         asks_cache_process=_swaps(fd_config) and not by_requests,
-        mtp_chunk_size=CheckpointTransferOptions.of(rsync_config).mtp_chunk_size,
+        mtp_chunk_size=CheckpointTransferOptions.of(rsync_config).gdr_mtp_chunk_size,
         over_ipc=unified and strategy != "rsync",
     )
 

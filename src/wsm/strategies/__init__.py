@@ -8,9 +8,9 @@ packages and modules                  responsible for
 ====================================  ====================================================================
 tensor, digest, transposing           what a tensor is, the one digest, memory with its axes turned
 checkpoint_models                     models that take a checkpoint by themselves
-training_names, training_names_file   what a trainer calls the tensors of a model
+training_names                        what a trainer calls the tensors of a model
 offer, observer, errors               what a strategy yields, who follows it, what goes wrong
-strategy, sections                    what a strategy is; what it reads of a configuration
+strategy                              what a strategy is, and what it reads of a configuration
 registry                              the strategies by name, and those that other packages announce
 load                                  the worker's entry, and the memory that a load would take
 inventory                             what files and shared memory really hold
@@ -24,10 +24,11 @@ adopt                                 what trainers write, taken in as a version
 delta                                 ``delta``: what changed since the version that a rank holds
 trainer                               what all trainers' sides share
 peer_errors                           what goes wrong between a trainer and a rank that talk
+conversation                          frames, addresses and refusals of a trainer and a rank that talk
 promise                               what a publisher promises of a version, whatever way it travels
 documents                             sealed JSON: manifests, metas, lists
 files                                 formats, names, directories, files written whole or not at all
-byte_copy, paddle_dtypes              copying bytes with the lock of Python let go; dtypes of paddle by name
+byte_copy, paddle_dtypes              copying bytes with the lock of Python let go; paddle and its dtypes
 ====================================  ====================================================================
 """
 
@@ -71,13 +72,13 @@ if TYPE_CHECKING:
     from wsm.strategies.offer import OfferedTensor as OfferedTensor
     from wsm.strategies.registry import STRATEGIES as STRATEGIES
     from wsm.strategies.registry import register_strategy as register_strategy
-    from wsm.strategies.sections import Sections as Sections
     from wsm.strategies.snapshot.manifest import ShardManifest as ShardManifest
     from wsm.strategies.snapshot.manifest import VersionManifest as VersionManifest
     from wsm.strategies.snapshot.publish import PublishReport as PublishReport
     from wsm.strategies.snapshot.publish import StagedVersion as StagedVersion
     from wsm.strategies.snapshot.publish import publish_snapshot as publish_snapshot
     from wsm.strategies.snapshot.source import SnapshotSource as SnapshotSource
+    from wsm.strategies.strategy import Sections as Sections
     from wsm.strategies.strategy import Strategy as Strategy
     from wsm.strategies.tensor import TensorSpec as TensorSpec
     from wsm.strategies.tensor import WeightTarget as WeightTarget
@@ -110,11 +111,10 @@ import_when_named(
         "wsm.strategies.mooncake.transfer_engine": "EngineSettings",
         "wsm.strategies.offer": "ManifestScope Offer OfferedTensor",
         "wsm.strategies.registry": "STRATEGIES register_strategy",
-        "wsm.strategies.sections": "Sections",
         "wsm.strategies.snapshot.manifest": "ShardManifest VersionManifest",
         "wsm.strategies.snapshot.publish": "PublishReport StagedVersion publish_snapshot",
         "wsm.strategies.snapshot.source": "SnapshotSource",
-        "wsm.strategies.strategy": "Strategy",
+        "wsm.strategies.strategy": "Sections Strategy",
         "wsm.strategies.tensor": "TensorSpec WeightTarget",
         "wsm.strategies.trainer.retention": "Retention",
         "wsm.strategies.training_names": "TrainingNames",

@@ -8,25 +8,22 @@ and no words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, coded, remedy
 from wsm.printable import counted
-from wsm.strategies.tensor import TensorReleasedError
+from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 
 __all__ = [
     "DigestMismatchError",
     "LoadCancelledError",
     "ManifestError",
     "NotARegularFileError",
-    "NotFiniteError",
-    "PaddleMissingError",
     "PublisherBusyError",
     "SnapshotNotFoundError",
     "StorageError",
     "TensorReleasedError",
-    "TiedTensorsDifferError",
     "TrainerTensorError",
     "UnknownStrategyError",
     "UnreadableFileError",
@@ -231,15 +228,6 @@ def bad_device_id(*, problem: str) -> BadInputError:
     )
 
 
-class PaddleMissingError(RefusedError):
-    """A pickle file can only be read by paddle, which is not installed."""
-
-    def __init__(self, *, file: str) -> None:
-        super().__init__(
-            f"reading the pickle file {file} takes paddle; install wsm[cpu] or wsm[gpu]", file=file
-        )
-
-
 class TrainerTensorError(BadInputError):
     """A trainer handed over something that is no tensor wsm can write."""
 
@@ -382,66 +370,51 @@ def bad_names(*, file: str, problem: str) -> BadInputError:
     )
 
 
-@coded("dtype-mismatch")
-def dtype_mismatch(*, mismatches: Sequence[tuple[str, str, str, str]]) -> BadInputError:
-    """Tensors have another dtype than the model's; `mismatches` holds (name, expected, found, origin)."""
-    return BadInputError(_mismatch_message("dtype", mismatches), unfit=True, mismatches=tuple(mismatches))
+def check_kinds(rows: Iterable[tuple[TensorSpec, TensorSpec, str]]) -> None:
+    """See that tensors have the model's dtypes and shapes: each as it is, as the model has it, its origin.
+
+    Raises
+    ------
+    BadInputError (``dtype-mismatch``, ``shape-mismatch``)
+        If some have not; `mismatches` holds (name, expected, found, origin) of each.
+    """
+    rows = list(rows)
+    wrong, text = _of_another("dtype", rows)
+    if wrong:
+        raise BadInputError(text, code="dtype-mismatch", unfit=True, mismatches=wrong)
+    wrong, text = _of_another("shape", rows)
+    if wrong:
+        raise BadInputError(text, code="shape-mismatch", unfit=True, mismatches=wrong)
 
 
-@coded("shape-mismatch")
-def shape_mismatch(
-    *,
-    mismatches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...], str]],
-) -> BadInputError:
-    """Tensors have another shape than the model's; `mismatches` holds (name, expected, found, origin)."""
-    return BadInputError(_mismatch_message("shape", mismatches), unfit=True, mismatches=tuple(mismatches))
-
-
-def _mismatch_message(kind: str, mismatches: Sequence[tuple[str, object, object, str]]) -> str:
+def _of_another(
+    kind: str, rows: Iterable[tuple[TensorSpec, TensorSpec, str]]
+) -> tuple[tuple[tuple[str, object, object, str], ...], str]:
+    wrong = tuple(
+        (found.name, getattr(model, kind), getattr(found, kind), origin)
+        for found, model, origin in rows
+        if getattr(found, kind) != getattr(model, kind)
+    )
     details = listed(
         [
             f"{name!r} has {kind} {found} in {origin}, the model has {expected}"
-            for name, expected, found, origin in mismatches
+            for name, expected, found, origin in wrong
         ]
     )
-    return (
-        f"{counted(len(mismatches), 'tensor')} of another {kind}: {details}; "
-        "publish this model's own state dict"
+    text = (
+        f"{counted(len(wrong), 'tensor')} of another {kind}: {details}; publish this model's own state dict"
     )
+    return wrong, text
 
 
-class NotFiniteError(BadInputError):
-    """A tensor holds NaN or infinity although its manifest promises neither.
-
-    Found in the pass that copies, so the target was touched and must not serve; only loaders of models get
-    bytes that were checked before, and what a change leaves as it is may be looked at first.
-    """
-
-    unfit = True
-
-    def __init__(self, *, tensor: str, origin: str, index: int) -> None:
-        super().__init__(
-            f"tensor {tensor!r} of {origin} is not finite from element {index} on (in C order), although its "
-            "manifest says finite; publish a version without NaN",
-            tensor=tensor,
-            origin=origin,
-            index=index,
-        )
-
-
-class TiedTensorsDifferError(BadInputError):
+@coded("tied-tensors-differ")
+def tied_tensors_differ(*, tensor: str, name: str, origin: str) -> BadInputError:
     """A source brings one tensor of the model under two of its names, with different bytes."""
-
-    unfit = True
-
-    def __init__(self, *, tensor: str, name: str, origin: str) -> None:
-        super().__init__(
-            f"{tensor!r} and {name!r} are one tensor of the model, and {origin} has other bytes there; "
-            "publish it once, or the same under both names",
-            tensor=tensor,
-            name=name,
-            origin=origin,
-        )
+    return BadInputError(
+        f"{tensor!r} and {name!r} are one tensor of the model, and {origin} has other bytes there; "
+        "publish it once, or the same under both names",
+        unfit=True,
+    )
 
 
 class DigestMismatchError(BadInputError):
@@ -502,48 +475,6 @@ class UnknownStrategyError(BadInputError):
             name=name,
             known=tuple(known),
         )
-
-
-@coded("bad-source-type")
-def bad_source_type(*, strategy: str, expected: str, found: str) -> BadInputError:
-    """A strategy was given another strategy's source."""
-    return BadInputError(f"strategy {strategy} loads from a {expected}, not from a {found}", unfit=True)
-
-
-@coded("strategy-taken")
-def strategy_taken(*, name: str, holders: Sequence[str]) -> RefusedError:
-    """Another strategy has this name already; `holders` says which, or which two."""
-    return RefusedError(
-        f"the name {name!r} of a load strategy is taken by {' and by '.join(holders)}; "
-        "a name stands for one way on every rank: choose another, or remove what has it",
-        holders=tuple(holders),
-    )
-
-
-@coded("not-a-strategy")
-def not_a_strategy(*, name: str, origin: str, problem: str) -> BadInputError:
-    """What was registered or announced under a name, shown as Python writes it, is no strategy."""
-    return BadInputError(
-        f"{origin} gives no load strategy {name}: {problem}; "
-        "give an object of a class that derives from wsm.strategies.Strategy"
-    )
-
-
-@coded("strategy-import")
-def strategy_import(*, name: str, entry_point: str, package: str, reason: str) -> RefusedError:
-    """A package announces a strategy of this name and cannot be imported, or its class not be called."""
-    return RefusedError(
-        f"the package {package} announces the load strategy {name!r} as {entry_point}, which fails: "
-        f"{reason}; repair or remove the package where this process runs"
-    )
-
-
-@coded("transfer-option-unavailable")
-def transfer_option_unavailable(*, option: str, strategy: str) -> RefusedError:
-    """A command says of its transfer what its strategy does not have. Nothing was changed."""
-    return RefusedError(
-        f"{option} is of the strategies rsync and gdr, and versions come by {strategy}; leave it out"
-    )
 
 
 @coded("transfer-mode-unavailable")

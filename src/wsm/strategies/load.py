@@ -27,9 +27,8 @@ from wsm.strategies.applier import admission
 from wsm.strategies.applier.admission import Admit, LoadWay, memory_need
 from wsm.strategies.applier.apply import Applied, apply_tensors
 from wsm.strategies.applier.coverage import check_tied_coverage
-from wsm.strategies.applier.feeding import feed_loaders, feed_models
-from wsm.strategies.applier.loaders import ModelLoader
-from wsm.strategies.applier.parallel_copy import default_threads
+from wsm.strategies.applier.feeding import ModelLoader, feed_loaders, feed_models
+from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.applier.tensor_set import tensors_in
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.errors import LoadCancelledError
@@ -77,9 +76,9 @@ def rare_collections() -> Iterator[None]:
 _NANOSECONDS = 1_000_000_000
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """What was loaded.
+@dataclass(frozen=True, kw_only=True)
+class LoadReport(Applied):
+    """What was loaded, and from where; its other parameters say what was applied.
 
     Parameters
     ----------
@@ -91,38 +90,18 @@ class LoadReport:
         Digest of what was published; the digest of the tensors where there was no manifest.
     manifest_scope : ManifestScope
         GROUP: equal on every rank that loads the version, to be compared. RANK, LOADED: this rank's own.
-    digest : str
-        Digest of the tensors as they are in memory now; equal weights have an equal one.
-    bytes, tensors : int
-        How much was applied.
-    verified : int
-        How many of the tensors had a promised digest, which matched.
     files : tuple of str
         Where they came from.
     ignored : tuple of str
         Files that were left out, with a warning in the log.
     seconds : float
         From the first look to the last digest.
-    peak_extra_bytes : int
-        The most tensor bytes that were held beside the target's.
-    adopted_bytes : int
-        How many of the bytes were not copied: the target keeps the memory that they came in.
     partial : bool
         Whether tensors were allowed to be missing.
-    missing : tuple of str
-        Names of those that were, and kept their bytes.
     read_bytes : int
         How many bytes were read for the `bytes`: more where slices were proven by whole tensors.
     sync_s : float
         How many of the seconds were spent waiting for the sender of the weights, where that is known.
-    unknown : tuple of str
-        Names that the source has and the model does not, which were allowed and left out.
-    through_models : bool
-        Whether models took them that say nothing beforehand, and did with them what is theirs to know.
-    auxiliary : int
-        How many of the tensors were for auxiliary models, too, where those say nothing beforehand.
-    tensor_set : str or None
-        Which tensors such models were given, for the `before` of the next load; None: they were given none.
     publication : str or None
         The publication that it is of, the same on every rank that loads one; None if nothing says so.
     """
@@ -131,23 +110,12 @@ class LoadReport:
     version: str | None
     manifest_digest: str
     manifest_scope: ManifestScope
-    digest: str
-    bytes: int
-    tensors: int
-    verified: int
     files: tuple[str, ...]
     ignored: tuple[str, ...]
     seconds: float
-    peak_extra_bytes: int
-    adopted_bytes: int = 0
     partial: bool = False
-    missing: tuple[str, ...] = ()
     read_bytes: int = 0
     sync_s: float = 0.0
-    unknown: tuple[str, ...] = ()
-    through_models: bool = False
-    auxiliary: int = 0
-    tensor_set: str | None = None
     publication: str | None = None
 
     @property
@@ -221,7 +189,7 @@ def load(
         peer that goes on a few bytes at a time is not. In a group a command's deadline cancels.
     threads : int, optional
         How many copy and digest, the calling one included, where the strategy can be read in parallel; by
-        default :func:`wsm.strategies.applier.parallel_copy.default_threads`. Whatever is called back, is
+        default :func:`wsm.strategies.applier.tensor_copy.default_threads`. Whatever is called back, is
         called from the calling thread.
     loaders : sequence of ModelLoader, or of CheckpointModel
         How the models take a checkpoint's tensors, the main one first; used by strategies that bring such
@@ -299,29 +267,20 @@ def load(
 
 
 def _report(name: str, offer: Offer, applied: Applied, *, partial: bool, seconds: float) -> LoadReport:
+    said = {**vars(applied), "peak_extra_bytes": offer.peak_extra_bytes + applied.peak_extra_bytes}
     return LoadReport(
         strategy=name,
         version=offer.version,
         manifest_digest=offer.manifest_digest or applied.digest,
         manifest_scope=offer.manifest_scope,
-        digest=applied.digest,
-        bytes=applied.nbytes,
-        tensors=applied.tensors,
-        verified=applied.verified,
         files=offer.files,
         ignored=offer.ignored,
         seconds=seconds,
-        peak_extra_bytes=offer.peak_extra_bytes + applied.extra_bytes,
-        adopted_bytes=applied.adopted,
         partial=partial,
-        missing=applied.missing,
-        read_bytes=applied.nbytes if offer.read_bytes is None else offer.read_bytes,
+        read_bytes=applied.bytes if offer.read_bytes is None else offer.read_bytes,
         sync_s=0.0 if offer.waited_s is None else offer.waited_s(),
-        unknown=applied.unknown,
-        through_models=applied.through_models,
-        auxiliary=applied.auxiliary,
-        tensor_set=applied.tensor_set,
         publication=offer.publication,
+        **said,
     )
 
 

@@ -83,6 +83,11 @@ class LoadObserver:
     progress: Callable[[int, int], None] = no_progress
     cancelled: Callable[[], bool] = never_cancelled
 
+    def stop_if_cancelled(self, tensors: int, *, applied: int = 0) -> None:
+        """Raise LoadCancelledError if the load is no longer wanted; so many of its tensors are `applied`."""
+        if self.cancelled():
+            raise LoadCancelledError(tensors_applied=applied, tensors=tensors)
+
 
 #: For a load whose caller follows nothing.
 UNOBSERVED = LoadObserver()

@@ -9,49 +9,45 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from wsm.errors import BadInputError, RefusedError
 from wsm.named import NamedObjects, object_at
-from wsm.strategies import errors
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.strategy import Strategy
 from wsm.typed import shown
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint, EntryPoints
+    from importlib.metadata import EntryPoints
 
 
 #: The group of entry points; each names an object, or a class that is called without arguments.
 ENTRY_POINTS = "wsm.strategies"
 
 
-class Announced(NamedTuple):
-    """What an entry point gives, not checked, and the package that announces it, for messages."""
+def _entry_points() -> EntryPoints:
+    from importlib import metadata  # noqa: PLC0415 - slow to import, and for names from outside alone
 
-    strategy: object
-    origin: str
-
-
-def announced_names() -> set[str]:
-    """Return the names of all that are announced. Imports none."""
-    return {point.name for point in _entry_points()}
+    return metadata.entry_points(group=ENTRY_POINTS)
 
 
-def announced_strategy(name: str) -> Announced | None:
-    """Import what is announced under this name; None if nothing is.
+def _announced(name: str) -> Strategy | None:
+    """Import what installed packages announce under this name; None if none does.
 
     Raises
     ------
     RefusedError
-        If packages announce different things.
-    RefusedError
-        If it cannot be imported, or is a class that cannot be called.
+        If packages announce different things, or it cannot be imported, or is a class that cannot be called.
+    BadInputError
+        If it is no strategy.
     """
     points = {point.value: point for point in _entry_points() if point.name == name}
     if not points:
         return None
+    packages = ["an unnamed one" if each.dist is None else each.dist.name for each in points.values()]
+    origins = [f"the package {of} ({place})" for of, place in zip(packages, points, strict=True)]
     if len(points) > 1:
-        raise errors.strategy_taken(name=name, holders=[_origin(point) for point in points.values()])
+        raise _taken(name, origins)
     (point,) = points.values()
     try:
         found = point.load()
@@ -59,24 +55,26 @@ def announced_strategy(name: str) -> Announced | None:
             found = found()
     except Exception as error:  # what a package does when it is imported is its own
         reason = f"{type(error).__name__}: {error}"
-        raise errors.strategy_import(
-            name=name, entry_point=point.value, package=_package(point), reason=reason
+        raise RefusedError(
+            f"the package {packages[0]} announces the load strategy {name!r} as {point.value}, which fails: "
+            f"{reason}; repair or remove the package where this process runs",
+            code="strategy-import",
+            name=name,
+            entry_point=point.value,
+            package=packages[0],
+            reason=reason,
         ) from error
-    return Announced(found, _origin(point))
+    return _check(name, found, origins[0])
 
 
-def _package(point: EntryPoint) -> str:
-    return "an unnamed one" if point.dist is None else str(point.dist.name)
-
-
-def _origin(point: EntryPoint) -> str:
-    return f"the package {_package(point)} ({point.value})"
-
-
-def _entry_points() -> EntryPoints:
-    from importlib import metadata  # noqa: PLC0415 - slow to import, and for names from outside alone
-
-    return metadata.entry_points(group=ENTRY_POINTS)
+def _taken(name: str, holders: Sequence[str]) -> RefusedError:
+    return RefusedError(
+        f"the name {name!r} of a load strategy is taken by {' and by '.join(holders)}; "
+        "a name stands for one way on every rank: choose another, or remove what has it",
+        code="strategy-taken",
+        name=name,
+        holders=tuple(holders),
+    )
 
 
 #: Every strategy of wsm, under the name that configuration and command line know it by.
@@ -148,9 +146,9 @@ def register_strategy(name: str, strategy: Strategy) -> None:
     """
     _check(name, strategy, "this process")
     if name in STRATEGIES:
-        raise errors.strategy_taken(name=name, holders=["wsm itself"])
-    if name in _from_outside or name in announced_names():
-        raise errors.strategy_taken(name=name, holders=["another strategy from outside"])
+        raise _taken(name, ["wsm itself"])
+    if name in _from_outside or name in _entry_points().names:
+        raise _taken(name, ["another strategy from outside"])
     _from_outside[name] = strategy
 
 
@@ -169,11 +167,11 @@ def strategy_called(name: str) -> Strategy:
     """
     strategy = STRATEGIES.get(name) or _from_outside.get(name)
     if strategy is None:
-        found = announced_strategy(name)
+        found = _announced(name)
         if found is None:
-            known = {*STRATEGIES, *_from_outside, *announced_names()}
+            known = {*STRATEGIES, *_from_outside, *_entry_points().names}
             raise UnknownStrategyError(name=name, known=sorted(known))
-        strategy = _from_outside.setdefault(name, _check(name, found.strategy, found.origin))
+        strategy = _from_outside.setdefault(name, found)
     return strategy
 
 
@@ -189,8 +187,14 @@ def strategy_for(name: str, source: object) -> Strategy:
     """
     strategy = strategy_called(name)
     if not isinstance(source, strategy.source_type):
-        raise errors.bad_source_type(
-            strategy=name, expected=strategy.source_type.__name__, found=type(source).__name__
+        expected, found = strategy.source_type.__name__, type(source).__name__
+        raise BadInputError(
+            f"strategy {name} loads from a {expected}, not from a {found}",
+            code="bad-source-type",
+            unfit=True,
+            strategy=name,
+            expected=expected,
+            found=found,
         )
     return strategy
 
@@ -210,7 +214,14 @@ def _check(name: object, thing: object, origin: str) -> Strategy:
         problem = "it has more than one section of its own, and each would be called as the strategy is"
     else:
         return thing
-    raise errors.not_a_strategy(name=shown(name), origin=origin, problem=problem)
+    raise BadInputError(
+        f"{origin} gives no load strategy {shown(name)}: {problem}; "
+        "give an object of a class that derives from wsm.strategies.Strategy",
+        code="not-a-strategy",
+        name=shown(name),
+        origin=origin,
+        problem=problem,
+    )
 
 
 def _are_sections(found: object) -> bool:

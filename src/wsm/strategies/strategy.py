@@ -11,13 +11,74 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from wsm.strategies import errors
-from wsm.strategies.observer import LoadObserver
+from wsm.config_reading import OptionFault
+from wsm.errors import InternalError, RefusedError
+from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
-from wsm.strategies.sections import Sections
 from wsm.strategies.tensor import WeightTarget
+
+Section = TypeVar("Section")
+
+
+@runtime_checkable
+class CheckedSection(Protocol):
+    """What a section implements besides, whose values are more than their types."""
+
+    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:
+        """Return the first option that cannot be, None if all can. Looks at no file and asks no process.
+
+        Parameters
+        ----------
+        ranks : int
+            Ranks of the group.
+        used : bool
+            Whether the configured strategy reads this section.
+        """
+        ...
+
+
+class Sections:
+    """The sections that one strategy reads, by their type.
+
+    Parameters
+    ----------
+    sections : mapping of type to object
+        One instance of each that the strategy declares.
+    """
+
+    def __init__(self, sections: Mapping[type, object]) -> None:
+        self._sections = sections
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sections) and self._sections == other._sections
+
+    __hash__ = None  # type: ignore[assignment] # sections hold mappings
+
+    def __contains__(self, section: object) -> bool:
+        return any(section is each for each in self._sections.values())
+
+    def of(self, kind: type[Section]) -> Section:
+        """Return the section of this type.
+
+        Raises
+        ------
+        wsm.errors.InternalError
+            If the strategy does not declare it.
+        """
+        section = self._sections.get(kind)
+        if not isinstance(section, kind):
+            raise InternalError(
+                f"a strategy asked for its section {kind.__name__} and has not declared it; "
+                "name it in the strategy's `sections`",
+                section=kind.__name__,
+            )
+        return section
+
+    def replaced(self, kind: type[Section], section: Section) -> Sections:
+        """Return the same with another instance of one section."""
+        return Sections({**self._sections, kind: section})
 
 
 class Strategy(ABC):
@@ -99,21 +160,23 @@ class Strategy(ABC):
             If there is nothing, or not what was asked for. Nothing was changed.
         """
 
-    @abstractmethod
     def preview(self, source: Any, version: str | None) -> AbstractContextManager[Offer]:
         """Open like :meth:`open`, to look only: no byte is read, and a load can follow.
+
+        As :meth:`open` itself, by default, for what neither a rank nor a trainer notices.
 
         Raises
         ------
         wsm.strategies.errors.BadInputError
             As :meth:`open`.
         """
+        return self.open(source, version, UNOBSERVED)
 
     def check(self, sections: Sections) -> None:  # noqa: B027 - most have nothing to check
         """Refuse what no load could use, when a worker starts. Connects to no process.
 
         What a section can see by itself it says earlier, when the configuration is read
-        (:class:`wsm.strategies.sections.CheckedSection`).
+        (:class:`wsm.strategies.strategy.CheckedSection`).
 
         Raises
         ------
@@ -147,7 +210,13 @@ class Strategy(ABC):
         """
         for option, given in (("verify_checksum", verify_checksum), ("rsync_config", rsync_config)):
             if given:
-                raise errors.transfer_option_unavailable(option=option, strategy=type(self).__name__)
+                name = type(self).__name__
+                raise RefusedError(
+                    f"{option} is of the strategies rsync and gdr, and versions come by {name}; leave it out",
+                    code="transfer-option-unavailable",
+                    option=option,
+                    strategy=name,
+                )
         return sections
 
     def close(self, source: Any) -> None:  # noqa: B027 - most keep nothing

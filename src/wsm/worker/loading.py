@@ -30,19 +30,18 @@ from wsm.states.vocabulary import UnknownTensors
 from wsm.strategies import errors
 from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.coverage import EVERY_NAME
-from wsm.strategies.applier.loaders import ModelLoader
-from wsm.strategies.applier.parallel_copy import default_threads
+from wsm.strategies.applier.feeding import ModelLoader
+from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.applier.tensor_ledger import TensorLedger
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.errors import LoadCancelledError, listed
 from wsm.strategies.files.file_looks import look_at
 from wsm.strategies.load import LoadReport, inspect, load
 from wsm.strategies.registry import strategy_called
-from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.version_pins import VersionPins
+from wsm.strategies.strategy import Sections
 from wsm.strategies.tensor import WeightTarget
-from wsm.strategies.training_names import TrainingNames, stripping
-from wsm.strategies.training_names_file import names_from_files
+from wsm.strategies.training_names import TrainingNames, names_from_files, stripping
 from wsm.worker._command import Found
 
 _log = log.logger("worker")

@@ -37,17 +37,17 @@ from wsm.strategies import (
     read_version,
 )
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.adopt import errors, opened
+from wsm.strategies.adopt import checkpoint, taking
 from wsm.strategies.adopt.checkpoint import CheckpointPart, absent_shards
 from wsm.strategies.adopt.record import RECORD_FILE, AdoptionRecord, stands_as_adopted
 from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.files.atomic_file import replace_file
-from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import (
     AxisSegment,
     Member,
     Placement,
+    PlacementError,
     Replicated,
     Split,
     local_shape,
@@ -374,7 +374,7 @@ def test_blocks_are_shared_where_the_file_system_can_and_no_overwriting_costs_th
         assert request == 0x40049409
         os.copy_file_range(source, made, os.fstat(source).st_size, offset_src=0)
 
-    monkeypatch.setattr(opened.fcntl, "ioctl", share)
+    monkeypatch.setattr(taking.fcntl, "ioctl", share)
     written = write_checkpoint(exchange / "step_7", make_state())
     adoption = adopt(written, settings)
     assert (adoption.way, adoption.warning) == (AdoptWay.COPY, None)
@@ -430,13 +430,13 @@ def twice(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (unfinished, errors.incomplete_checkpoint),
-        (not_json, errors.incomplete_checkpoint),
-        (leads_out, errors.incomplete_checkpoint),
-        (only_markers, errors.no_checkpoint),
+        (unfinished, checkpoint.incomplete_checkpoint),
+        (not_json, checkpoint.incomplete_checkpoint),
+        (leads_out, checkpoint.incomplete_checkpoint),
+        (only_markers, checkpoint.no_checkpoint),
         (changes_alone, "delta-checkpoint"),
-        (truncated, errors.incomplete_checkpoint),
-        (half_a_header, errors.incomplete_checkpoint),
+        (truncated, checkpoint.incomplete_checkpoint),
+        (half_a_header, checkpoint.incomplete_checkpoint),
         (twice, strategies_errors.not_covered),
         (shutil.rmtree, "checkpoint-missing"),
     ],
@@ -449,7 +449,7 @@ def test_what_is_no_whole_checkpoint_is_refused_and_nothing_is_written(
     with raising(expected) as refused:
         adopt(written, settings)
     assert "publish" not in str(refused.value) or expected == "delta-checkpoint"
-    assert refused.value.retryable == (expected is errors.incomplete_checkpoint)
+    assert refused.value.retryable == (expected is checkpoint.incomplete_checkpoint)
     assert not Path(settings.into).exists()
 
 
@@ -469,7 +469,7 @@ def test_an_index_decides_which_files_count_and_must_tell_the_truth(
     with raising("stale-index", match=r"model\.safetensors\.index\.json .* model\.safetensors holds"):
         adopt(written, settings, version=8)
     lies = write_checkpoint(exchange / "step_8", make_state(), leave_out=["embed.weight"])
-    with raising(errors.incomplete_checkpoint):
+    with raising(checkpoint.incomplete_checkpoint):
         adopt(lies, settings)
 
 
@@ -500,7 +500,7 @@ def test_half_of_a_set_of_shards_is_not_taken_for_a_model(
     second = written / "model-00002-of-00002.safetensors"
     second.rename(exchange / second.name)
     alone = replace(settings, ranks=ranks, placements=None)
-    with raising(errors.incomplete_checkpoint, match=r"model-00002-of-00002\.safetensors is not there"):
+    with raising(checkpoint.incomplete_checkpoint, match=r"model-00002-of-00002\.safetensors is not there"):
         adopt(written, alone)
     (exchange / second.name).rename(second)
     assert adopt(written, alone).label == "5"
@@ -568,7 +568,7 @@ def test_a_model_that_cannot_be_divided_is_refused_before_it_is_read(
         adopt(written, replace(settings, placements=None))
     with pytest.raises(PlacementError, match="has no placement"):
         adopt(written, replace(settings, placements=lambda _: {}))
-    with raising(errors.bad_placements):
+    with raising(checkpoint.bad_placements):
         adopt(written, replace(settings, placements=lambda specs: {"x": specs["x"]}))
 
 
@@ -586,7 +586,7 @@ def test_what_is_written_while_it_is_read_is_refused(
     monkeypatch.setattr(CheckpointPart, "digests", disturbed)
     for disturbance in (overwrite_in_place, cut_short):
         disturb.append(disturbance)
-        with raising(errors.checkpoint_changed):
+        with raising(checkpoint.checkpoint_changed):
             adopt(written, settings)
         shutil.rmtree(written)
         write_checkpoint(written, make_state())

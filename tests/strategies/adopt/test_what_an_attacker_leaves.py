@@ -15,8 +15,8 @@ from tests.another_user import as_another_user, shared_place
 from tests.raising import raising
 from wsm.errors import BadInputError, ForeignPathError
 from wsm.strategies import AdoptSettings, adopt
-from wsm.strategies.adopt import errors, opened
-from wsm.strategies.adopt.opened import open_below
+from wsm.strategies.adopt import checkpoint
+from wsm.strategies.adopt.checkpoint import open_below
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_directory_that_is_exchanged_between_look_and_use_is_not_opened(
     """Whatever moment an enemy takes: what is opened was found from the root down, and follows no link."""
     elsewhere = write_checkpoint(tmp_path / "elsewhere", make_state())
     write_checkpoint(exchange / "run" / "step_7", make_state())
-    found = opened.path_of
+    found = checkpoint.path_of
 
     def exchanged(descriptor: int) -> str:
         leads_to = found(descriptor)
@@ -97,7 +97,7 @@ def test_a_directory_that_is_exchanged_between_look_and_use_is_not_opened(
             enemies[-1](exchange / "run" / "step_7")
         return leads_to
 
-    monkeypatch.setattr(opened, "path_of", exchanged)
+    monkeypatch.setattr(checkpoint, "path_of", exchanged)
     enemies: list[Callable[[Path], None]] = [
         lambda path: path.symlink_to(elsewhere),
         Path.mkdir,
@@ -119,7 +119,7 @@ def test_a_directory_that_its_trainer_replaces_while_it_is_opened_has_changed_an
     settings: AdoptSettings, exchange: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = write_checkpoint(exchange / "step_7", make_state())
-    found = opened.path_of
+    found = checkpoint.path_of
 
     def replaced(descriptor: int) -> str:
         leads_to = found(descriptor)
@@ -128,8 +128,8 @@ def test_a_directory_that_its_trainer_replaces_while_it_is_opened_has_changed_an
         write_checkpoint(written, make_state(2))
         return leads_to
 
-    monkeypatch.setattr(opened, "path_of", replaced)
-    with raising(errors.checkpoint_changed, match="exchanged while it was opened"):
+    monkeypatch.setattr(checkpoint, "path_of", replaced)
+    with raising(checkpoint.checkpoint_changed, match="exchanged while it was opened"):
         adopt(written, settings)
     assert adopt(written, settings).label == "7"
 

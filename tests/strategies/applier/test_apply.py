@@ -7,8 +7,8 @@ from stamped import apply_tensors
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.coverage import check_coverage
+from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
@@ -40,7 +40,7 @@ A, B = TensorSpec("a", "U8", (3,)), TensorSpec("b", "U8", (2,))
 def test_every_tensor_arrives_and_the_digest_is_that_of_what_is_in_memory():
     target = MemoryTarget([A, B])
     applied = apply_tensors([offered("b", b"22"), offered("a", b"111")], target, LoadObserver())
-    assert (applied.nbytes, applied.tensors, applied.verified) == (5, 2, 0)
+    assert (applied.bytes, applied.tensors, applied.verified) == (5, 2, 0)
     assert bytes(target.readable("a")) == b"111"
     assert applied.digest == shard_digest(
         (spec, digest_of(target.readable(name))) for name, spec in target.specs().items()
@@ -61,8 +61,8 @@ def test_the_target_is_tainted_before_its_memory_is_asked_for_and_once_only():
         ([offered("a", b"111")], errors.not_covered),
         ([offered("a", b"111"), offered("b", b"22"), offered("c", b"3")], errors.not_covered),
         ([offered("a", b"111"), offered("b", b"22"), offered("b", b"22")], errors.not_covered),
-        ([offered("a", b"111"), offered("b", b"22", dtype="I8")], errors.dtype_mismatch),
-        ([offered("a", b"111"), offered("b", b"22", shape=(2, 1))], errors.shape_mismatch),
+        ([offered("a", b"111"), offered("b", b"22", dtype="I8")], "dtype-mismatch"),
+        ([offered("a", b"111"), offered("b", b"22", shape=(2, 1))], "shape-mismatch"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_touched(tensors, error):
@@ -88,10 +88,10 @@ def test_one_error_lists_everything_that_is_missing_unknown_and_duplicate():
 def test_all_mismatches_are_listed_with_both_sides_and_their_file():
     wanted = {"a": TensorSpec("a", "F32", (2,)), "b": TensorSpec("b", "F32", (2,))}
     rows = [(TensorSpec("a", "BF16", (2,)), "f1"), (TensorSpec("b", "F16", (2,)), "f2")]
-    with raising(errors.dtype_mismatch) as dtypes:
+    with raising("dtype-mismatch") as dtypes:
         check_coverage(rows, wanted)
     assert dtypes.value.mismatches == (("a", "F32", "BF16", "f1"), ("b", "F32", "F16", "f2"))
-    with raising(errors.shape_mismatch, match=r"'a' has shape \(2, 1\) in f1, the model has \(2,\)"):
+    with raising("shape-mismatch", match=r"'a' has shape \(2, 1\) in f1, the model has \(2,\)"):
         check_coverage([(TensorSpec("a", "F32", (2, 1)), "f1")], {"a": wanted["a"]})
 
 
@@ -195,7 +195,7 @@ def test_memory_that_may_be_kept_is_kept_by_a_released_tensor_and_digested_where
     memory = bytearray(b"111")
     target = MemoryTarget([A], adopting=True)
     applied = apply_tensors([kept("a", b"111", memory, digest=digest_of(b"111"))], target, LoadObserver())
-    assert (applied.adopted, applied.nbytes, applied.verified) == (3, 3, 1)
+    assert (applied.adopted_bytes, applied.bytes, applied.verified) == (3, 3, 1)
     memory[0:1] = b"2"
     assert bytes(target.readable("a")) == b"211"
 
@@ -207,7 +207,7 @@ def test_bytes_are_copied_into_a_tensor_that_holds_memory_or_keeps_none(target):
         pytest.fail("a tensor that holds memory may have been captured by its address")
     offer = OfferedTensor(A, "somewhere", offered("a", b"111").read_into, memory=lambda: memoryview(b"111"))
     applied = apply_tensors([offer], target, LoadObserver())
-    assert applied.adopted == 0
+    assert applied.adopted_bytes == 0
     assert bytes(target.readable("a")) == b"111"
 
 

@@ -13,8 +13,7 @@ import pytest
 from wsm.clock import SystemClock
 from wsm.strategies.buckets.sender import Sending
 from wsm.strategies.observer import UNOBSERVED
-from wsm.strategies.transports._batches import Batches
-from wsm.strategies.transports._foreign import ForeignThread
+from wsm.strategies.transports._foreign import Batches, ForeignThread
 from wsm.worker._hot_run import Staging
 
 

@@ -12,7 +12,7 @@ from stamped import feed_loaders
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.applier.apply import Applied
-from wsm.strategies.applier.loaders import ParameterMemory
+from wsm.strategies.applier.feeding import ParameterMemory
 from wsm.strategies.checkpoint_models import AuxiliaryNames
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import LoadObserver
@@ -177,7 +177,7 @@ def test_auxiliary_models_get_copies_in_chunks_from_the_same_pass():
     assert model.draft.chunks == [["mtp_block.0.w", "layers.2.w"], ["mtp_norm"]]
     for each in DRAFT:  # although the buffer was used again before the chunk was full
         assert model.target.readable(each.name) == model.checkpoint[each.name].tobytes()
-    assert applied.extra_bytes == 8 * 4  # the larger chunk
+    assert applied.peak_extra_bytes == 8 * 4  # the larger chunk
     assert model.main.seen == ["layers.0.q", "layers.0.k", "layers.0.v", "head"]
 
 
@@ -219,7 +219,7 @@ def test_a_stream_that_lacks_a_tensor_is_an_error_with_its_name(promised):
 def test_a_tensor_of_another_shape_is_refused_before_the_loader_sees_it():
     model = Model(draft=False)
     model.checkpoint["layers.0.q"] = np.zeros((WIDTH, 1), np.float32)
-    with raising(errors.shape_mismatch, match=r"layers\.0\.q"):
+    with raising("shape-mismatch", match=r"layers\.0\.q"):
         model.feed(stream(model.checkpoint, promised=False))
     assert (model.main.seen, model.tainted) == ([], 0)
 
@@ -239,7 +239,7 @@ def test_a_corrupt_tensor_never_reaches_the_loader(lie, seen):
 def test_nan_where_it_is_forbidden_never_reaches_the_loader(name, seen):
     model = Model()
     model.checkpoint[name].flat[5] = np.nan
-    with raising(errors.NotFiniteError, match=f"'{name}' .* element 5 ") as caught:
+    with raising("not-finite", match=f"'{name}' .* element 5 ") as caught:
         model.feed(stream(model.checkpoint, finite=True))
     assert len(model.main.seen) == seen
     assert caught.value.touched == bool(model.tainted) == bool(seen)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot
-from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.finite import first_not_finite
+from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.documents import seal
 from wsm.strategies.snapshot.manifest import ShardManifest
 
@@ -91,7 +92,7 @@ def test_a_load_refuses_what_is_not_finite_and_names_tensor_and_element(tmp_path
     publish_snapshot(tmp_path, 1, {0: state}, durable=False)
     promise(tmp_path / "versions" / "1")
     tainted = []
-    with pytest.raises(errors.NotFiniteError, match=f"'b' .* element {bad} ") as caught:
+    with raising("not-finite", match=f"'b' .* element {bad} ") as caught:
         load(
             source(tmp_path),
             target_of(state),

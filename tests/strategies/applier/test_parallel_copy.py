@@ -11,9 +11,9 @@ import pytest
 from stamped import apply_tensors
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.applier import parallel_copy
-from wsm.strategies.applier.copying import CHUNK_BYTES
-from wsm.strategies.applier.parallel_copy import default_threads
+from wsm.strategies.applier import tensor_copy
+from wsm.strategies.applier.tensor_copy import default_threads
+from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
@@ -63,7 +63,7 @@ def test_any_number_of_threads_brings_the_same_bytes_and_digest(threads):
     one = apply_tensors([small(), *(offered(name) for name in NAMES)], target_of(), LoadObserver())
     assert applied == one
     assert seen == sorted(seen)
-    assert seen[-1] == (applied.nbytes, applied.nbytes)
+    assert seen[-1] == (applied.bytes, applied.bytes)
     assert not loading_threads()
 
 
@@ -145,7 +145,7 @@ def test_a_cancellation_ends_all_threads_before_it_is_raised():
 
 def test_a_cancellation_is_seen_while_only_the_other_threads_have_work(monkeypatch):
     """The calling thread has nothing left to do, and asks all the same."""
-    monkeypatch.setattr(parallel_copy, "_GLANCE_S", 0.0005)
+    monkeypatch.setattr(tensor_copy, "_GLANCE_S", 0.0005)
     working, release = threading.Event(), threading.Event()
 
     def read(name, offset):
@@ -249,7 +249,7 @@ def test_memory_that_is_kept_is_digested_on_threads_and_adopted_when_all_is_veri
     tensors = [*(kept(name) for name in NAMES), small()]
     target = target_of(Adopting, adopting=True)
     applied = apply_tensors(tensors, target, LoadObserver(), threads=2)
-    assert applied.adopted == SIZE * len(NAMES)
+    assert applied.adopted_bytes == SIZE * len(NAMES)
     assert adopted == [(name, threading.current_thread()) for name in NAMES]
     tensors[2] = kept("w2", digest_of(b"x"))
     adopted.clear()

@@ -32,7 +32,7 @@ def test_what_is_not_brought_stays_and_counts_in_the_digest(target, declared):
         iter([of_bytes("b", b"22")]), target, LoadObserver(), declared=declared, partial=True
     )
     assert (bytes(target.readable("a")), bytes(target.readable("b"))) == (b"old", b"22")
-    assert (applied.tensors, applied.nbytes, applied.missing) == (1, 2, ("a", "z"))
+    assert (applied.tensors, applied.bytes, applied.missing) == (1, 2, ("a", "z"))
     assert applied.digest == shard_digest(
         [(A, digest_of(b"old")), (B, digest_of(b"22")), (EMPTY, digest_of(b""))]
     )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from wsm.strategies import TensorSpec
 from wsm.strategies.buckets import wire
+from wsm.strategies.conversation import frame_of
 from wsm.strategies.digest import digest_of
 from wsm.strategies.peer_errors import PeerMessageError
 
@@ -39,7 +40,7 @@ FROM_TRAINER = (
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_said_is_heard_and_no_change_on_the_way_is_taken_for_a_message(reader, message):
-    frame = wire.encode(message)
+    frame = frame_of(message)
     assert reader(frame, "a peer") == message
     for bit in range(8 * len(frame)):
         changed = bytearray(frame)
@@ -64,7 +65,7 @@ def test_any_bytes_are_an_error_or_a_message(body, right):
             message = reader(frame, "a peer")
         except PeerMessageError:
             continue
-        assert reader(wire.encode(message), "a peer") == message
+        assert reader(frame_of(message), "a peer") == message
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_any_bytes_are_an_error_or_a_message(body, right):
     ids=str,
 )
 def test_an_offer_that_nobody_could_follow_is_refused(wrong):
-    fields = {**msgspec.json.decode(wire.encode(OFFER)[16:]), **wrong}
+    fields = {**msgspec.json.decode(frame_of(OFFER)[16:]), **wrong}
     with pytest.raises(PeerMessageError):
         wire.from_trainer(framed(fields), "a peer")
 

@@ -22,10 +22,10 @@ from wsm.private_directory import private_directory
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.buckets import channel, wire
-from wsm.strategies.buckets._rank_stream import RankStream, Stage
 from wsm.strategies.buckets.channel import RankSocket
-from wsm.strategies.buckets.sender import BucketSender
+from wsm.strategies.buckets.sender import BucketSender, RankStream, Stage
 from wsm.strategies.buckets.source import IpcAsyncSource
+from wsm.strategies.conversation import frame_of
 from wsm.strategies.digest import digest_of
 from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
 from wsm.strategies.tensor import BEGIN_IN_PAGE
@@ -270,7 +270,7 @@ def test_a_rank_that_died_before_it_began_may_be_replaced(over_ipc, launch, thre
     process.kill()
     process.wait()
     with contextlib.closing(asking(over_ipc.address)) as gone:  # it asks, and goes away
-        gone.send(wire.encode(wire.Hello(0, 2, "1", look=False)))
+        gone.send(frame_of(wire.Hello(0, 2, "1", look=False)))
     loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
     assert over_ipc.send(1, shards(1)).version == "1"
     assert all(pending.result() for pending in loads)
@@ -304,12 +304,12 @@ def test_a_sending_that_is_cancelled_tells_the_ranks(over_ipc, threads):
 def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, threads):
     with contextlib.closing(asking(over_ipc.address)) as first:
         pending = threads.submit(over_ipc.send, 1, {0: shard(1, 0)})
-        first.send(wire.encode(wire.Hello(0, 1, "1", look=False)))
+        first.send(frame_of(wire.Hello(0, 1, "1", look=False)))
         assert isinstance(answer_to(first), wire.Init)
 
         def ready(done, total):
             if done == total:
-                first.send(wire.encode(wire.Ready()))
+                first.send(frame_of(wire.Ready()))
                 assert answer_to(first).reason == "busy"
 
         source = IpcAsyncSource(over_ipc.address)
@@ -354,8 +354,8 @@ def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, thr
 
 
 def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
-    nobody = wire.encode(wire.Hello(7, 2, None, look=False))
-    garbage = (b"", b"hello", wire.encode(wire.Ack(0)), wire.encode(wire.Done(0, "0" * 32)), nobody)
+    nobody = frame_of(wire.Hello(7, 2, None, look=False))
+    garbage = (b"", b"hello", frame_of(wire.Ack(0)), frame_of(wire.Done(0, "0" * 32)), nobody)
     with contextlib.ExitStack() as stack:
         for data in garbage:
             stranger = stack.enter_context(contextlib.closing(asking(over_ipc.address)))
@@ -364,7 +364,7 @@ def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
         assert over_ipc.send(1, shards(1)).version == "1"
         assert all(pending.result() for pending in loads)
         answer = answer_to(stranger)
-        assert (answer.reason, answer.text) == ("rank", "versions are sent to ranks 0 to 1")
+        assert (answer.reason, answer.text) == ("rank", "versions are offered for ranks 0 to 1")
 
 
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
@@ -454,8 +454,7 @@ def test_an_address_is_taken_as_it_is_whatever_its_directory_is_called(tmp_path)
 def stream():
     segment = OwnedSegment("wsm-test.", BEGIN_IN_PAGE + 128)
     tensors = {"t": (TensorSpec("t", "U8", (300,)), bytes(range(150)) * 2)}
-    group = {"version": "1", "rank": 0, "world_size": 1, "publication": "p"}
-    yield RankStream(tensors, segment, **group, bucket_bytes=64, slots=2, finite=False)
+    yield RankStream(tensors, segment, wire.Init("1", 0, 1, "p", segment.name, 64, 2, finite=False))
     segment.close()
 
 

@@ -22,6 +22,7 @@ from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.channel import RankSocket, TrainerSocket
+from wsm.strategies.conversation import frame_of
 
 pytestmark = pytest.mark.processes
 
@@ -103,7 +104,7 @@ def test_who_says_that_it_is_a_rank_and_gives_up_ends_nothing(over_ipc, threads)
                 wire.Ready(),
                 wire.Abort("failed", "OSError", "no memory today"),
             ):
-                liar.send(wire.encode(message))
+                liar.send(frame_of(message))
             for expected in (wire.Init, wire.Abort):
                 assert isinstance(wire.from_trainer(liar.receive(60), "the sender"), expected)
             loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
@@ -117,7 +118,7 @@ def test_who_does_not_know_the_key_reaches_nobody(over_ipc, threads):
         stranger.connect(over_ipc.address)
         with over_ipc.sending(1, shards(1)):
             with contextlib.suppress(zmq.Again):  # the handshake may have failed by now
-                stranger.send(wire.encode(wire.Hello(0, 2, "1", look=False)), zmq.NOBLOCK)
+                stranger.send(frame_of(wire.Hello(0, 2, "1", look=False)), zmq.NOBLOCK)
             loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
             assert all(pending.result() for pending in loads)
         assert not stranger.poll(0)
@@ -152,7 +153,7 @@ def test_a_process_of_another_user_reaches_nobody_though_it_knows_the_key():
         stranger.curve_serverkey, stranger.curve_publickey, stranger.curve_secretkey = key, public, secret
         stranger.connect(f"ipc://{place}/buckets")
         with contextlib.suppress(zmq.Again):
-            stranger.send(wire.encode(wire.Hello(0, 2, "1", look=False)), zmq.NOBLOCK)
+            stranger.send(frame_of(wire.Hello(0, 2, "1", look=False)), zmq.NOBLOCK)
         return stranger
 
     with shared_place() as shared:
@@ -170,7 +171,7 @@ def test_a_process_of_another_user_reaches_nobody_though_it_knows_the_key():
 
 
 def test_many_messages_of_one_who_knows_the_key_keep_no_rank_from_its_version(over_ipc, threads):
-    hello = wire.encode(wire.Hello(0, 2, None, look=True))
+    hello = frame_of(wire.Hello(0, 2, None, look=True))
     with contextlib.closing(RankSocket(over_ipc.address)) as talker:
         assert talker.look()
         for _ in range(100_000):  # what ZMQ does not hold is not said

@@ -14,7 +14,7 @@ from wsm.signals.segment import Segment
 from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.channel import TrainerSocket
-from wsm.strategies.ipc import errors as ipc_errors
+from wsm.strategies.conversation import frame_of
 from wsm.strategies.ipc.shared_segment import OwnedSegment
 from wsm.strategies.peer_errors import PeerMessageError
 from wsm.strategies.tensor import BEGIN_IN_PAGE
@@ -36,9 +36,9 @@ def load_from_liar(tmp_path, threads):
             offer = wire.Init(
                 "1", 0, 1, "p", f"{wire.SEGMENT_PREFIX}{'0' * 16}", 64, 2, False, (("a", "U8", (3,)),)
             )
-            liar.send(rank, wire.encode(msgspec.structs.replace(offer, segment=name)))
+            liar.send(rank, frame_of(msgspec.structs.replace(offer, segment=name)))
             liar.receive(0.5)  # a rank that believes it says Ready, and is told that this was all
-            liar.send(rank, wire.encode(wire.Abort("failed", "Liar", "goodbye")))
+            liar.send(rank, frame_of(wire.Abort("failed", "Liar", "goodbye")))
             return pending.exception(60)
 
     return lie
@@ -72,7 +72,7 @@ def test_a_file_that_is_called_like_the_memory_of_a_stream_is_not_taken_for_one(
     called = victim.rename(victim.with_name(f"{wire.SEGMENT_PREFIX}{secrets.token_hex(8)}"))
     try:
         error = load_from_liar(called.name)
-        assert matches(error, ipc_errors.foreign_segment)
+        assert matches(error, "foreign-segment")
         assert "it was not made for this stream" in str(error)
         assert called.exists()
     finally:
@@ -81,7 +81,7 @@ def test_a_file_that_is_called_like_the_memory_of_a_stream_is_not_taken_for_one(
 
 def test_the_memory_of_another_stream_is_neither_written_nor_removed(load_from_liar):
     with closing(OwnedSegment(wire.SEGMENT_PREFIX, NBYTES)) as other:
-        assert matches(load_from_liar(other.name), ipc_errors.foreign_segment)
+        assert matches(load_from_liar(other.name), "foreign-segment")
         assert (private_directory() / other.name).exists()
         assert bytes(other.memory) == bytes(other.nbytes)
         assert not other.leased()

@@ -27,7 +27,7 @@ GROUP_MANIFEST = "delta.manifest.json"
 # A publisher that is killed between its last block and the announcement.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies.delta._writer import StagedDelta
+from wsm.strategies.delta.publish import StagedDelta
 with StagedDelta(sys.argv[1], sys.argv[2], "0", world_size=1, durable=False) as staged:
     (staged.path / "delta.tp0.blocks").write_bytes(b"half of it")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -81,7 +81,7 @@ class DeltaArrival:
             path = publish_delta(
                 self._root, version, version - 1, {0: state}, crossover=2.0, durable=False
             ).path
-            return Expected(delta_errors.DeltaLayoutError, (path, "world size 1", "world size 2"))
+            return Expected("delta-layout", (path, "world size 1", "world size 2"))
         self.publish(version - 1, wrong_state(make_state(seed=2), wrong))
         base = self._last
         path = self.publish(version, wrong_state(state, wrong))

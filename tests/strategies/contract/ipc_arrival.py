@@ -18,7 +18,6 @@ from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 from wsm.private_directory import private_directory
 from wsm.strategies import errors
 from wsm.strategies.documents import seal
-from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_tensors import SharedTensors
 from wsm.strategies.ipc.source import IpcSource
@@ -57,11 +56,11 @@ class IpcArrival:
 
     def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
         if wrong is Wrong.NOTHING_THERE:
-            return Expected(share_errors.metas_not_found, (str(self._metas),))
+            return Expected("metas-not-found", (str(self._metas),))
         if wrong is Wrong.PEER_DIES:
             command = [sys.executable, "-c", _DYING_TRAINER, str(self._directory), str(version)]
             assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-            return Expected(share_errors.metas_not_found, (str(self._metas),))
+            return Expected("metas-not-found", (str(self._metas),))
         if wrong is Wrong.OTHER_WORLD:
             with SharedTensors(self._directory) as shared:
                 shared.publish(version, {0: state})

@@ -15,13 +15,12 @@ from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors
 from wsm.strategies import peer_errors as stream_errors
+from wsm.strategies.conversation import listen
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.mooncake._lease_server import listen
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
 from wsm.strategies.mooncake.publisher import MooncakePublisher, PlacedShard, PublishedMemory, grants_of
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
-from wsm.strategies.transports.transport import KeptTransport
 
 # A trainer that is killed once it has said what it holds, before the rank has read all of it.
 _DYING_PUBLISHER = """
@@ -43,7 +42,7 @@ class RawLeaseServer:
     """Listens in a publisher's place, and says whatever bytes a test wants to each rank that asks."""
 
     def __init__(self, address: str, data: bytes) -> None:
-        self._listening = listen(address)
+        self._listening = listen(say.place_of(address))
         self._listening.socket.settimeout(0.01)
         self._data = data
         self._stopped = False
@@ -78,16 +77,19 @@ class MooncakeArrival(AddressArrival):
         self._path = f"{directory}/publisher"
         super().__init__(f"ipc://{self._path}")
         self.place = self._address
-        self._transport = KeptTransport("mooncake", self._make)
+        self._transports: dict[float, MooncakeTransport] = {}
         self._publisher: MooncakePublisher | None = None
         self._leases: RawLeaseServer | None = None
         self._engine: Engine | None = None
 
     def source(self) -> RsyncSource:
-        return self._source(self._transport, 0, world_size=2)
+        if self._connect_s not in self._transports:
+            self._transports[self._connect_s] = self._make()
+        return self._source(self._transports[self._connect_s], 0, world_size=2)
 
     def close(self) -> None:
-        self._transport.close()
+        for transport in self._transports.values():
+            transport.close()
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
@@ -162,7 +164,7 @@ class MooncakeArrival(AddressArrival):
         data = bytearray(say.to_bytes(self._grant(version, state)))
         data[99] ^= 1
         self._answer(bytes(data))
-        return Expected(stream_errors.PeerMessageError, (self._address, "damaged on the way"))
+        return Expected(stream_errors.PeerMessageError, (self._address, "cut short or damaged"))
 
     def _truncated(self, version: int, state: State) -> Expected:
         grant = self._grant(version, state)

@@ -17,10 +17,10 @@ from wsm.private_directory import private_directory
 from wsm.strategies import errors
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.buckets import wire
-from wsm.strategies.buckets._rank_stream import RankStream
 from wsm.strategies.buckets.channel import TrainerSocket
-from wsm.strategies.buckets.sender import BucketSender, Sending
+from wsm.strategies.buckets.sender import BucketSender, RankStream, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
+from wsm.strategies.conversation import frame_of
 from wsm.strategies.ipc.shared_segment import OwnedSegment
 from wsm.strategies.tensor import BEGIN_IN_PAGE
 
@@ -123,17 +123,17 @@ class StreamArrival(AddressArrival):
     def _stream(self, version: int, state: State) -> RankStream:
         slots = WINDOW_BYTES // BUCKET_BYTES
         self._segment = OwnedSegment(wire.SEGMENT_PREFIX, BEGIN_IN_PAGE + WINDOW_BYTES)
-        return RankStream(
-            state,
-            self._segment,
+        offer = wire.Init(
             version=str(version),
             rank=0,
             world_size=2,
             publication="p",
+            segment=self._segment.name,
             bucket_bytes=BUCKET_BYTES,
             slots=slots,
             finite=False,
         )
+        return RankStream(state, self._segment, offer)
 
     def _send_until(
         self, version: int, state: State, bucket: int, harm: Callable[[RankStream, int], None]
@@ -143,7 +143,7 @@ class StreamArrival(AddressArrival):
 
         def answer(message: wire.FromRank | None) -> Iterable[bytes]:
             if isinstance(message, wire.Hello):
-                yield wire.encode(stream.offer)
+                yield frame_of(stream.offer)
             elif isinstance(message, (wire.Ack, wire.Done)):
                 stream.hear(message)
             if message is None or not stream.segment.leased():
@@ -153,7 +153,7 @@ class StreamArrival(AddressArrival):
                     if written.number == bucket:
                         offset = bucket % stream.offer.slots * BUCKET_BYTES + written.tensors[-1][3]
                         harm(stream, BEGIN_IN_PAGE + offset)
-                    yield wire.encode(written)
+                    yield frame_of(written)
 
         self._peer = RawPeer(self._address, answer)
         return stream
@@ -175,7 +175,7 @@ class StreamArrival(AddressArrival):
     def _peer_endless(self, version: int, state: State) -> Expected:
         def endless(offer: wire.Init) -> Iterable[bytes]:
             while True:
-                yield wire.encode(offer)
+                yield frame_of(offer)
                 time.sleep(0.001)
 
         self._offer(version, state, endless)
@@ -186,7 +186,7 @@ class StreamArrival(AddressArrival):
         return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
 
     def _changed(self, version: int, state: State, **fields: object) -> None:
-        self._offer(version, state, lambda offer: [wire.encode(msgspec.structs.replace(offer, **fields))])
+        self._offer(version, state, lambda offer: [frame_of(msgspec.structs.replace(offer, **fields))])
 
     def _duplicate_name(self, version: int, state: State) -> Expected:
         rows = self._rows(state)
@@ -212,7 +212,7 @@ class StreamArrival(AddressArrival):
 
     def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
         def flipped(offer: wire.Init) -> Iterable[bytes]:
-            data = bytearray(wire.encode(offer))
+            data = bytearray(frame_of(offer))
             data[99] ^= 1
             return [bytes(data)]
 
@@ -220,7 +220,7 @@ class StreamArrival(AddressArrival):
         return Expected(stream_errors.PeerMessageError, (self._address, "damaged"))
 
     def _truncated(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda offer: [wire.encode(offer)])
+        self._offer(version, state, lambda offer: [frame_of(offer)])
         assert self._segment is not None
         path = f"{private_directory()}/{self._segment.name}"
         os.truncate(path, BUCKET_BYTES)
@@ -235,7 +235,7 @@ class StreamArrival(AddressArrival):
         return Expected(errors.bad_file_size, (path, "truncated"), may_touch=True)
 
     def _truncated_description(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda offer: [wire.encode(offer)[:-7]])
+        self._offer(version, state, lambda offer: [frame_of(offer)[:-7]])
         return Expected(stream_errors.PeerMessageError, (self._address, "cut short"))
 
     def _garbage(self, version: int, state: State) -> Expected:

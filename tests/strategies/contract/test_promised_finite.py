@@ -12,6 +12,7 @@ from arrivals import ARRIVALS, as_parameters
 from one_rank import Rank
 from wrongs import State, make_state
 
+from tests.raising import raising
 from wsm.strategies import (
     BucketSender,
     DeltaSource,
@@ -62,7 +63,7 @@ def test_nan_is_refused_by_name_and_a_good_version_loads_afterwards(arrival, nam
     assert rank.load(1, threads=threads).verified == len(GOOD)
     with trainer_that_does_not_look():
         arrival.publish(2, with_nan(BETTER, name, index), finite=True)
-        with pytest.raises(errors.NotFiniteError, match=f"'{name}' .* element {index} ") as caught:
+        with raising("not-finite", match=f"'{name}' .* element {index} ") as caught:
             rank.load(2, threads=threads)
     touched = getattr(arrival, "touches", True)
     assert (caught.value.tensor, caught.value.index, caught.value.touched) == (name, index, touched)
@@ -77,7 +78,7 @@ def test_nan_in_memory_with_its_axes_exchanged_is_refused_at_its_place_in_the_so
     rank.target = MemoryTarget((spec for spec, _ in GOOD.values()), transposed={"second.weight"})
     with trainer_that_does_not_look():
         arrival.publish(1, with_nan(GOOD, "second.weight", 300_001), finite=True)
-        with pytest.raises(errors.NotFiniteError, match=r"'second\.weight' .* element 300001 "):
+        with raising("not-finite", match=r"'second\.weight' .* element 300001 "):
             rank.load(1)
     arrival.publish(2, GOOD, finite=True)
     rank.load(2)
@@ -100,7 +101,7 @@ def test_a_promise_that_comes_with_the_same_tensors_is_made(arrival):
     rank.load(1)
     with trainer_that_does_not_look():
         arrival.publish(1, bad, finite=True)
-    with pytest.raises(errors.NotFiniteError):
+    with raising("not-finite"):
         rank.load(1)
 
 
@@ -159,7 +160,7 @@ def test_nan_in_a_tensor_that_a_change_leaves_as_it_is_is_refused_too(tmp_path, 
     target = MemoryTarget(spec for spec, _ in base.values())
     source, tainted = DeltaSource(tmp_path, 0, device_id=0), []
     load(source, target, name="delta", version=1)
-    with pytest.raises(errors.NotFiniteError, match=r"'large\.weight' .* element 9 ") as caught:
+    with raising("not-finite", match=r"'large\.weight' .* element 9 ") as caught:
         load(source, target, name="delta", version=2, taint=lambda: tainted.append(True))
     assert caught.value.touched == bool(tainted)
 

@@ -17,10 +17,11 @@ from wrongs import Expected, State, Wrong
 from wsm.strategies import errors, with_manifest, write_version
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer import (
+    CheckpointTransferOptions,
+    CheckpointTransferTransport,
+)
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
-from wsm.strategies.transports.transport import KeptTransport
 
 # A trainer that is killed when half of its buckets are sent.
 _DYING_TRAINER = """
@@ -61,7 +62,7 @@ class TransferArrival(PeerArrival):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]
         self.place = str(self._port)
-        self._kept: dict[float, KeptTransport] = {}
+        self._kept: dict[float, CheckpointTransferTransport] = {}
         self._patience_s = 60.0
 
     def publish(self, version: int, state: State, *, finite: bool = False) -> None:
@@ -76,7 +77,7 @@ class TransferArrival(PeerArrival):
         transport, place = self._kept[self._patience_s], {"world_size": 2, "directory": self._directory}
         return self._source(transport, 0, **place, whole=not self.touches)
 
-    def _transport(self) -> KeptTransport:
+    def _transport(self) -> CheckpointTransferTransport:
         options = CheckpointTransferOptions.of(
             {
                 "redis_host": "127.0.0.1",
@@ -86,7 +87,7 @@ class TransferArrival(PeerArrival):
                 "recv_bucket_timeout_s": self._patience_s,
             }
         )
-        return KeptTransport("checkpoint_transfer", lambda: CheckpointTransferTransport(options))
+        return CheckpointTransferTransport(options)
 
     def close(self) -> None:
         for kept in self._kept.values():

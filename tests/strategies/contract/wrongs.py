@@ -104,7 +104,7 @@ def wrong_state(state: State, wrong: Wrong) -> State:
 BY_STATE = {
     Wrong.MISSING_NAME: Expected(errors.not_covered, ("1 missing", "'layer.0.bias'")),
     Wrong.UNKNOWN_NAME: Expected(errors.not_covered, ("1 unknown", "'stranger'")),
-    Wrong.OTHER_DTYPE: Expected(errors.dtype_mismatch, ("'layer.0.bias'", "BF16", "F16")),
-    Wrong.OTHER_SHAPE: Expected(errors.shape_mismatch, ("'layer.0.bias'", "(24, 1)", "(24,)")),
+    Wrong.OTHER_DTYPE: Expected("dtype-mismatch", ("'layer.0.bias'", "BF16", "F16")),
+    Wrong.OTHER_SHAPE: Expected("shape-mismatch", ("'layer.0.bias'", "(24, 1)", "(24,)")),
     Wrong.OTHER_MODEL: Expected(errors.not_covered, (f"{len(SHAPES)} missing", "1 unknown: 'w'")),
 }

@@ -27,6 +27,8 @@ def changed_bytes(base: bytes, part: float, item: int, seed: int = 0) -> bytes:
 def patched(
     base: bytes, block: Block, data: bytes | memoryview, item: int, cuts: tuple[int, ...] = ()
 ) -> bytes:
+    if block.kind is BlockKind.FULL:
+        return bytes(data)
     whole = bytearray(base)
     if block.kind is not BlockKind.SAME:
         patch = decode(block, bytes(data), length=len(base), item=item)

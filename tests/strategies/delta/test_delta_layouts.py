@@ -19,7 +19,7 @@ from wsm.strategies import (
     load,
     publish_snapshot,
 )
-from wsm.strategies.delta.errors import DeltaBaseError, DeltaLayoutError
+from wsm.strategies.delta.errors import DeltaBaseError
 from wsm.strategies.snapshot.placement import split
 
 
@@ -34,10 +34,10 @@ def test_a_delta_for_another_number_of_ranks_is_refused_with_both_named_and_weig
     target, tainted = holding(A), []
     for fallback, why in (("full", "no whole files of it are in"), ("refuse", "fallback: refuse")):
         source = directory.source(world_size=1, fallback=fallback)
-        with pytest.raises(DeltaLayoutError, match=f"version 2 .* size 2, .* size 1: .*{why}") as caught:
+        with raising("delta-layout", match=f"version 2 .* size 2, .* size 1: .*{why}") as caught:
             load(source, target, name="delta", version=2, taint=lambda: tainted.append(True))
         assert (caught.value.made_for, caught.value.ranks, caught.value.version) == (2, 1, "2")
-    with pytest.raises(DeltaLayoutError):
+    with raising("delta-layout"):
         inspect(directory.source(world_size=1), 2, name="delta")
     assert holds(target, A)
     assert not tainted
@@ -73,7 +73,7 @@ def test_whole_files_beside_the_delta_are_cut_for_the_ranks_that_there_are(direc
             digests.add(load(source, target, name="delta", version=2).manifest_digest)
             assert holds(target, state)
     assert len(digests) == 1  # of the version as it was published, whoever loads which part of it
-    with pytest.raises(DeltaLayoutError, match="fallback: refuse"):
+    with raising("delta-layout", match="fallback: refuse"):
         directory.load(2, released(A), world_size=4, fallback="refuse")
 
 

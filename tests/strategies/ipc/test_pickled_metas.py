@@ -12,7 +12,6 @@ import pytest
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.ipc import _pickled_metas as module
-from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc.metas import TensorMeta
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.offer import ManifestScope
@@ -44,7 +43,7 @@ def source(directory, **options):
 
 
 def test_a_pickle_is_refused_unless_it_was_allowed_by_name(shared):
-    with raising(share_errors.pickled_metas_refused, match="allow_pickle: true") as caught:
+    with raising("pickled-metas-refused", match="allow_pickle: true") as caught:
         load(source(shared), MemoryTarget(SPECS), name="ipc")
     assert caught.value.file == str(file(shared))
 
@@ -87,7 +86,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path, content, error):
 def test_cuda_handles_are_refused_where_there_is_no_gpu(tmp_path):
     """By a CPU build because it has no CUDA, by a GPU build because CUDA finds no driver."""
     paddle.save({"w": ("h" * 64, 0, 24, 10, [2, 3], [], 0)}, str(file(tmp_path)))
-    with raising(share_errors.bad_device_meta, match="CUDA"):
+    with raising("bad-device-meta", match="CUDA"):
         load(source(tmp_path, allow_pickle=True), MemoryTarget(SPECS[:1]), name="ipc")
 
 
@@ -116,7 +115,7 @@ class FakeCuda:
 
 def test_a_cuda_handle_reaches_paddle_as_bytes_with_this_process_own_device(tmp_path, monkeypatch):
     fake = FakeCuda()
-    monkeypatch.setattr(module, "_paddle", lambda _: fake)
+    monkeypatch.setattr(module, "imported_paddle", lambda _: fake)
     monkeypatch.setenv("FLAGS_selected_gpus", "3")
     # paddle saves no bytes, so FastDeploy's trainers save the handle as text
     paddle.save({"w": ("\x80\xff" * 32, 512, 24, 10, [2, 3], [], 0)}, str(file(tmp_path)))
@@ -131,16 +130,16 @@ def test_a_cuda_handle_reaches_paddle_as_bytes_with_this_process_own_device(tmp_
 def test_device_memory_is_refused_before_anything_is_touched_where_paddle_sees_no_gpu(monkeypatch):
     fake = FakeCuda()
     fake.device_count = lambda: 0
-    monkeypatch.setattr(module, "_paddle", lambda _: fake)
+    monkeypatch.setattr(module, "imported_paddle", lambda _: fake)
     meta = TensorMeta(SPECS[0], "h" * 64, 0, device=2)
-    with raising(share_errors.bad_device_meta, match="sees no GPU"):
+    with raising("bad-device-meta", match="sees no GPU"):
         module.device_tensor(meta, "digest", "metas", device_index=0)
     assert not fake.opened
 
 
 def test_a_sealed_meta_of_device_memory_is_opened_the_same_way(monkeypatch):
     fake = FakeCuda()
-    monkeypatch.setattr(module, "_paddle", lambda _: fake)
+    monkeypatch.setattr(module, "imported_paddle", lambda _: fake)
     meta = TensorMeta(SPECS[0], "h" * 64, 0, device=2)
     tensor = module.device_tensor(meta, "digest", "metas", device_index=0)
     destination = bytearray(24)

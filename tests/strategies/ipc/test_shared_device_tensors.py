@@ -10,7 +10,6 @@ import pytest
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.ipc import _pickled_metas as reading
-from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
 from wsm.strategies.ipc.source import IpcSource
@@ -77,7 +76,7 @@ SPECS = [TensorSpec("w", "F32", (2, 3)), TensorSpec("b", "I64", (4,))]
 @pytest.fixture
 def gpu(monkeypatch) -> FakeGpu:
     made = FakeGpu()
-    monkeypatch.setattr(reading, "_paddle", lambda _: made)
+    monkeypatch.setattr(reading, "imported_paddle", lambda _: made)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,6")
     monkeypatch.setenv("FLAGS_selected_gpus", "1")
     return made
@@ -158,7 +157,7 @@ def test_memory_is_not_let_go_under_a_reader(gpu, state, tmp_path):
             if not seen:
                 shared.withdraw()
                 seen.append(shared.leased())
-                with raising(share_errors.device_memory_leased):
+                with raising("device-memory-leased"):
                     shared.close(wait_s=0)
             return super().writable(name)
 
@@ -166,7 +165,7 @@ def test_memory_is_not_let_go_under_a_reader(gpu, state, tmp_path):
     assert seen == [True]
     assert not shared.leased()
     shared.close()
-    with raising(share_errors.metas_not_found):
+    with raising("metas-not-found"):
         receive(tmp_path)
 
 
@@ -182,7 +181,7 @@ def test_device_memory_of_a_dead_trainer_is_refused_whatever_the_source_says(gpu
     (orphan / lease.name).chmod(0o600)
     shared.close()
     (tmp_path / "ipc_metas_6").write_bytes(metas)
-    with raising(share_errors.owner_died, match="device memory"):
+    with raising("owner-died", match="device memory"):
         receive(tmp_path, orphans="copy", memory_directory=str(orphan))
     assert gpu.opened_on == []
 
@@ -203,7 +202,7 @@ def test_ranks_of_a_group_publish_under_one_name_with_each_others_digests(gpu, s
 def test_a_build_without_cuda_is_said_to_be_one(gpu, tmp_path):
     with (
         SharedDeviceTensors(tmp_path) as shared,
-        raising(share_errors.bad_device_meta, match="no CUDA"),
+        raising("bad-device-meta", match="no CUDA"),
     ):
         shared.publish(1, {"w": FakeCpuTensor(gpu, W)})
     assert not list(tmp_path.iterdir())

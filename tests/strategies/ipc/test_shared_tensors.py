@@ -15,7 +15,7 @@ from wsm.private_directory import private_directory
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.ipc import _abandoned as abandoned
-from wsm.strategies.ipc import errors as share_errors
+from wsm.strategies.ipc import shared_segment as share_errors
 from wsm.strategies.ipc import shared_tensors
 from wsm.strategies.ipc._abandoned import remove_abandoned
 from wsm.strategies.ipc.metas import IpcMetas
@@ -155,7 +155,7 @@ def test_a_dead_trainers_version_is_copied_and_never_kept(directory, dead_traine
 @pytest.mark.processes
 def test_a_dead_trainers_version_is_refused_where_orphans_are(directory, dead_trainer):
     target = MemoryTarget([SPEC])
-    with raising(share_errors.owner_died, match="has ended") as caught:
+    with raising("owner-died", match="has ended") as caught:
         load(source(directory, orphans="refuse"), target, name="ipc", version=1)
     assert caught.value.file == str(directory / "ipc_metas_0")
     assert list(target.held()) == []
@@ -288,7 +288,7 @@ def test_no_room_is_an_error_before_anything_is_visible_and_the_old_version_stay
     class Endless:
         """Claims to be large; nobody can hold that much to hand over."""
 
-    with raising(share_errors.sharing_refused, match="--shm-size"):
+    with raising("sharing-refused", match="--shm-size"):
         OwnedSegment("wsm-test-no-room.", huge.nbytes)
     assert not list(private_directory().glob("wsm-test-no-room.*"))
     with raising(errors.TrainerTensorError):
@@ -380,7 +380,7 @@ def test_memory_that_a_metas_file_still_names_is_not_written_over(directory, tra
 def test_ranks_that_a_smaller_publication_does_not_have_find_nothing(directory, trainer):
     trainer.publish(1, {0: A, 1: A})
     trainer.publish(2, {0: B})
-    with raising(share_errors.metas_not_found):
+    with raising("metas-not-found"):
         loaded_by(directory, 1, 1)
 
 
@@ -393,7 +393,7 @@ def test_shards_that_are_not_one_per_rank_are_refused(trainer, ranks):
 def test_a_withdrawn_version_is_gone(directory, trainer):
     trainer.publish(1, {0: A})
     trainer.withdraw()
-    with raising(share_errors.metas_not_found):
+    with raising("metas-not-found"):
         load(source(directory), MemoryTarget([SPEC]), name="ipc")
 
 
@@ -407,7 +407,7 @@ def test_shared_memory_that_vanished_is_named(directory, trainer):
 
 def test_a_link_in_the_place_of_shared_memory_is_not_followed(tmp_path):
     (tmp_path / "link").symlink_to("/etc/passwd")
-    with raising(share_errors.foreign_segment, match="symbolic link"):
+    with raising("foreign-segment", match="symbolic link"):
         AttachedSegment("link", 1, prefixes=("li",), referrer="metas", directory=str(tmp_path))
 
 

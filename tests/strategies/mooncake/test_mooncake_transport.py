@@ -34,7 +34,6 @@ from wsm.strategies import (
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.mooncake import transfer_engine as mooncake_engine
 from wsm.strategies.mooncake.transfer_engine import Engine, address_of
-from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]
 
@@ -78,8 +77,7 @@ class Rank:
     """Rank 0, with a transport that it keeps."""
 
     def __init__(self, address: str, **options: object) -> None:
-        self.made: list[MooncakeTransport] = []
-        self.transport = KeptTransport("mooncake", lambda: self._make(address, options))
+        self.transport = MooncakeTransport(address, **options)
         self.target = MemoryTarget(SPECS)
 
     def load(self, version: int | None = None, **options: object) -> LoadReport:
@@ -87,10 +85,6 @@ class Rank:
 
     def holds(self, state: dict[str, np.ndarray]) -> bool:
         return all(self.target.readable(name) == data.tobytes() for name, data in state.items())
-
-    def _make(self, address: str, options: dict[str, object]) -> MooncakeTransport:
-        self.made.append(MooncakeTransport(address, **options))
-        return self.made[-1]
 
 
 def when(reached: int, then: Callable[[], None]) -> Callable[[int, int], None]:
@@ -142,7 +136,7 @@ def test_what_was_set_up_for_the_first_load_serves_the_later_ones(publisher, ran
     report = rank.load(1)
     assert rank.holds(state)
     assert (report.manifest_digest, report.digest) == (first.manifest_digest, first.digests[0])
-    (transport,) = rank.made
+    transport = rank.transport
     assert transport.costs is not None
     assert transport.costs.first
     for version in (2, 3):
@@ -154,14 +148,13 @@ def test_what_was_set_up_for_the_first_load_serves_the_later_ones(publisher, ran
         assert rank.holds(state)
         assert not transport.costs.first
         assert (transport.costs.version, transport.costs.bytes) == (str(version), TOTAL)
-    assert rank.made == [transport]
 
 
 def test_the_costs_of_a_load_add_up_and_the_report_says_how_long_it_waited(publisher, ranks):
     rank = ranks(publisher.address, **SMALL)
     publisher.publish(1, {0: make_state(1)})
     report = rank.load(1)
-    costs = rank.made[0].costs
+    costs = rank.transport.costs
     assert costs is not None
     assert costs.total_s == pytest.approx(costs.connect_s + costs.sync_s + costs.apply_s)
     assert report.sync_s == costs.sync_s <= report.seconds
@@ -243,7 +236,7 @@ def test_a_revoked_lease_ends_the_load_with_the_reason(publisher, ranks):
     publisher.publish(2, {0: state})
     rank.load(2)
     assert rank.holds(state)
-    assert len(rank.made) == 2  # what was in flight went with the transport
+    assert rank.transport.costs.first  # what was in flight went with the engine
 
 
 def test_a_context_that_fails_takes_the_version_back_from_who_reads_it(publisher, ranks):
@@ -273,7 +266,7 @@ def test_a_load_whose_digests_are_all_right_succeeds_though_its_lease_was_over_b
     assert rank.holds(state)
     publisher.publish(2, {0: state})
     rank.load(2)
-    assert len(rank.made) == 1
+    assert rank.holds(state)
 
 
 def test_a_load_whose_digests_are_all_right_succeeds_though_its_trainer_is_gone_before_it_said_so(

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.raising import raising
+from wsm.strategies.conversation import listen
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake import _lease_server
 from wsm.strategies.mooncake._lease_client import RankLease
-from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
-from wsm.strategies.mooncake._read_plan import MemoryRegion, ReadPlan
+from wsm.strategies.mooncake._lease_messages import MemoryRegion
+from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication
+from wsm.strategies.mooncake.mooncake_transport import ReadPlan
 from wsm.strategies.mooncake.publisher import PlacedShard, grants_of, merged
 from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.observer import UNOBSERVED
@@ -44,9 +46,9 @@ ASKS = [say.Ask(0, None, None, look=True), say.Ask(3, 8, "12", look=False)]
 
 
 def heard(data: bytes) -> object:
-    head, body = data[: say.HEAD_BYTES], data[say.HEAD_BYTES :]
-    assert say.length_of(head, say.MOST_TO_RANK, "p") == len(body)
-    return say.ask_of(head, body) if b'"ask"' in body else say.answer_of(head, body, "p")
+    length, frame = data[: say.LENGTH_BYTES], data[say.LENGTH_BYTES :]
+    assert say.frame_bytes(length, say.MOST_TO_RANK, "p") == len(frame)
+    return say.ask_of(frame) if b'"ask"' in frame else say.answer_of(frame, "p")
 
 
 @pytest.mark.parametrize("message", [*ASKS, *ANSWERS], ids=lambda message: type(message).__name__)
@@ -56,8 +58,8 @@ def test_what_is_said_is_what_is_heard(message):
 
 @given(st.binary(max_size=200), st.booleans())
 def test_bytes_that_are_no_message_are_an_error(body, right):
-    head = bytes(4) + (bytes.fromhex(digest_of(body)) if right else bytes(16))
-    for read in (lambda: say.ask_of(head, body), lambda: say.answer_of(head, body, "nobody in particular")):
+    frame = (bytes.fromhex(digest_of(body)) if right else bytes(16)) + body
+    for read in (lambda: say.ask_of(frame), lambda: say.answer_of(frame, "nobody in particular")):
         with contextlib.suppress(PeerMessageError):
             assert heard(say.to_bytes(read())) == read()
 
@@ -112,13 +114,14 @@ def test_memory_that_overlaps_or_touches_becomes_one_region():
 def test_a_plan_reads_every_byte_of_every_region_exactly_once(sizes, span_bytes):
     regions = [MemoryRegion(1000 * number, size) for number, size in enumerate(sizes)]
     plan = ReadPlan(regions, span_bytes)
-    assert all(0 < span.nbytes <= span_bytes for span in plan.spans)
-    read = [span.address + byte for span in plan.spans for byte in range(span.nbytes)]
+    spans = [plan.span(index) for index in range(plan.spans)]
+    assert all(0 < span.nbytes <= span_bytes for span in spans)
+    read = [span.address + byte for span in spans for byte in range(span.nbytes)]
     assert read == [region.address + byte for region in regions for byte in range(region.nbytes)]
     for number, region in enumerate(regions):
         for byte in range(region.nbytes):
             index, place = plan.where(number, byte)
-            assert plan.spans[index].address + place == region.address + byte
+            assert spans[index].address + place == region.address + byte
 
 
 @pytest.fixture
@@ -126,7 +129,7 @@ def server(tmp_path):
     specs = [TensorSpec(f"{number}.{'w' * 100}", "U8", (1,)) for number in range(20_000)]
     tensors = tuple(PromisedTensor(spec, digest_of(b"")) for spec in specs)
     shard = PlacedShard(tensors, (MemoryRegion(0, len(specs)),), ((0, 0),) * len(specs))
-    server = LeaseServer(listen(f"ipc://{tmp_path}/p"), lease_s=60.0)
+    server = LeaseServer(listen(tmp_path / "p"), lease_s=60.0)
     grants = grants_of("1", {0: shard}, publisher="0" * 32, session="127.0.0.1:15000")
     server.put(ServedPublication("1", grants))
     yield server
@@ -151,7 +154,7 @@ def test_a_publisher_has_as_many_connections_as_it_may_and_the_oldest_that_reads
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (12, 12))
-    listening = listen(f"ipc://{tmp_path}/q")
+    listening = listen(tmp_path / "q")
     server = LeaseServer(listening, lease_s=60.0)
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)

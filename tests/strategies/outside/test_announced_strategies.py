@@ -8,7 +8,7 @@ import pytest
 
 from tests.raising import raising
 from wsm.config import config_from_mapping
-from wsm.strategies import STRATEGIES, MemoryTarget, SnapshotSource, errors, load
+from wsm.strategies import STRATEGIES, MemoryTarget, SnapshotSource, load
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.registry import strategy_called
 from wsm.worker.loading import Sources
@@ -70,11 +70,11 @@ def test_a_package_that_cannot_be_imported_is_named_with_its_entry_point_and_the
     announce, code, reason
 ):
     announce("broken_weights", code, "broken = broken_weights:Broken")
-    with raising(errors.strategy_import, match=reason) as caught:
+    with raising("strategy-import", match=reason) as caught:
         config_from_mapping({"name": "g", "ranks": 1, "strategy": "broken", "broken": {}})
     assert (caught.value.name, caught.value.entry_point) == ("broken", "broken_weights:Broken")
     assert "the package broken_weights announces the load strategy 'broken'" in str(caught.value)
-    with raising(errors.strategy_import):
+    with raising("strategy-import"):
         load(SnapshotSource(".", 0), MemoryTarget(()), name="broken")
 
 
@@ -102,7 +102,7 @@ SECTIONS = (make_dataclass("A", ["a"]), make_dataclass("B", ["b"]))"""
 )
 def test_what_is_announced_and_is_no_strategy_is_refused_with_its_package(announce, code, problem):
     announce("broken_weights", code, "broken = broken_weights:Broken")
-    with raising(errors.not_a_strategy, match=problem) as caught:
+    with raising("not-a-strategy", match=problem) as caught:
         strategy_called("broken")
     assert caught.value.origin == "the package broken_weights (broken_weights:Broken)"
 
@@ -110,7 +110,7 @@ def test_what_is_announced_and_is_no_strategy_is_refused_with_its_package(announ
 def test_two_packages_with_one_name_are_refused_by_both_names(announce):
     announce("one_weights", TWIN, "twin = one_weights:Twin")
     announce("two_weights", TWIN, "twin = two_weights:Twin")
-    with raising(errors.strategy_taken, match="'twin'") as caught:
+    with raising("strategy-taken", match="'twin'") as caught:
         strategy_called("twin")
     assert sorted(caught.value.holders) == [
         "the package one_weights (one_weights:Twin)",

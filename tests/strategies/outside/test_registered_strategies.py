@@ -10,7 +10,6 @@ from wsm.strategies import (
     STRATEGIES,
     MemoryTarget,
     SnapshotSource,
-    errors,
     load,
     publish_snapshot,
     register_strategy,
@@ -71,7 +70,7 @@ def test_sources_are_let_go_by_their_strategy_once_also_where_one_cannot_be():
 def test_a_name_that_is_taken_is_refused(announce, name):
     announce("some_weights", "raise OSError('imported')", "announced = some_weights:Any")
     register_strategy("twin", Twin())
-    with raising(errors.strategy_taken, match=f"the name '{name}' of a load strategy is taken by"):
+    with raising("strategy-taken", match=f"the name '{name}' of a load strategy is taken by"):
         register_strategy(name, Twin())
     assert list(STRATEGIES) == ["ipc_snapshot", "ipc", "ipc_async", "delta", "rsync", "gdr"]
 
@@ -88,11 +87,11 @@ def test_a_name_that_is_taken_is_refused(announce, name):
     ids=["a class", "an object", "nothing", "no name", "a number as its name"],
 )
 def test_what_is_no_strategy_is_refused_with_the_reason(name, thing, problem):
-    with raising(errors.not_a_strategy, match=f"gives no load strategy {name!r}: {problem}"):
+    with raising("not-a-strategy", match=f"gives no load strategy {name!r}: {problem}"):
         register_strategy(name, thing)
 
 
 def test_a_source_of_another_strategy_is_refused_by_type():
     register_strategy("twin", Twin())
-    with raising(errors.bad_source_type, match="strategy twin loads from a SnapshotSource, not from a str"):
+    with raising("bad-source-type", match="strategy twin loads from a SnapshotSource, not from a str"):
         load("somewhere", MemoryTarget([SPEC]), name="twin")

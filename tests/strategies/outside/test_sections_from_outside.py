@@ -11,7 +11,7 @@ from wsm.config import ConfigurationError, WsmConfig, config_from_mapping, load_
 from wsm.errors import InternalError
 from wsm.strategies import IpcSource, SnapshotSource
 from wsm.strategies.ipc.source import IpcConfig
-from wsm.strategies.sections import Sections
+from wsm.strategies.strategy import Sections
 from wsm.worker.loading import Sources
 
 #: Two strategies with a section that checks itself; the module evaluates its annotations.

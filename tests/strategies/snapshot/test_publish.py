@@ -21,8 +21,7 @@ from wsm.strategies import (
     publish_snapshot,
     read_version,
 )
-from wsm.strategies.files.leases import is_leased
-from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory, is_leased
 from wsm.strategies.snapshot._shard_writer import cut_into_parts
 from wsm.strategies.snapshot.manifest import ShardManifest
 

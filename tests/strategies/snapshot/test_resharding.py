@@ -13,8 +13,15 @@ from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, ins
 from wsm.strategies.documents import seal
 from wsm.strategies.inventory import take_inventory
 from wsm.strategies.snapshot._slice_reader import STAGING_BYTES
-from wsm.strategies.snapshot.errors import PlacementError
-from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split, split
+from wsm.strategies.snapshot.placement import (
+    AxisSegment,
+    Member,
+    Placement,
+    PlacementError,
+    Replicated,
+    Split,
+    split,
+)
 from wsm.strategies.tensor import ITEM_BYTES
 
 #: Whole tensors: dtype, shape, placement. Some have rows longer than a staging buffer and a chunk.
@@ -317,4 +324,4 @@ def test_another_model_is_refused_by_its_shapes(tmp_path, whole):
     publish(tmp_path, whole, 2)
     state = sliced(whole, 0, 1)
     state["up"] = (TensorSpec("up", "BF16", (24, 31)), b"")
-    refused(tmp_path, state, (0, 1), errors.shape_mismatch, r"\(24, 32\)")
+    refused(tmp_path, state, (0, 1), "shape-mismatch", r"\(24, 32\)")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from wsm.errors import InternalError
-from wsm.strategies.transports import _batches as module
-from wsm.strategies.transports._batches import END, Batches
+from wsm.strategies.transports import _foreign as module
+from wsm.strategies.transports._foreign import END, Batches
 
 SMALL, LARGE = 16, 1 << 17
 Item = tuple[str, np.ndarray[Any, Any]]

@@ -31,11 +31,13 @@ from wsm.strategies import (
 )
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.observer import UNOBSERVED
-from wsm.strategies.transports import _batches as batches
+from wsm.strategies.transports import _foreign as batches
 from wsm.strategies.transports._foreign import ForeignThread
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.transport import KeptTransport
+from wsm.strategies.transports.checkpoint_transfer import (
+    CheckpointTransferOptions,
+    CheckpointTransferTransport,
+    Interface,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -57,17 +59,14 @@ def made() -> list[FakeCheckpointTransfer]:
 
 @pytest.fixture
 def source(sender: FakeSender, made: list[FakeCheckpointTransfer]) -> Iterator[Callable[..., RsyncSource]]:
-    kept: list[KeptTransport] = []
+    kept: list[CheckpointTransferTransport] = []
 
     def make(
         *, rank: int = 0, world_size: int = 1, config: Mapping[str, Any] | None = None, **options: Any
     ) -> RsyncSource:
         rsync_config = {"redis_host": "127.0.0.1", "redis_port": sender.port, **(config or {})}
 
-        def build() -> CheckpointTransferTransport:
-            return CheckpointTransferTransport(CheckpointTransferOptions.of(rsync_config), **options)
-
-        kept.append(KeptTransport("checkpoint_transfer", build))
+        kept.append(CheckpointTransferTransport(CheckpointTransferOptions.of(rsync_config), **options))
         return RsyncSource(kept[-1], rank, world_size)
 
     yield make

@@ -18,9 +18,8 @@ from wsm.strategies import (
     errors,
     load,
 )
-from wsm.strategies.applier.loaders import ParameterMemory
+from wsm.strategies.applier.feeding import ParameterMemory
 from wsm.strategies.peer_errors import PeerFailedError
-from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]
 
@@ -67,9 +66,7 @@ class Rank:
             TensorSpec(name, "F32", (whole.shape[0] // 2, whole.shape[1]))
             for name, whole in checkpoint(0).items()
         )
-        self.transport = KeptTransport(
-            "mooncake", lambda: MooncakeTransport(address, connect_s=5.0, span_bytes=1 << 16, buffers=2)
-        )
+        self.transport = MooncakeTransport(address, connect_s=5.0, span_bytes=1 << 16, buffers=2)
         self.tainted = 0
 
     def load(self, version: int, **options: object) -> LoadReport:

@@ -15,8 +15,8 @@ from checkpoint_transfer.sender import FakeSender
 
 from wsm.strategies import TensorSpec, with_manifest
 from wsm.strategies.promise import PromisedTensor
-from wsm.strategies.transports._batches import BATCH_BYTES, PackageBuffers
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports._foreign import BATCH_BYTES
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferOptions
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
 pytestmark = pytest.mark.processes
@@ -35,7 +35,7 @@ _RANK = """
 import json, sys
 from wsm.strategies import MemoryTarget, RsyncSource, TensorSpec, load
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferOptions
 config, size, count = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 options = CheckpointTransferOptions.of(config)
 source = RsyncSource(CheckpointTransferTransport(options), 0, 1, whole=options.check == "whole")
@@ -118,15 +118,15 @@ def manifest(*sizes):
 
 
 def test_a_tensor_that_is_larger_than_a_buffer_counts_as_one():
-    buffers = PackageBuffers(2, 100)
-    assert buffers.peak_extra_bytes(manifest(*[60] * 9, 500), keep=True) == 1000
-    assert buffers.peak_extra_bytes(manifest(60, 500), keep=True) == 560
-    assert buffers.peak_extra_bytes(manifest(*[60] * 9), keep=False) == 200 + BATCH_BYTES
-    assert buffers.peak_extra_bytes(None, keep=True) == 200
+    options = CheckpointTransferOptions({}, num_buffers=2, bucket_size_mb=100)
+    small, large = 60 * MIB, 500 * MIB
+    assert options.peak_extra_bytes(manifest(*[small] * 9, large), keep=True) == 2 * large
+    assert options.peak_extra_bytes(manifest(small, large), keep=True) == small + large
+    assert options.peak_extra_bytes(manifest(*[small] * 9), keep=False) == 200 * MIB + BATCH_BYTES
+    assert options.peak_extra_bytes(None, keep=True) == 200 * MIB
 
 
 def test_what_nobody_says_is_what_fastdeploy_has():
-    assert CheckpointTransferOptions.of({}).buffers == PackageBuffers(2, 512 * MIB)
-    assert CheckpointTransferOptions.of({"num_buffers": 3, "bucket_size_mb": 8}).buffers == PackageBuffers(
-        3, 8 * MIB
-    )
+    assert CheckpointTransferOptions.of({}).peak_extra_bytes(None, keep=True) == 2 * 512 * MIB
+    said = CheckpointTransferOptions.of({"num_buffers": 3, "bucket_size_mb": 8})
+    assert said.peak_extra_bytes(None, keep=True) == 3 * 8 * MIB

@@ -14,7 +14,7 @@ from wsm.config import ConfigurationError, config_from_mapping
 from wsm.errors import BadInputError
 from wsm.states.vocabulary import TransferMode
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.transports._transfer_modes import INTERFACES, check_transfer_mode
+from wsm.strategies.transports.configured import INTERFACES, check_transfer_mode
 from wsm.worker import loading
 from wsm.worker.loading import Sources
 
@@ -164,6 +164,6 @@ def test_a_checksum_that_gdr_cannot_check_is_a_warning(fake_cuda, caplog):
 
 
 def test_options_of_a_transfer_are_refused_by_strategies_that_have_none():
-    with raising(strategies_errors.transfer_option_unavailable, match="verify_checksum"):
+    with raising("transfer-option-unavailable", match="verify_checksum"):
         sources("ipc_snapshot").of(0, verify_checksum=True)
     assert sources("ipc_snapshot").of(0, verify_checksum=False)

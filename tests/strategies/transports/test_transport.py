@@ -1,4 +1,4 @@
-"""A transport is built once, kept between loads and built anew after an error; ``rsync`` finds the version.
+"""A transport is kept between loads and closed after an error; ``rsync`` finds the version.
 
 The transport here brings shards of a published snapshot: real versions, and nothing but the protocol.
 """
@@ -27,7 +27,6 @@ from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.transports.by_version import RsyncSource
-from wsm.strategies.transports.transport import KeptTransport
 
 SPEC = TensorSpec("w", "U8", (4,))
 
@@ -39,13 +38,14 @@ class SnapshotTransport:
 
     def __init__(self, directory: Path, *, close_error: Exception | None = None) -> None:
         self.directory = directory
-        self.closed = 0
+        self.opened = self.closed = 0
         self._close_error = close_error
 
     @contextlib.contextmanager
     def open(
         self, version: int | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
     ) -> Iterator[Offer]:
+        self.opened += 1
         source = SnapshotSource(self.directory, rank=rank, device_id=rank, world_size=world_size)
         with IpcSnapshot().open(source, version, observer) as offer:
             yield offer
@@ -61,20 +61,6 @@ class SnapshotTransport:
             raise self._close_error
 
 
-class Built:
-    """Every transport that was built."""
-
-    def __init__(self, directory: Path, close_error: Exception | None = None) -> None:
-        self.transports: list[SnapshotTransport] = []
-        self._directory = directory
-        self._close_error = close_error
-        self.kept = KeptTransport("snapshot", self._build)
-
-    def _build(self) -> SnapshotTransport:
-        self.transports.append(SnapshotTransport(self._directory, close_error=self._close_error))
-        return self.transports[-1]
-
-
 def publish(directory: Path, version: int, data: bytes = b"abcd") -> None:
     publish_snapshot(directory, version, {0: {"w": (SPEC, data)}})
 
@@ -86,38 +72,37 @@ def loaded(source: RsyncSource, version: str | None) -> tuple[str | None, bytes]
     return offer.version, bytes(target.readable("w"))
 
 
-def test_a_transport_is_built_for_the_first_load_and_kept_for_the_next(tmp_path):
+def test_a_transport_is_kept_for_the_next_load(tmp_path):
     publish(tmp_path, 1)
-    built = Built(tmp_path)
-    assert built.transports == []
-    source = RsyncSource(built.kept, rank=0, world_size=1)
+    transport = SnapshotTransport(tmp_path)
+    source = RsyncSource(transport, rank=0, world_size=1)
     for _ in range(2):
         assert loaded(source, "1") == ("1", b"abcd")
     with STRATEGIES["rsync"].preview(source, "1") as offer:
         assert offer.version == "1"
-    assert [transport.closed for transport in built.transports] == [0]
-    built.kept.close()
-    built.kept.close()
-    assert [transport.closed for transport in built.transports] == [1]
+    assert transport.closed == 0
+    STRATEGIES["rsync"].close(source)
+    assert transport.closed == 1
 
 
-def test_after_an_error_the_transport_is_closed_and_built_anew(tmp_path):
+def test_after_an_error_the_transport_is_closed_and_used_again(tmp_path):
     publish(tmp_path, 1)
-    built = Built(tmp_path)
-    source = RsyncSource(built.kept)
+    transport = SnapshotTransport(tmp_path)
+    source = RsyncSource(transport)
     with raising(errors.SnapshotNotFoundError):
         loaded(source, "9")
     with pytest.raises(OSError, match="the model has no memory"), STRATEGIES["rsync"].open(source, "1"):
         raise OSError("the model has no memory")
+    assert transport.closed == 2
     assert loaded(source, "1") == ("1", b"abcd")
-    assert [transport.closed for transport in built.transports] == [1, 1, 0]
+    assert transport.closed == 2
 
 
 def test_an_error_of_closing_does_not_hide_why_it_was_closed(tmp_path, caplog):
     publish(tmp_path, 1)
-    built = Built(tmp_path, close_error=OSError("the peer is gone"))
+    transport = SnapshotTransport(tmp_path, close_error=OSError("the peer is gone"))
     with caplog.at_level(logging.WARNING), raising(errors.SnapshotNotFoundError):
-        loaded(RsyncSource(built.kept), 9)
+        loaded(RsyncSource(transport), 9)
     assert "transport.not_closed" in caplog.text
     assert "the peer is gone" in caplog.text
 
@@ -127,12 +112,12 @@ def test_an_unnamed_version_is_the_one_that_version_yaml_announces(tmp_path):
     announced = tmp_path / "model"
     announced.mkdir()
     write_version(announced, 1)
-    source = RsyncSource(Built(tmp_path / "versions").kept, directory=announced)
+    source = RsyncSource(SnapshotTransport(tmp_path / "versions"), directory=announced)
     assert loaded(source, None) == ("1", b"abcd")
 
 
 def test_without_version_yaml_the_newest_is_what_was_published_last_whatever_it_is_called(tmp_path):
-    source = RsyncSource(Built(tmp_path).kept, directory=tmp_path)
+    source = RsyncSource(SnapshotTransport(tmp_path), directory=tmp_path)
     for label in ("step_9", "step_10", "a"):
         publish(tmp_path, label)
         (tmp_path / "version.yaml").unlink()
@@ -152,10 +137,10 @@ def test_without_version_yaml_the_newest_is_what_was_published_last_whatever_it_
 def test_a_version_yaml_that_names_none_is_an_error_and_no_connection(tmp_path, text, error):
     if text is not None:
         (tmp_path / "version.yaml").write_text(text)
-    built = Built(tmp_path)
+    transport = SnapshotTransport(tmp_path)
     with raising(error, match=r"version\.yaml"):
-        loaded(RsyncSource(built.kept, directory=tmp_path), None)
-    assert built.transports == []
+        loaded(RsyncSource(transport, directory=tmp_path), None)
+    assert transport.opened == 0
 
 
 def test_a_transport_that_offers_another_version_is_refused_by_the_strategy(tmp_path):
@@ -165,5 +150,5 @@ def test_a_transport_that_offers_another_version_is_refused_by_the_strategy(tmp_
 
     publish(tmp_path, 2)
     with raising(errors.VersionMismatchError, match="version 1 was asked for") as caught:
-        loaded(RsyncSource(KeptTransport("newest", lambda: Newest(tmp_path))), 1)
+        loaded(RsyncSource(Newest(tmp_path)), 1)
     assert caught.value.found == "2"

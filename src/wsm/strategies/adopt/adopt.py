@@ -20,8 +20,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.printable import counted, size_text
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.adopt import errors
-from wsm.strategies.adopt.checkpoint import Checkpoint, open_checkpoint
+from wsm.strategies.adopt.checkpoint import Checkpoint, bad_placements, no_checkpoint, open_checkpoint
 from wsm.strategies.adopt.deciding import Decision, Relabel, decide, label_for
 from wsm.strategies.adopt.record import AdoptedContent, AdoptionRecord, known_labels, mtimes_of
 from wsm.strategies.adopt.taking import take_in
@@ -29,8 +28,7 @@ from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import PublisherBusyError
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.files.version_file import write_version
-from wsm.strategies.snapshot.errors import PlacementError
-from wsm.strategies.snapshot.placement import Placement, runs, whole_shape
+from wsm.strategies.snapshot.placement import Placement, PlacementError, runs, whole_shape
 from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.snapshot.slice_digests import SliceDigests, write_slice_promises
 from wsm.strategies.snapshot.store import announced_version
@@ -368,7 +366,7 @@ def _specs(checkpoint: Checkpoint, settings: AdoptSettings) -> list[list[TensorS
     if duplicate:
         raise _not_covered(checkpoint, described, {"duplicate": duplicate})
     if not counts:
-        raise errors.no_checkpoint(path=checkpoint.path, present=["safetensors files without tensors"])
+        raise no_checkpoint(path=checkpoint.path, present=["safetensors files without tensors"])
     return described
 
 
@@ -418,7 +416,7 @@ def _placed(
         raise _not_covered(checkpoint, described, error.context) from error
     except Exception as error:  # a function of the user's own, given what a trainer wrote
         problem = f"{type(error).__name__}: {error}"
-        raise errors.bad_placements(hook=named, problem=problem) from error
+        raise bad_placements(hook=named, problem=problem) from error
     for spec in specs:
         if spec.name not in said:
             raise PlacementError(tensor=spec.name, problem="has no placement")

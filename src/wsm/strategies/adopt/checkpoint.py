@@ -20,13 +20,11 @@ from typing import Any
 
 import msgspec
 
-from wsm.errors import BadInputError, RefusedError, remedy
-from wsm.own_descriptor import path_of
-from wsm.strategies import errors as strategies_errors
-from wsm.strategies.adopt import errors
-from wsm.strategies.adopt.opened import open_below
+from wsm.errors import BadInputError, RefusedError, coded, remedy
+from wsm.own_descriptor import path_of, reopened
+from wsm.shared_directory import EVERY_USER, require, trusted_in
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import UnreadableFileError
+from wsm.strategies.errors import UnreadableFileError, listed
 from wsm.strategies.files.safetensors import SafetensorsFile
 from wsm.strategies.promise import FileName, read_json
 from wsm.strategies.snapshot.slice_digests import SliceDigests
@@ -37,6 +35,46 @@ _INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_INDEX_BYTES = 1 << 26
 _MAX_FILES = 10_000
 _CHUNK_BYTES = 1 << 21
+
+
+@coded("no-checkpoint")
+def no_checkpoint(*, path: str, present: Sequence[str]) -> BadInputError:
+    """A directory has no safetensors file; marker files alone are no content."""
+    seen = f"; it holds {listed(present)}" if present else "; it is empty"
+    return BadInputError(
+        f"{path} holds no safetensors file{seen}; write the weights there before they are adopted",
+        unfit=True,
+        present=tuple(present),
+    )
+
+
+@coded("incomplete-checkpoint")
+def incomplete_checkpoint(*, path: str, problem: str) -> BadInputError:
+    """The files of a directory are not what its index, their names or their headers say; or not yet."""
+    return BadInputError(
+        f"the checkpoint in {path} is not whole: {problem}; let the trainer finish it, then adopt it",
+        unfit=True,
+        retryable=True,
+    )
+
+
+@coded("checkpoint-changed")
+def checkpoint_changed(*, file: str, problem: str) -> BadInputError:
+    """A file was written while it was adopted."""
+    return BadInputError(
+        f"{file} changed while it was adopted: {problem}; let the trainer finish it, then adopt it",
+        unfit=True,
+    )
+
+
+@coded("bad-placements")
+def bad_placements(*, hook: str, problem: str) -> BadInputError:
+    """What should say how tensors lie on the ranks cannot be used."""
+    return BadInputError(
+        f"{hook} does not say how tensors lie on the ranks: {problem}; name MODULE:FUNCTION, which returns a "
+        "placement for each of the tensors that it is given",
+        unfit=True,
+    )
 
 
 class _Index(msgspec.Struct):
@@ -81,7 +119,7 @@ class CheckpointPart:
             problem = f"{self.size} bytes are {now.st_size} now"
             if now.st_size == self.size:
                 problem = "it was written in place"
-            raise errors.checkpoint_changed(file=self.path, problem=problem)
+            raise checkpoint_changed(file=self.path, problem=problem)
 
     def digests(self, slices: Sequence[SliceDigests] = ()) -> list[str]:
         """Return the digest of every tensor, in the order of the file. Blocks; reads it whole.
@@ -107,7 +145,7 @@ class CheckpointPart:
                 except UnreadableFileError:
                     raise
                 except BadInputError as error:
-                    raise errors.checkpoint_changed(file=self.path, problem="it ends early") from error
+                    raise checkpoint_changed(file=self.path, problem="it ends early") from error
                 digest.update(chunk)
                 if slices:
                     slices[index].update(chunk)
@@ -175,13 +213,13 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
         files = [name for name in names if name.endswith(_SUFFIX)]
         chosen = files if index is None else sorted(set(weight_map.values()))
         if not chosen:
-            raise errors.no_checkpoint(path=where, present=names)
+            raise no_checkpoint(path=where, present=names)
         if len(chosen) > _MAX_FILES:
-            raise errors.incomplete_checkpoint(path=where, problem=f"it has more than {_MAX_FILES} files")
+            raise incomplete_checkpoint(path=where, problem=f"it has more than {_MAX_FILES} files")
         absent = [name for name in chosen if name not in names] or absent_shards(chosen)
         if absent:
-            problem = f"{strategies_errors.listed(absent)} {'are' if len(absent) > 1 else 'is'} not there"
-            raise errors.incomplete_checkpoint(path=where, problem=problem)
+            problem = f"{listed(absent)} {'are' if len(absent) > 1 else 'is'} not there"
+            raise incomplete_checkpoint(path=where, problem=problem)
         parts = tuple(_part(directory, where, name, roots, stack) for name in chosen)
         _check_index(where, weight_map, parts)
         left_out = tuple(name for name in files if name not in chosen)
@@ -196,7 +234,7 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
             if both:
                 raise BadInputError(
                     f"the checkpoint in {where} says two things: {index} names other files for "
-                    f"{strategies_errors.listed(both)}, which {name} holds, too; remove whichever of {index} "
+                    f"{listed(both)}, which {name} holds, too; remove whichever of {index} "
                     f"and {name} is old, then adopt it",
                     code="stale-index",
                     path=where,
@@ -245,7 +283,7 @@ def _opened(
         ) from error
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ESTALE:
-            raise errors.checkpoint_changed(file=shown, problem=str(error.strerror)) from error
+            raise checkpoint_changed(file=shown, problem=str(error.strerror)) from error
         raise _unreadable(shown, error) from error
     stack.callback(os.close, descriptor)
     return descriptor
@@ -269,7 +307,7 @@ def _part(
             raise
         said = error.context
         problem = said.get("problem") or f"it has {said['actual']} bytes instead of {said['expected']}"
-        raise errors.incomplete_checkpoint(path=where, problem=f"of {name}, {problem}") from error
+        raise incomplete_checkpoint(path=where, problem=f"of {name}, {problem}") from error
     stack.callback(content.close)
     return CheckpointPart(content.path, descriptor, content, status.st_size, status.st_mtime_ns)
 
@@ -282,7 +320,7 @@ def _index(
     if not found:
         return None, {}
     if len(found) > 1:
-        raise errors.incomplete_checkpoint(path=where, problem=f"it has {len(found)} indexes")
+        raise incomplete_checkpoint(path=where, problem=f"it has {len(found)} indexes")
     with ExitStack() as stack:
         descriptor = _opened(found[0], roots, stack, at=directory, where=where)
         try:
@@ -293,7 +331,7 @@ def _index(
         index = read_json(_Index, data[:_MAX_INDEX_BYTES])
     except ValueError as error:
         problem = f"in {found[0]}, {error}"
-        raise errors.incomplete_checkpoint(path=where, problem=problem) from error
+        raise incomplete_checkpoint(path=where, problem=problem) from error
     about = index.metadata
     if isinstance(about, dict) and "delta_encoding" in about:
         raise RefusedError(
@@ -307,7 +345,7 @@ def _index(
         )
     if not index.weight_map:
         problem = f"{found[0]} has no weight_map of tensors to files beside it"
-        raise errors.incomplete_checkpoint(path=where, problem=problem)
+        raise incomplete_checkpoint(path=where, problem=problem)
     return found[0], index.weight_map
 
 
@@ -315,5 +353,55 @@ def _check_index(where: str, weight_map: Mapping[str, str], parts: Sequence[Chec
     held = {(spec.name, Path(part.path).name) for part in parts for spec in part.content.specs()}
     absent = sorted(name for name, file in weight_map.items() if (name, file) not in held)
     if absent:
-        problem = f"its index names tensors that their files do not hold: {strategies_errors.listed(absent)}"
-        raise errors.incomplete_checkpoint(path=where, problem=problem)
+        problem = f"its index names tensors that their files do not hold: {listed(absent)}"
+        raise incomplete_checkpoint(path=where, problem=problem)
+
+
+def open_below(
+    path: Path | str, roots: Sequence[Path | str], *, kind: int = stat.S_IFREG, at: int | None = None
+) -> int:
+    """Open for reading what a caller names, if it lies below a declared directory. Does not wait.
+
+    Links are followed first, and what they lead to is looked for again from the declared directory down,
+    following none: what changes in between is refused. Where every user can make names on the way, what
+    is found there must be ours. `at` is the directory that a relative path begins in.
+
+    Raises
+    ------
+    FileNotFoundError, ForeignPathError
+        If there is none; if it is not of `kind` (``stat.S_IF*``), or another user's.
+    BadInputError (``outside-roots``)
+        If it lies below none of them.
+    OSError
+        If it is exchanged while it is opened (``ESTALE``), or the operating system refuses otherwise.
+    """
+    named = [os.path.realpath(root) for root in roots]
+    with ExitStack() as stack:
+        held = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=at)
+        stack.callback(os.close, held)
+        leads_to = path_of(held)
+        root = next((each for each in named if os.path.commonpath((each, leads_to)) == each), None)
+        if root is None:
+            below = ", ".join(named) or "no directory at all"
+            raise BadInputError(
+                f"{path} leads to {leads_to}, and only what lies below {below} is opened; "
+                "write it there, or declare the directory that it lies in",
+                code="outside-roots",
+                path=str(path),
+                leads_to=leads_to,
+                roots=tuple(named),
+            )
+        require(Path(root), Path(root).lstat(), stat.S_IFDIR, also=trusted_in(Path(root).parent))
+        found = os.open(root, os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
+        stack.callback(os.close, found)
+        names = Path(leads_to).relative_to(root).parts
+        for depth, name in enumerate(names, 1):
+            also = trusted_in(found)
+            found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=found)
+            stack.callback(os.close, found)
+            expected = kind if depth == len(names) else stat.S_IFDIR
+            require(Path(root, *names[:depth]), os.fstat(found), expected, also=also)
+        require(Path(leads_to), os.fstat(found), kind, also=EVERY_USER)
+        if not os.path.samestat(os.fstat(found), os.fstat(held)):
+            raise OSError(errno.ESTALE, "it was exchanged while it was opened", str(path))
+        return reopened(found, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from wsm.errors import BadInputError
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
-from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.snapshot.source import SnapshotSource
+from wsm.strategies.strategy import Sections
 from wsm.strategies.transports.configured import RsyncConfig
 from wsm.strategies.transports.transport import TransportKind
 

@@ -9,8 +9,7 @@ from wsm.errors import RefusedError
 from wsm.strategies.adopt.adopt import AdoptSettings, AdoptWay, PlacementHook
 from wsm.strategies.adopt.deciding import Relabel
 from wsm.strategies.files.shard_source import ShardSource
-from wsm.strategies.sections import Sections
-from wsm.strategies.strategy import Strategy
+from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 from wsm.strategies.training_names import TrainingNames
 from wsm.strategies.transports.by_version import Gdr

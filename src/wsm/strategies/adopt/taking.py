@@ -9,16 +9,16 @@ in place is found by the digests. A copy is ours, begins with a header of ours, 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from wsm.shared_directory import create_ours
-from wsm.strategies.adopt import errors
-from wsm.strategies.adopt.checkpoint import Checkpoint, CheckpointPart
-from wsm.strategies.adopt.opened import clone_opened, link_opened
+from wsm.strategies.adopt.checkpoint import Checkpoint, CheckpointPart, checkpoint_changed
 from wsm.strategies.errors import StorageError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_all, write_new
@@ -30,6 +30,7 @@ from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.tensor import TensorSpec
 
 _CHUNK_BYTES = 1 << 21
+_FICLONE: Final = 0x40049409  # <linux/fs.h>
 # Kernels, file systems and sandboxes without copy_file_range, and files that lie on two file systems.
 _NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
 
@@ -154,5 +155,28 @@ def _copy_bytes(part: CheckpointPart, begin: int, count: int, destination: int) 
             write_all(destination, data)
             moved = len(data)
         if not moved:
-            raise errors.checkpoint_changed(file=part.path, problem="it ends early")
+            raise checkpoint_changed(file=part.path, problem="it ends early")
         begin += moved
+
+
+def link_opened(descriptor: int, path: Path) -> None:
+    """Give the very file that is open another name, whatever lies under its own by now.
+
+    OSError if it is another user's, of another file system, or without a name left.
+    """
+    # Python asks the kernel to follow the link in /proc only if it is given a directory, too.
+    os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+
+
+def clone_opened(descriptor: int, path: Path, *, durable: bool) -> None:
+    """Make a file of our own that shares the blocks of one that is open, until either is written.
+
+    OSError if the file system cannot; an empty file may be left.
+    """
+    made = create_ours(path, mode=None)
+    try:
+        fcntl.ioctl(made, _FICLONE, descriptor)
+        if durable:
+            os.fsync(made)
+    finally:
+        os.close(made)

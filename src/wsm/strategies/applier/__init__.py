@@ -4,13 +4,12 @@
 modules                               responsible for
 ====================================  ====================================================================
 apply                                 an offer written into a target: checks first, then bytes
-collecting                            a stream in host memory, before a byte of the model is touched
 coverage                              which tensors must come, which may be missing, which are one
 admission                             whether there is memory for it
-copying, tensor_copy, parallel_copy   bytes and digest in one pass; one tensor; several threads
+tensor_copy                           tensors copied and digested in one pass, on threads
 finite                                refusing NaN and infinity
 memory_target                         a target in plain memory, with versions beside one another in it
-feeding, loaders                      a checkpoint fed to models' own loaders; which names are MTP's
+feeding                               a checkpoint fed to models' own loaders; which names are MTP's
 tensor_set                            which tensors the last checkpoint brought
 tensor_ledger                         what a rank found in its memory, for comparing groups
 ====================================  ====================================================================

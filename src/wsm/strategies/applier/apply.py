@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from wsm.errors import InternalError
-from wsm.strategies.applier.collecting import collected
 from wsm.strategies.applier.coverage import (
     RunningCoverage,
     Ties,
@@ -24,17 +23,19 @@ from wsm.strategies.applier.coverage import (
     digests_of_kept,
     promised_by,
 )
-from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
+from wsm.strategies.applier.memory_target import host_memory
 from wsm.strategies.applier.tensor_copy import (
+    CopyJob,
     Steps,
     check_finite_promise,
+    copy_on_threads,
     copy_tensor,
     copy_transposed,
     digest_source,
     digest_tensor,
 )
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.errors import LoadCancelledError, TiedTensorsDifferError
+from wsm.strategies.errors import LoadCancelledError, tied_tensors_differ
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import (
@@ -51,24 +52,41 @@ from wsm.strategies.transposing import block_bytes
 _SHARED_BYTES = 1 << 18
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Applied:
-    """What was applied: bytes, tensors, how many of them had a promised digest, and the digest of all.
+    """What was applied.
 
-    `missing` names the tensors that a partial load did not bring; their bytes count in `digest` all the same.
-    `adopted` counts the bytes that were not copied: the target keeps the memory that they came in.
-    `extra_bytes` is what was held at most beside the target and the source's own memory. `unknown` names what
-    came, was allowed, and is not the target's; `through_models` says whether
-    models took it that say nothing beforehand, `auxiliary` counts what auxiliary ones were given of it, and
-    `tensor_set` says which tensors came (:mod:`wsm.strategies.applier.tensor_set`).
+    Parameters
+    ----------
+    digest : str
+        Digest of the tensors as they are in memory now; equal weights have an equal one.
+    bytes, tensors : int
+        How much was applied.
+    verified : int
+        How many of the tensors had a promised digest, which matched.
+    peak_extra_bytes : int
+        The most tensor bytes that were held beside the target's.
+    adopted_bytes : int
+        How many of the bytes were not copied: the target keeps the memory that they came in.
+    missing : tuple of str
+        Names of tensors that a partial load did not bring; they kept their bytes, which count in `digest`.
+    unknown : tuple of str
+        Names that the source has and the model does not, which were allowed and left out.
+    through_models : bool
+        Whether models took them that say nothing beforehand, and did with them what is theirs to know.
+    auxiliary : int
+        How many of the tensors were for auxiliary models, too, where those say nothing beforehand.
+    tensor_set : str or None
+        Which tensors such models were given (:mod:`wsm.strategies.applier.tensor_set`), for the `before` of
+        the next load; None: they were given none.
     """
 
-    nbytes: int
+    digest: str
+    bytes: int
     tensors: int
     verified: int
-    digest: str
-    adopted: int = 0
-    extra_bytes: int = 0
+    peak_extra_bytes: int = 0
+    adopted_bytes: int = 0
     missing: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     through_models: bool = False
@@ -121,7 +139,7 @@ def apply_tensors(
         Before the target was touched, if `declared` or promised.
     RefusedError
         If a tensor that is not brought holds no bytes. Nothing was touched.
-    LoadCancelledError, DigestMismatchError, TiedTensorsDifferError, InternalError
+    LoadCancelledError, DigestMismatchError, BadInputError, InternalError
         Whether the target was touched then, its `taint` has told; whatever ``read_into`` raises comes, too.
     """
     specs, tied = target.specs(), tied_names(target)
@@ -139,7 +157,8 @@ def apply_tensors(
         came = _as_they_come(tensors, coverage, ties)
         with one_pass.counting():
             if collects:
-                applied = one_pass.run_on_threads(collected(came, _Uncounted(one_pass)), threads)
+                steps = _Uncounted(one_pass)
+                applied = one_pass.run_on_threads([_collected(each, steps) for each in came], threads)
             else:
                 applied = one_pass.run(came)
         return replace(applied, unknown=tuple(coverage.left_out))
@@ -239,12 +258,12 @@ class _Pass:
             missing = [name for name in specs if name not in loaded]
             rest = digests_of_kept(self._target, missing, self.go_on)
         return Applied(
-            nbytes=self._done,
+            bytes=self._done,
             tensors=len(self._digests),
             verified=self._verified,
             digest=shard_digest([*self._digests, *rest]),
-            adopted=self._adopted,
-            extra_bytes=self._extra,
+            adopted_bytes=self._adopted,
+            peak_extra_bytes=self._extra,
             missing=tuple(spec.name for spec, _ in rest),
         )
 
@@ -268,8 +287,7 @@ class _Pass:
 
     def go_on(self) -> None:
         """Stop where the load is cancelled; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
-        if self._observer.cancelled():
-            raise LoadCancelledError(tensors_applied=len(self._digests), tensors=self._tensors)
+        self._observer.stop_if_cancelled(self._tensors, applied=len(self._digests))
 
     def moved(self, nbytes: int) -> None:
         """Report a chunk; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
@@ -287,7 +305,7 @@ class _Pass:
         applied = next(digest for spec, digest in reversed(self._digests) if spec.name == own)
         came = tensor.digest if tensor.check_chunk is None else None
         if (came or digest_source(tensor, _Uncounted(self))) != applied:
-            raise TiedTensorsDifferError(tensor=own, name=tensor.spec.name, origin=tensor.origin)
+            raise tied_tensors_differ(tensor=own, name=tensor.spec.name, origin=tensor.origin)
 
     def _stand(self, tensor: OfferedTensor) -> None:
         """Count a tensor that is where it belongs already."""
@@ -354,3 +372,21 @@ class _Uncounted:
     def moved(self, nbytes: int) -> None:  # noqa: ARG002 - of the protocol
         """Show that the load lives; nothing was applied."""
         self._steps.moved(0)
+
+
+def _collected(tensor: OfferedTensor, steps: Steps) -> OfferedTensor:
+    """Return a tensor of a stream, verified, in host memory that stays: nothing was touched. Blocks.
+
+    A stream without a declaration is known only when it has ended, and what is wrong with any tensor but the
+    first would cost the weights that serve. No more is held than the model has.
+    """
+    steps.go_on()
+    if tensor.memory is None:
+        data = host_memory(tensor.spec.nbytes)
+        digest = copy_tensor(tensor, data, steps)
+    else:
+        data = tensor.memory()
+        digest = digest_tensor(tensor, data, steps)
+    promised = tensor.digest is not None or tensor.check_chunk is not None
+    read = OfferedTensor.of_bytes(tensor.spec, tensor.origin, data, digest if promised else None)
+    return replace(read, memory=tensor.memory, repeats=tensor.repeats)

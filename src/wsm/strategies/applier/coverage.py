@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from wsm.errors import RefusedError, WsmError
 from wsm.strategies import errors
 from wsm.strategies.digest import digest_of
-from wsm.strategies.errors import TiedTensorsDifferError, listed
+from wsm.strategies.errors import listed
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 
@@ -57,11 +57,7 @@ def check_coverage(
     Raises
     ------
     BadInputError
-        If names are missing, unknown or offered more than once.
-    BadInputError
-        If a tensor has another dtype.
-    BadInputError
-        If a tensor has another shape.
+        If names are missing, unknown or offered more than once, or a tensor has another dtype or shape.
     """
     rows = list(offered)
     if len(rows) == len(wanted) == len({spec.name for spec, _ in rows}) and all(
@@ -83,20 +79,7 @@ def check_coverage(
         origins = dict.fromkeys(origin for spec, origin in rows if not wrong or spec.name in wrong)
         raise errors.not_covered(missing=missing, unknown=unknown, duplicate=duplicate, origins=list(origins))
     known = [(spec, wanted[spec.name], origin) for spec, origin in rows if spec.name in wanted]
-    dtypes = [
-        (spec.name, model.dtype, spec.dtype, origin)
-        for spec, model, origin in known
-        if spec.dtype != model.dtype
-    ]
-    if dtypes:
-        raise errors.dtype_mismatch(mismatches=dtypes)
-    shapes = [
-        (spec.name, model.shape, spec.shape, origin)
-        for spec, model, origin in known
-        if spec.shape != model.shape
-    ]
-    if shapes:
-        raise errors.shape_mismatch(mismatches=shapes)
+    errors.check_kinds(known)
 
 
 def promised_by(origins: Sequence[str]) -> str:
@@ -104,6 +87,7 @@ def promised_by(origins: Sequence[str]) -> str:
     return f"the manifest from {listed(origins)}" if origins else "its manifest"
 
 
+@dataclass(eq=False)
 class RunningCoverage:
     """The same comparison for tensors that are known only as they come.
 
@@ -124,18 +108,13 @@ class RunningCoverage:
         Names that came, were allowed, and are not the model's, in their order.
     """
 
-    def __init__(
-        self,
-        wanted: Mapping[str, TensorSpec],
-        *,
-        allowed_unknown: Collection[str] = (),
-        partial: bool = False,
-        origins: Sequence[str] = (),
-    ) -> None:
-        self._partial = partial
-        self._origins = origins
-        self._wanted = wanted
-        self._allowed_unknown = allowed_unknown
+    wanted: Mapping[str, TensorSpec]
+    _: KW_ONLY
+    allowed_unknown: Collection[str] = ()
+    partial: bool = False
+    origins: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
         self._seen: set[str] = set()
         self.left_out: dict[str, None] = {}
 
@@ -148,9 +127,9 @@ class RunningCoverage:
             If it must not come.
         """
         name = spec.name
-        model = self._wanted.get(name)
+        model = self.wanted.get(name)
         if model is None:
-            if name in self._allowed_unknown:
+            if name in self.allowed_unknown:
                 self.left_out[name] = None
                 return False
             raise errors.not_covered(unknown=[name], origins=[origin])
@@ -168,11 +147,8 @@ class RunningCoverage:
         BadInputError
             If it has not.
         """
-        name, model = spec.name, self._wanted[spec.name]
-        if spec.dtype != model.dtype:
-            raise errors.dtype_mismatch(mismatches=[(name, model.dtype, spec.dtype, origin)])
-        if spec.shape != model.shape:
-            raise errors.shape_mismatch(mismatches=[(name, model.shape, spec.shape, origin)])
+        if spec != self.wanted[spec.name]:
+            errors.check_kinds([(spec, self.wanted[spec.name], origin)])
 
     def finish(self) -> None:
         """Take in that no more tensors come.
@@ -182,11 +158,11 @@ class RunningCoverage:
         BadInputError
             If some are missing, or all.
         """
-        if self._partial and self._seen:
+        if self.partial and self._seen:
             return
-        missing = [name for name in self._wanted if name not in self._seen]
+        missing = [name for name in self.wanted if name not in self._seen]
         if missing:
-            raise errors.not_covered(missing=missing, origins=self._origins)
+            raise errors.not_covered(missing=missing, origins=self.origins)
 
 
 def check_kept(target: WeightTarget, names: Iterable[str]) -> None:
@@ -270,7 +246,7 @@ class Ties:
 
         Raises
         ------
-        TiedTensorsDifferError
+        BadInputError (``tied-tensors-differ``)
             If two digests are promised for one tensor. Nothing was touched.
         """
         taken = [self.take(tensor) for tensor in tensors]
@@ -279,7 +255,7 @@ class Ties:
             own = self.own(tensor.spec.name)
             known = None if tensor.digest is None or not tensor.repeats else promised[own]
             if known not in (None, tensor.digest):
-                raise TiedTensorsDifferError(tensor=own, name=tensor.spec.name, origin=tensor.origin)
+                raise errors.tied_tensors_differ(tensor=own, name=tensor.spec.name, origin=tensor.origin)
         return tuple(taken)
 
 

@@ -10,23 +10,130 @@ transport and no model.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from wsm.errors import BadInputError, NoRoomError
+from wsm.errors import BadInputError, InternalError, NoRoomError
 from wsm.strategies import errors
 from wsm.strategies.applier.apply import Applied
 from wsm.strategies.applier.coverage import RunningCoverage, check_coverage, promised_by
-from wsm.strategies.applier.loaders import ModelLoader, ParameterMemory
 from wsm.strategies.applier.tensor_copy import NoSteps, copy_tensor, digest_tensor
 from wsm.strategies.applier.tensor_set import text_of
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.errors import LoadCancelledError, listed
 from wsm.strategies.observer import LoadObserver, Taint
 from wsm.strategies.offer import Offer, OfferedTensor
-from wsm.strategies.tensor import ReplaceableTarget, TensorSpec, WeightTarget
+from wsm.strategies.tensor import ReplaceableTarget, StagedTarget, TensorSpec, WeightTarget
+
+
+class ParameterMemory:
+    """The memory of a model's parameters, while loaders write into it.
+
+    Parameters
+    ----------
+    target : WeightTarget
+        The parameters.
+    taint : Taint
+        Told before the first of them is handed out.
+    """
+
+    def __init__(self, target: WeightTarget, taint: Taint) -> None:
+        self._target = target
+        self._taint = taint
+        self._staged = target if isinstance(target, StagedTarget) else None
+        self._specs = target.specs()
+        self._open: dict[str, memoryview] = {}
+        self._whole: set[str] = set()
+        self._loader = "the model"
+
+    def memory(self, name: str) -> memoryview:
+        """Return the bytes of a parameter (C order, writable, format ``B``), the same until it is complete.
+
+        Host memory of a target in device memory is moved when the parameter is complete.
+
+        Raises
+        ------
+        InternalError
+            If there is no such parameter, or it is complete already.
+        """
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        if name not in self._specs:
+            raise self._broken(f"there is no parameter {name!r}")
+        if name in self._whole:
+            raise self._broken(f"it wrote {name!r} twice")
+        self._taint()
+        if self._staged is None:
+            self._open[name] = self._target.writable(name)
+        else:  # it holds the bytes of one parameter at a time, and loaders have several open
+            self._open[name] = memoryview(bytearray(self._specs[name].nbytes))
+        return self._open[name]
+
+    def complete(self, name: str) -> None:
+        """Say that every byte of a parameter was written.
+
+        Raises
+        ------
+        InternalError
+            If it was never open.
+        """
+        if name not in self._open:
+            raise self._broken(f"it completed {name!r} without writing it")
+        memory = self._open.pop(name)
+        if self._staged is not None:
+            copy_bytes(memoryview(memory), self._target.writable(name))
+            self._staged.written(name)
+        self._whole.add(name)
+
+    def used_by(self, loader: str) -> None:
+        """Say who writes now, for messages."""
+        self._loader = loader
+
+    def check(self) -> None:
+        """See that every parameter is complete.
+
+        Raises
+        ------
+        InternalError
+            If one is not.
+        """
+        left = [name for name in self._specs if name not in self._whole]
+        if left:
+            shown = ", ".join(map(repr, left[:5]))
+            raise errors.loader_contract(
+                loader="the model",
+                problem=f"{len(left)} parameters were not completed: {shown}",
+            )
+
+    def _broken(self, problem: str) -> InternalError:
+        return errors.loader_contract(loader=self._loader, problem=problem)
+
+
+class ModelLoader(Protocol):
+    """One model's way to take tensors of a stream. The first of a runner is the main model's."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        ...
+
+    def takes(self) -> Mapping[str, TensorSpec]:
+        """Every tensor that it needs, under the stream's name; known without any memory held."""
+        ...
+
+    def load_weights(
+        self, tensors: Iterable[tuple[TensorSpec, memoryview]], parameters: ParameterMemory
+    ) -> None:
+        """Write tensors where they belong, until the iterable ends. Blocks.
+
+        The main model gets the whole stream in one call; an auxiliary one gets it in several, some tensors
+        each. The bytes (read-only, flat) are valid until the next tensor is asked for. They are verified.
+        """
+        ...
 
 
 def feed_models(
@@ -57,7 +164,7 @@ def feed_models(
     ------
     NoRoomError
         If `target` is none that such models write into, as what is staged is not. Nothing was changed.
-    BadInputError, DigestMismatchError, NotFiniteError, LoadCancelledError, InternalError
+    BadInputError, DigestMismatchError, LoadCancelledError, InternalError
         As for every load.
     """
     if not isinstance(target, ReplaceableTarget):
@@ -105,7 +212,7 @@ def feed_loaders(
         If an auxiliary model takes nothing. Nothing was changed.
     BadInputError
         If the stream is not what the loaders take.
-    DigestMismatchError, NotFiniteError, LoadCancelledError, InternalError
+    DigestMismatchError, LoadCancelledError, InternalError
         As for every load.
     """
     return _FeedingLoaders(loaders, target, observer, offer, allowed_unknown).run()
@@ -167,16 +274,16 @@ class _Feeding:
         try:
             self._give(self._main, stream())
         except LoadCancelledError as error:  # a source that saw it does not know how much was applied
-            raise self._cancelled() from error
+            raise LoadCancelledError(tensors_applied=self._tensors, tensors=len(self._wanted)) from error
         if not ended:
             problem = f"it took {self._tensors} tensors and not the rest"
             raise errors.loader_contract(loader=self._main.name, problem=problem)
         return Applied(
-            nbytes=self._done,
+            bytes=self._done,
             tensors=self._tensors,
             verified=self._verified,
             digest="",
-            extra_bytes=self._extra,
+            peak_extra_bytes=self._extra,
         )
 
     def _stream(self) -> Iterator[tuple[TensorSpec, memoryview]]:
@@ -232,11 +339,7 @@ class _Feeding:
         return shard_digest(digests)
 
     def _go_on(self) -> None:
-        if self._observer.cancelled():
-            raise self._cancelled()
-
-    def _cancelled(self) -> LoadCancelledError:
-        return LoadCancelledError(tensors_applied=self._tensors, tensors=len(self._wanted))
+        self._observer.stop_if_cancelled(len(self._wanted), applied=self._tensors)
 
 
 class _FeedingLoaders(_Feeding):

@@ -7,7 +7,7 @@ nothing but an exponent, all). Knows no sources and no targets.
 
 from __future__ import annotations
 
-from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 

@@ -1,18 +1,26 @@
 """Bringing one tensor's bytes into memory, and digesting them in the same pass while the cache has them.
 
-Any thread may do it, with :class:`Steps` of its own. Knows no targets and no order of tensors.
+Any thread may do it, with :class:`Steps` of its own. What reads a tensor and what digests it let go of the
+interpreter's lock, so threads help as far as memory does (:func:`copy_on_threads`). Only bytes move on other
+threads: targets, observers and whatever they call are the calling thread's own. The first error ends all of
+it, and no thread is left then. Knows no targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.errors import BadInputError
 from wsm.strategies.applier.finite import first_not_finite
+from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import RunningDigest, running_digest
-from wsm.strategies.errors import DigestMismatchError, NotFiniteError
+from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import ITEM_BYTES
 from wsm.strategies.transposing import TransposedMemory, block_bytes
@@ -45,7 +53,7 @@ def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
 
     Raises
     ------
-    DigestMismatchError, NotFiniteError
+    DigestMismatchError, BadInputError (``not-finite``)
         If that is not what was promised.
     """
     length = len(memory)
@@ -92,7 +100,7 @@ def copy_transposed(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> 
 
     Raises
     ------
-    DigestMismatchError, NotFiniteError
+    DigestMismatchError, BadInputError (``not-finite``)
         If that is not what was promised.
     """
     there = TransposedMemory(memory, tensor.spec)
@@ -118,7 +126,7 @@ def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
 
     Raises
     ------
-    DigestMismatchError, NotFiniteError
+    DigestMismatchError, BadInputError (``not-finite``)
         If it is not what was promised.
     """
     return _digest(tensor, steps, lambda begin, end: kept[begin:end], reads=False)
@@ -129,12 +137,12 @@ def check_finite_promise(tensor: OfferedTensor, data: memoryview) -> None:
 
     Raises
     ------
-    NotFiniteError
+    BadInputError (``not-finite``)
         If they are not.
     """
     bad = first_not_finite(tensor.spec.dtype, data) if tensor.finite else None
     if bad is not None:
-        raise NotFiniteError(tensor=tensor.spec.name, origin=tensor.origin, index=bad)
+        raise _not_finite(tensor, bad)
 
 
 def digest_source(tensor: OfferedTensor, steps: Steps) -> str:
@@ -194,8 +202,21 @@ def _verified(tensor: OfferedTensor, digest: str, bad: int | None) -> str:
             tensor=tensor.spec.name, origin=tensor.origin, expected=tensor.digest, actual=digest
         )
     if bad is not None:
-        raise NotFiniteError(tensor=tensor.spec.name, origin=tensor.origin, index=bad)
+        raise _not_finite(tensor, bad)
     return digest
+
+
+def _not_finite(tensor: OfferedTensor, index: int) -> BadInputError:
+    name, origin = tensor.spec.name, tensor.origin
+    return BadInputError(
+        f"tensor {name!r} of {origin} is not finite from element {index} on (in C order), although its "
+        "manifest says finite; publish a version without NaN",
+        code="not-finite",
+        unfit=True,
+        tensor=name,
+        origin=origin,
+        index=index,
+    )
 
 
 def _chunks(
@@ -213,3 +234,162 @@ def _chunks(
             end = min(end, begin - begin % block + block)
         yield begin, end
         begin = end
+
+
+# How long the calling thread waits for the others between two looks at cancellation.
+_GLANCE_S = 0.02
+# A tensor larger than this part of all begins first: were it the last, the others would wait for it.
+_LARGE_PART = 32
+
+
+#: More threads of one rank than this gain nothing: they fill any memory bus.
+MOST_THREADS = 8
+
+
+def default_threads(ranks: int = 1) -> int:
+    """Return how many threads a load uses by default: this rank's part of the cores, 1 to 8.
+
+    Parameters
+    ----------
+    ranks : int
+        How many ranks of this host load at the same time. They share the cores that this process may run on.
+    """
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))
+
+
+@dataclass
+class CopyJob:
+    """One tensor to bring into memory, or to digest where it lies.
+
+    Parameters
+    ----------
+    tensor : OfferedTensor
+        What to read.
+    memory : memoryview
+        Where its bytes belong, or lie already.
+    kept : bool
+        Whether they lie there already.
+    digest : str
+        Digest of its bytes, once the job is done.
+    """
+
+    tensor: OfferedTensor
+    memory: memoryview
+    kept: bool
+    digest: str = ""
+
+    def run(self, steps: Steps) -> None:
+        """Do it. Blocks."""
+        work = digest_tensor if self.kept else copy_tensor
+        self.digest = work(self.tensor, self.memory, steps)
+
+
+def copy_on_threads(jobs: Sequence[CopyJob], threads: int, steps: Steps) -> None:
+    """Do all `jobs`. Blocks until every thread has ended, also if it raises.
+
+    Parameters
+    ----------
+    jobs : sequence of CopyJob
+        Of an offer that may be read in parallel.
+    threads : int
+        How many at most, the calling one included.
+    steps : Steps
+        Called from the calling thread alone, for what all threads do.
+
+    Raises
+    ------
+    BaseException
+        Whatever went wrong first.
+    """
+    total, helping = sum(len(job.memory) for job in jobs), min(threads, len(jobs)) - 1
+    # Apart from the largest, tensors are read in the source's own order, which disks are fastest in.
+    queue = deque(sorted(jobs, key=lambda job: -len(job.memory) if _large(job, total) else 0))
+    if helping < 1:
+        _work(queue, steps)
+        return
+    crew, errors = _Crew(steps, helping), list[BaseException]()
+
+    def attempt(do: Callable[..., None], *args: object) -> None:
+        try:
+            do(*args)
+        except BaseException as error:  # noqa: BLE001 - raised again once all threads have ended
+            errors.append(error)
+            crew.stopped.set()
+
+    with ThreadPoolExecutor(helping, thread_name_prefix="wsm-load") as pool:
+        try:
+            helpers = [pool.submit(attempt, _work, queue, _Helper(crew, index)) for index in range(helping)]
+            attempt(_work, queue, crew)
+            attempt(crew.follow, helpers)
+        finally:
+            crew.stopped.set()
+    first = next((error for error in errors if not isinstance(error, _StoppedError)), None)
+    errors.clear()
+    if first is not None:
+        try:
+            raise first
+        finally:
+            del first  # its traceback holds every tensor
+
+
+class _StoppedError(Exception):
+    """Another thread's error ended this one's work."""
+
+
+def _work(queue: deque[CopyJob], steps: Steps) -> None:
+    """Take jobs off a queue that other threads take some off, too."""
+    while True:
+        try:
+            job = queue.popleft()
+        except IndexError:
+            return
+        steps.go_on()
+        job.run(steps)
+
+
+class _Crew:
+    """The steps of the calling thread, which speaks for all."""
+
+    def __init__(self, steps: Steps, helping: int) -> None:
+        self.stopped = threading.Event()
+        self.moved_by = [0] * helping
+        self._steps, self._told = steps, 0
+
+    def go_on(self) -> None:
+        """End this thread's work if another thread's has failed, or nobody wants it any more."""
+        if self.stopped.is_set():
+            raise _StoppedError
+        self._steps.go_on()
+
+    def moved(self, nbytes: int) -> None:
+        """Take in a chunk of this thread, and pass on what the others did meanwhile."""
+        others = sum(self.moved_by)
+        if nbytes or others > self._told:
+            self._steps.moved(nbytes + others - self._told)
+            self._told = others
+
+    def follow(self, helpers: Sequence[Future[None]]) -> None:
+        """Wait for the others."""
+        while wait(helpers, _GLANCE_S).not_done:
+            self.go_on()
+            self.moved(0)
+        if not self.stopped.is_set():
+            self.moved(0)
+
+
+class _Helper:
+    """The steps of another thread."""
+
+    def __init__(self, crew: _Crew, index: int) -> None:
+        self._crew, self._index = crew, index
+
+    def go_on(self) -> None:
+        if self._crew.stopped.is_set():
+            raise _StoppedError
+
+    def moved(self, nbytes: int) -> None:
+        self._crew.moved_by[self._index] += nbytes
+
+
+def _large(job: CopyJob, total: int) -> bool:
+    return len(job.memory) * _LARGE_PART > total

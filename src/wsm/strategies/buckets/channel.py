@@ -10,8 +10,6 @@ lives; a connection does not, since forked children keep it open.
 from __future__ import annotations
 
 import os
-import re
-import socket
 import stat
 import time
 from contextlib import ExitStack, closing, suppress
@@ -22,15 +20,12 @@ from typing import Any
 import zmq
 
 from wsm.errors import BadInputError, RefusedError, remedy
-from wsm.own_descriptor import OwnDescriptor, not_inherited
+from wsm.own_descriptor import OwnDescriptor
 from wsm.private_directory import private_directory, require_private
-from wsm.shared_directory import bind_alone, open_ours, require, trusted_in, try_lock_file
+from wsm.shared_directory import open_ours, require, trusted_in, try_lock_file
 from wsm.strategies.buckets.wire import MOST_TO_RANK, MOST_TO_TRAINER
+from wsm.strategies.conversation import Place, address_of, busy, listen, place_in
 
-_TCP = re.compile(r"tcp://(127\.[0-9.]+|localhost|\[::1\]):([0-9]{1,5}|\*)")
-# A socket's address on Linux holds 108 characters, the last of them zero.
-_LONGEST_PATH = 107
-_LAST_PORT = 0xFFFF
 # The byte of the lock file that its trainer locks.
 _LISTENS = 0
 _KEY_BYTES = 40
@@ -43,7 +38,7 @@ _SWEEP_S = 0.05
 _DESCRIPTORS = 12
 
 
-def place_of(address: str) -> Path | tuple[str, int]:
+def place_of(address: str) -> Place:
     """Return the path, or the host and port, of an address; port 0 for any.
 
     Raises
@@ -51,39 +46,25 @@ def place_of(address: str) -> Path | tuple[str, int]:
     BadInputError
         If it is neither an absolute ``ipc://`` path nor a loopback ``tcp://`` address.
     """
-    problem = "it is no address of this host"
-    path = address.removeprefix("ipc://")
-    if path != address:
-        if path.startswith("/") and len(os.fsencode(path)) <= _LONGEST_PATH:
-            return Path(path)
-        problem = f"its path is not absolute, or longer than {_LONGEST_PATH} bytes"
-    elif found := _TCP.fullmatch(address):
-        host = found[1].replace("localhost", "127.0.0.1").strip("[]")
-        port = 0 if found[2] == "*" else int(found[2])
-        with suppress(ValueError):
-            if ip_address(host).is_loopback and port <= _LAST_PORT:
-                return host, port
+    place = place_in(address.replace("tcp://localhost:", "tcp://127.0.0.1:"))
+    try:
+        if isinstance(place, Path) or (place is not None and ip_address(place[0]).is_loopback):
+            return place
+    except ValueError:
+        pass  # a name, which may be any host's
     raise BadInputError(
-        f"the address {address!r} cannot be used: {problem}; buckets lie in memory of this host, so give "
-        "ipc:///absolute/path or tcp://127.0.0.1:port",
+        f"the address {address!r} cannot be used: buckets lie in memory of this host, so give "
+        "ipc:///absolute/path, of at most 107 bytes, or tcp://127.0.0.1:port",
         code="bad-address",
         address=address,
-        problem=problem,
     )
-
-
-def _address_of(place: Path | tuple[str, int]) -> str:
-    """Return the address as ZMQ takes it."""
-    if isinstance(place, Path):
-        return f"ipc://{place}"
-    return f"tcp://[{place[0]}]:{place[1]}" if ":" in place[0] else f"tcp://{place[0]}:{place[1]}"
 
 
 def _require_own_directory(place: Path) -> None:
     require_private(place.parent, place.parent.lstat(), another="name a path in a directory of your own")
 
 
-def _lock_file_of(place: Path | tuple[str, int]) -> Path:
+def _lock_file_of(place: Place) -> Path:
     if isinstance(place, Path):
         return place.with_name(f"{place.name}.lock")
     return private_directory() / f"wsm-sender-{place[1]}.lock"
@@ -125,21 +106,27 @@ class TrainerSocket:
 
     def __init__(self, address: str) -> None:
         place = place_of(address)
-        self.address = address
         with ExitStack() as stack:
             try:
-                listening, place = self._listens(place, stack)
+                if isinstance(place, Path):
+                    _require_own_directory(place)
+                listening = listen(place)
+                place = listening.place
+                stack.callback(listening.release)
+                made = stack.enter_context(listening.socket)
+                if not isinstance(place, Path):
+                    _lock_port(place, stack)
                 context = _new_context(stack)
             except OSError as error:
-                raise self._busy(str(error), remedy(error)) from error
+                raise busy(place, str(error), remedy(error)) from error
             key, secret = zmq.curve_keypair()
-            options = {"CURVE_SERVER": 1, "CURVE_SECRETKEY": secret, "USE_FD": listening.fileno()}
+            options = {"CURVE_SERVER": 1, "CURVE_SECRETKEY": secret, "USE_FD": made.fileno()}
             if isinstance(place, Path):
                 options["IPC_FILTER_UID"] = os.geteuid()
-            self.address, lock = _address_of(place), _lock_file_of(place)
+            self.address, lock = listening.address, _lock_file_of(place)
             self._socket = _configured(context.socket(zmq.ROUTER), MOST_TO_TRAINER, **options)
             self._socket.bind(self.address)
-            stack.callback(listening.detach)  # libzmq closes it now
+            stack.callback(made.detach)  # libzmq closes it now
             self._lock = OwnDescriptor(lambda: open_ours(lock, also=trusted_in(lock.parent)))
             os.pwrite(self._lock.number, key, 0)
             self._lock.try_lock_byte(_LISTENS)
@@ -165,44 +152,19 @@ class TrainerSocket:
         self._held.close()
         self._lock.close()
 
-    def _listens(
-        self, place: Path | tuple[str, int], stack: ExitStack
-    ) -> tuple[socket.socket, Path | tuple[str, int]]:
-        """Return a listening socket that no forked child keeps, and its place, for as long as `stack`."""
-        if isinstance(place, Path):
-            _require_own_directory(place)
-            bound = bind_alone(place)
-            if bound is None:
-                raise self._busy("another process listens there")
-            stack.callback(bound.release)
-            made = stack.enter_context(bound.socket)
-        else:
-            family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-            made = stack.enter_context(not_inherited(socket.socket(family, socket.SOCK_STREAM)))
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(place)
-            place = place[0], made.getsockname()[1]
-            for left in private_directory().glob("wsm-sender-*.lock"):
-                if dead := try_lock_file(left):  # its sender was killed
-                    dead.release(remove=True)
-            lock = try_lock_file(_lock_file_of(place))
-            if lock is None:
-                time.sleep(_SWEEP_S)
-                lock = try_lock_file(_lock_file_of(place))
-            if lock is None:
-                raise self._busy("another process listens there")
-            stack.callback(lock.release, remove=True)
-        made.listen()
-        return made, place
 
-    def _busy(self, reason: str, fix: str | None = None) -> RefusedError:
-        return RefusedError(
-            f"cannot listen at {self.address}: {reason}; "
-            f"{fix or 'end the other sender or choose another address'}",
-            code="address-busy",
-            address=self.address,
-            reason=reason,
-        )
+def _lock_port(place: Place, stack: ExitStack) -> None:
+    """Lock the file of a port for as long as `stack`, and remove those of senders that were killed."""
+    for left in private_directory().glob("wsm-sender-*.lock"):
+        if dead := try_lock_file(left):
+            dead.release(remove=True)
+    lock = try_lock_file(_lock_file_of(place))
+    if lock is None:
+        time.sleep(_SWEEP_S)
+        lock = try_lock_file(_lock_file_of(place))
+    if lock is None:
+        raise busy(place)
+    stack.callback(lock.release, remove=True)
 
 
 class RankSocket:
@@ -238,7 +200,7 @@ class RankSocket:
         RefusedError
             If this process may open no more files, or not those.
         """
-        address = _address_of(self._place)
+        address = address_of(self._place)
         try:
             key = self._key_of_trainer()
             if not self.lives or key == self._key:

@@ -13,14 +13,13 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from wsm.errors import BadInputError, WsmError
 from wsm.strategies import errors
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource, sockets
+from wsm.strategies.conversation import Meeting, frame_of, refused
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
-from wsm.strategies.errors import DigestMismatchError, LoadCancelledError, VersionMismatchError
-from wsm.strategies.ipc import errors as ipc_errors
-from wsm.strategies.ipc.shared_segment import AttachedSegment
+from wsm.strategies.errors import DigestMismatchError
+from wsm.strategies.ipc.shared_segment import AttachedSegment, foreign_segment
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.peer_errors import (
@@ -29,9 +28,8 @@ from wsm.strategies.peer_errors import (
     PeerMessageError,
     PeerSilentError,
 )
-from wsm.strategies.promise import name_digest
-from wsm.strategies.sections import Sections
-from wsm.strategies.strategy import Strategy
+from wsm.strategies.promise import ShardIdentity, name_digest
+from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 
 if TYPE_CHECKING:
@@ -66,28 +64,18 @@ class _Receiver:
         again then.
         """
         source = self._source
-        hello = wire.encode(wire.Hello(source.rank, source.world_size, version, look))
-        begun_s, gone_s, met = time.monotonic(), None, False
+        hello = wire.Hello(source.rank, source.world_size, version, look)
+        meeting = Meeting(self._peer, source.connect_s, source.silence_s)
         while True:
             if self._socket.look():
-                self._socket.send(hello)
-            now_s = time.monotonic()
-            if self._socket.lives:
-                met, gone_s = True, None
-            elif gone_s is None and (met or self._socket.left):
-                gone_s = now_s
-            message = self._next(version)
+                self._say(hello)
+            message = self._next(hello)
             if isinstance(message, wire.Init):
                 return self._take_in(message, version)
             if message is not None:
                 raise self._unusable(f"it is a {type(message).__name__}, its offer was due")
-            self._stop_if_cancelled()
-            waited_s = time.monotonic() - begun_s
-            expired = waited_s > source.connect_s
-            if gone_s is not None and (expired or now_s - gone_s > source.silence_s):
-                raise PeerDiedError(peer=self._peer, expected="its offer", absent_s=now_s - gone_s)
-            if expired:
-                raise PeerSilentError(peer=self._peer, waited_s=waited_s, expected="its offer", met=met)
+            self._observer.stop_if_cancelled(len(self._specs))
+            meeting.wait(there=self._socket.lives, left=self._socket.left)
 
     def begin(self) -> None:
         """Lease the memory, say so, and wait for the first bucket, before anything is touched. Blocks."""
@@ -103,10 +91,10 @@ class _Receiver:
         if segment.read_at(0, len(init.publication)) != init.publication.encode():
             problem = f"{self._peer} names it, and it was not made for this stream"
             fix = "look who answers there"
-            raise ipc_errors.foreign_segment(segment=segment.path, problem=problem, fix=fix)
+            raise foreign_segment(segment=segment.path, problem=problem, fix=fix)
         self._held.callback(segment.remove_orphan)
         self._lives, self._read_segment = segment.owned, segment.read_into
-        self._socket.send(wire.encode(wire.Ready()))
+        self._say(wire.Ready())
         if self._due is not None:
             self._next_bucket()
 
@@ -138,7 +126,7 @@ class _Receiver:
             self._next_bucket()
         self._acknowledge()
         ours = shard_digest(zip(self._specs, self._digests, strict=True))
-        self._socket.send(wire.encode(wire.Done(self._number + 1, ours)))
+        self._say(wire.Done(self._number + 1, ours))
         end = self._receive("the end of the stream")
         if end != wire.End(ours):
             raise self._unusable(f"it is {end}, the end of {self._number + 1} buckets with {ours} was due")
@@ -147,7 +135,7 @@ class _Receiver:
         """Tell the trainer why this load ends; wait a moment for its answer. Never raises."""
         if isinstance(error, PeerFailedError) or not self._answered:
             return
-        self._socket.send(wire.encode(wire.abort_of(error)))
+        self._say(wire.abort_of(error))
         until_s = time.monotonic() + _LAST_WORDS_S
         while self._lives() and time.monotonic() < until_s:
             frame = self._socket.receive(_GLANCE_S)
@@ -162,19 +150,12 @@ class _Receiver:
         self._held.close()
 
     def _take_in(self, init: wire.Init, version: str | None) -> None:
-        source = self._source
-        if init.rank != source.rank:
-            raise errors.shard_identity(file=self._peer, field="rank", expected=source.rank, found=init.rank)
-        if source.world_size not in (None, init.world_size):
-            raise self._other_world(init.world_size)
-        if version is not None and init.version != version:
-            raise VersionMismatchError(requested=version, found=init.version, where=self._peer)
+        source, identity = self._source, {"version": init.version, "publication": init.publication}
+        shard = ShardIdentity(rank=init.rank, world_size=init.world_size, **identity)
+        shard.require(version, source.rank, source.world_size, where=self._peer)
         if not init.tensors:
             raise errors.empty_snapshot(where=self._peer)
-        try:
-            self._specs = wire.specs_of(init, self._peer)
-        except PeerMessageError as error:
-            raise self._unusable(error.context["problem"]) from error
+        self._specs = wire.specs_of(init, self._peer)
         self._init = init
         self._digests = [digest_of(b"")] * len(self._specs)
         self._buckets = wire.cut(self._specs, init.bucket_bytes)
@@ -225,7 +206,7 @@ class _Receiver:
     def _acknowledge(self) -> None:
         if not self._acknowledged:
             self._acknowledged = True
-            self._socket.send(wire.encode(wire.Ack(self._number)))
+            self._say(wire.Ack(self._number))
 
     def _receive(self, expected: str) -> wire.FromTrainer:
         """Return the next message. Blocks, ``silence_s`` at most."""
@@ -237,42 +218,34 @@ class _Receiver:
                 return message
             if not lived:
                 raise PeerDiedError(peer=self._peer, expected=expected)
-            self._stop_if_cancelled()
+            self._observer.stop_if_cancelled(len(self._specs))
             waited_s = time.monotonic() - begun_s
             if waited_s > self._source.silence_s:
                 raise PeerSilentError(peer=self._peer, waited_s=waited_s, expected=expected)
 
-    def _next(self, version: str | None) -> wire.FromTrainer | None:
-        """Wait for a message, a glance at most; raise what an Abort says, where `version` was asked for."""
+    def _next(self, wanted: wire.Hello | None) -> wire.FromTrainer | None:
+        """Wait for a message, a glance at most; raise what an Abort says of what was `wanted`."""
         frame = self._socket.receive(_GLANCE_S)
         if frame is None:
             return None
         self._answered = True
-        try:
-            message = wire.from_trainer(frame, self._peer)
-        except PeerMessageError as error:
-            raise self._unusable(error.context["problem"]) from error
+        message = wire.from_trainer(frame, self._peer)
         if isinstance(message, wire.Abort):
-            raise self._refusal(message, version)
+            raise refused(
+                wanted,
+                message.reason,
+                message.found,
+                peer=self._peer,
+                error=message.error,
+                text=message.text,
+            )
         return message
 
-    def _refusal(self, abort: wire.Abort, version: str | None) -> WsmError:
-        if abort.reason == "version" and version is not None and isinstance(abort.found, str):
-            return VersionMismatchError(requested=version, found=abort.found, where=self._peer)
-        if abort.reason == "world_size" and isinstance(abort.found, int):
-            return self._other_world(abort.found)
-        return PeerFailedError(peer=self._peer, error=abort.error, reason=abort.text)
-
-    def _other_world(self, found: int) -> BadInputError:
-        expected = self._source.world_size or 0
-        return errors.shard_identity(file=self._peer, field="world size", expected=expected, found=found)
+    def _say(self, message: wire.FromRank) -> None:
+        self._socket.send(frame_of(message))
 
     def _unusable(self, problem: str) -> PeerMessageError:
         return PeerMessageError(peer=self._peer, problem=problem)
-
-    def _stop_if_cancelled(self) -> None:
-        if self._observer.cancelled():
-            raise LoadCancelledError(tensors_applied=0, tensors=len(self._specs))
 
 
 class IpcAsync(Strategy):

@@ -9,13 +9,16 @@ one rank fails, the others are told to stop.
 
 from __future__ import annotations
 
+import enum
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
@@ -23,8 +26,10 @@ from wsm.errors import BadInputError, RefusedError
 from wsm.labels import checked_version
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import wire
-from wsm.strategies.buckets._rank_stream import RankStream, Stage
 from wsm.strategies.buckets.source import sockets
+from wsm.strategies.byte_copy import copy_and_digest
+from wsm.strategies.conversation import frame_of, why_not
+from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.ipc.shared_segment import OwnedSegment, sweep
 from wsm.strategies.observer import never_cancelled
@@ -36,12 +41,132 @@ from wsm.strategies.peer_errors import (
     SendCancelledError,
 )
 from wsm.strategies.promise import name_digest
-from wsm.strategies.tensor import BEGIN_IN_PAGE
-from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
+from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE
+from wsm.strategies.trainer.tensors import (
+    TrainerReport,
+    TrainerTensors,
+    bytes_of,
+    check_ranks,
+    specs_of,
+    specs_of_rank,
+)
 from wsm.typed import Count, Seconds, Wait, typed, typed_calls
 
 if TYPE_CHECKING:
     from wsm.strategies.buckets.channel import TrainerSocket
+
+
+class Stage(enum.Enum):
+    """How far a stream is; the value is what the rank has to say next."""
+
+    WAITING = "its Hello"
+    OFFERED = "its Ready"
+    STREAMING = "an acknowledgement"
+    DONE = "nothing"
+
+
+class RankStream:
+    """One rank's stream of `tensors` through `segment`, whose buckets follow its first bytes.
+
+    Attributes
+    ----------
+    offer : wire.Init
+        What the rank hears first; it is given without the tensors.
+    stage : Stage
+        How far it is.
+    refused : wire.Abort or None
+        Why the last process that was offered this stream did not take it.
+    """
+
+    def __init__(
+        self,
+        tensors: TrainerTensors,
+        segment: OwnedSegment,
+        offer: wire.Init,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.rank, self.segment, self.stage = offer.rank, segment, Stage.WAITING
+        self.refused: wire.Abort | None = None
+        self._tensors, self._progress = tensors, progress
+        self._specs = specs_of_rank(offer.rank, tensors)
+        rows = tuple((spec.name, spec.dtype, spec.shape) for spec in self._specs)
+        self.offer = replace(offer, tensors=rows)
+        segment.write_at(0, offer.publication.encode())  # so that a rank can tell this memory from another's
+        self._buckets = wire.cut(self._specs, offer.bucket_bytes)
+        self._due = next(self._buckets, None)
+        self._sent = self._acknowledged = 0
+        self._current: tuple[memoryview, RunningDigest] = memoryview(b""), running_digest()
+        self._digests = [digest_of(b"")] * len(self._specs)
+
+    @property
+    def name(self) -> str:
+        """How errors call the rank."""
+        return f"rank {self.rank}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(spec.nbytes for spec in self._specs)
+
+    @property
+    def digest(self) -> str:
+        """Digest of all tensors, once all are sent."""
+        return shard_digest(zip(self._specs, self._digests, strict=True))
+
+    def begin(self) -> bool:
+        """Begin with who is ready; False if that process has no lease on the memory, or another has begun."""
+        if self.stage is not Stage.OFFERED or not self.segment.leased():
+            return False
+        self.stage = Stage.STREAMING
+        return True
+
+    def hear(self, message: wire.FromRank) -> None:
+        """Take in what the rank says; PeerFailedError if it gave up, PeerMessageError if that was not due."""
+        if isinstance(message, wire.Abort):
+            raise PeerFailedError(peer=self.name, error=message.error, reason=message.text)
+        if message == wire.Ack(self._acknowledged) and self._acknowledged < self._sent:
+            self._acknowledged += 1
+        elif (
+            self._due is None
+            and self._acknowledged == self._sent
+            and message == wire.Done(self._sent, self.digest)
+        ):
+            self.stage = Stage.DONE
+        else:
+            problem = f"it is {message}, {self.stage.value} of {self._acknowledged} was due"
+            raise PeerMessageError(peer=self.name, problem=problem)
+
+    def write(self) -> wire.Bucket | None:
+        """Write the next bucket and return what is said of it; None if there is no room, or none left.
+
+        Raises
+        ------
+        BadInputError
+            If the memory has been cut short.
+        TrainerTensorError
+            If a tensor changed meanwhile.
+        """
+        slots = self.offer.slots
+        if self._due is None or self._sent - self._acknowledged == slots:
+            return None
+        self.segment.require_whole()
+        slot = BEGIN_IN_PAGE + self._sent % slots * self.offer.bucket_bytes
+        bucket = wire.Bucket(self._sent, tuple(self._write_piece(piece, slot) for piece in self._due))
+        self._due = next(self._buckets, None)
+        self._sent += 1
+        return bucket
+
+    def _write_piece(self, piece: wire.Piece, slot: int) -> wire.PieceRow:
+        spec = self._specs[piece.tensor]
+        if piece.begin == 0:  # one tensor at a time is held, as it may be a copy
+            self._current = bytes_of(self._tensors, spec), running_digest()
+        data, digest = self._current
+        begin = slot + piece.offset
+        memory = self.segment.memory[begin : begin + piece.end - piece.begin]
+        copy_and_digest(data[piece.begin : piece.end], memory, digest, self._progress)
+        self._digests[piece.tensor] = digest.hexdigest()
+        return spec.name, spec.dtype, spec.shape, piece.offset, self._digests[piece.tensor]
+
 
 #: Size of a bucket, which is verified and acknowledged as one: large enough that messages cost little.
 BUCKET_BYTES = 4 << 20
@@ -62,43 +187,40 @@ _NAP_S = 0.005
 _log = log.logger("strategies")
 
 
+@dataclass(eq=False)
 class _SendingLoop:
     """Sends one version to its `streams`, one per rank; tells ranks that ask why not, if it `failed`."""
 
-    def __init__(
-        self,
-        channel: TrainerSocket,
-        version: str,
-        streams: Mapping[int, RankStream],
-        clock: Clock,
-        *,
-        early: dict[bytes, wire.Hello],
-        failed: wire.Abort | None = None,
-    ) -> None:
-        self._channel, self._version, self._clock, self._failed = channel, version, clock, failed
-        self._streams = streams
+    channel: TrainerSocket
+    version: str
+    streams: Mapping[int, RankStream]
+    clock: Clock
+    _: KW_ONLY
+    #: Those that asked for another version, of a rank that has this one.
+    early: dict[bytes, wire.Hello]
+    failed: wire.Abort | None = None
+
+    def __post_init__(self) -> None:
         # By connection: those that have an Init, and those that are receiving.
         self._offered: dict[bytes, RankStream] = {}
         self._ranks: dict[bytes, RankStream] = {}
-        # Those that asked for another version, of a rank that has this one.
-        self._early = early
         # Since when it is a rank's turn, and since when it holds its memory no more.
         self._turn_s: dict[int, float] = {}
         self._gone_s: dict[int, float] = {}
         self._begun_s = self._now_s()
-        asking = dict(early)
-        early.clear()
+        asking = dict(self.early)
+        self.early.clear()
         for who, hello in asking.items():
             self._welcome(who, hello)
 
     def run(self, *, join_s: float, silence_s: float, cancelled: Callable[[], bool]) -> None:
         """Talk until every rank is done; raise what the first rank that fails did, and tell all others."""
         try:
-            while any(stream.stage is not Stage.DONE for stream in self._streams.values()):
+            while any(stream.stage is not Stage.DONE for stream in self.streams.values()):
                 wrote = [self._write(who, stream) for who, stream in self._ranks.items()]
                 self.listen(0.0 if any(wrote) else _GLANCE_S)
                 if cancelled():
-                    raise SendCancelledError(address=self._channel.address, version=self._version)  # noqa: TRY301 - told to all below, like any other end
+                    raise SendCancelledError(address=self.channel.address, version=self.version)  # noqa: TRY301 - told to all below, like any other end
                 self._look_at_deadlines(join_s, silence_s)
         except BaseException as error:
             for who in (*self._ranks, *self._offered):
@@ -108,7 +230,7 @@ class _SendingLoop:
     def listen(self, seconds: float) -> None:
         """Wait for messages; hear a turn's worth: work and deadlines do not wait for talkers."""
         for _ in range(_HEARD_AT_ONCE):
-            heard = self._channel.receive(seconds)
+            heard = self.channel.receive(seconds)
             if heard is None:
                 return
             self._hear(*heard)
@@ -129,7 +251,7 @@ class _SendingLoop:
         except PeerMessageError as error:
             if stream is not None:
                 raise
-            _log.warning("stream.message_ignored", address=self._channel.address, what=str(error))
+            _log.warning("stream.message_ignored", address=self.channel.address, what=str(error))
             return
         if stream is not None:
             self._turn_s[stream.rank] = self._now_s()
@@ -149,33 +271,26 @@ class _SendingLoop:
             self._say(who, wire.Abort("busy", "rank-busy", f"another process is {offered.name}"))
 
     def _welcome(self, who: bytes, hello: wire.Hello) -> None:
-        stream = self._streams.get(hello.rank)
-        other = hello.version not in (None, self._version)
+        stream, refusal = self.streams.get(hello.rank), why_not(hello, self.version, len(self.streams))
+        other = refusal is not None and refusal.reason == "version"
         if other and not hello.look and stream is not None and stream.stage is Stage.DONE:
-            _keep(self._early, who, hello)  # it has this version; the next one may be what it asks for
-        elif other:
-            text = "another version is sent"
-            self._say(who, wire.Abort("version", "version-mismatch", text, self._version))
-        elif self._failed is not None:
-            self._say(who, self._failed)
-        elif stream is None:
-            text = f"versions are sent to ranks 0 to {len(self._streams) - 1}"
-            self._say(who, wire.Abort("rank", "shard-identity", text))
-        elif hello.world_size not in (None, len(self._streams)):
-            text = f"versions are sent to {len(self._streams)} ranks"
-            self._say(who, wire.Abort("world_size", "shard-identity", text, len(self._streams)))
-        elif hello.look:
-            self._say(who, stream.offer)
-        elif stream.stage not in (Stage.WAITING, Stage.OFFERED):
-            self._say(who, wire.Abort("busy", "rank-busy", f"{stream.name} receives already"))
+            _keep(self.early, who, hello)  # it has this version; the next one may be what it asks for
+        elif self.failed is not None and not other:
+            self._say(who, self.failed)
+        elif refusal is not None:
+            error = "version-mismatch" if other else "shard-identity"
+            self._say(who, wire.Abort(refusal.reason, error, refusal.text, refusal.found))
+        elif stream is None or not (hello.look or stream.stage in (Stage.WAITING, Stage.OFFERED)):
+            self._say(who, wire.Abort("busy", "rank-busy", f"rank {hello.rank} receives already"))
         else:
-            stream.stage = Stage.OFFERED
-            _keep(self._offered, who, stream)
+            if not hello.look:
+                stream.stage = Stage.OFFERED
+                _keep(self._offered, who, stream)
             self._say(who, stream.offer)
 
     def _look_at_deadlines(self, join_s: float, silence_s: float) -> None:
         now_s = self._now_s()
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             if stream.stage is Stage.STREAMING and not stream.segment.leased():
                 if now_s - self._gone_s.setdefault(stream.rank, now_s) > _LAST_WORDS_S:
                     raise PeerDiedError(peer=stream.name, expected=stream.stage.value)
@@ -191,14 +306,14 @@ class _SendingLoop:
                 raise PeerSilentError(peer=stream.name, waited_s=waited_s, expected=stream.stage.value)
 
     def _say(self, who: bytes, message: wire.FromTrainer) -> None:
-        frame = wire.encode(message)
+        frame = frame_of(message)
         if len(frame) > wire.MOST_TO_RANK:
             what = f"a message of {len(frame)} bytes would tell of them, {wire.MOST_TO_RANK} are the most"
             raise TrainerTensorError(tensor="", problem=f"they are too many ({what})")
-        self._channel.send(who, frame)
+        self.channel.send(who, frame)
 
     def _now_s(self) -> float:
-        return self._clock.monotonic_ns() / 1_000_000_000
+        return self.clock.monotonic_ns() / 1_000_000_000
 
 
 def _keep(asking: dict[bytes, Any], who: bytes, what: object) -> None:
@@ -323,7 +438,7 @@ class BucketSender:
         memory_directory: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if any(size % wire.ALIGNMENT for size in (bucket_bytes, window_bytes)):
+        if any(size % ALIGNMENT for size in (bucket_bytes, window_bytes)):
             raise BadInputError(
                 f"buckets of {bucket_bytes} bytes through a window of {window_bytes} cannot be; "
                 "give positive multiples of 64",
@@ -411,15 +526,18 @@ class BucketSender:
             streams = {
                 rank: RankStream(
                     shards[rank],
-                    self._segment(rank),
-                    version=version,
-                    rank=rank,
-                    world_size=len(shards),
-                    publication=publication,
-                    bucket_bytes=self._bucket_bytes,
-                    slots=self._slots,
-                    finite=finite,
-                    progress=advance,
+                    segment := self._segment(rank),
+                    wire.Init(
+                        version=version,
+                        rank=rank,
+                        world_size=len(shards),
+                        publication=publication,
+                        segment=segment.name,
+                        bucket_bytes=self._bucket_bytes,
+                        slots=self._slots,
+                        finite=finite,
+                    ),
+                    advance,
                 )
                 for rank in sorted(shards)
             }

@@ -34,7 +34,7 @@ class IpcAsyncConfig:
     memory_directory: str | None = None
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same for any number
-        """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
+        """Return the first option that cannot be; see :class:`wsm.strategies.strategy.CheckedSection`."""
         if used and not self.address:
             fix = "give the trainer's, ipc:///absolute/path or tcp://127.0.0.1:port"
             return OptionFault("address", "is missing", fix)

@@ -13,112 +13,95 @@ End        trainer          both digests agree; the stream is over
 Abort      either           the stream ends, and why; the trainer answers a rank's Abort with one
 =========  ===============  =================================================================
 
-One message is one frame: the xxh3-128 digest of the rest (16 bytes), then a JSON object whose ``type`` is
-the name above in lower case. No other field is taken.
+One message is one frame (:mod:`wsm.strategies.conversation`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from wsm.errors import BadInputError, WsmError, error_name
 from wsm.labels import Label
-from wsm.strategies.digest import digest_of
+from wsm.strategies.conversation import PeerMessage, Ranks, Wanted, message_in
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.peer_errors import PeerMessageError, SendCancelledError
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.promise import Count
+from wsm.strategies.tensor import ALIGNMENT, TensorSpec, aligned
 
 #: What the name of the memory of buckets begins with; no other memory is attached, whichever peer names it.
 SEGMENT_PREFIX = "wsm-buckets."
-#: Where a tensor may begin in a bucket; sizes of buckets and windows are multiples of it.
-ALIGNMENT = 64
 #: The longest message to a trainer, and to a rank: an Init of half a million tensors.
 MOST_TO_TRAINER, MOST_TO_RANK = 1 << 16, 1 << 26
 
-_Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Ranks: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=2000)]
 _Segment: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\Awsm-buckets\.[0-9a-f]{16}\Z")]
 
 #: Name, dtype and shape of a tensor.
-SpecRow: TypeAlias = tuple[str, str, tuple[_Number, ...]]
+SpecRow: TypeAlias = tuple[str, str, tuple[Count, ...]]
 #: Name, dtype, shape, offset in the bucket, and the digest of the tensor's bytes up to the end of this piece.
-PieceRow: TypeAlias = tuple[str, str, tuple[_Number, ...], _Number, str]
+PieceRow: TypeAlias = tuple[str, str, tuple[Count, ...], Count, str]
 
 
-class _BucketMessage(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower
-):
-    pass
+class Hello(Wanted, frozen=True):
+    """A rank asks for a stream; with `look` for the Init only."""
 
 
-class Hello(_BucketMessage, frozen=True):
-    """A rank asks for a stream; with `look` for the Init only. None means that it does not say."""
-
-    rank: _Number
-    world_size: _Ranks | None
-    version: Label | None
-    look: bool
-
-
-class Init(_BucketMessage, frozen=True):
+class Init(PeerMessage, frozen=True):
     """What a stream will consist of: tensors in their order, through `slots` buckets of memory at a time."""
 
     version: Label
-    rank: _Number
-    world_size: _Ranks
+    rank: Count
+    world_size: Ranks
     publication: _Text
     segment: _Segment
     bucket_bytes: Annotated[int, msgspec.Meta(ge=ALIGNMENT, le=1 << 40, multiple_of=ALIGNMENT)]
     slots: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     finite: bool
-    tensors: tuple[SpecRow, ...]
+    tensors: tuple[SpecRow, ...] = ()
 
 
-class Ready(_BucketMessage, frozen=True):
+class Ready(PeerMessage, frozen=True):
     """The memory is leased."""
 
 
-class Bucket(_BucketMessage, frozen=True):
+class Bucket(PeerMessage, frozen=True):
     """Bucket `number` lies in slot ``number % slots``."""
 
-    number: _Number
+    number: Count
     tensors: tuple[PieceRow, ...]
 
 
-class Ack(_BucketMessage, frozen=True):
+class Ack(PeerMessage, frozen=True):
     """Bucket `number` is applied and verified."""
 
-    number: _Number
+    number: Count
 
 
-class Done(_BucketMessage, frozen=True):
+class Done(PeerMessage, frozen=True):
     """All `buckets` are applied; `digest` is that of all tensors."""
 
-    buckets: _Number
+    buckets: Count
     digest: str
 
 
-class End(_BucketMessage, frozen=True):
+class End(PeerMessage, frozen=True):
     """The trainer sent what the rank has."""
 
     digest: str
 
 
-class Abort(_BucketMessage, frozen=True):
+class Abort(PeerMessage, frozen=True):
     """The peer gives up: the kind of reason, its error's type and text, and what it has instead."""
 
     reason: Literal["failed", "version", "rank", "world_size", "busy", "cancelled"]
     error: _Text
     text: _Text
-    found: Label | _Number | None = None
+    found: Label | Count | None = None
 
-
-_T = TypeVar("_T")
 
 FromRank: TypeAlias = Hello | Ready | Ack | Done | Abort
 FromTrainer: TypeAlias = Init | Bucket | End | Abort
@@ -127,30 +110,14 @@ _FROM_RANK: msgspec.json.Decoder[FromRank] = msgspec.json.Decoder(FromRank)
 _FROM_TRAINER: msgspec.json.Decoder[FromTrainer] = msgspec.json.Decoder(FromTrainer)
 
 
-def encode(message: FromRank | FromTrainer) -> bytes:
-    """Return the frame that says `message`."""
-    body = msgspec.json.encode(message)
-    return bytes.fromhex(digest_of(body)) + body
-
-
 def from_rank(frame: bytes, peer: str) -> FromRank:
     """Return what a rank says; PeerMessageError if the bytes are none of its messages."""
-    return _decode(_FROM_RANK, frame, peer)
+    return message_in(_FROM_RANK, frame, peer)
 
 
 def from_trainer(frame: bytes, peer: str) -> FromTrainer:
     """Return what a trainer says; PeerMessageError if the bytes are none of its messages."""
-    return _decode(_FROM_TRAINER, frame, peer)
-
-
-def _decode(decoder: msgspec.json.Decoder[_T], frame: bytes, peer: str) -> _T:
-    body = frame[16:]
-    if digest_of(body) != frame[:16].hex():
-        raise PeerMessageError(peer=peer, problem="it is cut short or damaged, its digest does not match")
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PeerMessageError(peer=peer, problem=str(error)) from error
+    return message_in(_FROM_TRAINER, frame, peer)
 
 
 def specs_of(offer: Init, peer: str) -> tuple[TensorSpec, ...]:
@@ -201,6 +168,6 @@ def cut(specs: Sequence[TensorSpec], bucket_bytes: int) -> Iterator[list[Piece]]
                 yield pieces
                 pieces, place = [], 0
             pieces.append(Piece(index, begin, begin + length, place))
-            place += -(-length // ALIGNMENT) * ALIGNMENT
+            place += aligned(length)
     if pieces:
         yield pieces

@@ -4,13 +4,10 @@
 modules                               responsible for
 ====================================  ====================================================================
 strategy, source                      the rank's side, and where it looks
-_route                                from what, and over which deltas, a version is reached
-_reader                               one rank's delta, opened and checked
+_route                                from what, and over which deltas, a version is reached; these opened
 _blocks, _codec                       how a change is cut into blocks; their bytes
 _manifest                             what a rank's delta, and that of all ranks, consists of; their names
-_published                            which versions a directory holds
-publish                               the trainer's side, and what became of it
-_writer                               one rank's blocks, made visible at once
+publish                               the trainer's side: all ranks' blocks, made visible at once
 errors                                what can go wrong in it
 ====================================  ====================================================================
 """

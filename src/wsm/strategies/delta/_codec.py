@@ -74,10 +74,10 @@ def _candidates(changed: Any, part: float, old: Any, now: Any) -> Iterator[tuple
 
 @dataclass(frozen=True)
 class Patch:
-    """One unfolded block, ready to be put into place, in parts if need be."""
+    """One unfolded block of `length` bytes, ready to be put into place, in parts if need be."""
 
     kind: BlockKind
-    item: int
+    length: int
     planes: _Bytes
     positions: Any = None
 
@@ -91,37 +91,28 @@ class Patch:
         begin : int
             Offset in the block, in bytes.
         """
-        here: _Bytes = np.frombuffer(destination, np.uint8)
-        if self.kind is BlockKind.FULL:
-            here[:] = self.planes[0, begin : begin + len(here)]
-        elif self.kind is BlockKind.XOR:
-            for plane in range(self.item):
-                first = (plane - begin) % self.item
-                lane = here[first :: self.item]
-                at = (begin + first) // self.item
-                change = self.planes[plane, at : at + len(lane)]
-                if change.any():  # high bytes seldom change
-                    np.bitwise_xor(lane, change, out=lane)
-        else:
-            self._apply_sparse(here, begin)
-
-    def _apply_sparse(self, here: _Bytes, begin: int) -> None:
-        item = self.item
-        if begin % item == 0 and len(here) % item == 0:
-            low, high = np.searchsorted(self.positions, (begin // item, (begin + len(here)) // item))
-            values = np.ascontiguousarray(self.planes[:, low:high].T).reshape(-1).view(_UNSIGNED[item])
-            self._put(here.view(_UNSIGNED[item]), self.positions[low:high] - begin // item, values)
+        if (
+            len(destination) != self.length
+        ):  # each element for itself, so the rest of the block may be anything
+            whole = memoryview(bytearray(self.length))
+            part = whole[begin : begin + len(destination)]
+            part[:] = destination
+            self.apply(whole, 0)
+            destination[:] = part
             return
-        for plane in range(item):  # an edge lies within an element
-            where = self.positions * item + plane - begin
-            inside = (where >= 0) & (where < len(here))
-            self._put(here, where[inside], self.planes[plane, inside])
-
-    def _put(self, here: Any, where: Any, values: Any) -> None:
+        item = len(self.planes)
+        here: _Bytes = np.frombuffer(destination, np.uint8)
+        if self.kind is BlockKind.XOR:
+            for plane, change in enumerate(self.planes):
+                if change.any():  # high bytes seldom change
+                    np.bitwise_xor(here[plane::item], change, out=here[plane::item])
+            return
+        values = np.ascontiguousarray(self.planes.T).reshape(-1).view(_UNSIGNED[item])
+        elements = here.view(_UNSIGNED[item])
         if self.kind is BlockKind.SPARSE_XOR:
-            here[where] ^= values  # no position is there twice
+            elements[self.positions] ^= values  # no position is there twice
         else:
-            here[where] = values
+            elements[self.positions] = values
 
 
 def decode(block: Block, data: bytes | memoryview, *, length: int, item: int) -> Patch:
@@ -132,7 +123,7 @@ def decode(block: Block, data: bytes | memoryview, *, length: int, item: int) ->
     Parameters
     ----------
     block : Block
-        Its row; not of the kind SAME.
+        Its row; of a kind that is compressed.
     data : bytes or memoryview
         Its bytes in the file.
     length : int
@@ -147,18 +138,16 @@ def decode(block: Block, data: bytes | memoryview, *, length: int, item: int) ->
     """
     if len(data) != block.stored:
         raise BlockError(f"{len(data)} bytes instead of {block.stored}")
-    if block.kind is BlockKind.FULL:
-        return Patch(block.kind, item, np.frombuffer(data, np.uint8).reshape(1, -1))
     plain = np.frombuffer(_decompressed(data, block.decoded), np.uint8)
     if block.kind is BlockKind.XOR:
-        return Patch(block.kind, item, plain.reshape(item, -1))
+        return Patch(block.kind, length, plain.reshape(item, -1))
     count = len(plain) // (POSITION_BYTES + item)
     lanes = plain[: POSITION_BYTES * count].reshape(POSITION_BYTES, -1)
     gaps = np.ascontiguousarray(lanes.T).reshape(-1).view("<u4")
     positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
     if positions[-1] >= length // item:  # they only grow, and no sum of so few gaps overflows
         raise BlockError(f"element {positions[-1]} of {length // item} is changed")
-    return Patch(block.kind, item, plain[POSITION_BYTES * count :].reshape(item, -1), positions)
+    return Patch(block.kind, length, plain[POSITION_BYTES * count :].reshape(item, -1), positions)
 
 
 def same_memory(left: memoryview, right: memoryview) -> bool:

@@ -1,4 +1,4 @@
-"""What one rank's delta consists of, and what ties the deltas of all ranks of a version together.
+"""What one rank's delta consists of, what ties those of all ranks together, and which a directory holds.
 
 They are what every publication promises, with the base that each tensor is changed from, and where its blocks
 lie. Knows nothing about tensors' bytes.
@@ -7,7 +7,9 @@ lie. Knows nothing about tensors' bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -15,10 +17,25 @@ import msgspec
 from wsm.labels import Label
 from wsm.strategies.delta._blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind, table_problem
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.files.snapshot_names import DELTA_MANIFEST
-from wsm.strategies.promise import Count, Digest, PromisedShard, Publication, ShardIdentity, Strict
+from wsm.strategies.errors import ManifestError
+from wsm.strategies.files.snapshot_names import (
+    DELTA_MANIFEST,
+    DELTAS_DIRECTORY,
+    VERSION_MANIFEST,
+    VERSIONS_DIRECTORY,
+)
+from wsm.strategies.promise import (
+    Count,
+    Digest,
+    PromisedShard,
+    Publication,
+    SealedT,
+    ShardIdentity,
+    Strict,
+)
+from wsm.strategies.snapshot.manifest import VersionManifest
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-from wsm.strategies.trainer.publications import MANIFEST_FORMATS
+from wsm.strategies.trainer.publications import MANIFEST_FORMATS, listed_versions
 
 
 def blocks_name(rank: int) -> str:
@@ -189,3 +206,49 @@ class DeltaManifest(Publication, frozen=True, kw_only=True):
             base_version=shards[0].base_version,
             ordinal=ordinal,
         )
+
+
+def whole_manifest(root: Path, version: str) -> VersionManifest | None:
+    """Return the manifest of a whole version; None if there is none that can be read."""
+    return _decoded(VersionManifest, root / VERSIONS_DIRECTORY / version / VERSION_MANIFEST)
+
+
+def delta_manifest(root: Path, version: str) -> DeltaManifest | None:
+    """Return the manifest of the delta that leads to a version; None if there is none that can be read."""
+    return _decoded(DeltaManifest, root / DELTAS_DIRECTORY / version / DELTA_MANIFEST)
+
+
+def _decoded(kind: type[SealedT], file: Path) -> SealedT | None:
+    with suppress(OSError, ManifestError):
+        return kind.decode(file.read_bytes(), file=str(file))
+    return None
+
+
+def content_digests(publication: Publication) -> list[str]:
+    """Return the digest of each rank's tensors."""
+    return [shard.content_digest for shard in publication.shards]
+
+
+def version_with_digest(root: Path, rank: int, digest: str) -> str | None:
+    """Return a label under which these tensors of a rank are published; None if there is none."""
+    for place in (VERSIONS_DIRECTORY, DELTAS_DIRECTORY):
+        for listed in listed_versions(root / place):
+            found = whole_manifest(root, listed.label) or delta_manifest(root, listed.label)
+            if found is not None and digest in content_digests(found)[rank : rank + 1]:
+                return listed.label
+    return None
+
+
+def chain_to(root: Path, version: str, limit: int) -> list[str]:
+    """Return the versions of the deltas that lead to `version` from the nearest whole one, newest first.
+
+    At most `limit` of them; all that follow from each other where no whole version is there.
+    """
+    chain: list[str] = []
+    while len(chain) < limit and version not in chain and whole_manifest(root, version) is None:
+        delta = delta_manifest(root, version)
+        if delta is None:
+            break
+        chain.append(version)
+        version = delta.base_version
+    return chain

@@ -7,35 +7,306 @@ publisher knows no deltas: what it publishes whole is made smaller for those who
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 from wsm.clock import Clock, SystemClock
-from wsm.errors import RefusedError
+from wsm.errors import BadInputError, RefusedError
 from wsm.labels import checked_version
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.delta._blocks import BLOCK_BYTES
-from wsm.strategies.delta._manifest import DeltaShard
-from wsm.strategies.delta._published import chain_to, content_digests, delta_manifest, whole_manifest
+from wsm.strategies.applier.finite import check_finite
+from wsm.strategies.delta import errors as delta_errors
+from wsm.strategies.delta._blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind
+from wsm.strategies.delta._manifest import (
+    DeltaManifest,
+    DeltaShard,
+    DeltaTensor,
+    blocks_name,
+    chain_to,
+    content_digests,
+    delta_manifest,
+    rank_manifest_name,
+    whole_manifest,
+)
 from wsm.strategies.delta._route import places, whole_offer
-from wsm.strategies.delta._writer import StagedDelta
 from wsm.strategies.delta.errors import delta_not_found
-from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource
+from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource, codec
 from wsm.strategies.delta.strategy import published_tensors
-from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.digest import running_digest
+from wsm.strategies.errors import ManifestError, VersionExistsError, listed
+from wsm.strategies.files.atomic_file import write_all, write_new
+from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, DELTAS_DIRECTORY, VERSIONS_DIRECTORY
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.snapshot.publish import Published, StagedVersion
+from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.snapshot.store import shards_in
-from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.retention import KEEP_TWO, Retention
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention, retire, take_away
+from wsm.strategies.trainer.staged_directory import StagedDirectory
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 from wsm.typed import Count, typed
+
+_MAX_KEPT_CHAIN = 1 << 10
+
+
+class Shown(NamedTuple):
+    """What readers find of a version: where, the digest of its publication, and what was removed for it."""
+
+    path: str
+    manifest_digest: str
+    retired: tuple[str, ...]
+
+
+class StagedDelta(StagedDirectory):
+    """A delta that is being written.
+
+    Parameters
+    ----------
+    directory, version, durable : path or str, str or int, bool
+        As for every publication; see the base class, also for attributes and errors. The version is the one
+        that it leads to.
+    base_version : str
+        The version that it leads from.
+    world_size : int
+        Number of ranks that it is for.
+    block_bytes : int
+        Bytes of a tensor that one block stands for.
+    finite : bool
+        Whether new tensors that hold NaN or infinity are refused, here and by every load.
+
+    Attributes
+    ----------
+    shards : list of DeltaShard
+        What was written, in rank order.
+
+    Raises
+    ------
+    BadInputError
+        If no such delta can be.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        version: str | int,
+        base_version: str,
+        *,
+        world_size: int,
+        block_bytes: int = BLOCK_BYTES,
+        durable: bool = True,
+        finite: bool = False,
+    ) -> None:
+        problem = None
+        if version == base_version:
+            problem = "it cannot be its own base"
+        elif not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes % MIN_BLOCK_BYTES:
+            problem = f"a block cannot stand for {block_bytes} bytes"
+        if problem is not None:
+            raise strategies_errors.incomplete_publication(version=str(version), problem=problem)
+        super().__init__(directory, DELTAS_DIRECTORY, version, durable=durable)
+        self._base_version, self._world_size = base_version, world_size
+        self._block_bytes, self._finite = block_bytes, finite
+        self.shards: list[DeltaShard] = []
+
+    def write(
+        self,
+        specs: Sequence[TensorSpec],
+        tensors: Iterable[OfferedTensor],
+        base: Mapping[str, OfferedTensor],
+    ) -> None:
+        """Write the blocks of the next rank's delta, then its manifest. Blocks.
+
+        Nothing is written before base and new version are seen to be of one model.
+
+        Parameters
+        ----------
+        specs : sequence of TensorSpec
+            What `tensors` will be, known before the first of them is there.
+        tensors : iterable of OfferedTensor
+            The new tensors.
+        base : mapping of str to OfferedTensor
+            The tensors of the base, by name.
+
+        Raises
+        ------
+        BadInputError
+            If there is no tensor, or base and new version have other tensors, dtypes or shapes, or a tensor
+            is not what was promised by a digest.
+        TrainerTensorError
+            If one is not finite although it is to be.
+        StorageError
+            If the file system refuses.
+        RefusedError
+            If what compresses is not installed.
+        """
+        rank = len(self.shards)
+        if not specs:
+            raise strategies_errors.incomplete_publication(
+                version=self.version, problem=f"the state dict of rank {rank} is empty"
+            )
+        _check_model(specs, base, rank)
+        codec()
+        path = self.path / blocks_name(rank)
+        with self._storage(), path.open("xb", buffering=0) as file:
+            rows = tuple(self._write(file.fileno(), each, base[each.spec.name]) for each in tensors)
+            if self._durable:
+                os.fsync(file.fileno())
+            shard = DeltaShard(
+                version=self.version,
+                base_version=self._base_version,
+                rank=rank,
+                world_size=self._world_size,
+                publication=self.publication,
+                block_bytes=self._block_bytes,
+                nbytes=sum(row.stored for row in rows),
+                tensors=rows,
+                finite=self._finite,
+            )
+            write_new(self.path / rank_manifest_name(rank), shard.encode(), durable=self._durable)
+        self.shards.append(shard)
+
+    def commit(self, *, announce: bool, replace: bool, retain: Retention) -> Shown:
+        """Make the delta visible, then remove those that are no longer kept. Blocks.
+
+        Parameters
+        ----------
+        announce : bool
+            Whether ``version.yaml`` names the version from now on.
+        replace : bool
+            Whether another delta to the same version may be replaced.
+        retain : Retention
+            Which older deltas stay, apart from those that lead to this one.
+
+        Returns
+        -------
+        Shown
+            What stands there now; removed were the deltas to older versions.
+
+        Raises
+        ------
+        VersionExistsError
+            If another delta leads to the version, or one that promises less, and `replace` is false; or the
+            whole version is there and holds other tensors.
+        StorageError
+            If the file system refuses.
+        """
+        manifest, standing = self._manifest(), self.standing(replace=replace)
+        if standing is not None:
+            manifest = standing  # a publisher that died before the announcement is simply run again
+        with self._storage():
+            if standing is None:
+                whole = whole_manifest(self._directory, self.version)
+                if whole is not None:
+                    if content_digests(whole) != content_digests(manifest):
+                        path = str(self._directory / VERSIONS_DIRECTORY)
+                        raise VersionExistsError(version=self.version, path=path)
+                    manifest = DeltaManifest.of(self.shards, ordinal=self._ordinal, whole=whole)
+                write_new(self.path / DELTA_MANIFEST, manifest.encode(), durable=self._durable)
+                self._show()
+            if announce:
+                self._announce()
+        needed = chain_to(self._directory, self.version, _MAX_KEPT_CHAIN)
+        kept = dataclasses.replace(retain, protect={*retain.protect, *needed})
+        retired = retire(self._place, self.version, kept)
+        return Shown(str(self.final), manifest.group_digest, retired)
+
+    def standing(self, *, replace: bool) -> DeltaManifest | None:
+        """Return what is there, if it leads to these tensors and promises as much as was written. Blocks.
+
+        Raises
+        ------
+        VersionExistsError
+            If something else is there, and `replace` is false.
+        """
+        manifest, lacking = self._standing(), None
+        if manifest is not None and manifest[0].same_content(self._manifest()):
+            if all(old.finite or not new.finite for old, new in zip(manifest[1], self.shards, strict=True)):
+                return manifest[0]
+            lacking = ("that all is finite",)
+        self._check_vacant(replace=replace, lacking=lacking)
+        return None
+
+    def take_away_standing(self) -> None:
+        """Take the delta away that stands there, if any, in one step. Blocks; raises OSError."""
+        take_away(self.final)
+
+    def _manifest(self) -> DeltaManifest:
+        return DeltaManifest.of(self.shards, ordinal=self._ordinal)
+
+    def _standing(self) -> tuple[DeltaManifest, list[DeltaShard]] | None:
+        """Return the manifests that stand there; None if there is nothing, or nothing that is whole."""
+        file = self.final / DELTA_MANIFEST
+        try:
+            manifest = DeltaManifest.decode(file.read_bytes(), file=str(file))
+            files = [self.final / rank_manifest_name(rank) for rank in range(manifest.world_size)]
+            shards = [DeltaShard.decode(each.read_bytes(), file=str(each)) for each in files]
+            sizes = [(self.final / blocks_name(shard.rank)).stat().st_size for shard in shards]
+        except (OSError, ManifestError):
+            return None
+        listed_seals = [entry.seal for entry in manifest.shards]
+        whole = sizes == [shard.nbytes for shard in shards]
+        return (manifest, shards) if whole and [shard.seal for shard in shards] == listed_seals else None
+
+    def _write(self, descriptor: int, tensor: OfferedTensor, base: OfferedTensor) -> DeltaTensor:
+        spec, block_bytes = tensor.spec, self._block_bytes
+        old = memoryview(bytearray(min(block_bytes, spec.nbytes)))
+        new = memoryview(bytearray(min(block_bytes, spec.nbytes)))
+        before, after, stored = running_digest(), running_digest(), running_digest()
+        blocks: list[Block] = []
+        for begin in range(0, spec.nbytes, block_bytes):
+            length = min(block_bytes, spec.nbytes - begin)
+            base.read_into(begin, old[:length])
+            tensor.read_into(begin, new[:length])
+            before.update(old[:length])
+            after.update(new[:length])
+            if self._finite:
+                check_finite(spec, new[:length], begin)
+            block, data = codec().encode(old[:length], new[:length], ITEM_BYTES[spec.dtype])
+            stored.update(data)
+            write_all(descriptor, data)
+            blocks.append(block)
+        _check(base, before.hexdigest())
+        _check(tensor, after.hexdigest())
+        changed = any(block.kind is not BlockKind.SAME for block in blocks)
+        return DeltaTensor(
+            name=spec.name,
+            dtype=spec.dtype,
+            shape=spec.shape,
+            base_digest=before.hexdigest(),
+            digest=after.hexdigest(),
+            stored_digest=stored.hexdigest(),
+            blocks=tuple(blocks) if changed else (),
+        )
+
+
+def _check_model(specs: Sequence[TensorSpec], base: Mapping[str, OfferedTensor], rank: int) -> None:
+    ours, theirs = {spec.name: spec for spec in specs}, {name: row.spec for name, row in base.items()}
+    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if different:
+        raise BadInputError(
+            f"rank {rank} has other tensors, dtypes or shapes than the base version: "
+            f"{listed([repr(name) for name in different])}; publish a full version",
+            code="delta-of-other-model",
+            unfit=True,
+            rank=rank,
+            tensors=tuple(different),
+        )
+
+
+def _check(tensor: OfferedTensor, digest: str) -> None:
+    if tensor.digest is not None and tensor.digest != digest:
+        raise delta_errors.bad_delta(
+            file=tensor.origin,
+            tensor=tensor.spec.name,
+            problem=f"digest {digest} instead of {tensor.digest}",
+        )
 
 
 @dataclass(frozen=True)
@@ -172,32 +443,27 @@ def publish_delta(
         durable=durable,
         finite=finite,
     ) as staged:
-        for rank, device_id in devices.items():
+        for rank in ranks:
             source = DeltaSource(
-                directory, rank, device_id=device_id, world_size=len(states), max_chain=max_chain
+                directory, rank, device_id=devices[rank], world_size=len(states), max_chain=max_chain
             )
             with ExitStack() as stack:
                 if base is None:
                     before = published_tensors(source, base_version, stack)
                 else:
-                    before = {spec.name: _from_trainer(base[rank], spec) for spec in specs_of(base[rank])}
-                specs = specs_of(states[rank])
-                staged.write(specs, (_from_trainer(states[rank], spec) for spec in specs), before)
+                    before = {tensor.spec.name: tensor for tensor in _from_trainer(base[rank])}
+                staged.write(specs_of(states[rank]), _from_trainer(states[rank]), before)
         _check_published(directory, base_version, staged.shards)
         whole = None if _is_small(staged.shards, crossover) else "size"
         if whole is None and len(chain_to(directory, base_version, max_chain)) >= max_chain:
             whole = "chain"
         if whole is None:
-            manifest, retired = staged.commit(announce=True, replace=replace, retain=retain)
-            path, digest = str(staged.final), manifest.group_digest
+            shown = staged.commit(announce=True, replace=replace, retain=retain)
         else:
-            published = _publish_whole(
+            shown = _shown_whole(
                 staged, states, devices, replace=replace, retain=retain, finite=finite, durable=durable
             )
-            path, digest, retired = published.path, published.manifest.group_digest, published.retired
-    return _report(
-        staged.shards, begun, clock, path=path, whole=whole, manifest_digest=digest, retired=retired
-    )
+    return _report(staged.shards, shown, whole, seconds=(clock.monotonic_ns() - begun) / 1e9)
 
 
 @typed
@@ -266,19 +532,16 @@ def delta_between(
                 with ExitStack() as base:
                     before = published_tensors(source, base_version, base)
                     staged.write([tensor.spec for tensor in tensors], tensors, before)
-            path, whole = str(staged.final), None
-            if _is_small(staged.shards, crossover):
-                manifest, retired = staged.commit(announce=False, replace=replace, retain=retain)
-                digest: str = manifest.group_digest
+            whole = None if _is_small(staged.shards, crossover) else "size"
+            if whole is None:
+                shown = staged.commit(announce=False, replace=replace, retain=retain)
             else:
-                path, whole = f"{directory}/{VERSIONS_DIRECTORY}/{version}", "size"
-                digest, retired = offers[0].manifest_digest or "", ()
-    return _report(
-        staged.shards, begun, clock, path=path, whole=whole, manifest_digest=digest, retired=retired
-    )
+                path = f"{directory}/{VERSIONS_DIRECTORY}/{version}"
+                shown = Shown(path, offers[0].manifest_digest or "", ())
+    return _report(staged.shards, shown, whole, seconds=(clock.monotonic_ns() - begun) / 1e9)
 
 
-def _publish_whole(
+def _shown_whole(
     staged: StagedDelta,
     states: Mapping[int, TrainerTensors],
     devices: Mapping[int, int],
@@ -287,7 +550,7 @@ def _publish_whole(
     retain: Retention,
     finite: bool,
     durable: bool,
-) -> Published:
+) -> Shown:
     """Publish the whole version instead of a delta that was staged."""
     # What leads elsewhere goes once the whole is there, and other publishers are kept out meanwhile.
     clears = staged.standing(replace=replace) is None
@@ -297,15 +560,17 @@ def _publish_whole(
     ) as instead:
         for rank, tensors in states.items():
             instead.plan(rank, device_id=devices[rank], finite=finite).write(tensors)
-        return instead.commit(
+        published = instead.commit(
             replace=replace,
             retain=retain,
             before_announcing=staged.take_away_standing if clears else None,
         )
+    return Shown(published.path, published.manifest.group_digest, published.retired)
 
 
-def _from_trainer(tensors: TrainerTensors, spec: TensorSpec) -> OfferedTensor:
-    return OfferedTensor.of_bytes(spec, "the trainer", bytes_of(tensors, spec))
+def _from_trainer(tensors: TrainerTensors) -> Iterator[OfferedTensor]:
+    for spec in specs_of(tensors):
+        yield OfferedTensor.of_bytes(spec, "the trainer", bytes_of(tensors, spec))
 
 
 def _is_small(shards: Sequence[DeltaShard], crossover: float) -> bool:
@@ -332,31 +597,20 @@ def _check_published(directory: Path, base_version: str, shards: Sequence[DeltaS
             )
 
 
-def _report(
-    shards: Sequence[DeltaShard],
-    begun_ns: int,
-    clock: Clock,
-    *,
-    path: str,
-    whole: str | None,
-    manifest_digest: str,
-    retired: tuple[str, ...],
-) -> DeltaReport:
+def _report(shards: Sequence[DeltaShard], shown: Shown, whole: str | None, *, seconds: float) -> DeltaReport:
     """Count what was written for all ranks."""
     rows = [row for shard in shards for row in shard.tensors]
     unchanged, full = sum(not row.blocks for row in rows), sum(row.is_full for row in rows)
     return DeltaReport(
         version=shards[0].version,
         base_version=shards[0].base_version,
-        path=path,
         whole=whole,
-        manifest_digest=manifest_digest,
         digests={shard.rank: shard.content_digest for shard in shards},
         bytes=sum(shard.nbytes for shard in shards),
         whole_bytes=sum(row.spec.nbytes for row in rows),
         unchanged=unchanged,
         changed=len(rows) - unchanged - full,
         full=full,
-        seconds=(clock.monotonic_ns() - begun_ns) / 1e9,
-        retired=retired,
+        seconds=seconds,
+        **shown._asdict(),
     )

@@ -9,7 +9,6 @@ they are the base, whatever was recorded of them. The tensors of a whole snapsho
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -17,29 +16,25 @@ from functools import partial
 from typing import TypeAlias
 
 from wsm import log
-from wsm.errors import BadInputError, InternalError, RefusedError
-from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
+from wsm.errors import InternalError, RefusedError
+from wsm.strategies.applier.tensor_copy import CopyJob, copy_on_threads
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.delta._manifest import DeltaShard, DeltaTensor
-from wsm.strategies.delta._reader import OpenDelta
 from wsm.strategies.delta._route import (
     Held,
+    OpenDelta,
     Route,
     find_route,
     links_to,
-    places,
-    whole_for_this_layout,
-    whole_offer,
+    whole_alone,
 )
-from wsm.strategies.delta.errors import DeltaLayoutError, delta_not_found
+from wsm.strategies.delta.errors import delta_not_found
 from wsm.strategies.delta.source import DeltaConfig, DeltaSource, codec
-from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.store import announced_version
-from wsm.strategies.strategy import Strategy
+from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.tensor import (
     ServedTarget,
     StagedTarget,
@@ -64,6 +59,8 @@ class TargetBase:
     ----------
     target : WeightTarget
         The target that is going to be written; only read here.
+    observer : LoadObserver
+        Shown that a look at it goes on, and asked for cancellation.
     threads : int
         How many may read it, the calling one included.
 
@@ -73,19 +70,19 @@ class TargetBase:
         Whether what is read here is what is going to be written.
     """
 
-    def __init__(self, target: WeightTarget, threads: int) -> None:
-        self._target = target
-        self._threads = threads
+    def __init__(self, target: WeightTarget, observer: LoadObserver, threads: int) -> None:
+        self._target, self._observer, self._threads = target, observer, threads
         self.in_place = not isinstance(target, ServedTarget)
         self._readable = target.served if isinstance(target, ServedTarget) else target.readable
         # What is written elsewhere and moved (device memory) is read as a copy: one tensor's at a time.
         self._copies = isinstance(target, StagedTarget)
         self._tied = tied_names(target)
         self._transposed = transposed_names(target)  # read as a copy too
-        self._lock = threading.Lock()
-        self._views: dict[str, tuple[memoryview, int]] = {}
+        self._views: dict[str, memoryview] = {}
+        self._copy = ("", memoryview(b""))
+        self._tensors = self._nbytes = 0
 
-    def digests(self, specs: Iterable[TensorSpec], observer: LoadObserver) -> Mapping[str, str] | None:
+    def digests(self, specs: Iterable[TensorSpec]) -> Mapping[str, str] | None:
         """Return the digest of each of these tensors that the target has. Blocks, as long as a read of them.
 
         Returns
@@ -98,15 +95,15 @@ class TargetBase:
         LoadCancelledError
             If the observer says so; nothing was touched.
         """
-        known = self._target.specs()
-        if self._tied:
-            known = {**known, **{name: _named(known[own], name) for name, own in self._tied.items()}}
+        specs_there = self._target.specs()
+        tied = {name: replace(specs_there[own], name=name) for name, own in self._tied.items()}
+        known = {**specs_there, **tied}
         wanted = [spec for spec in specs if known.get(spec.name) == spec]
-        steps = _Looking(observer, tensors=len(wanted), nbytes=sum(spec.nbytes for spec in wanted))
+        self._tensors, self._nbytes = len(wanted), sum(spec.nbytes for spec in wanted)
         jobs = []
         digests: dict[str, str] = {}
         for spec in wanted:
-            steps.go_on()
+            self.go_on()
             try:
                 view = self._view(spec)
             except RefusedError:  # released; each kind of target has an error of its own for it
@@ -116,24 +113,24 @@ class TargetBase:
             job = CopyJob(OfferedTensor(spec, "the weights that are there", _never_read), view, kept=True)
             copied = self._copies or self._tied.get(spec.name, spec.name) in self._transposed
             if copied or spec.nbytes < _SHARED_BYTES:
-                job.run(steps)
+                job.run(self)
                 digests[spec.name] = job.digest
             else:
                 jobs.append(job)
             if not copied:
                 # Other threads must not ask the target, so all of its memory is known before they begin.
-                self._views[spec.name] = (view, spec.nbytes)
-        copy_on_threads(jobs, self._threads, steps)
+                self._views[spec.name] = view
+        copy_on_threads(jobs, self._threads, self)
         return digests | {job.tensor.spec.name: job.digest for job in jobs}
 
     def read(self, spec: TensorSpec, offset: int, destination: memoryview) -> None:
         """Fill `destination` from the target, unless it is the target's own memory. Blocks."""
-        with self._lock:
-            view, left = self._views.get(spec.name) or (self._view(spec), spec.nbytes)
-            if left > len(destination):
-                self._views[spec.name] = (view, left - len(destination))
-            else:
-                self._views.pop(spec.name, None)
+        view = self._views.get(spec.name)
+        if view is None:  # a copy, which this thread alone reads
+            if self._copy[0] != spec.name:
+                self._copy = ("", memoryview(b""))
+                self._copy = (spec.name, self._view(spec))
+            view = self._copy[1]
         source = view[offset : offset + len(destination)]
         if not codec().same_memory(source, destination):
             copy_bytes(source, destination)
@@ -141,29 +138,18 @@ class TargetBase:
     def let_go(self) -> None:
         """Hold on to no memory of the target any longer: it may be released now. Idempotent."""
         self._views.clear()
+        self._copy = ("", memoryview(b""))
+
+    def go_on(self) -> None:
+        """End a look that is no longer wanted; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
+        self._observer.stop_if_cancelled(self._tensors)
+
+    def moved(self, nbytes: int) -> None:  # noqa: ARG002 - of the protocol
+        """Show that a look goes on."""
+        self._observer.progress(0, self._nbytes)
 
     def _view(self, spec: TensorSpec) -> memoryview:
         return self._readable(self._tied.get(spec.name, spec.name)) if spec.nbytes else memoryview(b"")
-
-
-class _Looking:
-    """A look at a target that takes long: shows that it goes on, and ends where it is no longer wanted."""
-
-    def __init__(self, observer: LoadObserver, *, tensors: int, nbytes: int) -> None:
-        self._observer = observer
-        self._tensors = tensors
-        self._nbytes = nbytes
-
-    def go_on(self) -> None:
-        if self._observer.cancelled():
-            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors)
-
-    def moved(self, _nbytes: int) -> None:
-        self._observer.progress(0, self._nbytes)
-
-
-def _named(spec: TensorSpec, name: str) -> TensorSpec:
-    return TensorSpec(name, spec.dtype, spec.shape)
 
 
 def _never_read(_offset: int, _destination: memoryview) -> None:
@@ -220,25 +206,18 @@ class Delta(Strategy):
         wsm.strategies.errors.BadInputError
             If there is nothing, or it is damaged. Nothing was changed.
         """
-        return self._open(source, version, observer, TargetBase(target, threads))
+        return self._open(source, version, observer, TargetBase(target, observer, threads))
 
     @contextmanager
     def preview(self, source: DeltaSource, version: str | None) -> Iterator[Offer]:
         """Open to look only: names, dtypes and shapes, whatever base a rank holds."""
         with ExitStack() as stack:
             label = _label(source, version)
-            try:
-                links = links_to(replace(source, max_chain=1), label, stack)
-            except DeltaLayoutError as error:
-                yield whole_for_this_layout(source, error, stack)
-                return
+            links = links_to(replace(source, max_chain=1), label, stack)
             if links:
                 yield _offer(Route(links, None, links[-1]), None)
-                return
-            whole = whole_offer(source, label, stack)
-            if whole is None:
-                raise _nothing(source, label)
-            yield whole
+            else:
+                yield whole_alone(source, label, stack)
 
     @contextmanager
     def _open(
@@ -247,7 +226,7 @@ class Delta(Strategy):
         label = _label(source, version)
 
         def held(shard: DeltaShard) -> Held:
-            return None if base is None else base.digests([row.spec for row in shard.tensors], observer)
+            return None if base is None else base.digests(row.spec for row in shard.tensors)
 
         with ExitStack() as stack:
             if base is not None:
@@ -267,17 +246,11 @@ class Delta(Strategy):
 
 
 def _label(source: DeltaSource, version: str | None) -> str:
-    if version is not None:
-        return version
-    announced = announced_version(source.directory) or published_last(source.directory, deltas=True)
-    if announced is None:
-        raise _nothing(source, None)
-    return announced
-
-
-def _nothing(source: DeltaSource, version: str | None) -> BadInputError:
-    looked_at = [f"{source.directory}/{VERSION_FILE}"] if version is None else places(source, version)
-    return delta_not_found(version=version, rank=source.rank, looked_at=looked_at)
+    label = version or announced_version(source.directory) or published_last(source.directory, deltas=True)
+    if label is None:
+        looked_at = [f"{source.directory}/{VERSION_FILE}"]
+        raise delta_not_found(version=None, rank=source.rank, looked_at=looked_at)
+    return label
 
 
 def _offer(route: Route, held: TargetBase | None) -> Offer:

@@ -1,4 +1,4 @@
-"""Writing so that a reader, or a power cut, sees the old file or the new one and nothing between.
+"""Reading and writing whole: a reader, or a power cut, sees the old file or the new one and nothing between.
 
 The order is the whole point: bytes, fsync of the file, rename, fsync of the directory. Knows nothing
 about what the files mean.
@@ -12,6 +12,30 @@ from contextlib import suppress
 from pathlib import Path
 
 from wsm.shared_directory import ForeignPathError, remove_ours
+from wsm.strategies import errors
+from wsm.strategies.errors import UnreadableFileError
+
+
+def read_all(descriptor: int, position: int, destination: memoryview, *, file: str, expected: int) -> None:
+    """Fill `destination` from `position` of an open file on. Blocks.
+
+    Raises
+    ------
+    BadInputError (``bad-file-size``)
+        If it ends before, though it was `expected` bytes long; `destination` may be partly filled.
+    UnreadableFileError
+        If reading fails.
+    """
+    rest = destination
+    while rest:
+        try:
+            count = os.preadv(descriptor, [rest], position)
+        except OSError as error:
+            raise UnreadableFileError(file=file, reason=str(error)) from error
+        if count == 0:
+            raise errors.bad_file_size(file=file, expected=expected, actual=position)
+        position += count
+        rest = rest[count:]
 
 
 def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from wsm.errors import BadInputError
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.errors import PaddleMissingError, UnreadableFileError
+from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.safetensors import PREFIX_BYTES, SafetensorsFile, SafetensorsHeader
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
+from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, imported_paddle, paddle_name
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -35,15 +35,12 @@ def read_state(descriptor: int, *, file: str) -> dict[str, tuple[TensorSpec, mem
 
     Raises
     ------
-    PaddleMissingError
+    RefusedError
         If paddle is not installed.
     BadInputError
         If the file cannot be read, or holds something else than a flat map of names to tensors.
     """
-    try:
-        import paddle  # noqa: PLC0415 - two thirds of a second, and not installed everywhere
-    except ImportError as error:
-        raise PaddleMissingError(file=file) from error
+    paddle = imported_paddle(file)
     try:
         state = paddle.load(f"/proc/self/fd/{descriptor}")
     except Exception as error:  # unpickling may raise anything
@@ -77,7 +74,7 @@ class PickleFile:
 
     Raises
     ------
-    PaddleMissingError, BadInputError
+    RefusedError, BadInputError
         If it cannot be read.
     """
 

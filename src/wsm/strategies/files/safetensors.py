@@ -33,7 +33,7 @@ from wsm.strategies import documents, errors
 from wsm.strategies.digest import digest_of, running_digest
 from wsm.strategies.documents import is_count, is_text
 from wsm.strategies.errors import UnreadableFileError
-from wsm.strategies.files.atomic_file import write_all
+from wsm.strategies.files.atomic_file import read_all, write_all
 from wsm.strategies.tensor import BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec, is_shape
 
 #: Bytes before the JSON.
@@ -334,15 +334,7 @@ class SafetensorsFile:
         position = begin + offset
         if self._reached is not None:
             self._reached(position)
-        rest = destination
-        try:
-            while (count := os.preadv(self._descriptor, [rest], position)) < len(rest):
-                if count == 0:
-                    raise errors.bad_file_size(file=self.path, expected=self.nbytes, actual=position)
-                position += count
-                rest = rest[count:]
-        except OSError as error:
-            raise UnreadableFileError(file=self.path, reason=str(error)) from error
+        read_all(self._descriptor, position, destination, file=self.path, expected=self.nbytes)
 
     def watch(self, reached: Callable[[int], None]) -> None:
         """Have ``reached(position in the file)`` called before each read."""

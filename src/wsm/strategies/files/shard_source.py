@@ -153,7 +153,7 @@ class ShardsConfig:
     job_ranks: CountFrom0 = 0
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
-        """Return what is wrong with the device ids; see :class:`wsm.strategies.sections.CheckedSection`."""
+        """Return what is wrong with the device ids; see :class:`wsm.strategies.strategy.CheckedSection`."""
         fault = place_fault(self.first_rank, self.job_ranks, ranks)
         if fault is not None or len(self.device_ids) in (0, ranks):
             return fault

@@ -3,7 +3,7 @@
 Files are opened relative to the directory's descriptor: when a publisher renames a version away, the
 reader goes on in the one that it began with. A link is followed from that descriptor, too, and what it led to
 is looked at before it is opened. While it is read, a published directory is leased, so that no publisher
-retires it (:mod:`wsm.strategies.files.leases`). Knows nothing about names or contents.
+retires it (:mod:`wsm.strategies.files.snapshot_directory`). Knows nothing about names or contents.
 """
 
 from __future__ import annotations
@@ -12,12 +12,57 @@ import errno
 import os
 import stat
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 
 from wsm.errors import BadInputError
 from wsm.own_descriptor import OwnDescriptor, path_of, reopened
 from wsm.strategies.errors import NotARegularFileError, UnreadableFileError
-from wsm.strategies.files.leases import take_lease
+from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, VERSION_MANIFEST
+
+_CAREFULLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Far behind any data; locks need no bytes to lie on.
+_READERS = 1 << 62
+
+
+def take_lease(directory: int) -> OwnDescriptor | None:
+    """Lease an open directory until what is returned is closed; None where that cannot be. Does not block."""
+    lease = _opened(directory)
+    if lease is not None:
+        with suppress(OSError):
+            if lease.try_lock_byte(_READERS, shared=True):
+                return lease
+        lease.close()
+    return None
+
+
+def is_leased(path: Path) -> bool:
+    """Whether any reader has a lease on the directory at `path`. Does not block; raises OSError."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        lease = _opened(directory)
+    finally:
+        os.close(directory)
+    if lease is None:
+        return False
+    try:
+        return lease.is_byte_locked(_READERS)
+    except OSError:
+        return False  # no locks here; open files survive their removal anyway
+    finally:
+        lease.close()
+
+
+def _opened(directory: int) -> OwnDescriptor | None:
+    """Open the file that leases lie on; a published directory has one of them."""
+    for name in (VERSION_MANIFEST, DELTA_MANIFEST):
+        with suppress(OSError):
+            found = OwnDescriptor(partial(os.open, name, _CAREFULLY, dir_fd=directory))
+            if stat.S_ISREG(os.fstat(found.number).st_mode):
+                return found
+            found.close()
+    return None
+
 
 # Each further attempt takes a publisher that replaced the directory between two of our system calls.
 _ATTEMPTS = 8

@@ -9,6 +9,5 @@ _abandoned                            removes what dead trainers left that no ra
 shared_segment                        shared memory with one owner and leases for its readers
 shared_tensors                        the trainer's side: who owns the memory, and until when
 shared_device_tensors                 the same for memory on a GPU, which is not copied
-errors                                what can go wrong in it
 ====================================  ====================================================================
 """

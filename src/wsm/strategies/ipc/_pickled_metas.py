@@ -16,11 +16,10 @@ from typing import Any
 
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.errors import PaddleMissingError
 from wsm.strategies.files.shard_source import device_index_from_environment
-from wsm.strategies.ipc import errors as ipc_errors
-from wsm.strategies.ipc.metas import HOST, TensorMeta
+from wsm.strategies.ipc.metas import HOST, TensorMeta, bad_device_meta
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.paddle_dtypes import imported_paddle
 from wsm.strategies.snapshot.store import version_beside
 from wsm.strategies.tensor import TensorSpec
 
@@ -37,7 +36,7 @@ class PickledMetas:
 
     Raises
     ------
-    PaddleMissingError
+    RefusedError
         If paddle is not installed.
     BadInputError
         If it holds something else than a map of names to metas.
@@ -45,10 +44,9 @@ class PickledMetas:
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.path = path
+        paddle = imported_paddle(path)
         try:
-            content = _paddle(path).load(f"/proc/self/fd/{descriptor}")
-        except PaddleMissingError:
-            raise
+            content = paddle.load(f"/proc/self/fd/{descriptor}")
         except Exception as error:  # unpickling may raise anything
             raise strategies_errors.bad_pickle(
                 file=path, problem=f"paddle cannot read it: {error}"
@@ -137,41 +135,33 @@ def _read(
 
 
 def _open_on_host(meta: TensorMeta, file: str, fields: tuple[Any, ...]) -> Any:
-    paddle = _paddle(file)
+    paddle = imported_paddle(file)
     try:
         return paddle.to_tensor(_dense_tensor(paddle)._new_shared_filename(fields))
     except Exception as error:  # whatever paddle says of memory that is gone, or never was
-        raise ipc_errors.bad_device_meta(tensor=meta.spec.name, file=file, problem=str(error)) from error
+        raise bad_device_meta(tensor=meta.spec.name, file=file, problem=str(error)) from error
 
 
 def _shared_cuda(meta: TensorMeta, file: str) -> Callable[[Any], Any]:
-    paddle = _paddle(file)
+    paddle = imported_paddle(file)
     shared: Callable[[Any], Any] | None = getattr(_dense_tensor(paddle), "_new_shared_cuda", None)
     if shared is not None and paddle.device.cuda.device_count():
         return shared
     problem = "this build of paddle has no CUDA; use a GPU build"
     if shared is not None:
         problem = "paddle's CUDA sees no GPU; run the rank where the trainer's GPU is"
-    raise ipc_errors.bad_device_meta(tensor=meta.spec.name, file=file, problem=problem)
+    raise bad_device_meta(tensor=meta.spec.name, file=file, problem=problem)
 
 
 def _open_on_device(shared: Callable[[Any], Any], meta: TensorMeta, file: str, index: int) -> Any:
     fields = meta.fields()
     try:
-        return _paddle(file).to_tensor(shared((fields[0].encode("latin-1"), *fields[1:6], index)))
+        return imported_paddle(file).to_tensor(shared((fields[0].encode("latin-1"), *fields[1:6], index)))
     except Exception as error:  # whatever CUDA says
-        raise ipc_errors.bad_device_meta(tensor=meta.spec.name, file=file, problem=str(error)) from error
+        raise bad_device_meta(tensor=meta.spec.name, file=file, problem=str(error)) from error
 
 
 def _dense_tensor(paddle: Any) -> Any:
     """Return paddle's class of tensors without gradients: LoDTensor in 2.6, both names in 3.3."""
     core = paddle.base.core
     return getattr(core, "LoDTensor", None) or core.DenseTensor
-
-
-def _paddle(file: str) -> Any:
-    try:
-        import paddle  # noqa: PLC0415 - two thirds of a second, and not installed everywhere
-    except ImportError as error:
-        raise PaddleMissingError(file=file) from error
-    return paddle

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
+from wsm.errors import BadInputError, coded
 from wsm.strategies.documents import is_count, is_text
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.promise import Count, Digest, FileName, PromisedShard, Publication, ShardPromise
@@ -103,8 +104,9 @@ class TensorMeta(NamedTuple):
         """
         if not is_text(name):
             raise ManifestError(file=file, problem=f"the name {name!r} cannot be written out again")
-        if not _is_dense(fields):
-            raise ManifestError(file=file, problem=f"its meta of {name!r} {_problem(fields)}")
+        problem = _problem(fields)
+        if problem is not None:
+            raise ManifestError(file=file, problem=f"its meta of {name!r} {problem}")
         handle, offset, nbytes, kind, dims, _, device = fields[:_FIELDS]
         spec = TensorSpec(name, _DTYPES[kind], tuple(dims))
         if spec.nbytes != nbytes:
@@ -113,26 +115,8 @@ class TensorMeta(NamedTuple):
         return cls(spec, handle, offset, device)
 
 
-def _is_dense(fields: Any) -> bool:
-    """Whether `fields` are those of a dense tensor; asked for every tensor, so the reason is found later."""
-    if type(fields) not in (list, tuple) or len(fields) < _FIELDS:
-        return False
-    handle, offset, nbytes, kind, dims, lod, device = fields[:_FIELDS]
-    return (
-        isinstance(handle, str)
-        and handle != ""
-        and type(offset) is type(nbytes) is type(kind) is type(device) is int
-        and offset >= 0
-        and nbytes >= 0
-        and kind in _DTYPES
-        and is_shape(dims)
-        and not lod
-        and device >= HOST
-    )
-
-
-def _problem(fields: Any) -> str:
-    """Say why `fields` are not those of a dense tensor."""
+def _problem(fields: Any) -> str | None:
+    """Say why `fields` are not those of a dense tensor; None if they are."""
     if not isinstance(fields, (list, tuple)) or len(fields) < _FIELDS:
         return f"is not a list of {_FIELDS} fields"
     handle, offset, nbytes, kind, dims, lod, device = fields[:_FIELDS]
@@ -142,9 +126,9 @@ def _problem(fields: Any) -> str:
         (not is_count(kind) or kind not in _DTYPES, f"has the type {kind!r}, which is none that wsm moves"),
         (not is_shape(dims), f"has the dims {dims!r:.200}"),
         (bool(lod), "has levels of detail, so it is no dense tensor"),
-        (True, f"has the device {device!r}"),
+        (type(device) is not int or device < HOST, f"has the device {device!r}"),
     )
-    return next(problem for wrong, problem in faults if wrong)
+    return next((problem for wrong, problem in faults if wrong), None)
 
 
 class TensorPlace(NamedTuple):
@@ -200,3 +184,9 @@ class IpcMetas(ShardPromise, frozen=True, kw_only=True):
         for spec, handle, offset, device in self.metas:
             if device == HOST and offset + spec.nbytes > self.segments.get(handle, -1):
                 raise msgspec.ValidationError(f"{spec.name!r} lies outside of its segment {handle!r}")
+
+
+@coded("bad-device-meta")
+def bad_device_meta(*, tensor: str, file: str, problem: str) -> BadInputError:
+    """A meta describes memory that paddle cannot open here."""
+    return BadInputError(f"the memory of {tensor!r} in {file} cannot be opened: {problem}", unfit=True)

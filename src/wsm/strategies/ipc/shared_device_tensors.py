@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from wsm.errors import RefusedError
 from wsm.labels import checked_version
 from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
 from wsm.strategies import errors as strategies_errors
@@ -29,7 +30,6 @@ from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.shard_source import device_id_from_environment, device_index_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
-from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc._abandoned import head_of
 from wsm.strategies.ipc.metas import (
     DEVICE_SEGMENT_PREFIX,
@@ -37,6 +37,7 @@ from wsm.strategies.ipc.metas import (
     IpcMetas,
     TensorMeta,
     TensorPlace,
+    bad_device_meta,
     metas_name,
 )
 from wsm.strategies.ipc.shared_segment import HEAD_BYTES, OwnedSegment, sweep
@@ -219,7 +220,13 @@ class SharedDeviceTensors:
             time.sleep(_LOOK_EVERY_S)
             self._let_go()
         if self._held:
-            raise ipc_errors.device_memory_leased(file=str(self._path), waited_s=wait_s)
+            raise RefusedError(
+                f"a worker still reads the device memory of {self._path} after {wait_s:g} s; the tensors "
+                "stay alive: close again when it has loaded, or end the worker first",
+                code="device-memory-leased",
+                file=str(self._path),
+                waited_s=wait_s,
+            )
         self._lock.release(remove=True)
 
     def __enter__(self) -> SharedDeviceTensors:  # noqa: PYI034 - typing has Self from Python 3.11 on
@@ -246,16 +253,14 @@ class SharedDeviceTensors:
         dense = tensor.value().get_tensor()
         share = getattr(dense, "_share_cuda", None)
         if share is None:
-            raise ipc_errors.bad_device_meta(
+            raise bad_device_meta(
                 tensor=name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
             )
         if not tensor.size:
             # It has no memory that could be exported; it lies nowhere in the segment of the leases.
             dtype = PADDLE_DTYPES.get(paddle_name(tensor))
             if dtype is None:
-                raise ipc_errors.bad_device_meta(
-                    tensor=name, file=file, problem=f"wsm does not move {tensor.dtype}"
-                )
+                raise bad_device_meta(tensor=name, file=file, problem=f"wsm does not move {tensor.dtype}")
             spec = TensorSpec(name, dtype, tuple(tensor.shape))
             return TensorMeta(spec, self._prefix, 0, HOST), digest_of(b"")
         data = memoryview(tensor.numpy().reshape(-1)).cast("B")
@@ -263,7 +268,7 @@ class SharedDeviceTensors:
         try:
             handle, *rest = share()
         except Exception as error:  # whatever CUDA says
-            raise ipc_errors.bad_device_meta(tensor=name, file=file, problem=str(error)) from error
+            raise bad_device_meta(tensor=name, file=file, problem=str(error)) from error
         text = handle.decode("latin-1") if isinstance(handle, bytes) else handle
         meta = TensorMeta.of_fields(name, [text, *rest[:5], self._index], file=file)
         if finite:

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from wsm.errors import BadInputError, RefusedError, remedy
 from wsm.own_descriptor import OwnDescriptor, reopened
 from wsm.private_directory import private_directory
 from wsm.shared_directory import ForeignPathError, create_ours, open_ours, remove_same
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import UnreadableFileError
-from wsm.strategies.ipc import errors as ipc_errors
-from wsm.strategies.ipc.errors import SharedMemoryBusyError, SharedMemoryGoneError
+from wsm.strategies.files.atomic_file import read_all
 from wsm.strategies.tensor import BEGIN_IN_PAGE
 
 #: The first bytes of a segment, in front of any tensor: what its owner says of it, for after its death.
@@ -33,6 +33,54 @@ HEAD_BYTES = BEGIN_IN_PAGE
 # Far behind any data; locks need no bytes to lie on.
 _OWNER = 1 << 62
 _READERS = _OWNER + 1
+
+
+class SharedMemoryGoneError(BadInputError):
+    """A metas file names shared memory that its owner has withdrawn."""
+
+    unfit = True
+
+    def __init__(self, *, file: str, segment: str) -> None:
+        super().__init__(
+            f"{file} points at {segment}, which does not exist (any more); "
+            "let the trainer publish again, as the user that runs the ranks",
+            file=file,
+            segment=segment,
+        )
+
+
+def foreign_segment(
+    *, segment: str, problem: str, fix: str = "run trainer and worker as one user"
+) -> BadInputError:
+    """Shared memory is no regular file of this user, or not what such memory is."""
+    return BadInputError(
+        f"the shared memory {segment!r} is not used: {problem}; {fix}",
+        code="foreign-segment",
+        unfit=True,
+        segment=segment,
+        problem=problem,
+    )
+
+
+class SharedMemoryBusyError(RefusedError):
+    """The owner of shared memory is writing it anew."""
+
+    def __init__(self, *, segment: str) -> None:
+        super().__init__(
+            f"the owner of {segment} is writing it anew; load when it has published", segment=segment
+        )
+
+
+def sharing_refused(*, path: str, nbytes: int, error: OSError) -> RefusedError:
+    """There is no room for shared memory, or it cannot be created. Nothing was published."""
+    fix = remedy(error) or "enlarge it (docker: --shm-size) or release older versions"
+    return RefusedError(
+        f"cannot share {nbytes} bytes in {path}: {error}; nothing was published; {fix}",
+        code="sharing-refused",
+        path=path,
+        nbytes=nbytes,
+        reason=str(error),
+    )
 
 
 class OwnedSegment:
@@ -67,14 +115,14 @@ class OwnedSegment:
         try:
             self.name, self._descriptor, self._locks = _create_owned(prefix, directory)
         except OSError as error:
-            raise ipc_errors.sharing_refused(path=directory, nbytes=nbytes, error=error) from error
+            raise sharing_refused(path=directory, nbytes=nbytes, error=error) from error
         self._path = f"{directory}/{self.name}"
         try:
             os.posix_fallocate(self._descriptor, 0, nbytes)
             self._mapping = mmap.mmap(self._descriptor, nbytes)
         except OSError as error:
             self._let_go()
-            raise ipc_errors.sharing_refused(path=directory, nbytes=nbytes, error=error) from error
+            raise sharing_refused(path=directory, nbytes=nbytes, error=error) from error
         self.memory = memoryview(self._mapping)
 
     def leased(self) -> bool:
@@ -174,15 +222,13 @@ class AttachedSegment:
         if not name.startswith(tuple(prefixes)):
             expected = " or ".join(f"{prefix}..." for prefix in prefixes)
             problem = f"{referrer} names it, and such memory is called {expected}"
-            raise ipc_errors.foreign_segment(
-                segment=self.path, problem=problem, fix="look who wrote or sent that"
-            )
+            raise foreign_segment(segment=self.path, problem=problem, fix="look who wrote or sent that")
         try:
             self._descriptor = open_ours(Path(self.path), os.O_RDONLY)
         except FileNotFoundError as error:
             raise SharedMemoryGoneError(file=referrer, segment=self.path) from error
         except ForeignPathError as error:
-            raise ipc_errors.foreign_segment(segment=self.path, problem=error.context["problem"]) from error
+            raise foreign_segment(segment=self.path, problem=error.context["problem"]) from error
         except OSError as error:
             raise UnreadableFileError(file=self.path, reason=str(error)) from error
         try:
@@ -216,16 +262,7 @@ class AttachedSegment:
         BadInputError, UnreadableFileError
             If it was cut short meanwhile, or cannot be read. `destination` may be partly filled.
         """
-        rest = destination
-        while rest:
-            try:
-                count = os.preadv(self._descriptor, [rest], offset)
-            except OSError as error:
-                raise UnreadableFileError(file=self.path, reason=str(error)) from error
-            if count == 0:
-                raise strategies_errors.bad_file_size(file=self.path, expected=self.nbytes, actual=offset)
-            offset += count
-            rest = rest[count:]
+        read_all(self._descriptor, offset, destination, file=self.path, expected=self.nbytes)
 
     def read_from(self, begin: int, offset: int, destination: memoryview) -> None:
         """Fill `destination` from `offset` of what begins at `begin` on; as :meth:`read_into`."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from wsm.clock import Clock, SystemClock
 from wsm.labels import checked_version
 from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
-from wsm.strategies.applier.copying import copy_and_digest
 from wsm.strategies.applier.finite import check_finite
+from wsm.strategies.byte_copy import copy_and_digest
 from wsm.strategies.digest import digest_of, running_digest, shard_digest
 from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file

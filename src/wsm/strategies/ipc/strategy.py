@@ -8,22 +8,20 @@ it. If the trainer has ended, what it left is copied, digests checked, or refuse
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from wsm import log
-from wsm.errors import WsmError
+from wsm.errors import BadInputError, GroupError, WsmError, coded
 from wsm.shared_directory import read_ours
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMismatchError
+from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMismatchError, listed
 from wsm.strategies.files.part_file import is_pickle
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc._abandoned import remove_abandoned
 from wsm.strategies.ipc._pickled_metas import PickledMetas, device_tensor
-from wsm.strategies.ipc.errors import SharedMemoryBusyError, SharedMemoryGoneError
 from wsm.strategies.ipc.metas import (
     DEVICE_SEGMENT_PREFIX,
     HOST,
@@ -33,12 +31,15 @@ from wsm.strategies.ipc.metas import (
     is_metas_file,
     metas_name,
 )
-from wsm.strategies.ipc.shared_segment import AttachedSegment
+from wsm.strategies.ipc.shared_segment import (
+    AttachedSegment,
+    SharedMemoryBusyError,
+    SharedMemoryGoneError,
+)
 from wsm.strategies.ipc.source import IpcConfig, IpcSource
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.sections import Sections
-from wsm.strategies.strategy import Strategy
+from wsm.strategies.strategy import Sections, Strategy
 
 _MAX_METAS_BYTES = 1 << 28
 # Each further attempt takes a trainer that published anew between two of our system calls.
@@ -96,10 +97,6 @@ class Ipc(Strategy):
         """Remove what dead trainers left that no rank can find any more."""
         remove_abandoned(source.memory_directory)
 
-    def preview(self, source: IpcSource, version: str | None) -> AbstractContextManager[Offer]:
-        """Open to look only, which the memory does not mind."""
-        return self.open(source, version)
-
 
 def rank_of_metas(path: Path, *, allow_pickle: bool = False) -> int:
     """Return whose shard a metas file says it is; 0 for a pickled one, which does not say.
@@ -146,7 +143,7 @@ def _directory(source: IpcSource, stack: ExitStack) -> SnapshotDirectory:
         return stack.enter_context(closing(SnapshotDirectory(str(source.directory))))
     except FileNotFoundError as error:
         file = f"{source.directory}/{metas_name(source.resolved_device_id())}"
-        raise ipc_errors.metas_not_found(file=file, present=()) from error
+        raise _not_found(file=file, present=()) from error
 
 
 def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes | PickledMetas:
@@ -155,12 +152,19 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
         descriptor = directory.open(name)
     except FileNotFoundError as error:
         present = [other for other in directory.names() if is_metas_file(other)]
-        raise ipc_errors.metas_not_found(file=path, present=present) from error
+        raise _not_found(file=path, present=present) from error
     with os.fdopen(descriptor, "rb") as file:
         try:
             if is_pickle(descriptor):
                 if not source.allow_pickle:
-                    raise ipc_errors.pickled_metas_refused(file=path)
+                    raise BadInputError(
+                        f"{path} is in pickle format, which may run any code when read, and is refused; "
+                        "publish with wsm.strategies.SharedTensors, or set allow_pickle: true if you trust "
+                        "its writer",
+                        code="pickled-metas-refused",
+                        unfit=True,
+                        file=path,
+                    )
                 return PickledMetas(descriptor, path)
             if os.fstat(descriptor).st_size > _MAX_METAS_BYTES:
                 raise ManifestError(file=path, problem=f"it is larger than {_MAX_METAS_BYTES} bytes")
@@ -193,7 +197,15 @@ def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held:
     if orphaned:
         # Host memory outlives its owner; device memory is gone with the process.
         if on_device or source.orphans != "copy":
-            raise ipc_errors.owner_died(file=file, segment=orphaned[0], on_device=bool(on_device))
+            why = "orphans are refused here; start the trainer and publish again, or set orphans: copy"
+            if on_device:
+                why = "device memory is gone with its process; start the trainer and publish again"
+            raise GroupError(
+                f"the trainer that published {file} has ended (no process owns {orphaned[0]}), and {why}",
+                code="owner-died",
+                file=file,
+                segment=orphaned[0],
+            )
         _log.warning("shared_memory.orphaned", file=file, segment=orphaned[0])
     adopt = source.adopt and not orphaned
     tensors = tuple(
@@ -251,3 +263,15 @@ def _versions(source: IpcSource) -> dict[str, str]:
             with suppress(WsmError):
                 found[str(path)] = IpcMetas.decode(read_ours(path), file=str(path)).version
     return found
+
+
+@coded("metas-not-found")
+def _not_found(*, file: str, present: Sequence[str]) -> BadInputError:
+    """No trainer has published shared tensors for this device."""
+    seen = f"; there are {listed(present)}" if present else ""
+    return BadInputError(
+        f"{file} does not exist{seen}; let the trainer publish its tensors, "
+        "or correct the directory or device id",
+        unfit=True,
+        present=tuple(present),
+    )

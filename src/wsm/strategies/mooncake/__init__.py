@@ -4,8 +4,8 @@
 modules                               responsible for
 ====================================  ====================================================================
 mooncake_transport                    the rank's end, and its reads ahead
-source, configured                    what a configuration says of it, and the transport made of that
-transfer_engine, _read_plan           the engine as wsm uses it; where tensors lie, and how they are read
+source                                what a configuration says of it
+transfer_engine                       the engine as wsm uses it
 publisher                             the trainer's side; the memory that it lets ranks read
 _lease_server, _lease_client          both ends of a lease on that memory
 _lease_messages                       what is said about it, and where

@@ -12,11 +12,8 @@ import stat
 import time
 from pathlib import Path
 
-from wsm.errors import WsmError
-from wsm.own_descriptor import not_inherited
 from wsm.shared_directory import require
-from wsm.strategies import errors as strategies_errors
-from wsm.strategies.errors import LoadCancelledError, VersionMismatchError
+from wsm.strategies.conversation import Meeting, refused, socket_for
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
@@ -63,31 +60,29 @@ class RankLease:
         PeerSilentError, PeerFailedError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
         """
-        begun_s, gone_s, met = time.monotonic(), None, False
-        refused: say.Refuse | None = None
+        meeting = Meeting(self.peer, connect_s, self._silence_s)
+        nothing: say.Refuse | None = None
         while True:
-            self.stop_if_cancelled()
+            self._observer.stop_if_cancelled(self._tensors)
+            answer, left = None, False
             try:
                 answer = self._answer(ask)
             except PeerDiedError:
                 self.close()
-                answer, gone_s = None, gone_s or time.monotonic()
-            if self._socket is not None:
-                met, gone_s = True, None
+                left = True
             if isinstance(answer, say.Grant):
                 answer.promise.require(ask.version, ask.rank, ask.world_size, where=self.peer)
                 say.check_grant(answer, self.peer)
                 self._tensors = len(answer.promise.rows)
                 return answer
-            refused = answer or refused
-            now_s = time.monotonic()
-            waited_s, expired = now_s - begun_s, now_s - begun_s >= connect_s
-            if gone_s is not None and (expired or now_s - gone_s >= self._silence_s):
-                raise PeerDiedError(peer=self.peer, expected="its offer", absent_s=now_s - gone_s)
-            if expired and refused is not None:
-                raise PeerFailedError(peer=self.peer, error="NothingPublished", reason=refused.text)
-            if expired:
-                raise PeerSilentError(peer=self.peer, waited_s=waited_s, expected="its offer", met=met)
+            nothing = answer or nothing
+            try:
+                meeting.wait(there=self._socket is not None, left=left)
+            except PeerSilentError:
+                if nothing is None:
+                    raise
+                text = nothing.text
+                raise PeerFailedError(peer=self.peer, error="NothingPublished", reason=text) from None
 
     def _answer(self, ask: say.Ask) -> say.Grant | say.Refuse | None:
         """Ask where it is time to, and wait a glance for an answer; raise it if it is a lasting refusal."""
@@ -106,11 +101,12 @@ class RankLease:
             return None
         answer = self._next(_GLANCE_S, "its offer")
         if isinstance(answer, say.Revoked):
-            raise self._unusable(f"it is a {type(answer).__name__}, its offer was due")
+            raise PeerMessageError(peer=self.peer, problem="it is a Revoked, its offer was due")
         if isinstance(answer, say.Refuse):
             self._asked = False
             if answer.reason != "empty":
-                raise self._refusal(ask, answer)
+                why = f"Refused ({answer.reason})"
+                raise refused(ask, answer.reason, answer.found, peer=self.peer, error=why, text=answer.text)
         return answer
 
     def keep(self, wait_s: float = 0.0) -> None:
@@ -127,13 +123,9 @@ class RankLease:
         if isinstance(message, say.Revoked):
             raise PeerFailedError(peer=self.peer, error="Revoked", reason=message.text)
         if message is not None:
-            raise self._unusable(f"it is a {type(message).__name__}, nothing was due")
-        self.stop_if_cancelled()
-
-    def stop_if_cancelled(self) -> None:
-        """Raise LoadCancelledError if the load was cancelled."""
-        if self._observer.cancelled():
-            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors)
+            problem = f"it is a {type(message).__name__}, nothing was due"
+            raise PeerMessageError(peer=self.peer, problem=problem)
+        self._observer.stop_if_cancelled(self._tensors)
 
     def close(self) -> None:
         """Let go, whatever happened. Idempotent, never raises."""
@@ -150,7 +142,7 @@ class RankLease:
                 require(place, place.lstat(), stat.S_IFSOCK)
             except FileNotFoundError:
                 return None
-        made = not_inherited(say.socket_for(place))
+        made = socket_for(place)
         made.settimeout(min(self._silence_s, _CONNECT_S))
         failed = made.connect_ex(str(place) if isinstance(place, Path) else place)
         if failed == 0 and not _is_own(made):
@@ -183,30 +175,15 @@ class RankLease:
 
     def _whole(self) -> say.FromPublisher | None:
         """Return the message that was heard whole, if there is one."""
-        head = bytes(self._heard[: say.HEAD_BYTES])
-        if len(head) < say.HEAD_BYTES:
+        length = bytes(self._heard[: say.LENGTH_BYTES])
+        if len(length) < say.LENGTH_BYTES:
             return None
-        try:
-            end = say.HEAD_BYTES + say.length_of(head, say.MOST_TO_RANK, self.peer)
-            if len(self._heard) < end:
-                return None
-            body = bytes(self._heard[say.HEAD_BYTES : end])
-            del self._heard[:end]
-            return say.answer_of(head, body, self.peer)
-        except PeerMessageError as error:
-            raise self._unusable(error.context["problem"]) from error
-
-    def _refusal(self, ask: say.Ask, refuse: say.Refuse) -> WsmError:
-        if refuse.reason == "version" and ask.version is not None and isinstance(refuse.found, str):
-            return VersionMismatchError(requested=ask.version, found=refuse.found, where=self.peer)
-        if refuse.reason == "world_size" and ask.world_size is not None and isinstance(refuse.found, int):
-            return strategies_errors.shard_identity(
-                file=self.peer, field="world size", expected=ask.world_size, found=refuse.found
-            )
-        return PeerFailedError(peer=self.peer, error=f"Refused ({refuse.reason})", reason=refuse.text)
-
-    def _unusable(self, problem: str) -> PeerMessageError:
-        return PeerMessageError(peer=self.peer, problem=problem)
+        end = say.LENGTH_BYTES + say.frame_bytes(length, say.MOST_TO_RANK, self.peer)
+        if len(self._heard) < end:
+            return None
+        frame = bytes(self._heard[say.LENGTH_BYTES : end])
+        del self._heard[:end]
+        return say.answer_of(frame, self.peer)
 
 
 def _is_own(connected: socket.socket) -> bool:

@@ -10,53 +10,43 @@ Revoked    publisher    the lease is over, and why
 =========  ===========  ======================================================================
 
 A connection is the lease: a rank that closes it has let go. A message is the length of its body (4 bytes,
-big-endian), the body's xxh3-128 digest (16 bytes), and its body, a JSON object.
+big-endian), and its frame (:mod:`wsm.strategies.conversation`): the body's digest and its body.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import socket
 import struct
-from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from ipaddress import IPv4Address
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from wsm.errors import BadInputError
 from wsm.labels import Label
-from wsm.strategies.digest import digest_of
-from wsm.strategies.mooncake._read_plan import MemoryRegion
+from wsm.strategies import conversation
+from wsm.strategies.conversation import PeerMessage, Place, Wanted, frame_of, message_in
 from wsm.strategies.peer_errors import PeerMessageError
 from wsm.strategies.promise import Count, Digest, Publication, ShardPromise
 
-_TCP = re.compile(r"tcp://([0-9.]{7,15}):([0-9]{1,5})")
-# A socket's address on Linux holds 108 characters, the last of them zero.
-_LONGEST_PATH = 107
 #: The longest body to a publisher, and to a rank: a Grant of half a million tensors.
 MOST_TO_PUBLISHER, MOST_TO_RANK = 1 << 12, 1 << 27
 
-_HEAD = struct.Struct("!I16s")
-HEAD_BYTES = _HEAD.size
-
-_Ranks: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+_LENGTH = struct.Struct("!I")
+LENGTH_BYTES = _LENGTH.size
 
 
-class _LeaseMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=str.lower):
-    pass
+class MemoryRegion(NamedTuple):
+    """Memory that the publisher's engine lets us read: address and bytes."""
+
+    address: Count
+    nbytes: Count
 
 
-class Ask(_LeaseMessage, frozen=True):
-    """A rank asks; `look` if it will not read."""
-
-    rank: Count
-    world_size: _Ranks | None
-    version: Label | None
-    look: bool
+class Ask(Wanted, frozen=True):
+    """A rank asks."""
 
 
-class Grant(_LeaseMessage, frozen=True):
+class Grant(PeerMessage, frozen=True):
     """One rank's shard, as it is promised, in the memory of the engine `session`.
 
     `publisher` is another for every publisher that ever was; `places` has for each tensor of the promise in
@@ -71,7 +61,7 @@ class Grant(_LeaseMessage, frozen=True):
     places: tuple[tuple[Count, Count], ...]
 
 
-class Refuse(_LeaseMessage, frozen=True):
+class Refuse(PeerMessage, frozen=True):
     """The rank gets nothing, and what there is instead; ``empty``: there is no version (yet)."""
 
     reason: Literal["empty", "version", "rank", "world_size"]
@@ -79,13 +69,12 @@ class Refuse(_LeaseMessage, frozen=True):
     found: Label | Count | None = None
 
 
-class Revoked(_LeaseMessage, frozen=True):
+class Revoked(PeerMessage, frozen=True):
     """The memory will be written."""
 
     text: str
 
 
-_T = TypeVar("_T")
 FromPublisher: TypeAlias = Grant | Refuse | Revoked
 
 _TO_PUBLISHER = msgspec.json.Decoder(Ask)
@@ -94,35 +83,26 @@ _TO_RANK: msgspec.json.Decoder[FromPublisher] = msgspec.json.Decoder(FromPublish
 
 def to_bytes(message: Ask | FromPublisher) -> bytes:
     """Return the bytes that say `message`."""
-    body = msgspec.json.encode(message)
-    return _HEAD.pack(len(body), bytes.fromhex(digest_of(body))) + body
+    frame = frame_of(message)
+    return _LENGTH.pack(len(frame) - conversation.HEAD_BYTES) + frame
 
 
-def length_of(head: bytes, most: int, peer: str) -> int:
-    """Return how long the body behind a head of :data:`HEAD_BYTES` is; PeerMessageError if too long."""
-    length: int = _HEAD.unpack(head)[0]
-    if length > most:
-        raise PeerMessageError(peer=peer, problem=f"it announces {length} bytes, {most} are the most")
-    return length
+def frame_bytes(length: bytes, most: int, peer: str) -> int:
+    """Return how long the frame behind its length is; PeerMessageError if its body is too long."""
+    body: int = _LENGTH.unpack(length)[0]
+    if body > most:
+        raise PeerMessageError(peer=peer, problem=f"it announces {body} bytes, {most} are the most")
+    return conversation.HEAD_BYTES + body
 
 
-def ask_of(head: bytes, body: bytes) -> Ask:
+def ask_of(frame: bytes) -> Ask:
     """Return what a rank says; PeerMessageError if the bytes are none of its messages."""
-    return _decode(_TO_PUBLISHER, head, body, "a rank")
+    return message_in(_TO_PUBLISHER, frame, "a rank")
 
 
-def answer_of(head: bytes, body: bytes, peer: str) -> FromPublisher:
+def answer_of(frame: bytes, peer: str) -> FromPublisher:
     """Return what a publisher says; PeerMessageError if the bytes are none of its messages."""
-    return _decode(_TO_RANK, head, body, peer)
-
-
-def _decode(decoder: msgspec.json.Decoder[_T], head: bytes, body: bytes, peer: str) -> _T:
-    if digest_of(body) != head[4:].hex():
-        raise PeerMessageError(peer=peer, problem="it was damaged on the way, its digest does not match")
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PeerMessageError(peer=peer, problem=str(error)) from error
+    return message_in(_TO_RANK, frame, peer)
 
 
 def check_grant(grant: Grant, peer: str) -> None:
@@ -155,7 +135,7 @@ def _misplaced(grant: Grant) -> str | None:
     return None
 
 
-def place_of(address: str) -> Path | tuple[str, int]:
+def place_of(address: str) -> Place:
     """Return the path of ``ipc:///absolute/path``, or host and port of ``tcp://IPv4:port`` (port 0: any).
 
     Raises
@@ -163,22 +143,18 @@ def place_of(address: str) -> Path | tuple[str, int]:
     BadInputError
         If it is neither.
     """
-    path = address.removeprefix("ipc://")
-    if path != address and path.startswith("/") and len(os.fsencode(path)) <= _LONGEST_PATH:
-        return Path(path)
-    found = _TCP.fullmatch(address)
-    if found is None or int(found[2]) > 0xFFFF:
+    place = conversation.place_in(address)
+    try:
+        if isinstance(place, tuple):
+            IPv4Address(place[0])
+    except ValueError:
+        place = None
+    if place is None:
         raise BadInputError(
             f"mooncake: address {address!r} is neither tcp://IPv4:port nor ipc:///absolute/path of at most "
-            f"{_LONGEST_PATH} bytes",
+            "107 bytes",
             code="bad-engine-settings",
             field="address",
             value=address,
         )
-    return found[1], int(found[2])
-
-
-def socket_for(place: Path | tuple[str, int]) -> socket.socket:
-    """Make a socket of the family of a place."""
-    family = socket.AF_UNIX if isinstance(place, Path) else socket.AF_INET
-    return socket.socket(family, socket.SOCK_STREAM)
+    return place

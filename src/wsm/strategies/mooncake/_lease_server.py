@@ -11,14 +11,12 @@ import asyncio
 import resource
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from wsm.errors import RefusedError, remedy
 from wsm.own_descriptor import not_inherited
-from wsm.shared_directory import bind_alone
+from wsm.strategies.conversation import ListeningSocket, why_not
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.peer_errors import PeerMessageError
 
@@ -40,55 +38,6 @@ class ServedPublication:
     version: str
     grants: Mapping[int, say.Grant]
     encoded: dict[int, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ListeningSocket:
-    """A socket that listens, where ranks find it, and what gives its place back."""
-
-    socket: socket.socket
-    address: str
-    release: Callable[[], None]
-
-
-def listen(address: str) -> ListeningSocket:
-    """Listen for ranks.
-
-    Raises
-    ------
-    BadInputError
-        If the address is none.
-    RefusedError
-        If another process listens there.
-    wsm.shared_directory.ForeignPathError
-        If something else lies at the path, or in the place of its lock file.
-    """
-    place = say.place_of(address)
-    reason, fix = "another process listens there", None
-    try:
-        if isinstance(place, Path):
-            bound = bind_alone(place)
-            if bound is not None:
-                bound.socket.listen()
-                return ListeningSocket(bound.socket, address, bound.release)
-        else:
-            made = not_inherited(say.socket_for(place))
-            try:
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                made.bind(place)
-                made.listen()
-            except BaseException:
-                made.close()
-                raise
-            return ListeningSocket(made, f"tcp://{place[0]}:{made.getsockname()[1]}", lambda: None)
-    except OSError as error:
-        reason, fix = str(error), remedy(error)
-    raise RefusedError(
-        f"cannot listen at {address}: {reason}; {fix or 'end the other sender or choose another address'}",
-        code="address-busy",
-        address=address,
-        reason=reason,
-    )
 
 
 class LeaseServer:
@@ -189,10 +138,10 @@ class LeaseServer:
         try:
             while True:
                 wait_s = None if writer in self._readers else _SILENCE_S
-                head = await asyncio.wait_for(reader.readexactly(say.HEAD_BYTES), wait_s)
-                length = say.length_of(head, say.MOST_TO_PUBLISHER, "a rank")
-                body = await asyncio.wait_for(reader.readexactly(length), _SILENCE_S)
-                await self._say(writer, self._answer(writer, say.ask_of(head, body)))
+                length = await asyncio.wait_for(reader.readexactly(say.LENGTH_BYTES), wait_s)
+                nbytes = say.frame_bytes(length, say.MOST_TO_PUBLISHER, "a rank")
+                frame = await asyncio.wait_for(reader.readexactly(nbytes), _SILENCE_S)
+                await self._say(writer, self._answer(writer, say.ask_of(frame)))
         except (OSError, EOFError, asyncio.TimeoutError, PeerMessageError):
             pass  # its lease ends with its connection, whatever the reason
         finally:
@@ -226,9 +175,11 @@ class LeaseServer:
     def _answer(self, writer: asyncio.StreamWriter, ask: say.Ask) -> bytes:
         with self._changed:
             publication = self._publication
-            refusal = _refusal(publication, ask)
-            if publication is None or refusal is not None:
-                return say.to_bytes(refusal or say.Refuse("empty", "no version is published now"))
+            if publication is None:
+                return say.to_bytes(say.Refuse("empty", "no version is published now"))
+            refusal = why_not(ask, publication.version, len(publication.grants))
+            if refusal is not None:
+                return say.to_bytes(say.Refuse(*refusal))
             if not ask.look:
                 self._readers[writer] = ask.rank
                 same = [each for each, rank in self._readers.items() if rank == ask.rank]
@@ -238,17 +189,3 @@ class LeaseServer:
         if ask.rank not in publication.encoded:
             publication.encoded[ask.rank] = say.to_bytes(publication.grants[ask.rank])
         return publication.encoded[ask.rank]
-
-
-def _refusal(publication: ServedPublication | None, ask: say.Ask) -> say.Refuse | None:
-    """Return why a rank gets nothing, if so; pure."""
-    if publication is None:
-        return say.Refuse("empty", "no version is published now")
-    if ask.version is not None and ask.version != publication.version:
-        return say.Refuse("version", "another version is published", publication.version)
-    world_size = len(publication.grants)
-    if ask.world_size is not None and ask.world_size != world_size:
-        return say.Refuse("world_size", f"versions are published for {world_size} ranks", world_size)
-    if ask.rank not in publication.grants:
-        return say.Refuse("rank", f"versions are published for ranks 0 to {world_size - 1}", world_size)
-    return None

@@ -12,12 +12,14 @@ leaves some out, or comes back, is served too, only more slowly.
 from __future__ import annotations
 
 import mmap
-import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
+from itertools import accumulate
+from typing import ClassVar, NamedTuple
 
 from wsm import log
 from wsm.errors import GroupError, WsmError
@@ -26,11 +28,13 @@ from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake._lease_client import RankLease
-from wsm.strategies.mooncake._read_plan import ReadPlan, Span
+from wsm.strategies.mooncake.source import MooncakeConfig
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.peer_errors import PeerMessageError, PeerSilentError
+from wsm.strategies.strategy import Sections
+from wsm.strategies.transports.transport import TransportKind
 from wsm.typed import Count, Seconds, typed
 
 # How long a wait lasts before reads in flight, the lease and deadlines are looked at again.
@@ -39,6 +43,49 @@ _GLANCE_S = 0.001
 _LAST_WORDS_S = 1.0
 
 
+class Span(NamedTuple):
+    """One read: from this address, so many bytes."""
+
+    address: int
+    nbytes: int
+
+
+class ReadPlan:
+    """The reads that bring regions of memory, in their order. Pure.
+
+    Small tensors lie beside each other, so that one read brings many; large ones are cut. Each read is made
+    when it is asked for, since a peer may claim any number of bytes.
+
+    Parameters
+    ----------
+    regions : sequence of MemoryRegion
+        What is read, one behind the other.
+    span_bytes : int
+        The longest read.
+
+    Attributes
+    ----------
+    spans : int
+        How many reads there are.
+    """
+
+    def __init__(self, regions: Sequence[say.MemoryRegion], span_bytes: int) -> None:
+        self._regions, self._span_bytes = regions, span_bytes
+        self._first = [0, *accumulate(-(-region.nbytes // span_bytes) for region in regions)]
+        self.spans = self._first[-1]
+
+    def span(self, index: int) -> Span:
+        """Return one read."""
+        number = bisect_right(self._first, index) - 1
+        region, begin = self._regions[number], (index - self._first[number]) * self._span_bytes
+        return Span(region.address + begin, min(self._span_bytes, region.nbytes - begin))
+
+    def where(self, region: int, offset: int) -> tuple[int, int]:
+        """Return the index of the span that brings a byte of a region, and the byte's place in it."""
+        return self._first[region] + offset // self._span_bytes, offset % self._span_bytes
+
+
+@dataclass(eq=False)
 class SpanReader:
     """The reads of one load.
 
@@ -64,22 +111,15 @@ class SpanReader:
         Seconds that were spent waiting for bytes.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        session: str,
-        plan: ReadPlan,
-        buffers: Sequence[memoryview],
-        lease: RankLease,
-        *,
-        silence_s: float,
-    ) -> None:
+    engine: Engine
+    session: str
+    plan: ReadPlan
+    buffers: InitVar[Sequence[memoryview]]
+    lease: RankLease
+    silence_s: float
+
+    def __post_init__(self, buffers: Sequence[memoryview]) -> None:
         self.waited_s = 0.0
-        self._engine = engine
-        self._session = session
-        self._plan = plan
-        self._lease = lease
-        self._silence_s = silence_s
         self._free = list(buffers)
         self._flying: dict[int, tuple[int, memoryview]] = {}
         self._arrived: dict[int, memoryview] = {}
@@ -88,7 +128,6 @@ class SpanReader:
         self._wanted = 0
         self._next = 0
         self._kept_s = 0.0
-        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Wait for the first span, before anything is touched. Blocks.
@@ -97,10 +136,9 @@ class SpanReader:
         ------
         As :meth:`copy`.
         """
-        with self._lock:
-            if self._plan.spans:
-                self._fetch(0)
-            self._lease.keep()
+        if self.plan.spans:
+            self._fetch(0)
+        self.lease.keep()
 
     def copy(self, region: int, offset: int, destination: memoryview) -> None:
         """Fill `destination` from byte `offset` of a region on. Blocks until it has arrived.
@@ -112,22 +150,20 @@ class SpanReader:
         GroupError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             As :meth:`RankLease.keep`.
         """
-        with self._lock:
-            done = 0
-            while done < len(destination):
-                index, begin = self._plan.where(region, offset + done)
-                # Most small tensors lie in the span of the one before.
-                span = self._span if index == self._held else self._fetch(index)
-                self._keep()
-                part = span[begin : begin + len(destination) - done]
-                copy_bytes(part, destination[done : done + len(part)])
-                done += len(part)
+        done = 0
+        while done < len(destination):
+            index, begin = self.plan.where(region, offset + done)
+            # Most small tensors lie in the span of the one before.
+            span = self._span if index == self._held else self._fetch(index)
+            self._keep()
+            part = span[begin : begin + len(destination) - done]
+            copy_bytes(part, destination[done : done + len(part)])
+            done += len(part)
 
     def drain(self) -> None:
         """Wait until the engine lets go of every buffer, those of unconsumed reads included. Blocks."""
-        with self._lock:
-            self._wanted, self._held = len(self._plan.spans), -1
-            self._wait_until(lambda: not self._flying)
+        self._wanted, self._held = self.plan.spans, -1
+        self._wait_until(lambda: not self._flying)
 
     def _fetch(self, index: int) -> memoryview:
         self._wanted, self._held = index, -1
@@ -141,7 +177,7 @@ class SpanReader:
         if index not in self._arrived:
             self._wait_until(lambda: index in self._arrived)
         self._held = index
-        self._span = self._arrived[index][: self._plan.spans[index].nbytes]
+        self._span = self._arrived[index][: self.plan.span(index).nbytes]
         return self._span
 
     def _keep(self) -> None:
@@ -149,18 +185,17 @@ class SpanReader:
         now_s = time.monotonic()
         if now_s - self._kept_s > _GLANCE_S:
             self._kept_s = now_s
-            self._lease.keep()
+            self.lease.keep()
 
     def _begin_reads(self) -> None:
-        spans = self._plan.spans
-        while self._free and self._next < len(spans):
+        while self._free and self._next < self.plan.spans:
             index = self._next
             self._next += 1
             if index in self._flying or index in self._arrived:
                 continue
             buffer = self._free.pop()
-            span = spans[index]
-            ticket = self._engine.read(self._session, span.address, buffer[: span.nbytes])
+            span = self.plan.span(index)
+            ticket = self.engine.read(self.session, span.address, buffer[: span.nbytes])
             if not ticket:
                 self._free.append(buffer)
                 raise self._failed(span)
@@ -170,15 +205,15 @@ class SpanReader:
         begun_s = progress_s = time.monotonic()
         self._look()
         while not arrived():
-            self._lease.keep(_GLANCE_S)
+            self.lease.keep(_GLANCE_S)
             now_s = time.monotonic()
             if self._look():
                 progress_s = now_s
                 self._begin_reads()
-            elif now_s - progress_s > self._silence_s:
+            elif now_s - progress_s > self.silence_s:
                 raise PeerSilentError(
-                    peer=self._lease.peer,
-                    waited_s=self._silence_s,
+                    peer=self.lease.peer,
+                    waited_s=self.silence_s,
                     expected="a part of the version",
                 )
         self._begin_reads()
@@ -188,14 +223,14 @@ class SpanReader:
         """Take in which reads have ended; whether any has."""
         ended = False
         for index, (ticket, buffer) in list(self._flying.items()):
-            done = self._engine.done(ticket)
+            done = self.engine.done(ticket)
             if done is None:
                 continue
             ended = True
             del self._flying[index]
             if not done:
                 self._free.append(buffer)
-                raise self._failed(self._plan.spans[index])
+                raise self._failed(self.plan.span(index))
             if index < self._wanted:
                 self._free.append(buffer)  # left out
             else:
@@ -206,8 +241,8 @@ class SpanReader:
         """Ask the publisher first whether it lives and still publishes; that raises if not."""
         deadline_s = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline_s:
-            self._lease.keep(_GLANCE_S)
-        peer = f"{self._lease.peer} (engine {self._session})"
+            self.lease.keep(_GLANCE_S)
+        peer = f"{self.lease.peer} (engine {self.session})"
         return _unreadable(peer, span.nbytes)
 
 
@@ -252,6 +287,7 @@ class TransferCosts:
 
 
 @typed
+@dataclass(eq=False)
 class MooncakeTransport:
     """One rank's way to a :class:`wsm.strategies.mooncake.publisher.MooncakePublisher`.
 
@@ -280,26 +316,20 @@ class MooncakeTransport:
         If the address, or a size, cannot be.
     """
 
-    name = "mooncake"
+    name: ClassVar[str] = "mooncake"
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        settings: EngineSettings | None = None,
-        connect_s: Seconds = 60.0,
-        silence_s: Seconds = 10.0,
-        span_bytes: Count = SPAN_BYTES,
-        buffers: Count = BUFFERS,
-    ) -> None:
-        say.place_of(address)
+    address: str
+    _: KW_ONLY
+    settings: EngineSettings | None = None
+    connect_s: Seconds = 60.0
+    silence_s: Seconds = 10.0
+    span_bytes: Count = SPAN_BYTES
+    buffers: Count = BUFFERS
+
+    def __post_init__(self) -> None:
+        say.place_of(self.address)
         self.costs: TransferCosts | None = None
-        self._address = address
-        self._settings = settings or EngineSettings()
-        self._connect_s = connect_s
-        self._silence_s = silence_s
-        self._span_bytes = span_bytes
-        self._count = buffers
+        self._settings = self.settings or EngineSettings()
         self._engine: Engine | None = None
         self._buffers: tuple[memoryview, ...] = ()
         self._publisher: object = None
@@ -321,11 +351,11 @@ class MooncakeTransport:
             If there is no engine here. Nothing was changed.
         """
         begun_s = time.monotonic()
-        with closing(RankLease(self._address, observer, silence_s=self._silence_s)) as lease:
+        with closing(RankLease(self.address, observer, silence_s=self.silence_s)) as lease:
             grant = self._ask(lease, say.Ask(rank, world_size, version, look=False))
             engine, first = self._meet(grant, lease)
-            plan = ReadPlan(grant.regions, self._span_bytes)
-            reader = SpanReader(engine, grant.session, plan, self._buffers, lease, silence_s=self._silence_s)
+            plan = ReadPlan(grant.regions, self.span_bytes)
+            reader = SpanReader(engine, grant.session, plan, self._buffers, lease, self.silence_s)
             try:
                 reader.begin()
                 connected_s, reader.waited_s = time.monotonic() - begun_s, 0.0
@@ -360,7 +390,7 @@ class MooncakeTransport:
     @contextmanager
     def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
         """Ask to look only: no lease, no engine."""
-        with closing(RankLease(self._address, UNOBSERVED, silence_s=self._silence_s)) as lease:
+        with closing(RankLease(self.address, UNOBSERVED, silence_s=self.silence_s)) as lease:
             grant = self._ask(lease, say.Ask(rank, world_size, version, look=True))
             yield self._offer(grant, lease.peer, None)
 
@@ -374,7 +404,7 @@ class MooncakeTransport:
 
     def _ask(self, lease: RankLease, ask: say.Ask) -> say.Grant:
         """Get a grant of something."""
-        grant = lease.ask(ask, self._connect_s)
+        grant = lease.ask(ask, self.connect_s)
         if not grant.promise.rows:
             raise strategies_errors.empty_snapshot(where=lease.peer)
         return grant
@@ -388,7 +418,7 @@ class MooncakeTransport:
             return self._engine, False
         self.close()
         self._engine = engine = Engine(self._settings)
-        self._buffers = tuple(memoryview(mmap.mmap(-1, self._span_bytes)) for _ in range(self._count))
+        self._buffers = tuple(memoryview(mmap.mmap(-1, self.span_bytes)) for _ in range(self.buffers))
         for buffer in self._buffers:
             engine.register_destination(buffer)
         self._find(engine, grant, lease)
@@ -398,14 +428,14 @@ class MooncakeTransport:
     def _find(self, engine: Engine, grant: say.Grant, lease: RankLease) -> None:
         if not grant.regions:
             return
-        found = engine.find(grant.session, grant.regions[0].address, self._silence_s, lease.keep)
+        found = engine.find(grant.session, grant.regions[0].address, self.silence_s, lease.keep)
         if found:
             return
         self.close()
         lease.keep()  # which may know better what is wrong
         peer = f"{lease.peer} (engine {grant.session})"
         if found is None:
-            raise PeerSilentError(peer=peer, waited_s=self._silence_s, expected="its memory")
+            raise PeerSilentError(peer=peer, waited_s=self.silence_s, expected="its memory")
         raise _unreadable(peer, 1)
 
     def _offer(self, grant: say.Grant, peer: str, reader: SpanReader | None) -> Offer:
@@ -422,10 +452,10 @@ class MooncakeTransport:
                 OfferedTensor(spec, peer, partial(_read, copy, *place), digest, finite=promise.finite)
                 for place, (spec, digest, _) in placed
             ),
-            files=(self._address,),
+            files=(self.address,),
             manifest_digest=grant.publication.group_digest,
             manifest_scope=ManifestScope.GROUP,
-            peak_extra_bytes=self._span_bytes * self._count,
+            peak_extra_bytes=self.span_bytes * self.buffers,
             waited_s=None if reader is None else lambda: reader.waited_s,
         )
 
@@ -448,3 +478,16 @@ def _read(
     destination: memoryview,
 ) -> None:
     copy(region, begin + offset, destination)
+
+
+def _configured(sections: Sections) -> MooncakeTransport:
+    section = sections.of(MooncakeConfig)
+    return MooncakeTransport(
+        section.address,
+        settings=EngineSettings(section.host, section.protocol, section.device),
+        connect_s=section.connect_s,
+        silence_s=section.silence_s,
+    )
+
+
+MOONCAKE = TransportKind(_configured)

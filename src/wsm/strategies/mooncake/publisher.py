@@ -26,23 +26,20 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.errors import RefusedError
 from wsm.labels import checked_version
-from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.finite import check_finite
-from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.digest import RunningDigest, running_digest
-from wsm.strategies.errors import TrainerTensorError
-from wsm.strategies.mooncake._lease_messages import Grant
-from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication, listen
-from wsm.strategies.mooncake._read_plan import MemoryRegion
+from wsm.strategies.byte_copy import copy_and_digest
+from wsm.strategies.conversation import listen
+from wsm.strategies.digest import running_digest
+from wsm.strategies.mooncake._lease_messages import Grant, MemoryRegion, place_of
+from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings, address_of
 from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise
-from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
+from wsm.strategies.tensor import TensorSpec, aligned
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of_rank
 from wsm.typed import CountFrom0, Seconds, Wait, typed_calls
 
 #: Tensors smaller than this share a region of copies.
 PACKED_BELOW = 1 << 20
-_ALIGNMENT = 64
 
 # An address, and bytes from there on.
 _Range: TypeAlias = tuple[int, int]
@@ -105,13 +102,13 @@ class PublishedMemory:
         return {rank: placed[first[id(tensors)]] for rank, tensors in shards.items()}
 
     def _place(self, shards: Mapping[int, TrainerTensors], *, finite: bool) -> dict[int, PlacedShard]:
-        specs = check_shards(shards)
+        specs = {rank: specs_of_rank(rank, tensors) for rank, tensors in shards.items()}
         data = {
             rank: {spec.name: bytes_of(shards[rank], spec) for spec in of_rank if not self._packs_it(spec)}
             for rank, of_rank in specs.items()
         }
         packs = {
-            rank: self._pack(rank, sum(_aligned(spec.nbytes) for spec in of_rank if self._packs_it(spec)))
+            rank: self._pack(rank, sum(aligned(spec.nbytes) for spec in of_rank if self._packs_it(spec)))
             for rank, of_rank in specs.items()
         }
         read = {rank: merged([_range(packs[rank]), *map(_range, data[rank].values())]) for rank in specs}
@@ -167,8 +164,8 @@ class PublishedMemory:
             if self._packs_it(spec):
                 view = pack[packed : packed + spec.nbytes]
                 source = bytes_of(tensors, spec)
-                _copy(source, view, digest)
-                packed += _aligned(spec.nbytes)
+                copy_and_digest(source, view, digest)
+                packed += aligned(spec.nbytes)
             else:
                 source = view = data[spec.name]
                 digest.update(view)
@@ -179,21 +176,6 @@ class PublishedMemory:
             placed.append(PromisedTensor(spec, digest.hexdigest()))
             places.append((region, offset))
         return PlacedShard(tuple(placed), tuple(MemoryRegion(*each) for each in ranges), tuple(places))
-
-
-def check_shards(shards: Mapping[int, TrainerTensors]) -> dict[int, list[TensorSpec]]:
-    """Return the specs of every rank's tensors; nothing is copied.
-
-    Raises
-    ------
-    TrainerTensorError
-        If one of them is no tensor in an accepted form, or a rank has none.
-    """
-    specs = {rank: specs_of(tensors) for rank, tensors in shards.items()}
-    for rank, of_rank in specs.items():
-        if not of_rank:
-            raise TrainerTensorError(tensor="", problem=f"rank {rank} has none")
-    return specs
 
 
 def merged(ranges: Sequence[_Range]) -> list[_Range]:
@@ -208,20 +190,8 @@ def merged(ranges: Sequence[_Range]) -> list[_Range]:
     return found
 
 
-def _copy(source: memoryview, destination: memoryview, digest: RunningDigest) -> None:
-    """Copy and digest what is the trainer's: others can write where the copy lies."""
-    for begin in range(0, len(source), CHUNK_BYTES):
-        chunk = source[begin : begin + CHUNK_BYTES]
-        copy_bytes(chunk, destination[begin : begin + len(chunk)])
-        digest.update(chunk)
-
-
 def _range(view: memoryview) -> _Range:
     return address_of(view), view.nbytes
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 _log = log.logger("strategies")
@@ -295,7 +265,7 @@ class MooncakePublisher:
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
-        listening = listen(address)
+        listening = listen(place_of(address))
         try:
             self._engine = Engine(settings or EngineSettings())
         except BaseException:
@@ -347,7 +317,8 @@ class MooncakePublisher:
         begun = self._clock.monotonic_ns()
         version = checked_version(version)
         check_ranks(version, shards)
-        check_shards(shards)
+        for rank, tensors in shards.items():
+            specs_of_rank(rank, tensors)  # nothing is withdrawn for what is no version
         self.withdraw(wait_s=wait_s)
         placed = self._memory.place(shards, finite=finite)
         grants = grants_of(

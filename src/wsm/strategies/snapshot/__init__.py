@@ -14,6 +14,5 @@ _resliced_shard, _slice_reader        a shard put together from other ranks' sha
 publish, _shard_writer                the trainer's side: write, make visible at once
 version_pins                          versions that a rank may load again are not retired
 convert                               pickles turned into safetensors, by those who trust them
-errors                                what can go wrong in it
 ====================================  ====================================================================
 """

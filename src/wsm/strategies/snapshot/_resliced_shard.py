@@ -50,7 +50,7 @@ def open_resliced(
     ------
     wsm.strategies.errors.BadInputError
         If manifests and files do not fit together, or the version cannot be divided by so many ranks
-        (:mod:`wsm.strategies.snapshot.errors`). Nothing was changed.
+        (:mod:`wsm.strategies.snapshot.placement`). Nothing was changed.
     """
     ranks = source.world_size or 1
     where = found.directory.locate(VERSION_MANIFEST)

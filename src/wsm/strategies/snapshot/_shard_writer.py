@@ -17,9 +17,8 @@ from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.safetensors import file_order, write_safetensors
 from wsm.strategies.promise import PromisedTensor, ShardIdentity
-from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, part_metadata
-from wsm.strategies.snapshot.placement import Placement, whole_shape
+from wsm.strategies.snapshot.placement import Placement, PlacementError, whole_shape
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 

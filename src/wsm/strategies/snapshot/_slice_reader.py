@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from wsm.errors import InternalError
-from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import RunningDigest, running_digest
 from wsm.strategies.errors import DigestMismatchError
 
@@ -71,7 +71,7 @@ class Stretches:
     def __init__(self, slices: Sequence[Slice], sources: Sequence[SourceTensor]) -> None:
         self._slices = slices
         self._sources = sources
-        self._row_bytes = sum(piece.length for piece in slices)
+        self.row_bytes = sum(piece.length for piece in slices)
 
     def read_into(self, offset: int, destination: memoryview) -> None:
         """Fill `destination` from `offset` on, in any order. Blocks; raises as reading the files does."""
@@ -80,7 +80,7 @@ class Stretches:
 
     def over(self, offset: int, destination: memoryview) -> Iterator[tuple[int, int, memoryview]]:
         """Iterate over the stretches of `destination`: of which source each is, and where in it."""
-        row, column = divmod(offset, self._row_bytes)
+        row, column = divmod(offset, self.row_bytes)
         filled = 0
         while filled < len(destination):
             at = 0
@@ -112,7 +112,8 @@ class SliceReader:
         self._tensor = tensor
         self._sources = sources
         self._slices = slices
-        self._row_bytes = sum(piece.length for piece in slices)
+        self._stretches = Stretches(slices, sources)
+        self._row_bytes = self._stretches.row_bytes
         self._rows = sources[0].nbytes // sources[0].row_bytes
         self._streams: list[_Stream] = []
         self._position = 0
@@ -154,7 +155,7 @@ class SliceReader:
             for begin in range(0, len(destination), rows * self._row_bytes):
                 self._read_rows(destination[begin : begin + rows * self._row_bytes])
         else:
-            for source, position, stretch in Stretches(self._slices, self._sources).over(offset, destination):
+            for source, position, stretch in self._stretches.over(offset, destination):
                 self._streams[source].read(position, stretch)
 
     def check_chunk(self, done: int, _digest: RunningDigest) -> None:

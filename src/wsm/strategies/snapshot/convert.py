@@ -48,7 +48,7 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
         If there is no pickle in it.
     RefusedError
         If a file would be overwritten; nothing was converted then.
-    PaddleMissingError, BadInputError
+    RefusedError, BadInputError
         If a pickle cannot be read.
     StorageError
         If the file system refuses.

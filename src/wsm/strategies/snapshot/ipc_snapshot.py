@@ -8,17 +8,16 @@ applies nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 
 from wsm.strategies import errors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot._resliced_shard import open_resliced
 from wsm.strategies.snapshot._shard_parts import open_own, read_ahead
 from wsm.strategies.snapshot.source import SnapshotConfig, SnapshotSource
 from wsm.strategies.snapshot.store import FoundVersion, find
-from wsm.strategies.strategy import Strategy
+from wsm.strategies.strategy import Sections, Strategy
 
 
 class IpcSnapshot(Strategy):
@@ -69,10 +68,6 @@ class IpcSnapshot(Strategy):
             if not offer.tensors:
                 raise errors.empty_snapshot(where=", ".join(offer.files))
             yield offer
-
-    def preview(self, source: SnapshotSource, version: str | None) -> AbstractContextManager[Offer]:
-        """Open to look only, which files do not mind."""
-        return self.open(source, version)
 
 
 def _own_shard(found: FoundVersion, source: SnapshotSource, stack: ExitStack) -> Offer:

@@ -25,8 +25,7 @@ from wsm.strategies.promise import (
     ShardIdentity,
     ShardPromise,
 )
-from wsm.strategies.snapshot.errors import PlacementError
-from wsm.strategies.snapshot.placement import whole_shape
+from wsm.strategies.snapshot.placement import PlacementError, whole_shape
 from wsm.strategies.trainer.publications import MANIFEST_FORMATS
 
 

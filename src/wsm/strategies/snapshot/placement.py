@@ -10,11 +10,24 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
-from wsm.strategies.snapshot.errors import PlacementError
+from wsm.errors import BadInputError
 
 Shape: TypeAlias = tuple[int, ...]
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class PlacementError(BadInputError):
+    """A tensor cannot be divided by the number of ranks, or is not what its placement says."""
+
+    unfit = True
+
+    def __init__(self, *, tensor: str, problem: str) -> None:
+        super().__init__(
+            f"{tensor!r} {problem}; correct its placement, or publish for the number of ranks that load",
+            tensor=tensor,
+            problem=problem,
+        )
 
 
 class AxisSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

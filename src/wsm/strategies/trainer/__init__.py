@@ -4,7 +4,6 @@
 modules                               responsible for
 ====================================  ====================================================================
 tensors                               what a trainer may hand over, and what it is told afterwards
-paddle_tensors, torch_tensors         tensors of paddle and of torch as specs and bytes
 staged_directory                      a publication that becomes visible whole, or not at all; one at a time
 publications                          which versions are there, and which was published last
 retention                             retire old versions, but none that may be loaded again

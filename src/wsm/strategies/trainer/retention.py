@@ -21,7 +21,7 @@ from pathlib import Path
 
 from wsm import log
 from wsm.labels import recorded_version
-from wsm.strategies.files.leases import is_leased
+from wsm.strategies.files.snapshot_directory import is_leased
 from wsm.strategies.trainer.publications import listed_versions
 from wsm.strategies.trainer.targets import labels_named
 from wsm.typed import Count, CountFrom0, typed

@@ -23,17 +23,20 @@ from wsm.strategies.errors import VersionFileMissingError, VersionMismatchError,
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
-from wsm.strategies.sections import Sections
-from wsm.strategies.strategy import Strategy
+from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.trainer.publications import published_last
-from wsm.strategies.transports._transfer_modes import INTERFACES, check_transfer_mode, feeds_loaders
-from wsm.strategies.transports.checkpoint_transfer import Interface
-from wsm.strategies.transports.checkpoint_transfer_options import (
+from wsm.strategies.transports.checkpoint_transfer import (
     CACHE_AS_CONFIGURED,
     CheckpointTransferOptions,
+    Interface,
 )
-from wsm.strategies.transports.configured import RsyncConfig
-from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
+from wsm.strategies.transports.configured import (
+    INTERFACES,
+    RsyncConfig,
+    check_transfer_mode,
+    feeds_loaders,
+)
+from wsm.strategies.transports.transport import Transport, TransportKind
 from wsm.typed import Count, CountFrom0, typed
 
 _log = log.logger("strategies")
@@ -47,7 +50,7 @@ class RsyncSource:
     Parameters
     ----------
     transport : Transport
-        Brings them; its owner closes it.
+        Brings them. It is closed after each error, and connects anew then.
     rank : int
         Global rank of the shard.
     world_size : int, optional
@@ -77,7 +80,7 @@ class RsyncSource:
 TRANSPORTS: Mapping[str, TransportKind] = NamedObjects(
     {
         "checkpoint_transfer": "wsm.strategies.transports.configured:CHECKPOINT_TRANSFER",
-        "mooncake": "wsm.strategies.mooncake.configured:MOONCAKE",
+        "mooncake": "wsm.strategies.mooncake.mooncake_transport:MOONCAKE",
         "files": "wsm.strategies.adopt.checkpoint_files:FILES",
     }
 )
@@ -131,7 +134,7 @@ class ByVersion(Strategy):
     def releases_cache(self, sections: Sections) -> bool:
         """Whether trainer and ranks share devices (mode ``ipc``), or ``gdr_release_cache`` says so."""
         section = sections.of(RsyncConfig)
-        return section.mode == "ipc" or CheckpointTransferOptions.of(section.rsync_config).release_cache
+        return section.mode == "ipc" or CheckpointTransferOptions.of(section.rsync_config).gdr_release_cache
 
     def collects(self, sections: Sections, *, loaders: bool) -> bool:
         """Whether the transport brings a stream that is applied by name, and is checked whole before."""
@@ -144,10 +147,10 @@ class ByVersion(Strategy):
         section = sections.of(RsyncConfig)
         options = CheckpointTransferOptions.of(section.rsync_config)
         return self.source_type(
-            self.transport(sections),
+            self._transports[section.transport].build(sections),
             *section.place(rank, ranks),
             directory=section.directory,
-            chunk_tensors=options.mtp_chunk_size
+            chunk_tensors=options.gdr_mtp_chunk_size
             if feeds_loaders(section.mode, usually=self.for_loaders)
             else None,
             whole=section.checks_whole,
@@ -170,9 +173,9 @@ class ByVersion(Strategy):
         """Return the sections with what a command says of its own transfer."""
         section = sections.of(RsyncConfig)
         if rsync_config is not None:
-            configured = CheckpointTransferOptions.of(section.rsync_config).release_cache
+            configured = CheckpointTransferOptions.of(section.rsync_config).gdr_release_cache
             section = replace(section, rsync_config={**section.rsync_config, **rsync_config})
-            if CheckpointTransferOptions.of(section.rsync_config).release_cache is not configured:
+            if CheckpointTransferOptions.of(section.rsync_config).gdr_release_cache is not configured:
                 _log.warning("transport.option_unused", option="gdr_release_cache", fix=CACHE_AS_CONFIGURED)
         if verify_checksum is not None:
             if verify_checksum and INTERFACES[section.mode] is not Interface.STREAM:
@@ -207,14 +210,16 @@ class ByVersion(Strategy):
             What :meth:`wsm.strategies.transports.transport.Transport.open` raises.
         """
         wanted = _wanted(source, version)
-        with source.transport.open(wanted, source.rank, observer, world_size=source.world_size) as offer:
+        opened = source.transport.open(wanted, source.rank, observer, world_size=source.world_size)
+        with _closed_after_an_error(source.transport), opened as offer:
             yield _as_asked(offer, wanted, source)
 
     @contextmanager
     def preview(self, source: RsyncSource, version: str | None) -> Iterator[Offer]:
         """Look at what :meth:`open` would offer."""
         wanted = _wanted(source, version)
-        with source.transport.preview(wanted, source.rank, world_size=source.world_size) as offer:
+        opened = source.transport.preview(wanted, source.rank, world_size=source.world_size)
+        with _closed_after_an_error(source.transport), opened as offer:
             yield _as_asked(offer, wanted, source)
 
     def retired_from(self, sections: Sections) -> str | None:
@@ -223,14 +228,26 @@ class ByVersion(Strategy):
         kind = self._transports.get(section.transport)
         return section.directory if kind is not None and kind.from_files else None
 
-    def transport(self, sections: Sections) -> KeptTransport:
-        """Return the configured transport, which is built for the first load and kept between loads."""
-        name = sections.of(RsyncConfig).transport
-        return KeptTransport(name, lambda: self._transports[name].build(sections))
-
     def close(self, source: RsyncSource) -> None:
-        """Let the transport's connection go."""
-        source.transport.close()
+        """Let the transport's connection go. Never raises."""
+        _close(source.transport)
+
+
+@contextmanager
+def _closed_after_an_error(transport: Transport) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        _close(transport)  # the state in which a stream was left is not known
+        raise
+
+
+def _close(transport: Transport) -> None:
+    try:
+        transport.close()
+    except Exception as error:  # noqa: BLE001 - the load's own error must be seen, not this one
+        text = f"{type(error).__name__}: {error}"
+        _log.warning(log.TRANSPORT_NOT_CLOSED, transport=transport.name, error=text)
 
 
 def _wanted(source: RsyncSource, version: str | None) -> str | None:

@@ -13,30 +13,204 @@ memory again then.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 import importlib
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from msgspec import Meta
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, error_name
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import LoadCancelledError, TrainerTensorError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.peer_errors import PeerFailedError, PeerSilentError
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import tensor_of
-from wsm.strategies.transports._batches import BATCH_S, END, Batches
-from wsm.strategies.transports._foreign import CallExpiredError, ForeignThread
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports._foreign import (
+    BATCH_BYTES,
+    BATCH_S,
+    END,
+    Batches,
+    CallExpiredError,
+    ForeignThread,
+)
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
+from wsm.typed import annotations_of, fits, said
+
+#: How a stream that comes by name is held against a model that serves; the first is the default.
+CHECKS: Final = ("whole", "as_it_comes")
+
+_Some: TypeAlias = Annotated[int, Meta(gt=0)]
+_Time: TypeAlias = Annotated[float, Meta(gt=0)]
+
+#: What CheckpointTransfer itself takes, besides what is looked at here.
+_OF_THE_PACKAGE: Mapping[str, Any] = {
+    "etcd_server": str,
+    "backend": str,
+    "redis_host": str,
+    "redis_port": int,
+    "redis_ttl_s": float,
+    "device": str | int,
+    "device_name": str | int,
+    "gpu_id": int,
+    "qsize": int,
+    "phase2_backend": str,
+    "phase2_fan_out": int,
+    "materialize_tensors": bool,
+    "log_level": str,
+    "log_file": str,
+    "perf_log_file": str,
+}
+#: What FastDeploy, and so this adapter, uses itself.
+_OF_THE_CALLER: Mapping[str, Any] = {
+    "group_size": int,
+    "index": int,
+    "output_framework": Literal["paddle"],
+    "gdr_mtp_chunk_size": _Some,
+    "gdr_release_cache": bool,
+    # Of an early revision (FastDeploy#7951): the mode where a command names none.
+    "transfer_mode": Literal["rdma", "gdr"],
+    "gpu_direct": bool,
+    # Not FastDeploy's: what the section rsync says, for workers that have no other configuration.
+    "check": Literal[CHECKS],
+    "unwritten": Sequence[str],
+    # Without effect here: a tensor is applied before the next is asked for, and digests are in the receipt.
+    "gdr_prefetch_queue_size": _Some,
+    "gdr_debug_tensor_digest": bool,
+    "gdr_debug_tensor_names": Sequence[str] | str,
+    "gdr_debug_compare_direct": bool,
+}
+_MEBIBYTE = 1 << 20
+
+#: What is to be done where one command asks for another ``gdr_release_cache`` than the ranks are told.
+CACHE_AS_CONFIGURED: Final = (
+    "plans are made when a rank starts: say it in the configuration, or clear the tag kv_cache before"
+)
+
+
+@dataclass(frozen=True)
+class CheckpointTransferOptions:
+    """A checked ``rsync_config``.
+
+    Parameters
+    ----------
+    for_the_package : mapping
+        What CheckpointTransfer is constructed with, ``device_name`` as ``device``.
+    index : int
+        Index of this node: global ranks begin at ``index * world size``.
+    group_size : int or None
+        Number of receivers that CheckpointTransfer is told; None for the world size.
+    discover_timeout_s, recv_bucket_timeout_s, session_total_timeout_s : float
+        The package's own deadlines, which wsm keeps for it.
+    num_buffers, bucket_size_mb : int
+        What the package holds in buffers, as FastDeploy has it where nothing is said.
+    gdr_mtp_chunk_size : int
+        Tensors per chunk for auxiliary models.
+    gdr_release_cache : bool
+        Whether an update in place gives the KV caches' memory back for its time.
+    transfer_mode : str or None
+        The one that it names, ``rdma`` or ``gdr``; None if it names none.
+    check : str or None
+        One of :data:`CHECKS`; None if it says none.
+    unwritten : sequence of str
+        Patterns of the parameters that loaders may leave unwritten.
+    """
+
+    for_the_package: Mapping[str, Any]
+    index: int = 0
+    group_size: int | None = None
+    discover_timeout_s: _Time = 60.0
+    recv_bucket_timeout_s: _Time = 60.0
+    session_total_timeout_s: _Time = 600.0
+    num_buffers: _Some = 2
+    bucket_size_mb: _Some = 512
+    gdr_mtp_chunk_size: _Some = 16
+    gdr_release_cache: bool = False
+    transfer_mode: str | None = None
+    check: str | None = None
+    unwritten: Sequence[str] = ()
+
+    @property
+    def suspicious(self) -> Mapping[str, str]:
+        """Options that are not known here, and the known one that each looks like."""
+        known = _known()
+        unknown = [key for key in self.for_the_package if key not in known]
+        found = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
+        return {key: close[0] for key, close in found.items() if close}
+
+    @property
+    def meeting_point(self) -> str:
+        """Where sender and receivers find each other, for messages."""
+        options = self.for_the_package
+        if "etcd_server" in options:
+            return str(options["etcd_server"])
+        return f"{options.get('redis_host', '127.0.0.1')}:{options.get('redis_port', 6379)}"
+
+    @classmethod
+    def of(cls, rsync_config: Mapping[str, Any]) -> CheckpointTransferOptions:
+        """Check FastDeploy's mapping.
+
+        Raises
+        ------
+        BadInputError
+            If a key is no text, or the value of a known one has the wrong type or size.
+        """
+        known = _known()
+        for key, value in rsync_config.items():
+            if not isinstance(key, str):
+                raise _refused(str(key), "is no text", "give each option a name")
+            if not fits(known.get(key, Any), value):
+                raise _refused(key, f"is {value!r}", f"it must be {said(known[key])}")
+        passed = {key: value for key, value in rsync_config.items() if key not in _OF_THE_CALLER}
+        if "device_name" in passed:
+            passed = {"device": passed.pop("device_name"), **passed}
+        ours = {each.name for each in fields(cls)}
+        own = {key: value for key, value in rsync_config.items() if key in ours}
+        if rsync_config.get("gpu_direct"):
+            own.setdefault("transfer_mode", "gdr")
+        return cls(**{**own, "for_the_package": passed})
+
+    def peak_extra_bytes(self, manifest: StreamManifest | None, *, keep: bool) -> int:
+        """Return what is held beside the target at most: in the package's buffers, and in batches of ours.
+
+        A tensor that is larger than a buffer has to lie somewhere, too; and buffers hold no more than the
+        stream brings. What a package takes when it connects is gone by then, so it is not counted twice.
+
+        Parameters
+        ----------
+        manifest : StreamManifest or None
+            What the stream brings, where that is known.
+        keep : bool
+            Whether nothing is copied, because the package never uses its memory again.
+        """
+        sizes = [] if manifest is None else [tensor.spec.nbytes for tensor in manifest.tensors]
+        held = self.num_buffers * max([self.bucket_size_mb * _MEBIBYTE, *sizes])
+        if manifest is not None:
+            held = min(held, sum(sizes))
+        return held + (0 if keep else BATCH_BYTES)
+
+
+def _known() -> Mapping[str, Any]:
+    """Return what each option must be that is known here."""
+    return {**annotations_of(CheckpointTransferOptions), **_OF_THE_PACKAGE, **_OF_THE_CALLER}
+
+
+def _refused(option: str, problem: str, fix: str) -> BadInputError:
+    return BadInputError(
+        f"rsync_config: {option!r} {problem}; {fix}",
+        code="bad-transport-option",
+        option=option,
+        problem=problem,
+    )
 
 
 @dataclass(frozen=True)
@@ -49,6 +223,7 @@ class Handle:
     world_size: int | None
 
 
+@dataclass(eq=False)
 class TensorStream:
     """One version on its way.
 
@@ -73,28 +248,17 @@ class TensorStream:
         For deadlines and costs.
     """
 
-    def __init__(
-        self,
-        *,
-        peer: str,
-        version: str,
-        options: CheckpointTransferOptions,
-        verify: bool,
-        keep: bool,
-        handle: Handle,
-        observer: LoadObserver,
-        clock: Clock,
-    ) -> None:
-        self._peer = peer
-        self._version = version
-        self._options = options
-        self._verify = verify
-        self._keep = keep
-        self._handle = handle
-        self._observer = observer
-        self._clock = clock
-        self._waited_ns = 0
-        self._came = 0
+    peer: str
+    version: str
+    options: CheckpointTransferOptions
+    verify: bool
+    keep: bool
+    handle: Handle
+    observer: LoadObserver
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._waited_ns = self._came = 0
         self._manifest: StreamManifest | None = None
 
     def offer(self, begin: Callable[[], Any]) -> Offer:
@@ -112,21 +276,21 @@ class TensorStream:
         PeerSilentError, PeerFailedError, GroupError, LoadCancelledError, BadInputError
             If the first tensor does not come, or is none.
         """
-        first_s = self._options.discover_s
-        batches = Batches(self._wait(begin, first_s, "the stream"), keep=self._keep)
+        first_s = self.options.discover_timeout_s
+        batches = Batches(self._wait(begin, first_s, "the stream"), keep=self.keep)
         first = self._wait(batches.first, first_s, "the first tensor")
         if first is END:
-            raise strategies_errors.empty_snapshot(where=self._peer)
+            raise strategies_errors.empty_snapshot(where=self.peer)
         name, value = self._pair(first)
         if name == MANIFEST_TENSOR:
             self._manifest = self._checked(self._bytes(name, value)[1])
-        elif self._verify:
+        elif self.verify:
             raise BadInputError(
-                f"{self._peer} sent {name!r} first and no manifest, so nothing it brings can be verified; "
+                f"{self.peer} sent {name!r} first and no manifest, so nothing it brings can be verified; "
                 "send wsm.strategies.with_manifest(state) there, or configure verify_checksum: false",
                 code="unverified-stream",
                 unfit=True,
-                peer=self._peer,
+                peer=self.peer,
                 first=name,
             )
         manifest, digest, scope = self._manifest, None, ManifestScope.LOADED
@@ -135,23 +299,23 @@ class TensorStream:
             if digest is None:  # the ranks have nothing to compare
                 digest, scope = manifest.seal, ManifestScope.RANK
         return Offer(
-            version=self._version,
+            version=self.version,
             tensors=self._tensors(batches, None if manifest is not None else first),
-            files=(self._peer,),
+            files=(self.peer,),
             manifest_digest=digest,
             manifest_scope=scope,
-            peak_extra_bytes=self._options.buffers.peak_extra_bytes(manifest, keep=self._keep),
+            peak_extra_bytes=self.options.peak_extra_bytes(manifest, keep=self.keep),
             declared=False,
             promised=None if manifest is None else tuple(tensor.spec for tensor in manifest.tensors),
             waited_s=lambda: self._waited_ns / 1e9,
         )
 
     def _checked(self, data: memoryview) -> StreamManifest:
-        manifest = StreamManifest.decode(bytes(data), file=f"the manifest from {self._peer}")
-        whose = (None, None) if manifest.whole else (self._handle.rank, self._handle.world_size)
-        manifest.require(self._version, *whose, where=self._peer)
+        manifest = StreamManifest.decode(bytes(data), file=f"the manifest from {self.peer}")
+        whose = (None, None) if manifest.whole else (self.handle.rank, self.handle.world_size)
+        manifest.require(self.version, *whose, where=self.peer)
         if not manifest.rows:
-            raise strategies_errors.empty_snapshot(where=self._peer)
+            raise strategies_errors.empty_snapshot(where=self.peer)
         return manifest
 
     def _tensors(self, batches: Batches, first: Any) -> Iterator[OfferedTensor]:
@@ -159,7 +323,9 @@ class TensorStream:
         while True:
             if not items:
                 # The last of a batch is waited for as long as any, however long the batch took before.
-                items = self._wait(batches.take, self._options.next_s, "the next tensor", slack_s=BATCH_S)
+                items = self._wait(
+                    batches.take, self.options.recv_bucket_timeout_s, "the next tensor", slack_s=BATCH_S
+                )
             item = items.popleft()
             if item is END:
                 return
@@ -183,30 +349,23 @@ class TensorStream:
                 if promised is not None:
                     wanted = f"{promised.spec.dtype}{list(promised.spec.shape)}"
                 raise BadInputError(
-                    f"{self._peer} brought {name!r} as {found}, its manifest promised {wanted}; "
+                    f"{self.peer} brought {name!r} as {found}, its manifest promised {wanted}; "
                     "send what the manifest was made from",
                     code="unpromised-tensor",
                     unfit=True,
-                    peer=self._peer,
+                    peer=self.peer,
                     tensor=name,
                     found=found,
                     promised=wanted,
                 )
             digest = promised.digest
 
-        def read_into(offset: int, destination: memoryview) -> None:
-            copy_bytes(data[offset : offset + len(destination)], destination)
-
-        keep = self._keep and not data.readonly
-        return OfferedTensor(
-            spec,
-            f"{name!r} from {self._peer}",
-            read_into,
-            digest,
-            memory=(lambda: data) if keep else None,
-            data=data,
-            finite=manifest is not None and manifest.finite,
-        )
+        offered = OfferedTensor.of_bytes(spec, f"{name!r} from {self.peer}", data, digest)
+        offered.data = data
+        offered.finite = manifest is not None and manifest.finite
+        if self.keep and not data.readonly:
+            offered.memory = lambda: data
+        return offered
 
     def _pair(self, item: Any) -> tuple[str, Any]:
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
@@ -221,24 +380,24 @@ class TensorStream:
 
     def _foreign(self, tensor: str, problem: str) -> BadInputError:
         return BadInputError(
-            f"{self._peer} handed over {tensor!r}, which cannot be applied: {problem}; "
+            f"{self.peer} handed over {tensor!r}, which cannot be applied: {problem}; "
             "send contiguous tensors of the model's own dtypes",
             code="foreign-tensor",
             unfit=True,
-            peer=self._peer,
+            peer=self.peer,
             tensor=tensor,
             problem=problem,
         )
 
     def _wait(self, work: Callable[[], Any], limit_s: float, expected: str, *, slack_s: float = 0.0) -> Any:
-        begun = self._clock.monotonic_ns()
-        end = begun + int(self._options.total_s * 1e9) - self._waited_ns
+        begun = self.clock.monotonic_ns()
+        end = begun + int(self.options.session_total_timeout_s * 1e9) - self._waited_ns
         until = begun + int((limit_s + slack_s) * 1e9)
         if begun >= end:
             raise self._too_long()
-        with _as_peer_errors(self._peer, limit_s, expected):
+        with _as_peer_errors(self.peer, limit_s, expected):
             try:
-                return self._handle.thread.call(work, until_ns=min(until, end), observer=self._observer)
+                return self.handle.thread.call(work, until_ns=min(until, end), observer=self.observer)
             except CallExpiredError:
                 if until < end:
                     raise
@@ -247,16 +406,17 @@ class TensorStream:
                 tensors = 0 if self._manifest is None else len(self._manifest.rows)
                 raise LoadCancelledError(tensors_applied=self._came, tensors=tensors) from None
             finally:
-                self._waited_ns += self._clock.monotonic_ns() - begun
+                self._waited_ns += self.clock.monotonic_ns() - begun
 
     def _too_long(self) -> GroupError:
+        limit_s = self.options.session_total_timeout_s
         return GroupError(
-            f"{self._peer} had not brought everything after {self._options.total_s:.3g} s of waiting, "
+            f"{self.peer} had not brought everything after {limit_s:.3g} s of waiting, "
             f"{self._came} tensors came; raise session_total_timeout_s, or look at what slows the transfer "
             "down",
             code="transfer-too-long",
-            peer=self._peer,
-            limit_s=self._options.total_s,
+            peer=self.peer,
+            limit_s=limit_s,
             tensors=self._came,
         )
 
@@ -297,6 +457,7 @@ class Interface(enum.Enum):
     GPU_DIRECT = "gpu_direct"
 
 
+@dataclass(eq=False)
 class CheckpointTransferTransport:
     """One rank's CheckpointTransfer.
 
@@ -320,27 +481,19 @@ class CheckpointTransferTransport:
         For deadlines.
     """
 
-    name = PACKAGE
+    name: ClassVar[str] = PACKAGE
 
-    def __init__(
-        self,
-        options: CheckpointTransferOptions,
-        *,
-        interface: Interface = Interface.STREAM,
-        verify_checksum: bool = True,
-        requires_manifest: bool | None = None,
-        keep: bool = False,
-        device_index: int | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self._options = options
-        self._interface = interface
-        self._checks = verify_checksum
-        self._verify = verify_checksum if requires_manifest is None else requires_manifest
-        self._keep = keep
-        self._device_index = device_index
-        self._clock = clock or SystemClock()
-        self._peer = f"{PACKAGE} at {options.meeting_point}"
+    options: CheckpointTransferOptions
+    _: KW_ONLY
+    interface: Interface = Interface.STREAM
+    verify_checksum: bool = True
+    requires_manifest: bool | None = None
+    keep: bool = False
+    device_index: int | None = None
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        self._peer = f"{PACKAGE} at {self.options.meeting_point}"
         self._handle: Handle | None = None
         self._begun: Any = None
 
@@ -364,12 +517,12 @@ class CheckpointTransferTransport:
         stream = TensorStream(
             peer=self._peer,
             version=version,
-            options=self._options,
-            verify=self._verify,
-            keep=self._keep,
+            options=self.options,
+            verify=self.verify_checksum if self.requires_manifest is None else self.requires_manifest,
+            keep=self.keep,
             handle=handle,
             observer=observer,
-            clock=self._clock,
+            clock=self.clock,
         )
         yield stream.offer(lambda: self._begin(handle.transfer, version))
 
@@ -388,7 +541,7 @@ class CheckpointTransferTransport:
             files=(self._peer,),
             manifest_digest=None,
             manifest_scope=ManifestScope.LOADED,
-            peak_extra_bytes=self._options.buffers.peak_extra_bytes(None, keep=self._keep),
+            peak_extra_bytes=self.options.peak_extra_bytes(None, keep=self.keep),
             declared=False,
         )
 
@@ -405,8 +558,8 @@ class CheckpointTransferTransport:
             return handle
         self.close()
         made = self._maker(rank, world_size)
-        thread = ForeignThread(f"wsm-{PACKAGE}-{rank}", self._clock)
-        limit_s = self._options.discover_s
+        thread = ForeignThread(f"wsm-{PACKAGE}-{rank}", self.clock)
+        limit_s = self.options.discover_timeout_s
         transfer = None
         try:
             with _as_peer_errors(self._peer, limit_s, "its connection"):
@@ -420,7 +573,7 @@ class CheckpointTransferTransport:
 
     def _named(self, version: str | None) -> str:
         """Return the version to ask for; over IPC there is one only, whatever it is called."""
-        if version is None and self._interface is Interface.IPC:
+        if version is None and self.interface is Interface.IPC:
             return UNNAMED_OVER_IPC
         if version is None:
             raise BadInputError(
@@ -434,16 +587,16 @@ class CheckpointTransferTransport:
         return version
 
     def _until(self, seconds: float) -> int:
-        return self._clock.monotonic_ns() + int(seconds * 1e9)
+        return self.clock.monotonic_ns() + int(seconds * 1e9)
 
     def _maker(self, rank: int, world_size: int | None) -> Callable[[], Any]:
         """Import what is needed, and return what constructs the package's object."""
-        options = self._options
+        options = self.options
         for option, similar in options.suspicious.items():
             _log.warning("transport.option_unknown", transport=PACKAGE, option=option, similar=similar)
         ranks = world_size if world_size is not None else rank + 1
         group_size = options.group_size if options.group_size is not None else ranks
-        if self._interface is Interface.STREAM:
+        if self.interface is Interface.STREAM:
             transfer = _imported(PACKAGE, "CheckpointTransfer")
             return lambda: transfer(**options.for_the_package, local_rank=rank, group_size=group_size)
         transfer = _imported(f"{PACKAGE}.transfer", "CheckpointTransfer")
@@ -456,17 +609,17 @@ class CheckpointTransferTransport:
         if dropped:
             _log.info("transport.options_dropped", transport=PACKAGE, options=", ".join(dropped))
         arguments.update(role=role.INFERENCE, group_size=group_size)
-        if self._interface is Interface.GPU_DIRECT:
+        if self.interface is Interface.GPU_DIRECT:
             arguments.update(phase1_backend=backend.GPU_DIRECT, global_rank=options.index * ranks + rank)
         else:
-            device = self._device_index if self._device_index is not None else rank
+            device = self.device_index if self.device_index is not None else rank
             arguments.update(phase1_backend=backend.IPC, global_rank=device)
             arguments.setdefault("qsize", 2)
         return lambda: transfer(config_type(**arguments))
 
     def _begin(self, transfer: Any, version: str) -> Any:
-        if self._interface is Interface.STREAM:
-            self._begun = transfer.receive_stream(step_id=str(version), verify_checksum=self._checks)
+        if self.interface is Interface.STREAM:
+            self._begun = transfer.receive_stream(step_id=str(version), verify_checksum=self.verify_checksum)
         else:
             self._begun = transfer.receive_weights_sync(step_id=str(version), output_framework="paddle")
         return self._begun

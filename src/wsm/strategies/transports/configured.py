@@ -1,4 +1,7 @@
-"""What a configuration says of transports, and CheckpointTransfer made of it."""
+"""What a configuration says of transports: by which way a version travels, and whether that way is open here.
+
+The mode is chosen per command; a mode that is not available is refused before anything is touched.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,70 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wsm.config_reading import OptionFault, typed_section
+from wsm.strategies import errors
 from wsm.strategies.files.shard_source import device_index_from_environment, place_fault
-from wsm.strategies.sections import Sections
-from wsm.strategies.transports._transfer_modes import INTERFACES
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.transports.checkpoint_transfer_options import CHECKS, CheckpointTransferOptions
+from wsm.strategies.strategy import Sections
+from wsm.strategies.transports.checkpoint_transfer import (
+    CHECKS,
+    CheckpointTransferOptions,
+    CheckpointTransferTransport,
+    Interface,
+)
 from wsm.strategies.transports.transport import TransportKind
 from wsm.typed import CountFrom0
+
+#: How CheckpointTransfer is called in each mode.
+INTERFACES: Mapping[str, Interface] = {
+    "host": Interface.STREAM,
+    "rdma": Interface.STREAM,
+    "ipc": Interface.IPC,
+    "gpu_direct": Interface.GPU_DIRECT,
+    "gdr": Interface.GPU_DIRECT,
+}
+
+#: Modes that need no device: through host memory.
+_ON_THE_HOST = ("host", "rdma")
+
+
+def feeds_loaders(mode: str, *, usually: bool) -> bool:
+    """Whether a version in this mode is a checkpoint for the models' loaders; `usually`: in mode ``host``.
+
+    FastDeploy's ``rdma`` brings a rank's own tensors by their names; what comes over a device's memory is for
+    the loaders.
+    """
+    return usually if mode == "host" else mode != "rdma"
+
+
+def check_transfer_mode(mode: str, transport: str) -> None:
+    """Refuse a mode in which a transport cannot bring a checkpoint. Imports paddle if it takes a device.
+
+    Raises
+    ------
+    RefusedError
+        If there is no such mode, or it needs what is not there.
+    """
+    if mode in _ON_THE_HOST:
+        return
+    problem = lacking = _lacking_device()
+    reaches_devices = transport == "checkpoint_transfer" and lacking is None
+    available = tuple(INTERFACES if reaches_devices else _ON_THE_HOST)
+    if mode not in INTERFACES:
+        problem = "there is no such mode"
+    elif transport != "checkpoint_transfer":
+        problem = f"{transport} has its own"
+    if problem is not None:
+        raise errors.transfer_mode_unavailable(mode=mode, problem=problem, available=available)
+
+
+def _lacking_device() -> str | None:
+    """Say what this process lacks of a device; None if it has one."""
+    try:
+        import paddle  # noqa: PLC0415 - a second of import time, in a process that has it already
+    except ImportError:
+        return "paddle is not installed"
+    if not paddle.is_compiled_with_cuda():
+        return "paddle is built without CUDA"
+    return None if paddle.device.cuda.device_count() else "paddle sees no GPU"
 
 
 @typed_section
@@ -74,7 +134,7 @@ class RsyncConfig:
     @property
     def mode(self) -> str:
         """The transfer mode of a command that names none."""
-        return self.transfer_mode or CheckpointTransferOptions.of(self.rsync_config).mode or "host"
+        return self.transfer_mode or CheckpointTransferOptions.of(self.rsync_config).transfer_mode or "host"
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
         """Return what is wrong with where the ranks lie; see ``CheckedSection``."""

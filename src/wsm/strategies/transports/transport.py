@@ -1,23 +1,20 @@
-"""What moves a version from a trainer to a rank by its number, and how a connection is kept between updates.
+"""What moves a version from a trainer to a rank by its number.
 
 A transport is all that differs between Mooncake's transfer engine and CheckpointTransfer; the strategies
-``rsync`` and ``gdr`` know nothing else of them. Setting one up takes long (sockets, registered memory), so it
-is kept, and set up anew only after an error. Knows no particular transport.
+``rsync`` and ``gdr`` know nothing else of them. Setting one up takes long (sockets, registered memory), so a
+transport keeps its connection, and the strategy closes it after an error. Knows no particular transport.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from wsm import log
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import Offer
-from wsm.strategies.sections import Sections
-
-_log = log.logger("strategies")
+from wsm.strategies.strategy import Sections
 
 
 class Transport(Protocol):
@@ -37,8 +34,8 @@ class Transport(Protocol):
         """Connect if need be, and offer the shard of `rank`. Blocks until it is known what will come.
 
         Leaving the context normally says that every tensor was applied and verified; leaving it with an
-        exception, that the load has failed. The connection stays in both cases; the owner of the transport
-        closes it after an exception.
+        exception, that the load has failed. The connection stays in both cases; the strategy closes it after
+        an exception.
 
         Parameters
         ----------
@@ -73,7 +70,7 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Let the connection go. Idempotent."""
+        """Let the connection go; the next :meth:`open` makes another. Idempotent."""
         ...
 
 
@@ -95,62 +92,3 @@ class TransportKind:
     build: Callable[[Sections], Transport]
     from_files: bool = False
     streams: bool = False
-
-
-class KeptTransport:
-    """A transport that is built for the first load, kept between loads, and built anew after an error.
-
-    Parameters
-    ----------
-    name : str
-        What a configuration calls it.
-    build : callable
-        Returns a new transport; must not connect yet.
-    """
-
-    def __init__(self, name: str, build: Callable[[], Transport]) -> None:
-        self.name = name
-        self._build = build
-        self._transport: Transport | None = None
-
-    @contextmanager
-    def open(
-        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
-    ) -> Iterator[Offer]:
-        """Open through the transport that is kept; as :meth:`Transport.open`."""
-        with (
-            self._dropped_after_an_error() as transport,
-            transport.open(version, rank, observer, world_size=world_size) as offer,
-        ):
-            yield offer
-
-    @contextmanager
-    def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
-        """Look through the transport that is kept; as :meth:`Transport.preview`."""
-        with (
-            self._dropped_after_an_error() as transport,
-            transport.preview(version, rank, world_size=world_size) as offer,
-        ):
-            yield offer
-
-    def close(self) -> None:
-        """Let it go; the next load builds another. Idempotent, never raises."""
-        transport, self._transport = self._transport, None
-        if transport is None:
-            return
-        try:
-            transport.close()
-        except Exception as error:  # noqa: BLE001 - the load's own error must be seen, not this one
-            _log.warning(
-                log.TRANSPORT_NOT_CLOSED, transport=self.name, error=f"{type(error).__name__}: {error}"
-            )
-
-    @contextmanager
-    def _dropped_after_an_error(self) -> Iterator[Transport]:
-        if self._transport is None:
-            self._transport = self._build()
-        try:
-            yield self._transport
-        except BaseException:
-            self.close()  # the state in which a stream was left is not known
-            raise
