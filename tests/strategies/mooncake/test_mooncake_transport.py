@@ -319,8 +319,13 @@ def test_a_trainer_that_is_killed_while_it_is_read_is_a_typed_error(trainer, ran
 def test_a_trainer_that_stops_while_it_is_read_is_a_typed_error_within_the_deadline(trainer, ranks):
     process, address = trainer
     rank = ranks(address, silence_s=0.5, **SMALL)
+
+    def stop() -> None:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # or the rest comes meanwhile
+
     with raising(stream_errors.PeerSilentError, match=r"said nothing for 0\.5") as caught:
-        rank.load(1, progress=when(1 << 20, lambda: process.send_signal(signal.SIGSTOP)))
+        rank.load(1, progress=when(1 << 20, stop))
     assert caught.value.touched
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass
@@ -103,7 +104,7 @@ class SpanReader:
     lease : RankLease
         Kept while we wait.
     silence_s : float
-        How long no read may end.
+        How long a read may take.
 
     Attributes
     ----------
@@ -121,12 +122,11 @@ class SpanReader:
     def __post_init__(self, buffers: Sequence[memoryview]) -> None:
         self.waited_s = 0.0
         self._free = list(buffers)
-        self._flying: dict[int, tuple[int, memoryview]] = {}
-        self._arrived: dict[int, memoryview] = {}
-        self._held = -1
-        self._span = memoryview(b"")
-        self._wanted = 0
+        # Index, ticket and buffer of each read in flight, in the order of the spans.
+        self._flying: deque[tuple[int, int, memoryview]] = deque()
         self._next = 0
+        # The span that is copied out, and the buffer that it lies in.
+        self._held, self._span, self._buffer = -1, memoryview(b""), memoryview(b"")
         self._kept_s = 0.0
 
     def begin(self) -> None:
@@ -162,22 +162,21 @@ class SpanReader:
 
     def drain(self) -> None:
         """Wait until the engine lets go of every buffer, those of unconsumed reads included. Blocks."""
-        self._wanted, self._held = self.plan.spans, -1
-        self._wait_until(lambda: not self._flying)
+        while self._flying:
+            self._land()
 
     def _fetch(self, index: int) -> memoryview:
-        self._wanted, self._held = index, -1
-        for old in [old for old in self._arrived if old < index]:
-            self._free.append(self._arrived.pop(old))
-        if index not in self._arrived and index not in self._flying:
-            self._free += self._arrived.values()
-            self._arrived.clear()
+        """Return a span once it is here, and read the next ones meanwhile."""
+        if self._held >= 0:
+            self._free.append(self._buffer)
+            self._held = -1
+        while self._flying and self._flying[0][0] != index:  # left out, or the caller comes back
+            self._free.append(self._land())
+        if not self._flying:
             self._next = index
         self._begin_reads()
-        if index not in self._arrived:
-            self._wait_until(lambda: index in self._arrived)
-        self._held = index
-        self._span = self._arrived[index][: self.plan.span(index).nbytes]
+        self._buffer = self._land()
+        self._held, self._span = index, self._buffer[: self.plan.span(index).nbytes]
         return self._span
 
     def _keep(self) -> None:
@@ -189,53 +188,29 @@ class SpanReader:
 
     def _begin_reads(self) -> None:
         while self._free and self._next < self.plan.spans:
-            index = self._next
-            self._next += 1
-            if index in self._flying or index in self._arrived:
-                continue
-            buffer = self._free.pop()
-            span = self.plan.span(index)
+            buffer, span = self._free.pop(), self.plan.span(self._next)
             ticket = self.engine.read(self.session, span.address, buffer[: span.nbytes])
             if not ticket:
                 self._free.append(buffer)
                 raise self._failed(span)
-            self._flying[index] = (ticket, buffer)
+            self._flying.append((self._next, ticket, buffer))
+            self._next += 1
 
-    def _wait_until(self, arrived: Callable[[], bool]) -> None:
-        begun_s = progress_s = time.monotonic()
-        self._look()
-        while not arrived():
+    def _land(self) -> memoryview:
+        """Wait until the first read in flight has ended, and return its buffer."""
+        index, ticket, buffer = self._flying[0]
+        begun_s = time.monotonic()
+        while (done := self.engine.done(ticket)) is None:
             self.lease.keep(_GLANCE_S)
-            now_s = time.monotonic()
-            if self._look():
-                progress_s = now_s
-                self._begin_reads()
-            elif now_s - progress_s > self.silence_s:
-                raise PeerSilentError(
-                    peer=self.lease.peer,
-                    waited_s=self.silence_s,
-                    expected="a part of the version",
-                )
-        self._begin_reads()
+            if time.monotonic() - begun_s > self.silence_s:
+                expected = "a part of the version"
+                raise PeerSilentError(peer=self.lease.peer, waited_s=self.silence_s, expected=expected)
         self.waited_s += time.monotonic() - begun_s
-
-    def _look(self) -> bool:
-        """Take in which reads have ended; whether any has."""
-        ended = False
-        for index, (ticket, buffer) in list(self._flying.items()):
-            done = self.engine.done(ticket)
-            if done is None:
-                continue
-            ended = True
-            del self._flying[index]
-            if not done:
-                self._free.append(buffer)
-                raise self._failed(self.plan.span(index))
-            if index < self._wanted:
-                self._free.append(buffer)  # left out
-            else:
-                self._arrived[index] = buffer
-        return ended
+        self._flying.popleft()
+        if not done:
+            self._free.append(buffer)
+            raise self._failed(self.plan.span(index))
+        return buffer
 
     def _failed(self, span: Span) -> GroupError:
         """Ask the publisher first whether it lives and still publishes; that raises if not."""

@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -215,72 +215,60 @@ class Batches:
                 raise error
             finally:
                 del error  # its traceback leads here: a cycle would keep what the callers hold
-        batch = _Batch(keep=self._keep)
-        return self._take_awaiting(batch) if self._asynchronous else self._take(batch)
-
-    def _take(self, batch: _Batch) -> deque[Any] | Awaitable[deque[Any]]:
-        more = True
-        while more:
-            try:
-                item = next(self._stream, END)
-            except Exception as error:  # noqa: BLE001 - a foreign package may raise anything
-                return self._ended(batch, error)
-            if inspect.isawaitable(item):
-                return self._with_awaited(batch, item)
-            more = batch.add(item)
-            del item  # it may be all that holds a tensor
-        return batch.items
-
-    async def _take_awaiting(self, batch: _Batch) -> deque[Any]:
-        more = True
-        while more:
-            try:
-                item = await anext(self._stream, END)
-            except Exception as error:  # noqa: BLE001 - a foreign package may raise anything
-                return self._ended(batch, error)
-            more = batch.add(item)
-            del item  # it may be all that holds a tensor
-        return batch.items
-
-    async def _with_awaited(self, batch: _Batch, item: Awaitable[Any]) -> deque[Any]:
+        steps = self._steps()
         try:
-            batch.items.append(await item)
-        except Exception as error:  # noqa: BLE001 - a foreign package may raise anything
-            return self._ended(batch, error)
-        return batch.items
+            return _awaiting(steps, next(steps))
+        except StopIteration as ended:  # nothing was to be awaited
+            items: deque[Any] = ended.value
+            return items
 
-    def _ended(self, batch: _Batch, error: Exception) -> deque[Any]:
-        if not batch.items:
-            raise error
-        self._error = error
-        return batch.items
+    def _steps(self) -> Generator[Any, Any, deque[Any]]:
+        """Return the next items; yields what is to be awaited first, and is sent what that came to."""
+        items, nbytes, until_s = deque[Any](), 0, time.monotonic() + BATCH_S
+        try:
+            while True:
+                item = self.first()
+                alone = inspect.isawaitable(item) and not self._asynchronous
+                if inspect.isawaitable(item):
+                    item = yield item
+                items.append(item)
+                nbytes += _small_bytes(item)
+                full = nbytes > BATCH_BYTES or len(items) >= _MOST_TENSORS or time.monotonic() > until_s
+                if alone or full:
+                    break
+                if not self._keep:
+                    items[-1] = _copied(*item)
+                del item  # it may be all that holds a tensor
+        except TrainerTensorError:
+            pass  # its consumer says what is wrong
+        except Exception as error:
+            if not items:
+                raise
+            self._error = error
+        return items
 
 
-class _Batch:
-    """Items on their way to another thread."""
-
-    def __init__(self, *, keep: bool) -> None:
-        self.items: deque[Any] = deque()
-        self._keep = keep
-        self._nbytes = 0
-        self._until_s = time.monotonic() + BATCH_S
-
-    def add(self, item: Any) -> bool:
-        """Take an item in; return whether the stream may be advanced before it was used."""
-        self.items.append(item)
-        if not isinstance(item, tuple) or len(item) != 2:
-            return False
-        name, value = item
-        nbytes = host_nbytes(value)
-        if nbytes is None or nbytes > _SMALL_BYTES:
-            return False
-        self._nbytes += nbytes
-        if self._nbytes > BATCH_BYTES or len(self.items) >= _MOST_TENSORS or time.monotonic() > self._until_s:
-            return False
-        if not self._keep:
+async def _awaiting(steps: Generator[Any, Any, deque[Any]], awaitable: Awaitable[Any]) -> deque[Any]:
+    try:
+        while True:
             try:
-                spec, data = tensor_of(name, value)
-            except TrainerTensorError:  # its consumer says what is wrong
-                return False
-            self.items[-1] = (name, (spec, bytes(data)))
-        return True
+                came = await awaitable
+            except Exception as error:  # noqa: BLE001, PERF203 - a foreign package may raise anything
+                awaitable = steps.throw(error)
+            else:
+                awaitable = steps.send(came)
+                del came  # it may be all that holds a tensor
+    except StopIteration as ended:
+        items: deque[Any] = ended.value
+        return items
+
+
+def _small_bytes(item: Any) -> int:
+    """Return the bytes of a small tensor; more than a batch holds for any other item."""
+    nbytes = host_nbytes(item[1]) if isinstance(item, tuple) and len(item) == 2 else None
+    return BATCH_BYTES + 1 if nbytes is None or nbytes > _SMALL_BYTES else nbytes
+
+
+def _copied(name: Any, value: Any) -> Any:
+    spec, data = tensor_of(name, value)
+    return name, (spec, bytes(data))
