@@ -10,6 +10,7 @@
 #                  on a machine with a GPU: ARGUMENTS="-m gpu" TORCH_PYTHON=/path/to/python with torch and pytest
 #   make test-vllm  the tests inside vLLM, in an environment of its own (downloads 1 GB once; Python 3.11 to 3.13)
 #   make test-gpu  the tests that need a GPU, on a machine that has one; GPU_PYTHON=/path/to/python for another paddle
+#   make demo-vllm  a trainer that dies half way, on vLLM alone and with wsm (two workers on a CPU; the environment above)
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (about an hour, 2 x 6 GiB; needs spin and gcc)
 #   make campaign  kill, stop, tear and fill up real groups at every line of their journals (hours)
@@ -70,7 +71,7 @@ VLLM_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.13 python3.12 python
 # The interpreter whose paddle is built with CUDA, and has pytest beside it.
 GPU_PYTHON ?= $(GPU_WHEEL)/bin/python
 
-.PHONY: help install demo test test-slow nightly test-torch test-vllm test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
+.PHONY: help install demo test test-slow nightly test-torch test-vllm demo-vllm test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -123,6 +124,9 @@ $(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt
 	@"$(VLLM)/bin/python" -m pip install --quiet --no-deps --requirement tests/vllm/requirements.txt </dev/null
 	@"$(VLLM)/bin/python" -m pip install --quiet --no-deps --editable . </dev/null
 	@touch $@
+
+demo-vllm: $(VLLM)/.installed
+	@$(VLLM)/bin/python -m examples.vllm_demo $(ARGUMENTS)
 
 test-gpu-wheel: $(GPU_WHEEL)/.installed
 	@PYTHONPATH=src $(GPU_WHEEL)/bin/python -m pytest -p tests.gpu_wheel.plugin -m "not slow" $(ARGUMENTS) </dev/null

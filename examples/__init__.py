@@ -9,6 +9,7 @@ commands     the command lines of both
 numpy_loop   a whole engine of numpy under wsm, short enough for a page
 ray_fleet    a fleet of such engines on Ray: an actor per replica, and one call for all
 torch_loop   the loop of one rank around transformers' ``generate``
+vllm_demo    a trainer that dies half way through an update of ``vllm serve``, without wsm and with it
 vllm_loop    the same around vLLM's ``LLMEngine.step()``, in one process
 ===========  ==========================================================================================
 """

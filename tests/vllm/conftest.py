@@ -8,7 +8,9 @@ import pytest
 
 from tests.vllm.fake_workers import write_checkpoint
 
-collect_ignore = [] if importlib.util.find_spec("vllm") else ["test_loop.py", "test_server.py"]
+collect_ignore = (
+    [] if importlib.util.find_spec("vllm") else ["test_demo.py", "test_loop.py", "test_server.py"]
+)
 
 
 @pytest.fixture

@@ -1,0 +1,144 @@
+"""``vllm serve`` on loopback with two workers, and the small random model that it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+PATIENCE_S = 600.0
+_REPOSITORY = Path(__file__).parents[2]
+_FLAGS = (
+    *("--tokens-only", "--skip-tokenizer-init", "--enforce-eager", "--served-model-name", "m"),
+    *("--max-model-len", "64", "--max-num-seqs", "8", "--tensor-parallel-size", "2"),
+    *("--distributed-executor-backend", "mp", "--host", "127.0.0.1"),
+)
+_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",  # else a CPU packs the weights, which a GPU does not
+    "OMP_NUM_THREADS": "1",
+}
+#: vLLM asks for its version under its name, and its CPU build is called otherwise.
+_METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+
+
+def write_model(directory: Path, seed: int) -> tuple[Path, Path]:
+    """Write a random model as two files and their index; return the files."""
+    torch.manual_seed(seed)
+    shape = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 64,
+    }
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    config = LlamaConfig(**shape, **heads, **ends, initializer_range=1.0, dtype="bfloat16")
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(directory)
+    tensors = {name: each.contiguous() for name, each in model.state_dict().items()}
+    names, places = sorted(tensors), {}
+    files = tuple(directory / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    for file, part in zip(files, (names[: len(names) // 2], names[len(names) // 2 :]), strict=True):
+        save_file({name: tensors[name] for name in part}, file, metadata={"format": "pt"})
+        places.update(dict.fromkeys(part, file.name))
+    index = {"metadata": {}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return files[0], files[1]
+
+
+class Server:
+    """One ``vllm serve``: `plugins` is what ``VLLM_PLUGINS`` says. It is up once this is made."""
+
+    def __init__(self, directory: Path, model: Path, *flags: str, plugins: str) -> None:
+        for name, version, entry_points in (
+            ("vllm", "0.32.0+cpu", ""),
+            ("files", "1.0", "[vllm.general_plugins]\nfiles = examples.vllm_demo.engine:register\n"),
+        ):
+            shim = directory / "shim" / f"{name}-{version}.dist-info"
+            shim.mkdir(parents=True)
+            (shim / "METADATA").write_text(_METADATA.format(name=name, version=version))
+            (shim / "entry_points.txt").write_text(entry_points)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        port = self._url.rpartition(":")[2]
+        program = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *_FLAGS]
+        path = os.pathsep.join([str(directory / "shim"), str(_REPOSITORY)])
+        self._log = directory / "log"
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - its words are ours
+                [*program, "--port", port, *flags],
+                cwd=directory,
+                env={**os.environ, **_ENVIRONMENT, "VLLM_PLUGINS": plugins, "PYTHONPATH": path},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        late = time.monotonic() + PATIENCE_S
+        while self.call("GET", "/health")[0] != 200:
+            if self._process.poll() is not None or time.monotonic() > late:
+                self.close()
+                raise RuntimeError(f"vLLM did not come up:\n{self._log.read_text()[-4000:]}")
+            time.sleep(0.25)
+
+    def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        """Return status and answer; status 0 where there is none."""
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self._url + path, content, headers, method=method)  # noqa: S310 - loopback
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - the same
+                status, text = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read()
+        except OSError as error:
+            return 0, str(error)
+        with contextlib.suppress(ValueError):
+            return status, json.loads(text or b"null")
+        return status, text.decode()
+
+    def tokens(self) -> list[int]:
+        """Return what it answers to a prompt, without chance."""
+        sampling = {"temperature": 0, "max_tokens": 10, "ignore_eos": True}
+        body = {"model": "m", "token_ids": [1, 2, 3, 4, 5], "sampling_params": sampling}
+        status, said = self.call("POST", "/inference/v1/generate", body)
+        if status != 200:
+            raise RuntimeError(f"{status}: {said}")
+        return list(said["choices"][0]["token_ids"])
+
+    def close(self) -> None:
+        """End it, with its engine and its workers."""
+        family = []
+        with contextlib.suppress(psutil.Error):
+            family = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.kill()
+        self._process.wait(60)
+        psutil.wait_procs(family, timeout=60)
