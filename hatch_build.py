@@ -1,7 +1,7 @@
 """A hook of the build: the README as the page of the package shows it.
 
 Files of the repository are not beside that page, so that a relative link would lead nowhere: each becomes its
-text and the path that it has in the repository.
+text and the path that it has in the repository, and so does each picture.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-_RELATIVE_LINK = re.compile(r"\[([^]]*)\]\((?!https?:|#)([^)]*)\)")
+_RELATIVE_LINK = re.compile(r"!?\[([^]]*)\]\((?!https?:|#)([^)]*)\)")
 
 
 class PackagePage(MetadataHookInterface):
