@@ -21,7 +21,6 @@ from tests.needs import OWN_MOUNTS
 from tests.raising import raising
 from wsm import fleet
 from wsm.fleet import rolling
-from wsm.fleet.replicas import Connections
 from wsm.states.fleet import FleetState
 from wsm.strategies.trainer.targets import newest_target
 
@@ -49,12 +48,11 @@ def takes_text(replica) -> bool:
 
 def routable(store: Path, listed: Sequence[fleet.Replica]) -> list[str]:
     """Return who may get text, as a watcher says that looks once."""
-    connections = Connections()
-    watch = fleet.FleetWatch(store, lambda: listed, every_s=60.0, connections=connections)
+    watch = fleet.FleetWatch(store, lambda: listed, every_s=60.0)
 
     async def look() -> None:
         await watch.look(time.monotonic())
-        await connections.close()
+        await watch.close()
 
     asyncio.run(look())
     return [worker["url"] for worker in watch.routable()["workers"]]

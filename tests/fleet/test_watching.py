@@ -17,7 +17,6 @@ import httpx
 import pytest
 
 from wsm import fleet
-from wsm.fleet.replicas import Connections
 from wsm.fleet.watching import FleetWatch
 from wsm.http.errors import upstream_unreachable
 from wsm.states.fleet import NamedContent, next_target
@@ -147,7 +146,6 @@ def test_a_proof_counts_for_three_looks_and_for_what_the_newest_target_allows(st
         store,
         lambda: [fleet.Replica("http://127.0.0.1:1")],
         every_s=every_s,
-        connections=Connections(),
         connect=lambda _replica: replica,
     )
 

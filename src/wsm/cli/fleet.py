@@ -7,7 +7,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -95,7 +95,7 @@ def update(
     store: Path,
     replicas: str,
     as_json: bool,
-    **terms: object,
+    **terms: Any,
 ) -> None:
     """Bring all replicas to VERSION: prepare, then commit so many at a time.
 
@@ -125,13 +125,10 @@ def watch(
     *,
     store: Path,
     replicas: str,
-    deadline_s: float,
-    token_file: Path | None,
-    insecure: bool,
-    every_s: float,
     routable: Path | None,
     address: str | None,
     trust: tuple[str, ...],
+    **terms: Any,
 ) -> None:
     """Keep all replicas at the newest target, until Ctrl-C.
 
@@ -139,24 +136,14 @@ def watch(
     """
     require_http("fleet")
     from wsm import fleet as fleets  # noqa: PLC0415 - httpx, for this command only
-    from wsm.fleet.replicas import Connections  # noqa: PLC0415 - the same
     from wsm.fleet.watching import routable_app  # noqa: PLC0415 - the same
     from wsm.http._serving import served_beside  # noqa: PLC0415 - uvicorn, for this command only
     from wsm.http.security import SecurityGuard  # noqa: PLC0415 - the same
 
     with wrong_usage():
-        connections = Connections(token_file=token_file, insecure=insecure)
-        connections.require_safe(fleets.read_replicas(replicas))
+        watching = fleets.FleetWatch(store, lambda: fleets.read_replicas(replicas), told=_progress(), **terms)
         at = None if address is None else listening(address, trust=trust)
         security = None if at is None else at.security()
-    watching = fleets.FleetWatch(
-        store,
-        lambda: fleets.read_replicas(replicas),
-        every_s=every_s,
-        connections=connections,
-        deadline_s=deadline_s,
-        told=_progress(),
-    )
     with contextlib.ExitStack() as undo:
         if at is not None and security is not None:
             where = undo.enter_context(served_beside(SecurityGuard(routable_app(watching), security), at))

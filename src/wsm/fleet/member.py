@@ -19,7 +19,7 @@ from wsm.errors import WsmError
 from wsm.fleet.rolling import other_content
 from wsm.http.commands import Commands, Origin
 from wsm.states.epochs import Backoff
-from wsm.states.fleet import FleetTarget, admits, is_target_read
+from wsm.states.fleet import FleetTarget, admits
 from wsm.strategies.trainer.targets import newest_target
 
 #: Seconds between two reads, and that one may delay who asks for it.
@@ -103,8 +103,7 @@ class FleetMember:
                 self._begun += 1
                 number = self._begun
             try:
-                found = newest_target(self._store)
-                is_read = is_target_read(self.target, found)
+                found, is_read = newest_target(self._store, self.target), True
             except (WsmError, OSError):
                 is_read = False
             with self._changed:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded
+from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded, error_name
 from wsm.fleet.replicas import Connections, Replica, fleet_shrinks
 from wsm.labels import checked_version
 from wsm.payload import PayloadError, convert
@@ -35,7 +35,6 @@ from wsm.states.fleet import (
     NamedContent,
     after,
     generation_of,
-    is_target_read,
     may_step,
     next_target,
     seen,
@@ -46,7 +45,7 @@ from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
 from wsm.strategies.snapshot.manifest import VersionManifest
 from wsm.strategies.snapshot.store import read_sealed
-from wsm.strategies.trainer.targets import bad_target, newest_target, set_target
+from wsm.strategies.trainer.targets import newest_target, set_target
 
 #: Requests that are open at once.
 MOST_REQUESTS: Final = 64
@@ -369,11 +368,21 @@ def _announced(
             return target
 
 
-def _status_of(said: Mapping[str, Any]) -> _Status:
-    try:
-        return convert(_Status, said)
-    except PayloadError as error:
-        raise no_status(problem=str(error)) from None
+#: What stands in a step's way for a while: an answer that is lost, another command, a store.
+_PASSING: Final = frozenset(
+    {"upstream-unreachable", "server-busy", "role-busy", "decision-held", "bad-target"}
+)
+#: What a replica answers by an older target, too, which its server sees for a while, as over NFS.
+_BY_TARGET: Final = frozenset({"not-the-fleets", "not-serving"})
+
+
+def _passes(error: WsmError | OSError, generation: int) -> bool:
+    """Whether what stands in the way of a step towards that target may pass. A step that failed does not."""
+    if not isinstance(error, WsmError):
+        return True  # of the store
+    if error.code in _BY_TARGET:
+        return (error.context.get("generation") or 0) < generation
+    return error.code in _PASSING
 
 
 class Roll:
@@ -413,22 +422,22 @@ class Roll:
                 said = await self.look(row, replica)
                 if said is not None and not self.serves(row):
                     await self._step(row, replica, said)
-                    await self._prove(row, replica)
+                    await self._patiently(lambda _left_s: self._prove(row, replica))
         except _SupersededError:
             self.superseded = True
         except _RollStoppedError:
             pass
         except (WsmError, OSError) as error:
             self.failed = True
-            self._fails(row, error)
+            self._tell_error(row, FleetEvent.FAILED, error)
         finally:
             row.seconds += time.monotonic() - begun
             self._told(row)
 
-    def _fails(self, row: ReplicaRow, error: WsmError | OSError) -> None:
-        row.state = after(row.state, FleetEvent.FAILED)
-        row.error = str(error)
-        row.code = error.code if isinstance(error, WsmError) else type(error).__name__
+    @staticmethod
+    def _tell_error(row: ReplicaRow, event: FleetEvent, error: WsmError | OSError) -> None:
+        row.state = after(row.state, event)
+        row.error, row.code = str(error), error_name(error)
 
     async def look(
         self, row: ReplicaRow, replica: ReplicaClient, seconds: float | None = None
@@ -436,10 +445,10 @@ class Roll:
         """Ask a replica what it holds; None: it has not answered, which is told in its row."""
         row.looks += 1
         try:
-            said = _status_of(await self._within(seconds or _LOOK_S, "look", replica.status()))
-        except WsmError as error:
-            row.state = after(row.state, FleetEvent.SILENT)
-            row.error, row.code = str(error), error.code
+            said = convert(_Status, await self._within(seconds or _LOOK_S, "look", replica.status()))
+        except (WsmError, PayloadError) as error:
+            told = error if isinstance(error, WsmError) else no_status(problem=str(error))
+            self._tell_error(row, FleetEvent.SILENT, told)
             return None
         answer = LookAnswer(row.looks, self._target.generation, said.manifest_digest, said.takes_text)
         row.state = after(row.state, seen(answer, self._target, row.looks))
@@ -450,21 +459,14 @@ class Roll:
         return said
 
     async def _prove(self, row: ReplicaRow, replica: ReplicaClient) -> None:
-        """See that a replica serves the target; its own server may see it later, as over NFS."""
-        until = time.monotonic() + self._deadline_s
-        while True:
-            said = await self.look(row, replica)
-            if said is None or self.serves(row):
-                return
-            if row.digest != self._target.content.digest:
-                raise other_content(found=row.digest, wanted=self._target.content.digest)
-            read = self._target.generation if said.fleet is None else said.fleet.generation
-            if not self._is_older(read) or time.monotonic() >= until:
-                raise not_serving(generation=read, newest=self._target.generation)
-            await asyncio.sleep(_AGAIN_S)
-
-    def _is_older(self, generation: int | None) -> bool:
-        return generation is None or generation < self._target.generation
+        """See that a replica serves the target."""
+        said = await self.look(row, replica)
+        if said is None or self.serves(row):
+            return
+        if row.digest != self._target.content.digest:
+            raise other_content(found=row.digest, wanted=self._target.content.digest)
+        newest = self._target.generation
+        raise not_serving(generation=said.fleet.generation if said.fleet else newest, newest=newest)
 
     async def _step(self, row: ReplicaRow, replica: ReplicaClient, said: _Status) -> None:
         """Prepare a replica and commit it in its turn; in place where it has no room for both versions."""
@@ -523,22 +525,11 @@ class Roll:
         """End where another step has failed, or a newer target is there."""
         if self.failed:
             raise _RollStoppedError
-        if self.superseded or not may_step(self._target.generation, await self._newest()):
+        newest = await self._patiently(
+            lambda _left_s: asyncio.to_thread(newest_target, self._store, self._target)
+        )
+        if self.superseded or not may_step(self._target.generation, newest):
             raise _SupersededError
-
-    async def _newest(self) -> FleetTarget:
-        """Return the newest target; a store that cannot be read for a while is read again."""
-        until = time.monotonic() + self._deadline_s
-        while True:
-            try:
-                found = await asyncio.to_thread(newest_target, self._store)
-                if found is not None and is_target_read(self._target, found):
-                    return found
-                raise bad_target(file=str(self._store), problem="it shows an older one than it did")
-            except (OSError, WsmError):
-                if time.monotonic() >= until:
-                    raise
-            await asyncio.sleep(_AGAIN_S)
 
     async def _free(self, replica: ReplicaClient, name: str) -> str:
         """Return the first request id of a step whose command is not over: done again, it answers anew."""
@@ -557,19 +548,22 @@ class Roll:
 
     async def _ask(self, replica: ReplicaClient, operation: str, request_id: str, **keywords: Any) -> Receipt:
         """Give a command until it is answered: under its request id it is done once."""
-        until = time.monotonic() + self._deadline_s
         limits = {} if operation in ("commit", "abort") else {"deadline_s": self._deadline_s}
+        return await self._patiently(
+            lambda left_s: self._within(
+                left_s, operation, replica.command(operation, request_id, **limits, **keywords)
+            )
+        )
+
+    async def _patiently(self, ask: Callable[[float], Awaitable[_Answer]]) -> _Answer:
+        """Ask until it is answered, or what stands in its way stays; for a step's deadline at most."""
+        until = time.monotonic() + self._deadline_s
         while True:
             left_s = until - time.monotonic()
             try:
-                return await self._within(
-                    max(left_s, 0.01), operation, replica.command(operation, request_id, **limits, **keywords)
-                )
-            except WsmError as error:
-                # A step of the group that failed is told; what stands in its way, or is lost, is asked again.
-                lost = error.code in ("upstream-unreachable", "server-busy", "role-busy", "decision-held")
-                lags = error.code == "not-the-fleets" and self._is_older(error.context["generation"])
-                if not (lost or lags) or left_s <= _AGAIN_S:
+                return await ask(max(left_s, 0.01))
+            except (WsmError, OSError) as error:
+                if not _passes(error, self._target.generation) or left_s <= _AGAIN_S:
                     raise
             await asyncio.sleep(_AGAIN_S)
 

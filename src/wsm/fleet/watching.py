@@ -25,9 +25,9 @@ from starlette.routing import Route
 from wsm import log
 from wsm.errors import WsmError
 from wsm.fleet.replicas import Connections, Replica
-from wsm.fleet.rolling import MOST_REQUESTS, ReplicaClient, ReplicaRow, Roll, bring
+from wsm.fleet.rolling import ReplicaClient, ReplicaRow, Roll, bring
 from wsm.states.epochs import Backoff
-from wsm.states.fleet import FleetState, FleetTarget, admits, is_routable, is_target_read
+from wsm.states.fleet import FleetState, FleetTarget, admits, is_routable
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.trainer.targets import newest_target
 
@@ -56,12 +56,17 @@ class FleetWatch:
         Seconds from one look to the next, and those that each replica has to answer.
     deadline_s : float
         Seconds that a step of one replica may take.
+    token_file, insecure
+        As :class:`.replicas.Connections`.
     told : callable
         Is told each row that changes.
-    connections : Connections
-        The ways to the replicas.
     connect : callable or None
-        Returns what asks a replica; None: over HTTP, by `connections`.
+        Returns what asks a replica; None: over HTTP.
+
+    Raises
+    ------
+    BadInputError, RefusedError
+        If the list, as it is now, cannot be used. Reads it, and may block.
     """
 
     def __init__(
@@ -70,16 +75,18 @@ class FleetWatch:
         listed: Callable[[], Sequence[Replica]],
         *,
         every_s: float,
-        connections: Connections,
         deadline_s: float = 300.0,
+        token_file: Path | None = None,
+        insecure: bool = False,
         told: Callable[[ReplicaRow], object] = lambda _row: None,
         connect: Callable[[Replica], ReplicaClient] | None = None,
     ) -> None:
         self._store, self._listed, self._told = store, listed, told
         self._every_s, self._deadline_s = every_s, deadline_s
-        self._connections = connections
-        self._connect = connections.client if connect is None else connect
+        self._connections = Connections(token_file=token_file, insecure=insecure)
+        self._connect = self._connections.client if connect is None else connect
         self._replicas: tuple[Replica, ...] = ()
+        self._list()
         self._target: FleetTarget | None = None
         self._proofs: dict[str, _ServedProof] = {}
         self._told_last: dict[str, tuple[object, ...]] = {}
@@ -125,18 +132,24 @@ class FleetWatch:
         finally:
             if bringing is not None:
                 bringing.cancel()
-            await self._connections.close()
+            await self.close()
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        await self._connections.close()
 
     async def look(self, asked: float) -> bool:
         """Ask all replicas, at the time `asked` (monotonic); whether all serve what the target names."""
         with suppress(WsmError, OSError):  # a list that cannot be read leaves the one before
-            found = tuple(await asyncio.to_thread(self._listed))
-            if 2 * len(found) >= len(self._replicas):  # else it may not be whole
-                self._replicas = found
-        target = await self._newest()
+            await asyncio.to_thread(self._list)
+        with suppress(WsmError, OSError):  # and so does a store
+            self._target = await asyncio.to_thread(newest_target, self._store, self._target)
+        target = self._target
         if target is None:
             return True
-        roll = self._roll(target)
+        roll = Roll(  # looks wait for no turn
+            self._store, target, self._connect, self._tell, at_a_time=1, ahead=1, deadline_s=self._deadline_s
+        )
         rows = [ReplicaRow(replica) for replica in self._replicas]
         await asyncio.gather(*(roll.look(row, self._connect(row.replica), self._every_s) for row in rows))
         ready = {row.replica.url: _ServedProof(row, asked) for row in rows if row.state is FleetState.READY}
@@ -144,12 +157,11 @@ class FleetWatch:
         self._proofs = {url: proof for url, proof in self._proofs.items() if url in silent} | ready
         return all(roll.serves(row) for row in rows)
 
-    async def _newest(self) -> FleetTarget | None:
-        with suppress(WsmError, OSError):
-            found = await asyncio.to_thread(newest_target, self._store)
-            if is_target_read(self._target, found):
-                self._target = found
-        return self._target
+    def _list(self) -> None:
+        found = tuple(self._listed())
+        self._connections.require_safe(found)
+        if 2 * len(found) >= len(self._replicas):  # else it may not be whole
+            self._replicas = found
 
     async def _bring(self) -> bool:
         """Bring all to the target; whether they are there."""
@@ -170,17 +182,6 @@ class FleetWatch:
             log.logger("http").warning(log.REQUEST_FAILED, operation="watch", error=str(error))
             return False
         return report.exit_code == 0
-
-    def _roll(self, target: FleetTarget) -> Roll:
-        return Roll(
-            self._store,
-            target,
-            self._connect,
-            self._tell,
-            at_a_time=target.at_a_time,
-            ahead=MOST_REQUESTS,
-            deadline_s=self._deadline_s,
-        )
 
     def _tell(self, row: ReplicaRow) -> None:
         said = (row.state, row.version, row.digest, row.code)

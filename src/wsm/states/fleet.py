@@ -202,9 +202,9 @@ def takes(label: str | None, digest: str | None, target: FleetTarget | None) -> 
     )
 
 
-def may_step(generation: int, newest: FleetTarget) -> bool:
+def may_step(generation: int, newest: FleetTarget | None) -> bool:
     """Whether a caller of that generation may prepare or commit, by the newest target that there is."""
-    return newest.generation <= generation
+    return newest is not None and newest.generation <= generation
 
 
 def is_routable(proved: int | None, look: int) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from wsm.errors import BadInputError, coded
 from wsm.payload import PayloadError, decode, encode
-from wsm.states.fleet import FleetTarget
+from wsm.states.fleet import FleetTarget, is_target_read
 from wsm.strategies.files.atomic_file import replace_file, sync_directory, write_new
 
 TARGETS_DIRECTORY = "targets"
@@ -28,18 +28,28 @@ def bad_target(*, file: str, problem: str) -> BadInputError:
     return BadInputError(f"the target {file} cannot be read: {problem}; set the next one")
 
 
-def newest_target(store: Path) -> FleetTarget | None:
+def newest_target(store: Path, known: FleetTarget | None = None) -> FleetTarget | None:
     """Return the target with the highest number; None without any. Blocks.
+
+    Parameters
+    ----------
+    store : path
+        Where the targets lie.
+    known : FleetTarget or None
+        What was read there before: a store that shows an older one is not whole.
 
     Raises
     ------
     BadInputError
-        If it is damaged (code ``bad-target``).
+        If it is damaged, or older than what is known (code ``bad-target``).
     OSError
         If the store cannot be read.
     """
     numbers = _numbers(store)
-    return _read(store, max(numbers)) if numbers else None
+    found = _read(store, max(numbers)) if numbers else None
+    if not is_target_read(known, found):
+        raise bad_target(file=str(store), problem="the store shows an older one than it did")
+    return found
 
 
 def set_target(store: Path, target: FleetTarget) -> bool:
