@@ -227,37 +227,27 @@ class Handle:
 class TensorStream:
     """One version on its way.
 
+    What a rank does with what has come is no waiting, however long it takes.
+
     Parameters
     ----------
-    peer : str
-        Who brings it, for messages.
+    transport : CheckpointTransferTransport
+        Who brings it, and for how long it may be waited for, in all for a part of it and for the whole.
     version : str
         What was asked for.
-    options : CheckpointTransferOptions
-        For how long it may be waited for, in all for a part of it and for the whole, and what the package
-        holds in buffers. What a rank does with what has come is no waiting, however long it takes.
-    verify : bool
-        Whether a stream without a manifest is refused.
-    keep : bool
-        Whether the package never writes to a tensor's memory again, so that a target may keep it.
     handle : Handle
         Where the package runs, and for which rank of how many.
     observer : LoadObserver
         Asked for cancellation during every wait.
-    clock : Clock
-        For deadlines and costs.
     """
 
-    peer: str
+    transport: CheckpointTransferTransport
     version: str
-    options: CheckpointTransferOptions
-    verify: bool
-    keep: bool
     handle: Handle
     observer: LoadObserver
-    clock: Clock
 
     def __post_init__(self) -> None:
+        self.peer, self.options = self.transport.peer, self.transport.options
         self._waited_ns = self._came = 0
         self._manifest: StreamManifest | None = None
 
@@ -277,14 +267,14 @@ class TensorStream:
             If the first tensor does not come, or is none.
         """
         first_s = self.options.discover_timeout_s
-        batches = Batches(self._wait(begin, first_s, "the stream"), keep=self.keep)
+        batches = Batches(self._wait(begin, first_s, "the stream"), keep=self.transport.keep)
         first = self._wait(batches.first, first_s, "the first tensor")
         if first is END:
             raise strategies_errors.empty_snapshot(where=self.peer)
         name, value = self._pair(first)
         if name == MANIFEST_TENSOR:
             self._manifest = self._checked(self._bytes(name, value)[1])
-        elif self.verify:
+        elif self.transport.verifies:
             raise BadInputError(
                 f"{self.peer} sent {name!r} first and no manifest, so nothing it brings can be verified; "
                 "send wsm.strategies.with_manifest(state) there, or configure verify_checksum: false",
@@ -304,7 +294,7 @@ class TensorStream:
             files=(self.peer,),
             manifest_digest=digest,
             manifest_scope=scope,
-            peak_extra_bytes=self.options.peak_extra_bytes(manifest, keep=self.keep),
+            peak_extra_bytes=self.options.peak_extra_bytes(manifest, keep=self.transport.keep),
             declared=False,
             promised=None if manifest is None else tuple(tensor.spec for tensor in manifest.tensors),
             waited_s=lambda: self._waited_ns / 1e9,
@@ -363,7 +353,7 @@ class TensorStream:
         offered = OfferedTensor.of_bytes(spec, f"{name!r} from {self.peer}", data, digest)
         offered.data = data
         offered.finite = manifest is not None and manifest.finite
-        if self.keep and not data.readonly:
+        if self.transport.keep and not data.readonly:
             offered.memory = lambda: data
         return offered
 
@@ -390,7 +380,7 @@ class TensorStream:
         )
 
     def _wait(self, work: Callable[[], Any], limit_s: float, expected: str, *, slack_s: float = 0.0) -> Any:
-        begun = self.clock.monotonic_ns()
+        begun = self.transport.clock.monotonic_ns()
         end = begun + int(self.options.session_total_timeout_s * 1e9) - self._waited_ns
         until = begun + int((limit_s + slack_s) * 1e9)
         if begun >= end:
@@ -406,7 +396,7 @@ class TensorStream:
                 tensors = 0 if self._manifest is None else len(self._manifest.rows)
                 raise LoadCancelledError(tensors_applied=self._came, tensors=tensors) from None
             finally:
-                self._waited_ns += self.clock.monotonic_ns() - begun
+                self._waited_ns += self.transport.clock.monotonic_ns() - begun
 
     def _too_long(self) -> GroupError:
         limit_s = self.options.session_total_timeout_s
@@ -493,9 +483,14 @@ class CheckpointTransferTransport:
     clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
-        self._peer = f"{PACKAGE} at {self.options.meeting_point}"
+        self.peer = f"{PACKAGE} at {self.options.meeting_point}"
         self._handle: Handle | None = None
         self._begun: Any = None
+
+    @property
+    def verifies(self) -> bool:
+        """Whether a stream without a manifest is refused."""
+        return self.verify_checksum if self.requires_manifest is None else self.requires_manifest
 
     @contextmanager
     def open(
@@ -514,16 +509,7 @@ class CheckpointTransferTransport:
         """
         version = self._named(version)
         handle = self._connected(rank, world_size, observer)
-        stream = TensorStream(
-            peer=self._peer,
-            version=version,
-            options=self.options,
-            verify=self.verify_checksum if self.requires_manifest is None else self.requires_manifest,
-            keep=self.keep,
-            handle=handle,
-            observer=observer,
-            clock=self.clock,
-        )
+        stream = TensorStream(self, version, handle, observer)
         yield stream.offer(lambda: self._begin(handle.transfer, version))
 
     @contextmanager
@@ -538,7 +524,7 @@ class CheckpointTransferTransport:
         yield Offer(
             version=self._named(version),
             tensors=iter(()),
-            files=(self._peer,),
+            files=(self.peer,),
             manifest_digest=None,
             manifest_scope=ManifestScope.LOADED,
             peak_extra_bytes=self.options.peak_extra_bytes(None, keep=self.keep),
@@ -562,7 +548,7 @@ class CheckpointTransferTransport:
         limit_s = self.options.discover_timeout_s
         transfer = None
         try:
-            with _as_peer_errors(self._peer, limit_s, "its connection"):
+            with _as_peer_errors(self.peer, limit_s, "its connection"):
                 transfer = thread.call(made, until_ns=self._until(limit_s), observer=observer)
                 thread.call(transfer.initialize, until_ns=self._until(limit_s), observer=observer)
             self._handle = Handle(transfer, thread, rank, world_size)
