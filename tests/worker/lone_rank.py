@@ -1,4 +1,4 @@
-"""A group of one rank in the test's own process: real worker, segment and controller, one poll at a time."""
+"""A local group of one rank, for tests that poll it by hand while a controller waits in a thread."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 import wsm
 from wsm.actions.base import ActionContext
 from wsm.actions.measuring import resident_digest
+from wsm.actions.options import PlanOptions
+from wsm.actions.surfaces import completed
 from wsm.controller import Pending
 from wsm.journal.replay import replay
 from wsm.labels import version_id
 from wsm.strategies.tensor import TensorSpec, WeightTarget
-from wsm.testing import InMemoryRunner
+from wsm.testing import InMemoryRunner, LocalGroup
 
 SPECS = (TensorSpec("weight", "F32", (8, 8)), TensorSpec("bias", "F32", (8,)))
 
@@ -29,24 +31,20 @@ def load(context: ActionContext, target: WeightTarget) -> dict[str, Any]:
 
 
 class LoneRank:
-    """Worker and controller of one group; `poll` runs the command that `begin` left open."""
+    """Worker and controller of one group; `run` polls while a command is open that `controller` has begun."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
-        self.runner = options.pop("runner", None) or InMemoryRunner(SPECS)
-        clock = options.pop("clock", None)
-        load_function = options.pop("load", load)
-        plan_options = options.pop("plan_options", None)
-        self.config = wsm.WsmConfig(**{"name": "lone", "ranks": 1, "on_failure": "clear", **options})
-        self.worker = wsm.Worker(
-            self.config,
-            self.runner,
-            rank=0,
-            plan_options=plan_options,
-            load=load_function,
-            clock=clock,
-            directory=directory,
+        self.runner = runner = options.pop("runner", None) or InMemoryRunner(SPECS)
+        plan_options = options.pop("plan_options", None) or PlanOptions.from_runner(completed(runner))
+        self.group = LocalGroup(
+            lambda _: runner,
+            directory,
+            ranks=1,
+            load=options.pop("load", load),
+            plan_options=lambda _: plan_options,
+            configuration={"name": "lone", "on_failure": "clear", **options},
         )
-        self.segment = self.worker._attachment.segment
+        self.worker, self.config, self.segment = self.group.workers[0], self.group.config, self.group.segment
         self.controller = wsm.Controller("lone", directory=directory)
 
     def run(self, pending: Pending) -> None:
@@ -56,17 +54,12 @@ class LoneRank:
             self.worker.poll()
 
     def update(self, version: int | str | None, **options: Any) -> wsm.Receipt:
-        pending = self.controller.begin_update(version, **options)
-        self.run(pending)
-        self.worker.poll()
-        return pending.result()
+        return self.group.update(version, **options)
 
     def clear(self, **options: Any) -> wsm.Receipt:
-        pending = self.controller.begin_clear(**options)
-        self.run(pending)
-        return pending.result()
+        return self.group.clear(**options)
 
     def close(self) -> None:
         self.controller.close()
-        self.worker.close()
+        self.group.close()
         assert not (found := replay(self.worker.journal).findings), ", ".join(map(str, found))

@@ -13,6 +13,7 @@ from wsm import HOLD, SERVE
 from wsm.actions.options import PlanOptions
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.committed_record import write_record
+from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.controller.group_view import GroupView
 from wsm.controller.recovery import Recovery
 from wsm.journal import entry as kinds
@@ -257,6 +258,7 @@ def test_a_commit_whose_arguments_are_damaged_ends_as_it_was_decided_once_its_co
         poll_until(lone, group, StatusCode.PREPARED)
         assert group.arguments(word) is None
         decide(lone, word, Operation.COMMIT, StatusCode.DONE_COMMITTED)
+    AbandonedCommands(lone.segment, who="a rank").look()
     eventually(lambda: lone.worker.poll() and is_over(group.view()))
     view = group.view()
     record = group.committed(view)

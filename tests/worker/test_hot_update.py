@@ -59,6 +59,8 @@ def poll_until(rank, question) -> None:
 
 def test_a_rank_serves_the_old_version_while_it_stages_and_the_new_one_after_the_flip(rank, steered):
     steered.hold()
+    stop_admitting = rank.runner.requests.stop_admitting
+    rank.runner.requests.stop_admitting = lambda: (stop_admitting(), rank.group.clock.advance(1e-6))
     pending = rank.controller.begin_update(2, hot=True)
     pending.written(10)
     poll_until(rank, steered.inside.is_set)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from wsm import HOLD, SERVE, Deadlines
-from wsm.clock import ManualClock
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.controller.group_view import GroupView
 from wsm.journal import entry as kinds
@@ -93,13 +92,15 @@ def test_arguments_that_make_no_sense_are_refused_and_nothing_changes(lone, writ
 
 
 def test_arguments_that_never_come_fail_the_command_by_its_deadline(make_lone):
-    lone = make_lone(deadlines=Deadlines(arguments_s=0.02))
+    lone = make_lone(deadlines=Deadlines(arguments_s=5))
     lone.update(1)
     view = GroupView(lone.segment)
     before = view.view().command
     word = CommandWord(before.epoch, before.sequence + 1, Operation.UPDATE)
     with view.role.acquire(0):
         view.write_command(word)
+        lone.worker.poll()
+        lone.group.clock.advance(6)
         poll_until(lone, StatusCode.FAILED)
         report, refused = failure(lone, word)
         assert (refused, report.error) == (False, "wait-expired")
@@ -143,8 +144,8 @@ def test_a_new_epoch_takes_weights_and_cache_of_the_old_one(lone):
 
 
 def test_the_pause_that_a_new_epoch_begins_is_counted_until_the_rank_serves_again(make_lone):
-    clock = ManualClock()
-    lone = make_lone(clock=clock)
+    lone = make_lone()
+    clock = lone.group.clock
     lone.update(1)
     clock.advance(5)
     poll_until_joined(lone, begin_epoch(lone))
