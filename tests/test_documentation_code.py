@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import multiprocessing
 import re
 import shlex
 import subprocess
@@ -84,6 +85,41 @@ def test_the_trainer_of_the_first_update_publishes_a_version(tmp_path) -> None:
     assert place in program
     exec(program.replace(place, repr(str(tmp_path))), {})  # noqa: S102 - the page's own code
     assert read_version(tmp_path) == "2"
+
+
+def test_the_processes_of_a_trainer_publish_their_shards_as_the_page_prints_it(tmp_path) -> None:
+    published = by_two_processes("files", "SnapshotPublisher", {"directory": tmp_path})
+    assert published == read_version(tmp_path) == "step_7"
+
+
+def by_two_processes(page: str, names: str, given: dict[str, object]) -> str:
+    """Run the `publish` that a page prints with `names` in two processes; return its label."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```", (DOCUMENTS / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    [program] = [block for block in blocks if names in block and "def publish(" in block]
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe() for _ in range(2)]
+
+    def process(rank: int) -> None:
+        def gather(rank: int, digest: str) -> dict[int, str]:
+            pipes[rank][1].send((rank, digest))
+            return pipes[rank][1].recv()
+
+        namespace = dict(given)
+        exec(program, namespace)  # noqa: S102 - the page's own code
+        namespace["publish"](rank, {"w": bytearray(8)}, "a1b2", gather)
+
+    processes = [context.Process(target=process, args=(rank,)) for rank in range(2)]
+    for each in processes:
+        each.start()
+    digests = dict(ours.recv() for ours, _ in pipes)
+    for ours, _ in pipes:
+        ours.send(digests)
+    for each in processes:
+        each.join()
+        assert each.exitcode == 0
+    return re.findall(r'\.version\("(.*?)"\)', program)[0]
 
 
 def commands(page: Path) -> list[list[str]]:

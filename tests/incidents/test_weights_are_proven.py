@@ -13,7 +13,7 @@ from wsm.controller.errors import RankFailedError
 from wsm.strategies import (
     DeltaSource,
     MemoryTarget,
-    StagedVersion,
+    SnapshotPublisher,
     TensorSpec,
     errors,
     inspect,
@@ -203,11 +203,11 @@ def test_marin_1829_a_version_that_was_published_cannot_change_its_content_unnot
 
 def test_prime_rl_1492_a_half_written_version_is_invisible(tmp_path):
     publish(tmp_path, {0: shard(3)})
-    with StagedVersion(tmp_path, 2, world_size=2, durable=False) as staged:
-        staged.plan(0).write(shard(4))
+    with SnapshotPublisher(tmp_path, world_size=2, durable=False).version(2) as staged:
+        digest = staged.put(0, shard(4))
         with raising(errors.SnapshotNotFoundError):
             load_snapshot(source(tmp_path), served_target(), version=2)
         assert load_snapshot(source(tmp_path), served_target()).version == "1"
         with raising(errors.incomplete_publication):
-            staged.commit()
+            staged.seal({0: digest})
     assert load_snapshot(source(tmp_path), served_target()).version == "1"

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from wsm.strategies.snapshot.manifest import ShardManifest as ShardManifest
     from wsm.strategies.snapshot.manifest import VersionManifest as VersionManifest
     from wsm.strategies.snapshot.publish import PublishReport as PublishReport
+    from wsm.strategies.snapshot.publish import SnapshotPublisher as SnapshotPublisher
     from wsm.strategies.snapshot.publish import StagedVersion as StagedVersion
     from wsm.strategies.snapshot.publish import publish_snapshot as publish_snapshot
     from wsm.strategies.snapshot.source import SnapshotSource as SnapshotSource
@@ -112,7 +113,7 @@ import_when_named(
         "wsm.strategies.offer": "ManifestScope Offer OfferedTensor",
         "wsm.strategies.registry": "STRATEGIES register_strategy",
         "wsm.strategies.snapshot.manifest": "ShardManifest VersionManifest",
-        "wsm.strategies.snapshot.publish": "PublishReport StagedVersion publish_snapshot",
+        "wsm.strategies.snapshot.publish": "PublishReport SnapshotPublisher StagedVersion publish_snapshot",
         "wsm.strategies.snapshot.source": "SnapshotSource",
         "wsm.strategies.strategy": "Sections Strategy",
         "wsm.strategies.tensor": "TensorSpec WeightTarget",

@@ -250,6 +250,14 @@ def incomplete_publication(*, version: str, problem: str) -> BadInputError:
     )
 
 
+@coded("already-sealed")
+def already_sealed(*, version: str, problem: str) -> RefusedError:
+    """A job has sealed the version, which stands as it was sealed."""
+    return RefusedError(
+        f"version {version} is sealed, and {problem}; publish under a new label, or as a new job"
+    )
+
+
 class VersionExistsError(RefusedError):
     """Other content is already published under this version, and versions never change silently.
 

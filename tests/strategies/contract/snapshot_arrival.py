@@ -20,10 +20,10 @@ MANIFEST = "model_state.tp0.0.manifest.json"
 # A publisher that is killed between its last part and the announcement.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies import StagedVersion, TensorSpec
-with StagedVersion(sys.argv[1], int(sys.argv[2]), world_size=2, durable=False) as staged:
+from wsm.strategies import SnapshotPublisher, TensorSpec
+with SnapshotPublisher(sys.argv[1], world_size=2, durable=False).version(int(sys.argv[2])) as staged:
     for rank in range(2):
-        staged.plan(rank).write({"w": (TensorSpec("w", "U8", (4,)), b"1234")})
+        staged.put(rank, {"w": (TensorSpec("w", "U8", (4,)), b"1234")})
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -15,7 +15,7 @@ from tests.raising import raising
 from wsm.strategies import (
     DeltaSource,
     Retention,
-    StagedVersion,
+    SnapshotPublisher,
     TensorSpec,
     errors,
     load,
@@ -206,13 +206,13 @@ def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_
     monkeypatch.setattr(staged_directory, "take_publisher_lock", take)
     assert directory.delta(2, 1, B, crossover=0.0).whole == "size"
     assert len(taken) == 1
-    with StagedVersion(directory.path, 3, world_size=1):  # it was given back
+    with SnapshotPublisher(directory.path).version(3):  # it was given back
         pass
 
 
 def test_one_publisher_at_a_time_whatever_it_publishes(directory):
     directory.whole(1, A)
-    with StagedVersion(directory.path, 2, world_size=1), raising(errors.PublisherBusyError):
+    with SnapshotPublisher(directory.path).version(2), raising(errors.PublisherBusyError):
         directory.delta(2, 1, B)
     directory.delta(2, 1, B)
 

@@ -13,7 +13,7 @@ from wsm.strategies import (
     ManifestScope,
     MemoryTarget,
     Retention,
-    StagedVersion,
+    SnapshotPublisher,
     TensorSpec,
     errors,
     inspect,
@@ -245,17 +245,17 @@ def test_a_damaged_version_is_repaired_by_publishing_it_again(snapshot):
 
 
 def test_a_second_publisher_is_refused_while_the_first_writes(snapshot, tmp_path):
-    with StagedVersion(tmp_path, 1, world_size=1), raising(errors.PublisherBusyError):
-        StagedVersion(tmp_path, 2, world_size=1)
-    StagedVersion(tmp_path, 2, world_size=1).discard()
+    publisher = SnapshotPublisher(tmp_path)
+    with publisher.version(1), raising(errors.PublisherBusyError):
+        publisher.version(2)
+    publisher.version(2).discard()
 
 
-def test_several_writers_and_one_committer_publish_together(snapshot, tmp_path, held, bytes_of, states):
-    with StagedVersion(tmp_path, 4, world_size=2) as staged:
-        for rank in (1, 0):
-            staged.plan(rank, device_id=rank + 6).write(states(rank))
+def test_no_shard_is_seen_before_all_are_sealed(snapshot, tmp_path, held, bytes_of, states):
+    with SnapshotPublisher(tmp_path, world_size=2, device_ids={0: 6, 1: 7}).version(4) as staged:
+        digests = {rank: staged.put(rank, states(rank)) for rank in (1, 0)}
         assert inspect_or_none(snapshot.source(directory=tmp_path, device_id=6)) is None
-        staged.commit()
+        staged.seal(digests)
     for rank in range(2):
         target = snapshot.target(rank)
         load(snapshot.source(rank, directory=tmp_path, device_id=rank + 6), target)
@@ -270,10 +270,11 @@ def inspect_or_none(source):
 
 
 def test_a_publication_that_lacks_a_rank_publishes_nothing(snapshot, tmp_path, states):
-    with StagedVersion(tmp_path, 4, world_size=2) as staged:
-        staged.plan(1).write(states(1))
-        with raising(errors.incomplete_publication, match=r"ranks \[1\] have a shard"):
-            staged.commit()
+    with SnapshotPublisher(tmp_path, world_size=2).version(4) as staged:
+        digest = staged.put(1, states(1))
+        for heard, named in (({1: digest}, r"ranks \[1\]"), ({0: digest, 1: digest}, "for rank 0")):
+            with raising(errors.incomplete_publication, match=named):
+                staged.seal(heard)
     assert versions(tmp_path) == []
     assert hidden(tmp_path) == set()
     assert not (tmp_path / "version.yaml").exists()

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.raising import raising
 from wsm.strategies import (
-    MemoryTarget,
     Retention,
-    SnapshotSource,
-    StagedVersion,
-    TensorSpec,
-    errors,
-    load,
     publish_snapshot,
     read_version,
 )
@@ -236,59 +228,3 @@ print(peak() - before)
 def test_strategies_do_not_import_paddle():
     script = "import sys, wsm.strategies; assert 'paddle' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-#: A trainer's process that is sent the plan of its rank, and has the shard.
-SHARD_WRITER = (
-    STATE
-    + """
-import os, pickle
-from wsm.errors import WsmError
-plan = pickle.load(sys.stdin.buffer)
-if "killed" in sys.argv:
-    from wsm.strategies.snapshot import _shard_writer
-    _shard_writer.write_new = lambda *_, **__: os.kill(os.getpid(), 9)
-try:
-    plan.write(state(int(sys.argv[1]) + plan.identity.rank))
-except WsmError as error:
-    print(error.code)
-"""
-)
-
-
-def written_by_processes(plans, content, *told):
-    writers = [start(SHARD_WRITER, content, *told) for _ in plans]
-    for writer, plan in zip(writers, plans, strict=True):
-        pickle.dump(plan, writer.stdin.buffer)
-        writer.stdin.close()
-    said = [writer.stdout.read().strip() for writer in writers]
-    for writer in writers:
-        writer.stdout.close()
-        writer.wait()
-    return said
-
-
-def test_each_process_of_a_trainer_publishes_its_own_verified_shard(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with StagedVersion("policy", "step_10", world_size=3) as staged:
-        assert written_by_processes([staged.plan(rank, finite=False) for rank in range(3)], 7) == [""] * 3
-        staged.commit()
-    specs = [TensorSpec(f"t{index}", "U8", (20_000,)) for index in range(8)]
-    for rank in range(3):
-        target = MemoryTarget(specs)
-        source = SnapshotSource("policy", rank, device_id=rank, world_size=3, shared_directory=None)
-        report = load(source, target)
-        assert (report.version, report.verified) == ("step_10", len(specs))
-        assert {bytes(target.readable(spec.name)) for spec in specs} == {bytes([7 + rank]) * 20_000}
-
-
-def test_a_process_that_dies_in_its_shard_or_comes_late_publishes_nothing(tmp_path):
-    first_publication(tmp_path)
-    with StagedVersion(tmp_path, 2, world_size=2) as staged:
-        plans = [staged.plan(rank) for rank in range(2)]
-        written_by_processes(plans[:1], 7)
-        written_by_processes(plans[1:], 7, "killed")
-        with raising(errors.incomplete_publication, match=r"ranks \[0\] have a shard"):
-            staged.commit()
-    assert written_by_processes(plans[1:], 7) == ["storage"]
-    assert read_version(tmp_path) == "1"

@@ -24,12 +24,12 @@ from wsm.strategies import (
     IpcSource,
     MemoryTarget,
     SharedTensors,
+    SnapshotPublisher,
     TensorSpec,
     load,
     publish_snapshot,
 )
 from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
-from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.snapshot.version_pins import VersionPins
 
 pytestmark = pytest.mark.processes
@@ -66,7 +66,7 @@ def forked(work=lambda: None):
 def test_the_next_publication_goes_on_while_a_child_of_the_last_one_lives(tmp_path):
     weights = {0: {"w": np.zeros(4, "float32")}}
     with contextlib.ExitStack() as children:
-        with StagedVersion(tmp_path, 1, world_size=1, durable=False):
+        with SnapshotPublisher(tmp_path, durable=False).version(1):
             children.enter_context(forked())
         publish_snapshot(tmp_path, 2, weights, durable=False)
         shared = SharedTensors(tmp_path)
@@ -101,7 +101,7 @@ def test_a_child_keeps_no_lease_of_its_parent(tmp_path):
 
 
 def test_a_child_ends_nothing_that_is_its_parents(tmp_path):
-    shared, staged = SharedTensors(tmp_path), StagedVersion(tmp_path, 1, world_size=1, durable=False)
+    shared, staged = SharedTensors(tmp_path), SnapshotPublisher(tmp_path, durable=False).version(1)
     shared.publish(1, {0: STATE})
     segment = OwnedSegment("wsm-test.", 64)
     sender = BucketSender(f"ipc://{tmp_path}/buckets")

@@ -28,8 +28,9 @@ from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import PublisherBusyError
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.files.version_file import write_version
+from wsm.strategies.snapshot.manifest import VersionManifest
 from wsm.strategies.snapshot.placement import Placement, PlacementError, runs, whole_shape
-from wsm.strategies.snapshot.publish import StagedVersion
+from wsm.strategies.snapshot.publish import SnapshotPublisher
 from wsm.strategies.snapshot.slice_digests import SliceDigests, write_slice_promises
 from wsm.strategies.snapshot.store import announced_version
 from wsm.strategies.tensor import TensorSpec
@@ -290,36 +291,40 @@ class _Described:
     def taken(self, decision: Decision) -> _Taken | None:
         """Publish the files; None if another process changed what was decided before we had the lock."""
         settings, into = self.settings, Path(self.settings.into)
-        with StagedVersion(into, decision.label, world_size=1, durable=settings.durable) as staged:
+        publisher = SnapshotPublisher(
+            into, retain=settings.retain, replace=decision.replace, durable=settings.durable
+        )
+        with publisher.version(decision.label) as staged:
             if self.decided() != decision:
                 return None
-            manifest, linked = take_in(
-                staged,
-                self.checkpoint,
-                self.tensors,
-                self.placements,
-                device_id=settings.device_id,
-                whole=not self._is_renamed,
-                link=settings.way is AdoptWay.LINK,
-                durable=settings.durable,
-            )
-            if self.slices:
-                write_slice_promises(
-                    staged.path,
-                    staged.sealed().manifest,
-                    self.slices,
-                    settings.ranks or 1,
+            with staged.shard(0) as directory:
+                manifest, linked = take_in(
+                    directory,
+                    staged.identity(0),
+                    self.checkpoint,
+                    self.tensors,
+                    self.placements,
+                    device_id=settings.device_id,
+                    whole=not self._is_renamed,
+                    link=settings.way is AdoptWay.LINK,
                     durable=settings.durable,
                 )
-            # Remembered before it is visible: an adoption that is killed in between is known for what it is.
-            times = mtimes_of(staged.path, manifest.parts)
-            content = AdoptedContent(decision.label, self.asked, self.digest, times)
-            record = AdoptionRecord.of(into)
-            if decision.reused:
-                record = record.with_used(self.asked)
-            record.with_one(content).write(into, durable=settings.durable)
-            published = staged.commit(replace=decision.replace, keep_standing=False, retain=settings.retain)
-        return _Taken(AdoptWay.LINK if linked else AdoptWay.COPY, published.retired)
+
+            def remember(path: Path, publication: VersionManifest) -> None:
+                # Before it is visible: an adoption that is killed in between is known for what it is.
+                if self.slices:
+                    write_slice_promises(
+                        path, publication, self.slices, settings.ranks or 1, durable=settings.durable
+                    )
+                times = mtimes_of(path, manifest.parts)
+                content = AdoptedContent(decision.label, self.asked, self.digest, times)
+                record = AdoptionRecord.of(into)
+                if decision.reused:
+                    record = record.with_used(self.asked)
+                record.with_one(content).write(into, durable=settings.durable)
+
+            report = staged.seal({0: manifest.seal}, keep_standing=False, before_showing=remember)
+        return _Taken(AdoptWay.LINK if linked else AdoptWay.COPY, report.retired)
 
     def announce_last(self, label: str) -> None:
         """Announce a version that stands, if it was published last: who published it died before that."""

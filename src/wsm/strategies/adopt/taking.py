@@ -26,7 +26,6 @@ from wsm.strategies.files.safetensors import lay_out
 from wsm.strategies.promise import PromisedTensor, ShardIdentity
 from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, part_metadata
 from wsm.strategies.snapshot.placement import Placement
-from wsm.strategies.snapshot.publish import StagedVersion
 from wsm.strategies.tensor import TensorSpec
 
 _CHUNK_BYTES = 1 << 21
@@ -36,7 +35,8 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, er
 
 
 def take_in(
-    staged: StagedVersion,
+    directory: Path,
+    identity: ShardIdentity,
     checkpoint: Checkpoint,
     tensors: Sequence[Sequence[tuple[TensorSpec, str]]],
     placements: Mapping[TensorSpec, Placement | None],
@@ -46,12 +46,14 @@ def take_in(
     link: bool,
     durable: bool,
 ) -> tuple[ShardManifest, bool]:
-    """Put the files and their manifest into what is staged. Blocks.
+    """Put the files and their manifest into a directory. Blocks.
 
     Parameters
     ----------
-    staged : StagedVersion
-        Of one rank; no reader looks there yet.
+    directory : Path
+        No reader looks there yet.
+    identity : ShardIdentity
+        Of the one rank of the version.
     checkpoint : Checkpoint
         The open files.
     tensors : sequence of sequence of (TensorSpec, str)
@@ -83,8 +85,7 @@ def take_in(
         If the file system refuses.
     """
     base = snapshot_names.shard_base(0, device_id)
-    paths = [staged.path / snapshot_names.part_name(base, index) for index, _ in enumerate(checkpoint.parts)]
-    identity = ShardIdentity(version=staged.version, rank=0, world_size=1, publication=staged.publication)
+    paths = [directory / snapshot_names.part_name(base, index) for index, _ in enumerate(checkpoint.parts)]
     try:
         cloned = whole and _all(partial(clone_opened, durable=durable), checkpoint.parts, paths)
         linked = link and whole and not cloned and _all(link_opened, checkpoint.parts, paths)
@@ -95,20 +96,20 @@ def take_in(
             part.require_unchanged()
         manifest = ShardManifest.with_tensors(
             (PromisedTensor(spec, digest, placements[spec]) for held in tensors for spec, digest in held),
-            version=staged.version,
-            rank=0,
-            world_size=1,
+            version=identity.version,
+            rank=identity.rank,
+            world_size=identity.world_size,
             device_id=device_id,
-            publication=staged.publication,
+            publication=identity.publication,
             parts=tuple(
                 PartEntry(path.name, path.stat().st_size, len(held))
                 for path, held in zip(paths, tensors, strict=True)
             ),
         )
-        path = staged.path / snapshot_names.shard_manifest_name(base)
+        path = directory / snapshot_names.shard_manifest_name(base)
         write_new(path, manifest.encode(), durable=durable)
     except OSError as error:
-        raise StorageError(path=staged.path, error=error) from error
+        raise StorageError(path=directory, error=error) from error
     return manifest, linked
 
 

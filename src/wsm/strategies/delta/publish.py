@@ -45,7 +45,7 @@ from wsm.strategies.errors import ManifestError, VersionExistsError, listed
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, DELTAS_DIRECTORY, VERSIONS_DIRECTORY
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.snapshot.publish import StagedVersion
+from wsm.strategies.snapshot.publish import SnapshotPublisher, StagedVersion
 from wsm.strategies.snapshot.store import shards_in
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention, retire, take_away
@@ -555,17 +555,21 @@ def _shown_whole(
     # What leads elsewhere goes once the whole is there, and other publishers are kept out meanwhile.
     clears = staged.standing(replace=replace) is None
     shutil.rmtree(staged.path, ignore_errors=True)  # it is not needed, and the whole needs room
-    with StagedVersion(
-        staged.final.parents[1], staged.version, world_size=len(states), durable=durable, within=staged
-    ) as instead:
-        for rank, tensors in states.items():
-            instead.plan(rank, device_id=devices[rank], finite=finite).write(tensors)
-        published = instead.commit(
-            replace=replace,
-            retain=retain,
+    publisher = SnapshotPublisher(
+        staged.final.parents[1],
+        world_size=len(states),
+        device_ids=devices,
+        finite=finite,
+        retain=retain,
+        replace=replace,
+        durable=durable,
+    )
+    with StagedVersion(publisher, staged.version, within=staged) as instead:
+        published = instead.seal(
+            {rank: instead.put(rank, tensors) for rank, tensors in states.items()},
             before_announcing=staged.take_away_standing if clears else None,
         )
-    return Shown(published.path, published.manifest.group_digest, published.retired)
+    return Shown(published.path, published.manifest_digest, published.retired)
 
 
 def _from_trainer(tensors: TrainerTensors) -> Iterator[OfferedTensor]:

@@ -7,7 +7,6 @@ if the trainer's own are not contiguous. Makes nothing visible: :mod:`wsm.strate
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from wsm.strategies import errors
@@ -26,9 +25,18 @@ from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 PART_BYTES = 1 << 30
 
 
-@dataclass(frozen=True)
-class ShardPlan:
-    """Whose shard is written, where and how. It can be pickled: the process that has the shard writes it.
+def write_shard(
+    directory: Path,
+    identity: ShardIdentity,
+    tensors: TrainerTensors,
+    *,
+    device_id: int,
+    part_bytes: int,
+    durable: bool,
+    placements: Mapping[str, Placement],
+    finite: bool,
+) -> ShardManifest:
+    """Write the parts of one rank's shard, then its manifest. Blocks.
 
     Parameters
     ----------
@@ -36,6 +44,8 @@ class ShardPlan:
         Where no reader looks yet; it must exist and hold no shard of this rank.
     identity : ShardIdentity
         Version, rank, number of ranks and publication.
+    tensors : mapping
+        The rank's state dict (:mod:`wsm.strategies.trainer.tensors`).
     device_id : int
         The device id in the file names.
     part_bytes : int
@@ -47,94 +57,71 @@ class ShardPlan:
         other ranks may be among them. Empty: the version is for its own number of ranks alone.
     finite : bool
         Whether NaN and infinity are refused, here and by every load.
+
+    Raises
+    ------
+    TrainerTensorError
+        If a tensor is none, or not finite although it is to be.
+    BadInputError
+        If there is no tensor at all.
+    PlacementError
+        If a tensor is not placed although others are, or is not what its placement says.
+    StorageError
+        If the file system refuses.
     """
-
-    directory: Path
-    identity: ShardIdentity
-    device_id: int
-    part_bytes: int = PART_BYTES
-    durable: bool = True
-    placements: Mapping[str, Placement] = field(default_factory=dict)
-    finite: bool = False
-
-    def write(self, tensors: TrainerTensors) -> ShardManifest:
-        """Write the parts of the rank's shard, then its manifest. Blocks.
-
-        Parameters
-        ----------
-        tensors : mapping
-            The rank's state dict (:mod:`wsm.strategies.trainer.tensors`).
-
-        Raises
-        ------
-        TrainerTensorError
-            If a tensor is none, or not finite although it is to be.
-        BadInputError
-            If there is no tensor at all.
-        PlacementError
-            If a tensor is not placed although others are, or is not what its placement says.
-        StorageError
-            If the file system refuses.
-        """
-        specs = specs_of(tensors)
-        _check_placements(specs, self)
-        if not specs:
-            raise errors.incomplete_publication(
-                version=self.identity.version, problem=f"the state dict of rank {self.identity.rank} is empty"
-            )
-        base = snapshot_names.shard_base(self.identity.rank, self.device_id)
-        parts: list[PartEntry] = []
-        entries: list[PromisedTensor] = []
-        for index, group in enumerate(cut_into_parts(specs, self.part_bytes)):
-            path = self.directory / snapshot_names.part_name(base, index)
-            try:
-                nbytes, digests = write_safetensors(
-                    path,
-                    group,
-                    (_bytes_of(tensors, spec, self) for spec in group),
-                    part_metadata(self.identity),
-                    durable=self.durable,
-                )
-            except OSError as error:
-                raise StorageError(path=path, error=error) from error
-            parts.append(PartEntry(path.name, nbytes, len(group)))
-            entries += [
-                PromisedTensor(spec, digest, self.placements.get(spec.name))
-                for spec, digest in zip(group, digests, strict=True)
-            ]
-        manifest = ShardManifest.with_tensors(
-            entries,
-            version=self.identity.version,
-            rank=self.identity.rank,
-            world_size=self.identity.world_size,
-            device_id=self.device_id,
-            publication=self.identity.publication,
-            parts=tuple(parts),
-            finite=self.finite,
+    specs = specs_of(tensors)
+    _check_placements(specs, placements, identity)
+    if not specs:
+        raise errors.incomplete_publication(
+            version=identity.version, problem=f"the state dict of rank {identity.rank} is empty"
         )
-        path = self.directory / snapshot_names.shard_manifest_name(base)
+    base = snapshot_names.shard_base(identity.rank, device_id)
+    parts: list[PartEntry] = []
+    entries: list[PromisedTensor] = []
+    for index, group in enumerate(cut_into_parts(specs, part_bytes)):
+        path = directory / snapshot_names.part_name(base, index)
+        data = (_bytes_of(tensors, spec, finite=finite) for spec in group)
         try:
-            write_new(path, manifest.encode(), durable=self.durable)
+            nbytes, digests = write_safetensors(path, group, data, part_metadata(identity), durable=durable)
         except OSError as error:
             raise StorageError(path=path, error=error) from error
-        return manifest
+        parts.append(PartEntry(path.name, nbytes, len(group)))
+        entries += [
+            PromisedTensor(spec, digest, placements.get(spec.name))
+            for spec, digest in zip(group, digests, strict=True)
+        ]
+    manifest = ShardManifest.with_tensors(
+        entries,
+        version=identity.version,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        device_id=device_id,
+        publication=identity.publication,
+        parts=tuple(parts),
+        finite=finite,
+    )
+    path = directory / snapshot_names.shard_manifest_name(base)
+    try:
+        write_new(path, manifest.encode(), durable=durable)
+    except OSError as error:
+        raise StorageError(path=path, error=error) from error
+    return manifest
 
 
-def _bytes_of(tensors: TrainerTensors, spec: TensorSpec, plan: ShardPlan) -> memoryview:
+def _bytes_of(tensors: TrainerTensors, spec: TensorSpec, *, finite: bool) -> memoryview:
     data = bytes_of(tensors, spec)
-    if plan.finite:
+    if finite:
         check_finite(spec, data)
     return data
 
 
-def _check_placements(specs: Sequence[TensorSpec], plan: ShardPlan) -> None:
-    if not plan.placements:
-        return
-    for spec in specs:
-        if spec.name not in plan.placements:
+def _check_placements(
+    specs: Sequence[TensorSpec], placements: Mapping[str, Placement], identity: ShardIdentity
+) -> None:
+    for spec in specs if placements else ():
+        if spec.name not in placements:
             raise PlacementError(tensor=spec.name, problem="has no placement, although others have one")
-        placement = plan.placements[spec.name]
-        whole_shape(spec.name, placement, spec.shape, plan.identity.rank, plan.identity.world_size)
+        whole_shape(spec.name, placements[spec.name], spec.shape, identity.rank, identity.world_size)
 
 
 def cut_into_parts(specs: Sequence[TensorSpec], part_bytes: int) -> list[list[TensorSpec]]:

@@ -1,42 +1,47 @@
-"""Publishing a version: staged under ``versions/`` shard by shard, then sealed for all ranks.
+"""Publishing a version: each rank's shard is put under ``versions/`` unseen, then one process seals them all.
 
-:func:`publish_snapshot` is one call for a process that holds the shards of all ranks; with
-:class:`StagedVersion` each process of a trainer publishes its own.
+Each process of a trainer puts its own shards through a :class:`SnapshotPublisher`, and hands the digests to
+the one that seals. :func:`publish_snapshot` is one call for a process that holds the shards of all ranks. A
+shard is written into a directory of its own and takes its name once it is whole, so a seal, which links the
+files of all of them together, finds a whole one or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
-from wsm.labels import checked_version
+from wsm.errors import BadInputError
+from wsm.labels import Label, checked_version
 from wsm.strategies import errors
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files import snapshot_names
-from wsm.strategies.files.atomic_file import write_new
+from wsm.strategies.files.atomic_file import sync_directory, write_new
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
 from wsm.strategies.files.version_file import write_version
 from wsm.strategies.promise import ShardIdentity
-from wsm.strategies.snapshot._shard_writer import PART_BYTES, ShardPlan
+from wsm.strategies.snapshot._shard_writer import PART_BYTES, write_shard
 from wsm.strategies.snapshot.manifest import ShardEntry, ShardManifest, VersionManifest
 from wsm.strategies.snapshot.placement import Placement
-from wsm.strategies.trainer.retention import KEEP_TWO, Retention, retire
+from wsm.strategies.trainer.publications import published_last
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention, bring_in, retire
 from wsm.strategies.trainer.staged_directory import StagedDirectory
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, check_ranks
-from wsm.typed import Count, typed, typed_calls
+from wsm.typed import Count, CountFrom0, typed, typed_calls
 
 
 @dataclass(frozen=True)
 class Published:
-    """A whole version in its directory: its manifests, and what was removed for it."""
+    """A whole version in its directory: its manifests."""
 
-    path: str
     manifest: VersionManifest
     shards: tuple[ShardManifest, ...]
-    retired: tuple[str, ...] = ()
 
     def lacks(self, wanted: Published) -> tuple[str, ...] | None:
         """Return what `wanted` promises and this one does not; None if it holds other tensors.
@@ -67,7 +72,7 @@ def standing_publication(path: Path) -> Published | None:
         whole = all((path / part.file).stat().st_size == part.nbytes for part in parts)
     except (OSError, ManifestError):
         return None
-    return Published(str(path), manifest, shards) if whole else None
+    return Published(manifest, shards) if whole else None
 
 
 def _other_placements(ours: ShardManifest, theirs: ShardManifest) -> bool:
@@ -75,162 +80,6 @@ def _other_placements(ours: ShardManifest, theirs: ShardManifest) -> bool:
     return any(
         entry.placement is not None and entry.placement != placed[entry.spec.name] for entry in theirs.tensors
     )
-
-
-@typed_calls
-class StagedVersion(StagedDirectory):
-    """A whole version that is being written.
-
-    Trainers with several processes let one of them stage and commit. It sends each of the others the
-    :meth:`plan` of its rank, which writes that process's own shard.
-
-    Parameters
-    ----------
-    directory, version, durable : path or str, str or int, bool
-        As for every publication; see the base class, also for attributes and errors.
-    world_size : int
-        Number of ranks that it is for.
-    within : StagedDirectory, optional
-        Another publication into the same directory, which keeps other publishers out for both.
-    """
-
-    def __init__(
-        self,
-        directory: Path | str,
-        version: str | int,
-        *,
-        world_size: Count,
-        durable: bool = True,
-        within: StagedDirectory | None = None,
-    ) -> None:
-        place = snapshot_names.VERSIONS_DIRECTORY
-        super().__init__(directory, place, version, durable=durable, within=within)
-        self.world_size = world_size
-        self._sealed: Published | None = None
-
-    def plan(
-        self,
-        rank: int,
-        *,
-        device_id: int | None = None,
-        part_bytes: Count = PART_BYTES,
-        placements: Mapping[str, Placement] | None = None,
-        finite: bool = False,
-    ) -> ShardPlan:
-        """Return what writes the shard of `rank`, in any process of this host or its file system.
-
-        It can be pickled. ``plan.write(state_dict)`` blocks, digests each tensor as it writes it, and shows
-        nothing to readers: :meth:`commit` does, once all ranks' shards are there.
-        """
-        identity = ShardIdentity(
-            version=self.version, rank=rank, world_size=self.world_size, publication=self.publication
-        )
-        device_id = rank if device_id is None else device_id
-        return ShardPlan(
-            self.path.absolute(), identity, device_id, part_bytes, self._durable, placements or {}, finite
-        )
-
-    def commit(
-        self,
-        *,
-        replace: bool = False,
-        keep_standing: bool = True,
-        retain: Retention = KEEP_TWO,
-        before_announcing: Callable[[], None] | None = None,
-    ) -> Published:
-        """Make the version visible, announce it, then remove versions that are no longer kept. Blocks.
-
-        A version that is there already with the very same tensors, and promises at least as much, is
-        announced as it stands: a publisher that died between the rename and the announcement is simply run
-        again.
-
-        Parameters
-        ----------
-        replace : bool
-            Whether a version of this label may be replaced that has other content, or promises less.
-        keep_standing : bool
-            Whether one with the very same tensors stays as it stands; not where another process may have
-            written into its files since.
-        retain : Retention
-            Which older versions stay.
-        before_announcing : callable, optional
-            Called once the version is visible and before ``version.yaml`` names it.
-
-        Raises
-        ------
-        BadInputError
-            If the shards are not one per rank.
-        VersionExistsError
-            If the version exists with other content, or promises less, and `replace` is false.
-        StorageError
-            If the file system refuses.
-        """
-        with self._storage():
-            staged = self.sealed()
-            standing = standing_publication(self.final)
-            lacking = None if standing is None else standing.lacks(staged)
-            if keep_standing and standing is not None and lacking == ():
-                staged = standing
-            else:
-                self._check_vacant(replace=replace, lacking=lacking)
-                self._show()
-            if before_announcing is not None:
-                before_announcing()
-            self._announce()
-        retired = retire(self._place, self.version, retain)
-        return replace_fields(staged, retired=retired)
-
-    def sealed(self) -> Published:
-        """Write the manifest of all ranks, if that was not done yet, and return all manifests. Blocks.
-
-        Raises
-        ------
-        BadInputError
-            If the shards are not one per rank.
-        StorageError
-            If the file system refuses.
-        """
-        if self._sealed is None:
-            with self._storage():
-                shards = self._shards()
-                self._sealed = Published(str(self.final), self._seal(shards), shards)
-        return self._sealed
-
-    def _shards(self) -> tuple[ShardManifest, ...]:
-        by_rank: dict[int, ShardManifest] = {}
-        for path in sorted(self.path.glob("model_state.tp*.manifest.json")):
-            shard = ShardManifest.decode(path.read_bytes(), file=str(path))
-            if shard.rank in by_rank or shard.publication != self.publication:
-                raise errors.incomplete_publication(
-                    version=self.version,
-                    problem=f"{path.name} is a second shard of rank {shard.rank} or a foreign one",
-                )
-            by_rank[shard.rank] = shard
-        if sorted(by_rank) != list(range(self.world_size)):
-            raise errors.incomplete_publication(
-                version=self.version,
-                problem=f"ranks {sorted(by_rank)} have a shard, the world size is {self.world_size}",
-            )
-        return tuple(by_rank[rank] for rank in range(self.world_size))
-
-    def _seal(self, shards: tuple[ShardManifest, ...]) -> VersionManifest:
-        entries = tuple(
-            ShardEntry(
-                manifest=snapshot_names.shard_manifest_name(
-                    snapshot_names.shard_base(shard.rank, shard.device_id)
-                ),
-                seal=shard.seal,
-                content_digest=shard.content_digest,
-                placed_digest=None if shard.placed_digest == shard.content_digest else shard.placed_digest,
-            )
-            for shard in shards
-        )
-        manifest = VersionManifest(
-            version=self.version, publication=self.publication, shards=entries, ordinal=self._ordinal
-        )
-        write_new(self.path / snapshot_names.VERSION_MANIFEST, manifest.encode(), durable=self._durable)
-        write_version(self.path, self.version, durable=self._durable)
-        return manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +99,344 @@ class PublishReport(TrainerReport):
     path: str
     files: int
     retired: tuple[str, ...]
+
+
+@typed
+@dataclass(frozen=True)
+class SnapshotPublisher:
+    """How a process of a trainer publishes into a directory, version by version.
+
+    Parameters
+    ----------
+    directory : path or str
+        Created if it does not exist.
+    world_size : int
+        Number of ranks that a version is for.
+    job : str, optional
+        What all processes of one trainer share and no other trainer has: drawn anew at each start of the
+        trainer, and the same in all of its processes. A job publishes a label once. Without one, this process
+        puts the shards of all ranks, and keeps other publishers out meanwhile.
+    device_ids : mapping of int to int, optional
+        Per rank, the device id in its file names; the rank itself where not given.
+    part_bytes : int
+        Bytes of tensors in one part, unless a single tensor is larger.
+    placements : mapping of str to Placement, optional
+        How each tensor lies on the ranks (:mod:`wsm.strategies.snapshot.placement`). With it, groups of
+        another number of ranks can load the version; without it, only groups of as many ranks as there are
+        shards. Those of the tensors of other ranks may be among them.
+    finite : bool
+        Whether NaN and infinity are refused: here, before anything became visible, and by every load.
+    retain : Retention
+        Which older versions stay.
+    replace : bool
+        Whether a version of this label may be replaced that has other content, or promises less.
+    durable : bool
+        Whether a version must survive a power cut once it is sealed.
+    clock : Clock, optional
+        For the seconds in reports.
+    """
+
+    directory: Path | str
+    world_size: Count = 1
+    job: Label | None = None
+    device_ids: Mapping[int, int] | None = None
+    part_bytes: Count = PART_BYTES
+    placements: Mapping[str, Placement] | None = None
+    finite: bool = False
+    retain: Retention = KEEP_TWO
+    replace: bool = False
+    durable: bool = True
+    clock: Clock | None = None
+
+    def version(self, label: str | int) -> StagedVersion:
+        """Begin a version, or enter it where another process of the job has begun it. Does not wait.
+
+        Use it in ``with``. What was put stays while a process is in there; the last one to leave removes what
+        was not sealed.
+
+        Raises
+        ------
+        PublisherBusyError
+            If another process publishes into the directory, and there is no job.
+        StorageError
+            If the file system refuses.
+        BadInputError
+            If `label` is none.
+        """
+        return StagedVersion(self, label)
+
+
+def _require_same(version: str, sealed: Mapping[int, str], digests: Mapping[int, str]) -> None:
+    other = sorted(rank for rank in sealed.keys() | digests.keys() if sealed.get(rank) != digests.get(rank))
+    if other:
+        problem = f"its seal holds another digest of ranks {errors.listed(other)}"
+        raise errors.already_sealed(version=version, problem=problem)
+
+
+@typed_calls
+class StagedVersion(StagedDirectory):
+    """A version that the processes of a job put their shards into; see :meth:`SnapshotPublisher.version`.
+
+    Parameters
+    ----------
+    publisher : SnapshotPublisher
+        Where and how.
+    version : str or int
+        As for every publication; see the base class, also for attributes and errors.
+    within : StagedDirectory, optional
+        Another publication into the same directory, which keeps other publishers out for both.
+    """
+
+    def __init__(
+        self, publisher: SnapshotPublisher, version: str | int, *, within: StagedDirectory | None = None
+    ) -> None:
+        self._publisher = publisher
+        self._clock = publisher.clock or SystemClock()
+        self._begun_ns = self._clock.monotonic_ns()
+        self._sealed: tuple[Mapping[int, str], PublishReport] | None = None
+        super().__init__(
+            publisher.directory,
+            snapshot_names.VERSIONS_DIRECTORY,
+            version,
+            durable=publisher.durable,
+            job=publisher.job,
+            within=within,
+        )
+
+    def put(self, rank: CountFrom0, tensors: TrainerTensors) -> str:
+        """Write the shard of a rank, which no reader sees before the seal. Blocks.
+
+        Where the rank was put before, by whichever process, this one counts once it is whole.
+
+        Parameters
+        ----------
+        rank : int
+            Whose.
+        tensors : mapping
+            The rank's state dict (:mod:`wsm.strategies.trainer.tensors`).
+
+        Returns
+        -------
+        str
+            The digest of the shard's manifest, for :meth:`seal`.
+
+        Raises
+        ------
+        RefusedError
+            If the version is sealed (``already-sealed``).
+        BadInputError, TrainerTensorError, PlacementError
+            If there is no such rank, or what was handed over is no shard.
+        StorageError
+            If the file system refuses.
+        """
+        publisher = self._publisher
+        with self.shard(rank) as directory:
+            manifest = write_shard(
+                directory,
+                self.identity(rank),
+                tensors,
+                device_id=(publisher.device_ids or {}).get(rank, rank),
+                part_bytes=publisher.part_bytes,
+                durable=publisher.durable,
+                placements=publisher.placements or {},
+                finite=publisher.finite,
+            )
+        return manifest.seal
+
+    def identity(self, rank: int) -> ShardIdentity:
+        """Return whose the shard of a rank is."""
+        return ShardIdentity(
+            version=self.version,
+            rank=rank,
+            world_size=self._publisher.world_size,
+            publication=self.publication,
+        )
+
+    @contextmanager
+    def shard(self, rank: int) -> Iterator[Path]:
+        """Yield a directory for the files of a rank's shard, which count as put once the context has ended.
+
+        Raises
+        ------
+        RefusedError, BadInputError, StorageError
+            As :meth:`put`.
+        """
+        if rank >= self._publisher.world_size:
+            raise self._incomplete(
+                f"there is no rank {rank} among the {self._publisher.world_size} that it is for"
+            )
+        self._require_unsealed()
+        with self._storage():
+            half = self._stage / f"half-{rank}-{secrets.token_hex(4)}"
+            half.mkdir()
+            try:
+                yield half
+                bring_in(half, self._shard_directory(rank))
+            except BaseException:
+                shutil.rmtree(half, ignore_errors=True)
+                raise
+        self._require_unsealed()
+
+    def seal(
+        self,
+        digests: Mapping[int, str],
+        *,
+        keep_standing: bool = True,
+        before_showing: Callable[[Path, VersionManifest], None] | None = None,
+        before_announcing: Callable[[], None] | None = None,
+    ) -> PublishReport:
+        """Make the version visible, announce it, then remove versions that are no longer kept. Blocks.
+
+        One process does so, for all. It waits for none: what was not put, or is not what was heard, is
+        refused. A second seal of the same digests answers the same, in whichever process.
+
+        A version that is there already with the very same tensors, and promises at least as much, is
+        announced as it stands: a publisher that died between the rename and the announcement is simply run
+        again.
+
+        Parameters
+        ----------
+        digests : mapping of int to str
+            What :meth:`put` has returned for each rank.
+        keep_standing : bool
+            Whether one with the very same tensors stays as it stands; not where another process may have
+            written into its files since.
+        before_showing : callable, optional
+            Called with the directory and the manifest of what is about to become visible.
+        before_announcing : callable, optional
+            Called once the version is visible and before ``version.yaml`` names it.
+
+        Raises
+        ------
+        BadInputError
+            If a rank is missing, or put as something else than was heard, or for another number of ranks
+            (``incomplete-publication``).
+        RefusedError
+            If it was sealed with other digests (``already-sealed``).
+        VersionExistsError
+            If the version exists with other content, or promises less, and may not be replaced.
+        PublisherBusyError
+            If another process publishes into the directory now.
+        StorageError
+            If the file system refuses.
+        """
+        if self._sealed is not None:
+            _require_same(self.version, self._sealed[0], digests)
+            return self._sealed[1]
+        ranks = range(self._publisher.world_size)
+        if sorted(digests) != list(ranks):
+            raise self._incomplete(
+                f"digests were heard of ranks {sorted(digests)}, and it is for {len(ranks)} ranks"
+            )
+        with self._storage(), self._alone():
+            published = standing = standing_publication(self.final)
+            again = standing is not None and standing.manifest.publication == self.publication
+            if published is not None and again:
+                sealed = {rank: entry.seal for rank, entry in enumerate(published.manifest.shards)}
+                _require_same(self.version, sealed, digests)
+            else:
+                published = self._gather(digests)
+                lacking = None if standing is None else standing.lacks(published)
+                if standing is not None and keep_standing and lacking == ():
+                    published = standing
+                else:
+                    self._check_vacant(replace=self._publisher.replace, lacking=lacking)
+                    self._show_with(before_showing, published.manifest)
+            if before_announcing is not None:
+                before_announcing()
+            if not again or published_last(self._directory, deltas=True) == self.version:
+                self._announce()
+            retired = retire(self._place, self.version, self._publisher.retain)
+        report = PublishReport(
+            version=self.version,
+            path=str(self.final),
+            manifest_digest=published.manifest.group_digest,
+            digests={rank: entry.content_digest for rank, entry in enumerate(published.manifest.shards)},
+            bytes=sum(part.nbytes for shard in published.shards for part in shard.parts),
+            files=sum(len(shard.parts) for shard in published.shards),
+            seconds=(self._clock.monotonic_ns() - self._begun_ns) / 1_000_000_000,
+            retired=retired,
+        )
+        self._sealed = dict(digests), report
+        return report
+
+    def _shard_directory(self, rank: int) -> Path:
+        return self._stage / f"rank-{rank}"
+
+    def _incomplete(self, problem: str) -> BadInputError:
+        return errors.incomplete_publication(version=self.version, problem=problem)
+
+    def _require_unsealed(self) -> None:
+        standing = None if self._publisher.job is None else standing_publication(self.final)
+        if self._sealed is not None or (
+            standing is not None and standing.manifest.publication == self.publication
+        ):
+            raise errors.already_sealed(version=self.version, problem="no shard can be put any more")
+
+    def _gather(self, digests: Mapping[int, str]) -> Published:
+        """Link the files of all shards into one directory, with the manifest of all ranks."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir()
+        shards = tuple(self._link(rank, digest) for rank, digest in sorted(digests.items()))
+        entries = tuple(
+            ShardEntry(
+                manifest=snapshot_names.shard_manifest_name(
+                    snapshot_names.shard_base(shard.rank, shard.device_id)
+                ),
+                seal=shard.seal,
+                content_digest=shard.content_digest,
+                placed_digest=None if shard.placed_digest == shard.content_digest else shard.placed_digest,
+            )
+            for shard in shards
+        )
+        manifest = VersionManifest(
+            version=self.version, publication=self.publication, shards=entries, ordinal=self._ordinal
+        )
+        write_new(self.path / VERSION_MANIFEST, manifest.encode(), durable=self._durable)
+        write_version(self.path, self.version, durable=self._durable)
+        return Published(manifest, shards)
+
+    def _show_with(
+        self, before: Callable[[Path, VersionManifest], None] | None, manifest: VersionManifest
+    ) -> None:
+        if before is not None:
+            before(self.path, manifest)
+        if self._durable:
+            sync_directory(self.path)
+        self._show()
+
+    def _link(self, rank: int, digest: str) -> ShardManifest:
+        """Link the files of a rank's shard, if it is the one that was heard of."""
+        try:
+            directory = os.open(self._shard_directory(rank), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise self._incomplete(f"nothing was put for rank {rank}") from None
+        try:
+            # By the descriptor: a shard that is put meanwhile is another directory under this name.
+            for name in os.listdir(directory):  # noqa: PTH208 - a Path cannot list a descriptor
+                _link_or_move(name, directory, self.path / name)
+            [file] = self.path.glob(f"model_state.tp{rank}.*.manifest.json")
+            shard = ShardManifest.decode(file.read_bytes(), file=str(file))
+            whole = all((self.path / part.file).stat().st_size == part.nbytes for part in shard.parts)
+        except (FileNotFoundError, ValueError):
+            whole = False
+        finally:
+            os.close(directory)
+        if not whole:
+            raise self._incomplete(f"rank {rank} was put anew meanwhile, or was sealed in part")
+        ranks = self._publisher.world_size
+        if shard.world_size != ranks:
+            raise self._incomplete(f"rank {rank} was put for {shard.world_size} ranks, not for {ranks}")
+        if shard.seal != digest:
+            raise self._incomplete(f"rank {rank} was put as {shard.seal}, and {digest} was heard of it")
+        return shard
+
+
+def _link_or_move(name: str, directory: int, to: Path) -> None:
+    try:
+        os.link(name, to, src_dir_fd=directory)
+    except OSError:  # a file system without hard links: what is sealed in part there cannot be sealed again
+        os.rename(name, to, src_dir_fd=directory)
 
 
 @typed
@@ -277,24 +464,8 @@ def publish_snapshot(
         Its label; 7 is ``"7"``.
     shards : mapping of int to mapping
         Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
-    device_ids : mapping of int to int, optional
-        Per rank, the device id in its file names; the rank itself where not given.
-    part_bytes : int
-        Bytes of tensors in one part, unless a single tensor is larger.
-    placements : mapping of str to Placement, optional
-        How each tensor lies on the ranks (:mod:`wsm.strategies.snapshot.placement`). With it, groups of
-        another number of ranks can load the version; without it, only groups of as many ranks as there are
-        shards.
-    finite : bool
-        Whether NaN and infinity are refused: here, before anything became visible, and by every load.
-    retain : Retention
-        Which older versions stay.
-    replace : bool
-        Whether a version of this label may be replaced that has other content, or promises less.
-    durable : bool
-        Whether the version must survive a power cut once the call has returned.
-    clock : Clock, optional
-        For the seconds in the report.
+    device_ids, part_bytes, placements, finite, retain, replace, durable, clock
+        As for :class:`SnapshotPublisher`.
 
     Raises
     ------
@@ -305,22 +476,17 @@ def publish_snapshot(
     """
     version = checked_version(version)
     check_ranks(version, shards)
-    clock = clock or SystemClock()
-    begun = clock.monotonic_ns()
-    with StagedVersion(directory, version, world_size=len(shards), durable=durable) as staged:
-        for rank, tensors in shards.items():
-            device_id = rank if device_ids is None else device_ids.get(rank, rank)
-            staged.plan(
-                rank, device_id=device_id, part_bytes=part_bytes, placements=placements, finite=finite
-            ).write(tensors)
-        published = staged.commit(replace=replace, retain=retain)
-    return PublishReport(
-        version=version,
-        path=published.path,
-        manifest_digest=published.manifest.group_digest,
-        digests={rank: entry.content_digest for rank, entry in enumerate(published.manifest.shards)},
-        bytes=sum(part.nbytes for shard in published.shards for part in shard.parts),
-        files=sum(len(shard.parts) for shard in published.shards),
-        seconds=(clock.monotonic_ns() - begun) / 1_000_000_000,
-        retired=published.retired,
+    publisher = SnapshotPublisher(
+        directory,
+        world_size=len(shards),
+        device_ids=device_ids,
+        part_bytes=part_bytes,
+        placements=placements,
+        finite=finite,
+        retain=retain,
+        replace=replace,
+        durable=durable,
+        clock=clock,
     )
+    with publisher.version(version) as staged:
+        return staged.seal({rank: staged.put(rank, tensors) for rank, tensors in shards.items()})
