@@ -19,9 +19,9 @@ from living_fixtures import make_group, make_lone
 from living_group import LivingGroup
 from lone_rank import LoneRank
 from served_group import ServedGroup
-from strict_engine import StrictEngine
 
 import wsm
+from tests.strict_engine import StrictEngine
 
 __all__ = ["make_group", "make_lone"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from strict_engine import KINDS
 
 import wsm
 from wsm import Outcome, Tag
@@ -78,11 +77,13 @@ def test_fastdeploy_c2_10_waking_alone_is_verified_like_any_other_load(make_lone
 
 
 def test_fastdeploy_c2_22_a_half_is_called_cleared_when_its_memory_is_free_and_not_before(strict, engine):
-    for tags, release in ((K, "cache.release"), (W, "deepep.clear")):
+    for tags, release in ((K, "kv.release"), (W, "deepep.clear")):
         seen = {}
-        engine.watch = lambda call, seen=seen: seen.setdefault(call, strict.controller.status().ranks[0])
+        engine.calls.watch = lambda call, seen=seen: seen.setdefault(
+            call, strict.controller.status().ranks[0]
+        )
         strict.clear(tags=tags)
-        engine.watch = lambda _call: None
+        engine.calls.watch = lambda _call: None
         during = seen[release]
         assert (during.kv if tags == K else during.weights) == "CLEARING"
         assert strict.controller.status().missing == tags
@@ -92,9 +93,9 @@ def test_fastdeploy_c2_22_a_half_is_called_cleared_when_its_memory_is_free_and_n
 def test_fastdeploy_c2_26_an_update_of_sleeping_weights_loads_them_into_memory_of_their_own(strict, engine):
     """There, nothing told apart whether the tensors had memory: set_value raised on cleared ones."""
     strict.clear(tags=W)
-    assert not any(engine.groups.alive(kind) for kind in KINDS)
+    assert not any(engine.groups.alive(kind) for kind in engine.groups.kinds())
     assert strict.update(2, tags=W).loaded
-    assert all(engine.groups.alive(kind) for kind in KINDS)
+    assert all(engine.groups.alive(kind) for kind in engine.groups.kinds())
     assert strict.worker.version == "2"
 
 
@@ -102,7 +103,7 @@ def test_vllm_45619_graphs_stand_on_both_halves_and_come_back_with_the_second_on
     for tags in (W, K):
         engine.calls.clear()
         strict.clear(tags=tags)
-        assert [call for call in engine.calls if "graphs" in call] == ["graphs.drop", "draft_graphs.drop"]
+        assert [call for call in engine.calls if "graphs" in call] == ["graphs.drop", "mtp.graphs.drop"]
         engine.calls.clear()
         strict.clear()
         strict.update(1 if tags == K else None, tags=wsm.ALL_TAGS - tags)
@@ -110,6 +111,6 @@ def test_vllm_45619_graphs_stand_on_both_halves_and_come_back_with_the_second_on
         strict.update(None if tags == K else 1, tags=tags)
         assert [call for call in engine.calls if "graphs" in call] == [
             "graphs.capture",
-            "draft_graphs.capture",
+            "mtp.graphs.capture",
         ]
         assert strict.controller.status().serving

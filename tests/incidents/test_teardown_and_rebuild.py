@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from lone_rank import SPECS, load
-from strict_engine import KINDS, StrictEngine
 
 import wsm
+from tests.strict_engine import StrictEngine
 from wsm.actions.base import Plans
 from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.actions.options import PlanOptions
@@ -45,8 +45,8 @@ def plans_with_order(engine: StrictEngine, plan: str, first: str, second: str) -
 
 def test_fastdeploy_7522_graphs_go_before_the_weights_main_model_first(strict, engine):
     strict.clear()
-    calls = [call for call in engine.calls if call.endswith(".drop") or call == "cache.release"]
-    assert calls == ["graphs.drop", "draft_graphs.drop", "cache.release"]
+    calls = [call for call in engine.calls if call.endswith(".drop") or call == "kv.release"]
+    assert calls == ["graphs.drop", "mtp.graphs.drop", "kv.release"]
     assert not list(engine.weights.held())
 
 
@@ -67,11 +67,11 @@ def test_fastdeploy_8085_an_update_in_place_captures_graphs_anew(strict, engine)
     strict.update(2)
     assert [call for call in engine.calls if "graphs" in call] == [
         "graphs.drop",
-        "draft_graphs.drop",
+        "mtp.graphs.drop",
         "graphs.capture",
-        "draft_graphs.capture",
+        "mtp.graphs.capture",
     ]
-    assert engine.calls.index("graphs.capture") > engine.calls.index("cache.forget")
+    assert engine.calls.index("graphs.capture") > engine.calls.index("kv.forget")
 
 
 def test_fastdeploy_3773_4066_and_4178_nothing_is_served_before_graphs_are_captured(strict, engine):
@@ -79,29 +79,28 @@ def test_fastdeploy_3773_4066_and_4178_nothing_is_served_before_graphs_are_captu
     seen = []
 
     def watch(call: str) -> None:
-        if call in ("cache.rebuild", "graphs.capture", "draft_graphs.capture"):
+        if call in ("kv.rebuild", "graphs.capture", "mtp.graphs.capture"):
             status = strict.controller.status()
             with pytest.raises(NotServingError), strict.worker.step():
                 pass
             seen.append((call, status.serving, status.state, engine.requests.admitting))
 
-    engine.watch = watch
+    engine.calls.watch = watch
     strict.update(2)
     assert seen == [
-        (call, False, "UPDATING", False)
-        for call in ("cache.rebuild", "graphs.capture", "draft_graphs.capture")
+        (call, False, "UPDATING", False) for call in ("kv.rebuild", "graphs.capture", "mtp.graphs.capture")
     ]
     assert engine.requests.admitting
 
 
 def test_fastdeploy_c2_22_cleared_is_said_when_the_last_memory_is_free(strict, engine):
     seen = []
-    engine.watch = lambda call: seen.append((call, strict.controller.status().state))
+    engine.calls.watch = lambda call: seen.append((call, strict.controller.status().state))
     strict.clear()
     released = [state for call, state in seen if call.endswith((".release", ".shut_down", ".clear"))]
     assert set(released) == {"CLEARING"}
-    assert len(released) == 7
-    assert engine.memory.resident_bytes() == 0
+    assert len(released) == 8
+    assert engine.memory.resident_bytes() == engine.memory.beside
     assert strict.controller.status().state == "CLEARED"
 
 
@@ -109,9 +108,9 @@ def test_fastdeploy_c2_5_and_c2_6_what_was_shut_down_is_restarted_each_once_and_
     for version in (2, 3):
         strict.clear()
         strict.clear()
-        assert not any(engine.groups.alive(kind) for kind in KINDS)
+        assert not any(engine.groups.alive(kind) for kind in engine.groups.kinds())
         strict.update(version)
-        assert all(engine.groups.alive(kind) for kind in KINDS)
+        assert all(engine.groups.alive(kind) for kind in engine.groups.kinds())
     groups = [call for call in engine.calls if call.endswith((".shut_down", ".restart"))]
     assert groups == 2 * [
         "ep.shut_down",
@@ -127,7 +126,7 @@ def test_fastdeploy_5710_and_c2_5_a_clear_that_is_repeated_shuts_no_group_a_seco
     held = engine.weights.held
 
     def fail_once_the_groups_are_down() -> Iterator[str]:
-        if not any(engine.groups.alive(kind) for kind in KINDS):
+        if not any(engine.groups.alive(kind) for kind in engine.groups.kinds()):
             raise OSError("the device does not answer")
         return held()
 
@@ -140,7 +139,7 @@ def test_fastdeploy_5710_and_c2_5_a_clear_that_is_repeated_shuts_no_group_a_seco
     engine.weights.held = held
     strict.clear()
     assert strict.controller.status().state == "CLEARED"
-    assert [engine.calls.count(f"{kind.value}.shut_down") for kind in KINDS] == [1, 1, 1]
+    assert [engine.calls.count(f"{kind.value}.shut_down") for kind in engine.groups.kinds()] == [1, 1, 1]
 
 
 def test_fastdeploy_c2_6_a_plan_that_restarts_other_groups_than_it_shut_down_cannot_be_built(engine):
@@ -165,8 +164,6 @@ def test_deepep_571_and_fastdeploy_3927_the_buffer_goes_before_its_group_and_com
 
 def test_fastdeploy_5663_groups_are_kept_where_the_configuration_says_so(make_lone, engine):
     lone = make_lone(runner=engine)
-    for kind in KINDS:
-        engine.groups.restart(kind, incarnation="the engine's own start")
     engine.calls.clear()
     lone.update(1)
     lone.clear()
@@ -175,9 +172,9 @@ def test_fastdeploy_5663_groups_are_kept_where_the_configuration_says_so(make_lo
 
 
 def test_fastdeploy_6569_routing_records_of_every_request_go_with_the_weights(strict, engine):
-    engine.routing_replay.requests = {"asked twice": [3, 1], "over-issued": [2]}
+    engine.routing_replay.records = {"asked twice": [3, 1], "over-issued": [2]}
     strict.update(2)
-    assert engine.routing_replay.requests == {}
+    assert engine.routing_replay.records == {}
 
 
 def test_fastdeploy_7744_cached_inputs_of_the_last_batch_go_with_the_weights(strict, engine):
@@ -185,7 +182,7 @@ def test_fastdeploy_7744_cached_inputs_of_the_last_batch_go_with_the_weights(str
         engine.requests.cached_inputs = True
         update(2)
         assert engine.requests.cached_inputs is False
-    assert engine.calls.count("draft.reset_inputs") == 2
+    assert engine.calls.count("mtp.reset_inputs") == 2
 
 
 def test_lmdeploy_4917_and_ray_63769_a_policy_that_cannot_be_kept_is_refused_before_anything_is_touched(
@@ -283,11 +280,9 @@ def test_sglang_4336_a_release_that_did_nothing_is_no_clear(make_lone):
 
 
 def test_fastdeploy_6239_a_drain_that_does_not_end_is_given_up_and_the_group_serves_on(strict, engine):
-    engine.requests.submit(10**9)
-    engine.requests.advance()
     pending = strict.controller.begin_update(2, in_flight=InFlightPolicy.DRAIN, deadline_s=0.05)
     strict.run(pending)
     with pytest.raises(CommandTimeoutError, match=r"rank 0 \(is draining\)"):
         pending.result()
     assert strict.worker.poll() is wsm.SERVE
-    assert (strict.worker.version, engine.requests.in_flight(), engine.requests.admitting) == ("1", 1, True)
+    assert (strict.worker.version, engine.requests.in_flight(), engine.requests.admitting) == ("1", 2, True)

@@ -6,29 +6,15 @@ processes are in ``tests/controller`` and in the campaign.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
-from pathlib import Path
-from types import ModuleType
 from typing import ClassVar
 
 import pytest
 from lone_rank import SPECS
 
+from tests.strict_engine import StrictEngine
 from wsm.controller.errors import ActionOverdueError, RankFailedError
 from wsm.testing import Fault, InMemoryRunner, LocalGroup, RunnerContract, load_bytes
-
-
-def _engine() -> ModuleType:
-    path = Path(__file__).parent.parent / "actions" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("small_engine", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ENGINE = _engine()
 
 
 class TestAnEngineThatHasEverySurface(RunnerContract):
@@ -37,7 +23,7 @@ class TestAnEngineThatHasEverySurface(RunnerContract):
     configuration: ClassVar = {"shut_down_groups": True}
 
     def make_runner(self, rank):
-        return ENGINE.InMemoryRunner()
+        return StrictEngine()
 
 
 @pytest.fixture
