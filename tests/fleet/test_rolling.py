@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -150,6 +154,34 @@ def test_a_cancelled_caller_leaves_whole_versions_and_two_callers_at_once_conver
 
     asyncio.run(both())
     assert fleet.update(store, 2, listed).exit_code == 0
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_a_caller_that_is_killed_leaves_whole_versions_and_the_next_call_converges_in_two_looks(
+    make_fleet, store, kills: int
+) -> None:
+    replicas = make_fleet(2, "--fleet", store)
+    listed = [each.replica for each in replicas]
+    urls = ",".join(each.url for each in replicas)
+
+    def calls(version: int, *line: int) -> subprocess.CompletedProcess[str]:
+        named = [Path(__file__).parent / "killed_caller.py", store, version, urls, *line]
+        return subprocess.run(
+            [sys.executable, *map(str, named)], stdout=subprocess.PIPE, text=True, check=False, timeout=100
+        )
+
+    assert fleet.update(store, 1, listed).exit_code == 0
+    lines, exit_code = map(int, calls(2).stdout.split())
+    assert exit_code == 0
+    ended: set[int] = set()
+    for number in range(kills):
+        version = 1 + number % 2
+        ended.add(calls(version, 1 + lines * number // kills).returncode)
+        assert set(versions(replicas)) <= {"1", "2"}
+        second = fleet.update(store, version, listed)
+        assert (second.exit_code, versions(replicas)) == (0, [str(version)] * 2)
+        assert all(row.looks <= 2 for row in second.rows)
+    assert -signal.SIGKILL in ended
 
 
 def test_a_short_list_and_a_version_that_is_not_there_are_refused(make_fleet, store) -> None:
