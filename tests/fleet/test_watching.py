@@ -165,3 +165,27 @@ def test_a_proof_counts_for_three_looks_and_for_what_the_newest_target_allows(st
     assert listed(asked_before=0)
     assert set_target(store, next_target(first, content(store, "2"), strict=True))
     assert not listed(asked_before=0), "it serves what is allowed no longer"
+
+
+def test_a_list_that_cannot_be_written_for_a_while_ends_no_watcher(store, tmp_path) -> None:
+    first = next_target(None, content(store, "1"))
+    assert set_target(store, first)
+    replica = Answering({"version": "1", "manifest_digest": first.content.digest})
+    watch = FleetWatch(
+        store, lambda: [fleet.Replica("http://127.0.0.1:1")], every_s=0.05, connect=lambda _replica: replica
+    )
+    listed = tmp_path / "later" / "routable"
+
+    async def watches() -> None:
+        watching = asyncio.ensure_future(watch.run(listed))
+        for met in (lambda: watch.routable()["total"] == 1, listed.exists):
+            deadline = time.monotonic() + PATIENCE_S
+            while not met():
+                assert time.monotonic() < deadline
+                assert not watching.done()
+                await asyncio.sleep(0.05)
+            listed.parent.mkdir(exist_ok=True)
+        watching.cancel()
+        await asyncio.wait({watching})
+
+    asyncio.run(watches())

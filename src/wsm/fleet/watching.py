@@ -121,8 +121,11 @@ class FleetWatch:
             while True:
                 begun = time.monotonic()
                 all_serve = await self.look(begun)
-                if file is not None:
-                    await asyncio.to_thread(write_routable, file, self.routable())
+                try:
+                    if file is not None:
+                        await asyncio.to_thread(write_routable, file, self.routable())
+                except OSError as error:  # of a full disk: the file grows old, and HTTP goes on
+                    log.logger("http").warning(log.REQUEST_FAILED, operation="routable", error=str(error))
                 if bringing is not None and bringing.done():
                     failures = 0 if bringing.result() else failures + 1
                     bringing, not_before = None, time.monotonic() + _AGAIN.after(failures)
