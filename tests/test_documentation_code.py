@@ -18,7 +18,7 @@ import pytest
 import wsm as wsm_package
 from examples.commands import EXAMPLES
 from wsm.cli.main import wsm
-from wsm.strategies import read_version
+from wsm.strategies import IpcSource, MemoryTarget, TensorSpec, load, read_version
 
 REPOSITORY = Path(__file__).parent.parent
 DOCUMENTS = REPOSITORY / "docs"
@@ -90,6 +90,16 @@ def test_the_trainer_of_the_first_update_publishes_a_version(tmp_path) -> None:
 def test_the_processes_of_a_trainer_publish_their_shards_as_the_page_prints_it(tmp_path) -> None:
     published = by_two_processes("files", "SnapshotPublisher", {"directory": tmp_path})
     assert published == read_version(tmp_path) == "step_7"
+
+    done = multiprocessing.get_context("fork").Barrier(2)
+
+    def train(rank: int) -> None:
+        source = IpcSource(tmp_path, rank, device_id=rank, world_size=2)
+        done.wait(30)
+        assert load(source, MemoryTarget([TensorSpec("w", "U8", (8,))]), name="ipc").version == "step_7"
+        done.wait(30)
+
+    assert by_two_processes("streams", "SharedTensors", {"directory": tmp_path, "train": train}) == "step_7"
 
 
 def by_two_processes(page: str, names: str, given: dict[str, object]) -> str:

@@ -25,6 +25,7 @@ from wsm.strategies.ipc._pickled_metas import PickledMetas, device_tensor
 from wsm.strategies.ipc.metas import (
     DEVICE_SEGMENT_PREFIX,
     HOST,
+    MAX_METAS_BYTES,
     SEGMENT_PREFIX,
     IpcMetas,
     TensorMeta,
@@ -41,7 +42,6 @@ from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.strategy import Sections, Strategy
 
-_MAX_METAS_BYTES = 1 << 28
 # Each further attempt takes a trainer that published anew between two of our system calls.
 _ATTEMPTS = 8
 
@@ -166,9 +166,9 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
                         file=path,
                     )
                 return PickledMetas(descriptor, path)
-            if os.fstat(descriptor).st_size > _MAX_METAS_BYTES:
-                raise ManifestError(file=path, problem=f"it is larger than {_MAX_METAS_BYTES} bytes")
-            return file.read(_MAX_METAS_BYTES)
+            if os.fstat(descriptor).st_size > MAX_METAS_BYTES:
+                raise ManifestError(file=path, problem=f"it is larger than {MAX_METAS_BYTES} bytes")
+            return file.read(MAX_METAS_BYTES)
         except OSError as error:
             raise UnreadableFileError(file=path, reason=str(error)) from error
 
@@ -201,9 +201,11 @@ def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held:
             if on_device:
                 why = "device memory is gone with its process; start the trainer and publish again"
             raise GroupError(
-                f"the trainer that published {file} has ended (no process owns {orphaned[0]}), and {why}",
+                f"the trainer that published {file} for rank {metas.rank} has ended (no process owns "
+                f"{orphaned[0]}), and {why}",
                 code="owner-died",
                 file=file,
+                rank=metas.rank,
                 segment=orphaned[0],
             )
         _log.warning("shared_memory.orphaned", file=file, segment=orphaned[0])

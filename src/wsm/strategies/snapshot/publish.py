@@ -32,7 +32,7 @@ from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.trainer.publications import published_last
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention, bring_in, retire
 from wsm.strategies.trainer.staged_directory import StagedDirectory
-from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, check_ranks
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, check_ranks, require_same
 from wsm.typed import Count, CountFrom0, typed, typed_calls
 
 
@@ -164,13 +164,6 @@ class SnapshotPublisher:
             If `label` is none.
         """
         return StagedVersion(self, label)
-
-
-def _require_same(version: str, sealed: Mapping[int, str], digests: Mapping[int, str]) -> None:
-    other = sorted(rank for rank in sealed.keys() | digests.keys() if sealed.get(rank) != digests.get(rank))
-    if other:
-        problem = f"its seal holds another digest of ranks {errors.listed(other)}"
-        raise errors.already_sealed(version=version, problem=problem)
 
 
 @typed_calls
@@ -321,7 +314,7 @@ class StagedVersion(StagedDirectory):
             If the file system refuses.
         """
         if self._sealed is not None:
-            _require_same(self.version, self._sealed[0], digests)
+            require_same(self.version, self._sealed[0], digests)
             return self._sealed[1]
         ranks = range(self._publisher.world_size)
         if sorted(digests) != list(ranks):
@@ -333,7 +326,7 @@ class StagedVersion(StagedDirectory):
             again = standing is not None and standing.manifest.publication == self.publication
             if published is not None and again:
                 sealed = {rank: entry.seal for rank, entry in enumerate(published.manifest.shards)}
-                _require_same(self.version, sealed, digests)
+                require_same(self.version, sealed, digests)
             else:
                 published = self._gather(digests)
                 lacking = None if standing is None else standing.lacks(published)

@@ -176,6 +176,20 @@ def check_ranks(version: str, shards: Mapping[int, object]) -> None:
         )
 
 
+def require_same(version: str, sealed: Mapping[int, str], digests: Mapping[int, str]) -> None:
+    """Refuse to seal other digests than a version was sealed with.
+
+    Raises
+    ------
+    RefusedError
+        If one differs (``already-sealed``); it names the ranks.
+    """
+    other = sorted(rank for rank in sealed.keys() | digests.keys() if sealed.get(rank) != digests.get(rank))
+    if other:
+        problem = f"its seal holds another digest of ranks {errors.listed(other)}"
+        raise errors.already_sealed(version=version, problem=problem)
+
+
 def specs_of(tensors: TrainerTensors) -> list[TensorSpec]:
     """Return the specs of a state dict, in its order, without copying anything.
 
