@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 
-from wsm.cli._base import EXIT_CODES, CommandEndedError, LazyCommand, LazyGroup
+from wsm.cli._base import EXIT_CODES, CommandEndedError, LazyGroup
 from wsm.cli.main import wsm
 
 EXAMPLES = LazyGroup(
     name="python -m examples",
     lazy={
-        "rollout": LazyCommand("examples.rollout.command", "rollout", "Start ranks that generate text."),
-        "demo": LazyCommand("examples.demo.command", "demo", "Train a policy while a group serves it."),
+        "rollout": ("examples.rollout.command:rollout", "Start ranks that generate text."),
+        "demo": ("examples.demo.command:demo", "Train a policy while a group serves it."),
     },
     help="Run an example of wsm.",
     params=wsm.params,

@@ -23,11 +23,6 @@ def _groups(context: ActionContext, action: str) -> ProcessGroupSurface:
     return require(context.runner.groups, name="groups", action=action)
 
 
-def incarnation(context: ActionContext, kind: GroupKind) -> str:
-    """Name one creation of one group: the same on all ranks, never used twice in a run."""
-    return f"{kind.value}-epoch{context.epoch}-seq{context.sequence}"
-
-
 class ShutDownGroup(Action):
     """Tear one communicator down, after all its members have met on it. Collective, blocks for the slowest.
 
@@ -76,7 +71,9 @@ class RestartGroup(Action):
         if context.boots and isinstance(groups, AbandonableGroups):
             groups.abandon(self.kind)
         if not groups.alive(self.kind):
-            groups.restart(self.kind, incarnation=incarnation(context, self.kind))
+            # The same on all ranks, and never used twice in a run.
+            incarnation = f"{self.kind.value}-epoch{context.epoch}-seq{context.sequence}"
+            groups.restart(self.kind, incarnation=incarnation)
         groups.barrier(self.kind)
 
     def probe(self, context: ActionContext) -> None:

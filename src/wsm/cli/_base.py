@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import importlib.util
 import inspect
 import json
@@ -17,13 +16,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from wsm.command import checked_request_id, parse_tags
 from wsm.errors import BadInputError, WsmError, remedy
 from wsm.labels import checked_version
+from wsm.named import object_at
 from wsm.printable import printable, printable_json, printable_lines
 
 
@@ -141,10 +141,9 @@ def named_object(where: str) -> Any:
     ImportError
         If nothing can be imported from there, with what that module raised.
     """
-    module, _, name = where.partition(":")
     sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), name)
+        return object_at(where)
     except Exception as error:  # whatever that module raises
         raise ImportError(f"{type(error).__name__}: {error}") from error
     finally:
@@ -249,26 +248,18 @@ def command(function: Callable[..., None]) -> click.Command:
     return click.command(help=text, epilog=EXIT_CODES)(function)
 
 
-class LazyCommand(NamedTuple):
-    """The place of a command, and its line in the list of commands."""
-
-    module: str
-    attribute: str
-    summary: str
-
-
 class LazyGroup(click.Group):
     """Commands by name.
 
     Parameters
     ----------
-    lazy : mapping of str to LazyCommand
-        In the order in which they are listed.
+    lazy : mapping of str to (str, str)
+        The place of each, ``MODULE:NAME``, and its line in the list of commands, in their order there.
     **attributes : Any
         As for :class:`click.Group`.
     """
 
-    def __init__(self, *, lazy: Mapping[str, LazyCommand], **attributes: Any) -> None:
+    def __init__(self, *, lazy: Mapping[str, tuple[str, str]], **attributes: Any) -> None:
         super().__init__(**attributes)
         self._lazy = lazy
 
@@ -278,16 +269,15 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """Import the command's module."""
-        lazy = self._lazy.get(cmd_name)
-        if lazy is None:
-            return None
-        command: click.Command = getattr(importlib.import_module(lazy.module), lazy.attribute)
+        command: click.Command | None = None
+        if cmd_name in self._lazy:
+            command = object_at(self._lazy[cmd_name][0])
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, lazy.summary) for name, lazy in self._lazy.items()])
+            formatter.write_dl([(name, summary) for name, (_, summary) in self._lazy.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for; whatever is raised becomes one line."""

@@ -9,11 +9,12 @@ from typing import Any
 
 from wsm.cli._base import WRONG_USAGE, CommandEndedError, wrong_usage
 from wsm.config import WsmConfig, config_from_mapping, read_mapping
+from wsm.controller.group_view import GroupView
 from wsm.errors import BadInputError, WsmError
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.names import check_name, segment_path
 from wsm.signals.owner_settings import settings_in
-from wsm.signals.segment import SegmentImage, existing_groups
+from wsm.signals.segment import Segment, SegmentImage, existing_groups
 
 
 @contextlib.contextmanager
@@ -39,6 +40,13 @@ def known_group(name: str) -> Iterator[None]:
             "run as its user, and in containers share /dev/shm with it",
             exit_code=WRONG_USAGE,
         ) from error
+
+
+@contextlib.contextmanager
+def viewed_group(name: str) -> Iterator[GroupView]:
+    """Give the words of a group of this host; raises as :func:`known_group`."""
+    with known_group(name), Segment.attach(name) as segment, contextlib.closing(GroupView(segment)) as group:
+        yield group
 
 
 def read_config(file: Path, group: str | None = None) -> WsmConfig:

@@ -72,9 +72,3 @@ def show_status(name: str, url: str, *, as_json: bool) -> None:
     for rank in now["ranks"]:
         facts = "  ".join(str(rank[key]) for key in ("life", "weights", "kv", "step_kind", "step", "code"))
         show(f"  rank {rank['rank']}  {facts}")
-
-
-def show_explanation(name: str, url: str) -> None:
-    """Print why a server's group does not serve, as plain values."""
-    with server_of(name, url) as client:
-        show_json(client.explain())

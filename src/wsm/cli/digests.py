@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,11 @@ from wsm.cli._base import (
     options,
     show,
 )
-from wsm.cli._groups import known_group
+from wsm.cli._groups import viewed_group
 from wsm.cli.memory_plan import configured_sources
 from wsm.controller.group_view import GroupView
 from wsm.printable import counted
 from wsm.report import RankReport
-from wsm.signals.segment import Segment
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.strategies.applier.tensor_ledger import read_ledger
@@ -128,7 +126,16 @@ def diff(left: str, right: str, *, as_json: bool, **asked: Any) -> None:
     lines = [_the_same([ours for ours, _, _ in found])] if found and not differing else []
     for ours, theirs, differences in differing:
         lines += [f"{_title(ours)}  and  {_title(theirs)}", *(f"  {line}" for line in _lines(differences))]
-    answer([_plain_pair(*entry) for entry in found], *lines, as_json=as_json)
+    content = [
+        {
+            "left": _plain(ours, with_tensors=False),
+            "right": _plain(theirs, with_tensors=False),
+            "equal": differences == [],
+            "tensors": None if differences is None else {entry.name: entry.how for entry in differences},
+        }
+        for ours, theirs, differences in found
+    ]
+    answer(content, *lines, as_json=as_json)
     if differing:
         raise CommandEndedError(
             f"{left} and {right} differ in {len(differing)} of {counted(len(found), 'shard')}"
@@ -216,17 +223,6 @@ def _plain(each: Inventory, *, with_tensors: bool) -> dict[str, Any]:
     if with_tensors and each.tensors is not None:
         content["tensors"] = {row.spec.name: row.digest for row in each.tensors}
     return content
-
-
-def _plain_pair(
-    ours: Inventory, theirs: Inventory, differences: list[TensorDifference] | None
-) -> dict[str, Any]:
-    return {
-        "left": _plain(ours, with_tensors=False),
-        "right": _plain(theirs, with_tensors=False),
-        "equal": differences == [],
-        "tensors": None if differences is None else {entry.name: entry.how for entry in differences},
-    }
 
 
 # -- what may be pointed at -----------------------------------------------------------------------
@@ -317,8 +313,8 @@ def _of_metas(path: Path, version: str | None, *, allow_pickle: bool) -> Invento
 
 
 def _of_group(name: str, journals: Path | None) -> list[Inventory]:
-    with known_group(name), Segment.attach(name) as segment, closing(GroupView(segment)) as group:
-        reports = [_held(group, rank) for rank in range(segment.world_size)]
+    with viewed_group(name) as group:
+        reports = [_held(group, rank) for rank in range(group.segment.world_size)]
     found = []
     for rank, report in enumerate(reports):
         if report is None or report.digest is None:

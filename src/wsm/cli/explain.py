@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from wsm.cli._base import FAILED, WRONG_USAGE, CommandEndedError, answer, command, json_option
+from wsm.cli._base import FAILED, WRONG_USAGE, CommandEndedError, answer, command, json_option, show_json
 from wsm.cli._groups import known_group
-from wsm.cli._remote import server_url, show_explanation
+from wsm.cli._remote import server_of, server_url
 from wsm.cli.journal import Story
 from wsm.errors import WsmError
 from wsm.signals.errors import SegmentMissingError
@@ -48,7 +48,8 @@ def explain_command(name: str, last: int, as_json: bool) -> None:
     """
     url = server_url()
     if url is not None:
-        show_explanation(name, url)
+        with server_of(name, url) as client:
+            show_json(client.explain())
         return
     explanation = _explained(name)
     story, told = Story(), explanation.transitions[-last:] if last else ()

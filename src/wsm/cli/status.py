@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 import click
 
-from wsm.cli._base import SECONDS, answer, command, json_option, json_text, show, show_json, show_text
-from wsm.cli._groups import known_group
+from wsm.cli._base import (
+    SECONDS,
+    CommandEndedError,
+    answer,
+    command,
+    json_option,
+    json_text,
+    show,
+    show_json,
+    show_text,
+)
+from wsm.cli._groups import viewed_group
 from wsm.cli._remote import server_url, show_status
-from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
-from wsm.signals.segment import Segment, existing_groups
+from wsm.signals.segment import existing_groups
 from wsm.status import GroupStatus, status_line, status_of, status_text
 
 
@@ -55,7 +62,7 @@ def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None
     elif watch:
         _watch(name, every_s, as_json=as_json)
     else:
-        with known_group(name), Segment.attach(name) as segment, closing(GroupView(segment)) as group:
+        with viewed_group(name) as group:
             now = group.status()
         answer(now.to_mapping(), *status_text(now).split("\n"), as_json=as_json)
 
@@ -65,9 +72,9 @@ def _show_all(*, as_json: bool) -> None:
     broken: dict[str, str] = {}
     for name in existing_groups():
         try:
-            with Segment.attach(name) as segment, closing(GroupView(segment)) as group:
+            with viewed_group(name) as group:
                 found.append(group.status())
-        except WsmError as error:  # noqa: PERF203 - one that cannot be read must not hide the others
+        except (WsmError, CommandEndedError) as error:  # noqa: PERF203 - one that cannot be read must not hide the others
             broken[name] = str(error)
     if as_json:
         show_json([now.to_mapping() for now in found])
@@ -81,7 +88,7 @@ def _watch(name: str, every_s: float, *, as_json: bool) -> None:
     """Show the group whenever a word changes, and after `every_s` seconds in any case, until interrupted."""
     shown = ""
     while True:
-        with known_group(name), Segment.attach(name) as segment, closing(GroupView(segment)) as group:
+        with viewed_group(name) as group:
             while not group.segment.inode_changed():
                 look = group.look()
                 now = status_of(group.facts().without_times())
