@@ -32,7 +32,7 @@ from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.applier.tensor_set import tensors_in
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.errors import LoadCancelledError
-from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint, stamping
+from wsm.strategies.observer import LoadObserver, Taint, no_progress, stamping
 from wsm.strategies.offer import ManifestScope, Offer
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.strategy import OverTarget
@@ -152,9 +152,9 @@ def load(
     version: str | int | None = None,
     allowed_unknown: Collection[str] = (),
     partial: bool = False,
-    taint: Callable[[], None] = no_taint,
+    taint: Callable[[], object] = bool,
     progress: Callable[[int, int], None] = no_progress,
-    cancelled: Callable[[], bool] = never_cancelled,
+    cancelled: Callable[[], bool] = bool,
     threads: int | None = None,
     loaders: Sequence[ModelLoader | CheckpointModel] = (),
     names: TrainingNames | None = None,

@@ -10,17 +10,8 @@ from wsm.errors import WsmError
 from wsm.strategies.errors import LoadCancelledError
 
 
-def no_taint() -> None:
-    """Stand in where the caller keeps no account of touched weights."""
-
-
 def no_progress(_done: int, _total: int) -> None:
     """Stand in where the caller follows no progress."""
-
-
-def never_cancelled() -> bool:
-    """Stand in where the caller cannot cancel the load."""
-    return False
 
 
 class Taint:
@@ -37,7 +28,7 @@ class Taint:
         Whether it was.
     """
 
-    def __init__(self, tell: Callable[[], None] = no_taint) -> None:
+    def __init__(self, tell: Callable[[], object] = bool) -> None:
         self.touched = False
         self._tell = tell
 
@@ -79,9 +70,9 @@ class LoadObserver:
         for the next one.
     """
 
-    taint: Callable[[], None] = no_taint
+    taint: Callable[[], object] = bool
     progress: Callable[[int, int], None] = no_progress
-    cancelled: Callable[[], bool] = never_cancelled
+    cancelled: Callable[[], bool] = bool
 
     def stop_if_cancelled(self, tensors: int, *, applied: int = 0) -> None:
         """Raise LoadCancelledError if the load is no longer wanted; so many of its tensors are `applied`."""

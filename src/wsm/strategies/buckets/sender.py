@@ -32,7 +32,6 @@ from wsm.strategies.conversation import frame_of, why_not
 from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.ipc.shared_segment import OwnedSegment, sweep
-from wsm.strategies.observer import never_cancelled
 from wsm.strategies.peer_errors import (
     PeerDiedError,
     PeerFailedError,
@@ -471,7 +470,7 @@ class BucketSender:
         silence_s: Seconds = 10.0,
         finite: bool = False,
         progress: Callable[[int, int], None] | None = None,
-        cancelled: Callable[[], bool] = never_cancelled,
+        cancelled: Callable[[], bool] = bool,
     ) -> SendReport:
         """Stream one version to every rank. Blocks until all have verified it.
 
