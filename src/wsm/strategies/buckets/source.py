@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from wsm.config_reading import OptionFault, typed_section
-from wsm.errors import RefusedError
+from wsm.errors import RefusedError, remedy
 from wsm.typed import Count, CountFrom0, Seconds, typed
 
 
@@ -72,10 +72,13 @@ class IpcAsyncSource:
 
 
 def sockets() -> ModuleType:
-    """Return :mod:`wsm.strategies.buckets.channel`; RefusedError where pyzmq is not installed."""
+    """Return :mod:`wsm.strategies.buckets.channel`; RefusedError where it cannot be imported."""
     try:
         from wsm.strategies.buckets import channel  # noqa: PLC0415 - only who streams needs pyzmq
     except ModuleNotFoundError as error:
         text = "ipc_async takes the package pyzmq; install wsm[ipc-async]"
         raise RefusedError(text, code="pyzmq-missing") from error
+    except OSError as error:
+        text = f"the sockets of ipc_async cannot be imported: {error}; {remedy(error) or 'ask again'}"
+        raise RefusedError(text, code="pyzmq-unreadable") from error
     return channel
