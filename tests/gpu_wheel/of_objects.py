@@ -74,6 +74,7 @@ EVERYDAY = frozenset(
         "log",
         "malloc_trim",
         "mean",
+        "mode",
         "model_type",
         "name",
         "ndim",

@@ -105,6 +105,7 @@ def test_a_poll_inside_a_step_carries_out_no_command_and_the_next_one_does(lone)
     assert lone.worker.poll() is SERVE
     with lone.worker.step() as permit:
         pending = lone.controller.begin_update(2)
+        assert pending.written(30)
         assert lone.worker.wait(30)
         before = step_word(lone)
         for _ in range(50):

@@ -28,7 +28,7 @@ conversation                          frames, addresses and refusals of a traine
 promise                               what a publisher promises of a version, whatever way it travels
 documents                             sealed JSON: manifests, metas, lists
 files                                 formats, names, directories, files written whole or not at all
-byte_copy, paddle_dtypes              copying bytes with the lock of Python let go; paddle and its dtypes
+byte_copy, paddle_dtypes              copying bytes with the lock of Python let go; paddle's dtypes
 ====================================  ====================================================================
 """
 

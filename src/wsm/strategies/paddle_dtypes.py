@@ -1,10 +1,8 @@
-"""Paddle, where it has to be imported, and its dtypes under safetensors' names: the one table of them."""
+"""Paddle's dtypes under safetensors' names: the one table of them. Knows tensors by their dtype alone."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from wsm.errors import RefusedError
 
 #: Safetensors' name of each of paddle's dtypes that wsm moves.
 PADDLE_DTYPES = {
@@ -26,13 +24,3 @@ PADDLE_DTYPES = {
 def paddle_name(tensor: Any) -> str:
     """Return a paddle tensor's dtype as paddle spells it, without the module: ``"bfloat16"``."""
     return str(tensor.dtype).rpartition(".")[2]
-
-
-def imported_paddle(file: str) -> Any:
-    """Return paddle, for reading a file that nothing else reads; RefusedError where it is not installed."""
-    try:
-        import paddle  # noqa: PLC0415 - two thirds of a second, and not installed everywhere
-    except ImportError as error:
-        text = f"reading the pickle file {file} takes paddle; install wsm[cpu] or wsm[gpu]"
-        raise RefusedError(text, code="paddle-missing", file=file) from error
-    return paddle

@@ -13,14 +13,24 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, RefusedError
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.safetensors import PREFIX_BYTES, SafetensorsFile, SafetensorsHeader
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, imported_paddle, paddle_name
+from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
+
+
+def imported_paddle(file: str) -> Any:
+    """Return paddle, for reading a file that nothing else reads; RefusedError where it is not installed."""
+    try:
+        import paddle  # noqa: PLC0415 - two thirds of a second, and not installed everywhere
+    except ImportError as error:
+        text = f"reading the pickle file {file} takes paddle; install wsm[cpu] or wsm[gpu]"
+        raise RefusedError(text, code="paddle-missing", file=file) from error
+    return paddle
 
 
 def read_state(descriptor: int, *, file: str) -> dict[str, tuple[TensorSpec, memoryview]]:

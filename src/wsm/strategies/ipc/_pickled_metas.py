@@ -16,10 +16,10 @@ from typing import Any
 
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
+from wsm.strategies.files.part_file import imported_paddle
 from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.ipc.metas import HOST, TensorMeta, bad_device_meta
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.paddle_dtypes import imported_paddle
 from wsm.strategies.snapshot.store import version_beside
 from wsm.strategies.tensor import TensorSpec
 

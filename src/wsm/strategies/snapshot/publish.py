@@ -101,7 +101,7 @@ class PublishReport(TrainerReport):
     retired: tuple[str, ...]
 
 
-@typed
+@typed_calls
 @dataclass(frozen=True)
 class SnapshotPublisher:
     """How a process of a trainer publishes into a directory, version by version.
