@@ -56,12 +56,33 @@ class Fault:
     undo: str = ""
 
 
+class RankClock:
+    """The group's clock as one rank reads it, whose own time an action has outlasted.
+
+    The others, and the controller, must not be late with it: they would end the command for another reason.
+    """
+
+    def __init__(self, group: ManualClock) -> None:
+        self._group = group
+        self._ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        """Return the group's time, and what has passed here alone, in ns."""
+        return self._group.monotonic_ns() + self._ahead_ns
+
+    wall_ns = monotonic_ns
+
+    def outlast(self, seconds: float) -> None:
+        """Let `seconds` pass here alone."""
+        self._ahead_ns += int(seconds * 1e9)
+
+
 class Instrument:
     """Watches the actions of one rank, and makes the one fail that a fault names."""
 
     def __init__(self, rank: int, clock: ManualClock) -> None:
         self._rank = rank
-        self._clock = clock
+        self.clock = RankClock(clock)
         self.fault: Fault | None = None
         self.undo = ""
         self.begun: list[tuple[str, str]] = []
@@ -102,7 +123,7 @@ class Instrument:
 
     def _outlast(self, action: Action, context: ActionContext) -> None:
         """Let the deadline pass; an action beside the loop then goes on until the loop has noticed."""
-        self._clock.advance(action.deadline_s + 1)
+        self.clock.outlast(action.deadline_s + 1)
         context.progress()
         late = time.monotonic() + HANGS_AFTER_S
         while not context.cancelled() and time.monotonic() < late:

@@ -212,7 +212,7 @@ class LocalGroup:
                 rank=rank,
                 plan_options=replace(plan_options(runner), instrument=self._instruments[rank]),
                 load=None if load is None else load_held,
-                clock=self.clock,
+                clock=self._instruments[rank].clock,
                 meanwhile=lambda _: None,
                 directory=directory,
             )
