@@ -89,8 +89,8 @@ def with_wsm(screen: Screen, place: Path, first: Path, second: Path) -> None:
         kept.rename(part)
         for version in (second, first):
             status, said = server.call("POST", "/wsm/v1/update", {"path": str(version)})
-            proof = f"{len(said['votes'])} ranks, one digest: {said['digest'][:8]}"
-            screen.did(f"{version.name}, whole", status, f"{said['outcome']}: {proof}")
+            proof = f"on {len(said['votes'])} ranks: {said['digest'][:8]}"
+            screen.did(f"{version.name}, whole", status, f"{said['outcome']} {proof}")
             screen.serves(server)
     finally:
         server.close()
@@ -121,8 +121,8 @@ def svg_of(lines: list[str]) -> str:
         for number, line in enumerate(lines)
     ]
     height = 24 + 20 * len(lines)
-    canvas = f'viewBox="0 0 760 {height}" font-family="monospace" font-size="14" fill="#c9d1d9"'
-    frame = f'<rect width="760" height="{height}" rx="8" fill="#0d1117"/>'
+    canvas = f'viewBox="0 0 720 {height}" font-family="monospace" font-size="14" fill="#c9d1d9"'
+    frame = f'<rect width="720" height="{height}" rx="8" fill="#0d1117"/>'
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" {canvas}>'
     return "\n".join([opening, frame, *drawn, "</svg>", ""])
 
