@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 PATIENCE_S = 600.0
 _REPOSITORY = Path(__file__).parents[2]
+_SHARED_MEMORY = Path("/dev") / "shm"
 _FLAGS = (
     *("--tokens-only", "--skip-tokenizer-init", "--enforce-eager", "--served-model-name", "m"),
     *("--max-model-len", "64", "--max-num-seqs", "8", "--tensor-parallel-size", "2"),
@@ -133,6 +134,7 @@ class Server:
         family = []
         with contextlib.suppress(psutil.Error):
             family = psutil.Process(self._process.pid).children(recursive=True)
+        memory = set().union(*map(_shared_memory_of, family))
         self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(60)
@@ -142,3 +144,13 @@ class Server:
         self._process.kill()
         self._process.wait(60)
         psutil.wait_procs(family, timeout=60)
+        for path in memory:  # workers that were killed leave it
+            path.unlink(missing_ok=True)
+
+
+def _shared_memory_of(process: psutil.Process) -> set[Path]:
+    """Return what a process has mapped of the host's shared memory."""
+    with contextlib.suppress(psutil.Error):
+        paths = (Path(each.path) for each in process.memory_maps())
+        return {path for path in paths if path.parent == _SHARED_MEMORY}
+    return set()
