@@ -83,8 +83,9 @@ class Loop:
     def controller(self):
         late = time.monotonic() + PATIENCE_S
         while True:
-            with contextlib.suppress(wsm.WsmError):  # until the process has created its group
-                return wsm.Controller("torch-loop")
+            with contextlib.suppress(wsm.WsmError):  # until there is a group, which its rank joins then
+                wsm.Controller("torch-loop").close()
+                return wsm.Controller("torch-loop", wait_s=PATIENCE_S)
             self.said.seek(0)
             assert self.process.poll() is None, self.said.read()
             assert time.monotonic() < late

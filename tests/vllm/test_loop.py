@@ -67,8 +67,9 @@ class Loop:
     def controller(self):
         late = time.monotonic() + PATIENCE_S
         while True:
-            with contextlib.suppress(wsm.WsmError):  # until vLLM is up and the group is created
-                return wsm.Controller("vllm-loop")
+            with contextlib.suppress(wsm.WsmError):  # until there is a group, which its rank joins then
+                wsm.Controller("vllm-loop").close()
+                return wsm.Controller("vllm-loop", wait_s=PATIENCE_S)
             self.said.seek(0)
             assert self.process.poll() is None, self.said.read()
             assert time.monotonic() < late
