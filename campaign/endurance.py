@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -26,6 +26,9 @@ from wsm.ending import Ending, SignalReceived
 from wsm.private_directory import private_directory
 
 _SAMPLES = 100
+
+#: Seconds in which what is only open for a moment is closed again.
+_SETTLES_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,16 @@ def endure(kind: str, cycles: int, ranks: int = 2, *, ending: Ending | None = No
                         raise RuntimeError(f"{operation} of cycle {cycle} failed: {answer.said}")
                 if cycle >= 0 and cycle % max(cycles // _SAMPLES, 1) == 0:
                     samples.append(_footprint(group))
+            tenth = max(len(samples) // 10, 1)
+            first, last, seconds = _mean(samples[:tenth]), _mean(samples[-tenth:]), time.monotonic() - began
+            run = Endurance(kind, cycles, seconds, first, last)
+            late = time.monotonic() + _SETTLES_S
+            while run.grown and time.monotonic() < late:  # what a keeper had open in its look is closed then
+                time.sleep(0.1)
+                run = replace(run, last=_footprint(group))
+            return run
     finally:
         del os.environ[STEPS_VARIABLE]
-    tenth = max(len(samples) // 10, 1)
-    return Endurance(kind, cycles, time.monotonic() - began, _mean(samples[:tenth]), _mean(samples[-tenth:]))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).parent.parent.parent
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.timeout(600)  # Ray takes its time on cores that are busy
 def test_an_actor_that_ray_starts_again_answers_nothing_until_it_holds_what_the_target_allows(tmp_path):
     store = tmp_path / "store"
     for version in (1, 2):

@@ -182,6 +182,7 @@ def killed(root: Path, ranks: int, call: str, line: int) -> bool:
 @pytest.mark.parametrize(
     "every", [pytest.param(1, marks=pytest.mark.slow, id="each line"), pytest.param(24, id="some lines")]
 )
+@pytest.mark.timeout(1200)  # some hundred processes, on cores that may be busy
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_process_killed_before_any_line_of_put_or_seal_leaves_no_half_shard(tmp_path, ranks, every):
     for call in ("put", "seal"):

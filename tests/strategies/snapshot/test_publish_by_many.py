@@ -217,6 +217,7 @@ def killed(root: Path, ranks: int, call: str, line: int) -> bool:
 @pytest.mark.parametrize(
     "every", [pytest.param(1, marks=pytest.mark.slow, id="each line"), pytest.param(16, id="some lines")]
 )
+@pytest.mark.timeout(1200)  # some hundred processes, on cores that may be busy
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_process_killed_before_any_line_of_put_or_seal_leaves_whole_versions(tmp_path, ranks, every):
     """A seal that was killed is finished by another process of the job that has the same digests."""
