@@ -11,7 +11,7 @@ module                responsible for
 :mod:`.closed_holds`  closes a hold, so that no blind release ends it
 :mod:`.kept`          what outlives a server: the ends of requests
 :mod:`.answers`       from receipts and errors to statuses, headers and bodies, and back
-:mod:`.bodies`        bodies of requests, read field by field: every front's
+:mod:`.bodies`        bodies of requests, read into the struct of their verb
 :mod:`.surface`       what a front for one kind of trainer is
 :mod:`.surfaces`      those fronts
 :mod:`.pinned`        requests for text that name the version which is to answer them

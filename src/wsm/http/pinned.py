@@ -14,10 +14,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wsm.committed_record import CommittedRecord
-from wsm.errors import RefusedError
 from wsm.http import errors
-from wsm.http.answers import failed, header_text
+from wsm.http.answers import header_text
 from wsm.http.commands import Commands
+from wsm.http.upstream import send_failure
 
 VERSION: Final = "X-Wsm-Version"
 _STRICT: Final = "X-Wsm-Version-Strict"
@@ -100,8 +100,7 @@ class _PinnedAnswer:
     async def _send_whole(self, start: Message, versions: list[str]) -> None:
         if self._strict and len(versions) > 1:
             asked, held = versions
-            refused: RefusedError = errors.another_version(asked=asked, held=held)
-            await _send_failure(refused, self._send)
+            await send_failure(errors.another_version(asked=asked, held=held), self._send)
             return
         for message in (_with_versions(start, versions), *self._parts):
             await self._send(message)
@@ -111,13 +110,6 @@ class _PinnedAnswer:
         admitted, now = self.admitted[0], self._commands.held_record()
         same = (admitted.version, admitted.load_sequence) == (now.version, now.load_sequence)
         return [str(each.version) for each in ([admitted] if same else [admitted, now])]
-
-
-async def _send_failure(error: RefusedError, send: Send) -> None:
-    answer = failed(error)
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.content()})
 
 
 def _with_versions(start: Message, versions: list[str]) -> Message:

@@ -85,13 +85,13 @@ class Upstream:
             answer = await self._client.send(self._request(scope, body), stream=True)
         except httpx.HTTPError as error:
             reason = f"{type(error).__name__}: {error}"
-            await _tell(errors.upstream_unreachable(url=str(self._base), reason=reason), send)
+            await send_failure(errors.upstream_unreachable(url=str(self._base), reason=reason), send)
             return
         except httpx.InvalidURL as error:
-            await _tell(errors.bad_body(field="path", problem=str(error)), send)
+            await send_failure(errors.bad_body(field="path", problem=str(error)), send)
             return
         except WsmError as error:
-            await _tell(error, send)
+            await send_failure(error, send)
             return
         try:
             headers = _kept([(name.lower(), value) for name, value in answer.headers.raw])
@@ -169,7 +169,8 @@ def _kept(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name not in dropped]
 
 
-async def _tell(error: WsmError, send: Send) -> None:
+async def send_failure(error: WsmError, send: Send) -> None:
+    """Send the answer to an error in the place of one that was not sent."""
     answer = failed(error)
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
