@@ -133,15 +133,17 @@ class Server:
         """End it, with its engine and its workers."""
         family = []
         with contextlib.suppress(psutil.Error):
-            family = psutil.Process(self._process.pid).children(recursive=True)
+            server = psutil.Process(self._process.pid)
+            family = [server, *server.children(recursive=True)]
         memory = set().union(*map(_shared_memory_of, family))
         self._process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(60)
-        for process in family:
+        # multiprocessing's resource trackers unlink what their processes left, once these have ended.
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        self._process.kill()
         self._process.wait(60)
         psutil.wait_procs(family, timeout=60)
         for path in memory:  # workers that were killed leave it
