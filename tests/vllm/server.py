@@ -138,8 +138,8 @@ class VllmServer:
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(60)
-        # Resource trackers unlink what their processes left, once these have ended; a worker outlives an API server
-        # that was killed.
+        # Resource trackers unlink what their processes left, once these have ended. A worker outlives an API
+        # server that was killed.
         _, alive = psutil.wait_procs(self.family, timeout=10)
         for process in alive:
             with contextlib.suppress(psutil.Error):
