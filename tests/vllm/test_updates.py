@@ -11,8 +11,10 @@ from safetensors.numpy import save_file
 
 from tests.raising import raising
 from tests.vllm.fake_workers import SHAPES, FakeEngine, FakeWorker, place, write_checkpoint
+from wsm.fleet.rolling import content_of
 from wsm.states.words import CommandWord, CommittedWord, Operation
-from wsm.strategies import publish_snapshot
+from wsm.strategies import AdoptSettings, TensorSpec, adopt, publish_snapshot
+from wsm.strategies.snapshot.placement import split
 from wsm.vllm.versions import VersionPlace
 
 
@@ -216,6 +218,34 @@ def test_a_published_version_is_held_against_what_its_publisher_promised(one, tm
         assert kinds(end) == {"digest-mismatch"}
         assert engine.ranks.version == "three"
         assert engine.pauses == 1
+
+    played(one, play)
+
+
+def test_a_version_has_one_digest_in_a_store_and_in_the_directory_that_was_adopted(one, two, tmp_path):
+    store = tmp_path / "store"
+    for where in (one, two):
+        adopt(where, AdoptSettings(store, [tmp_path], durable=False), version=where.name)
+    digests = {where.name: content_of(store, where.name).digest for where in (one, two)}
+
+    async def play(engine):
+        assert engine.ranks.digests == {"one": digests["one"]}
+        for where in (VersionPlace("two", store=str(store)), place(one), place(two)):
+            votes = (await engine.update(where)).votes
+            assert [vote["digest"] for vote in votes] == [digests[where.version]] * 2
+
+    played(one, play)
+
+
+def test_a_version_that_is_cut_for_ranks_is_refused_by_name(one, tmp_path):
+    store = tmp_path / "store"
+    cut = TensorSpec("embed.weight", "F32", (4, 4))
+    shard = {cut.name: (cut, bytes(cut.nbytes))}
+    placed = {cut.name: split((8, 4), 0)}
+    publish_snapshot(store, "cut", dict.fromkeys(range(2), shard), placements=placed, durable=False)
+
+    async def play(engine):
+        assert kinds(await engine.update(VersionPlace("cut", store=str(store)))) == {"not-whole"}
 
     played(one, play)
 

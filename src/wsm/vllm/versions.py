@@ -28,6 +28,7 @@ from wsm.strategies.digest import digest_of, running_digest, shard_digest
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.promise import PromisedShard, Publication
 from wsm.strategies.tensor import TensorSpec
 
 _CHUNK_BYTES = 1 << 21
@@ -36,8 +37,8 @@ _CHUNK_BYTES = 1 << 21
 class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where a version is, and what must be true of it; goes to the workers as plain values.
 
-    `path`: a directory below `roots`; else the version is looked for in `store`. `digest`: what all its
-    tensors together must have; None: nothing was promised.
+    `path`: a directory below `roots`; else the version is looked for in `store`. `digest`: what the version
+    must have, as every group that loads it from a store says it; None: nothing was promised.
     """
 
     version: str
@@ -51,11 +52,14 @@ class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 class HeldCheckpoint:
     """The tensors of a version, its files held open until :meth:`close`.
 
-    `digests`: of the tensors, in their order; empty until :meth:`stage`. `digest`: of all of them.
+    `published`: the digest that its publication has in a store; None: it lies in none. `digests`: of the
+    tensors, in their order; empty until :meth:`stage`. `digest`: of the version, as every group that loads it
+    from a store says it.
     """
 
     place: VersionPlace
     tensors: Sequence[OfferedTensor]
+    published: str | None = None
     digests: list[str] = field(default_factory=list)
     digest: str = ""
     _open: ExitStack = field(default_factory=ExitStack)
@@ -69,6 +73,7 @@ class HeldCheckpoint:
         WsmError
             If there is none, it is no whole checkpoint, or it lies outside the roots.
         """
+        published: str | None = None
         with ExitStack() as stack:
             if place.path is not None:
                 parts = stack.enter_context(open_checkpoint(place.path, place.roots)).parts
@@ -79,14 +84,19 @@ class HeldCheckpoint:
                 ]
             elif place.store is not None:
                 opened = CheckpointFiles(place.store).open(place.version, 0, UNOBSERVED)
-                tensors = list(stack.enter_context(opened).known or ())
+                offer = stack.enter_context(opened)
+                tensors, published = list(offer.known or ()), offer.manifest_digest
+                if any(tensor.check_chunk for tensor in tensors):
+                    problem = f"version {place.version} was published in parts for several ranks"
+                    fix = "adopt or publish it whole, as vLLM's loaders take it"
+                    raise RefusedError(f"{problem}; {fix}", code="not-whole", version=place.version)
             else:
                 raise BadInputError(
                     f"version {place.version} has no place: give its path, or declare a store",
                     code="no-place",
                     version=place.version,
                 )
-            return cls(place, tensors, _open=stack.pop_all())
+            return cls(place, tensors, published, _open=stack.pop_all())
 
     def said(self) -> dict[str, Any]:
         """Return what a receipt says of it."""
@@ -126,7 +136,10 @@ class HeldCheckpoint:
                 digest.update(chunk)
             found.append(_checked(tensor, digest.hexdigest(), tensor.digest))
         specs = [tensor.spec for tensor in self.tensors]
-        whole, promised = shard_digest(zip(specs, found, strict=True)), self.place.digest
+        # What is in no store has the digest that it would have once it was adopted under this label.
+        shard = PromisedShard(content_digest=shard_digest(zip(specs, found, strict=True)))
+        adopted = Publication(version=self.place.version, publication="", shards=(shard,))
+        whole, promised = self.published or adopted.group_digest, self.place.digest
         if promised not in (None, whole):
             raise BadInputError(
                 f"version {self.place.version} is not what was promised: digest {whole} instead of "
