@@ -101,6 +101,6 @@ MADE_OF = {
     "prometheus_client": ("wsm.metrics.families",),
 }
 
+MADE_OF["starlette"] = (*MADE_OF["starlette"], "wsm.vllm.endpoint")
 #: The client is a part of the package that serves.
 MADE_OF["httpx"] = MADE_OF["starlette"]
-MADE_OF["starlette"] = (*MADE_OF["starlette"], "wsm.vllm.endpoint")

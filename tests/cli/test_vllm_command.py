@@ -15,7 +15,7 @@ def served(tmp_path):
     stands_in = tmp_path / "vllm"
     stands_in.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
-        'print(json.dumps([sys.argv[1:], os.environ["VLLM_PLUGINS"]]))\n'
+        'print(json.dumps([sys.argv[1:], os.environ["VLLM_PLUGINS"], os.environ.get("WSM_FLEET")]))\n'
     )
     stands_in.chmod(0o755)
 
@@ -34,14 +34,20 @@ EXTENSION = ["--worker-extension-cls", "wsm.vllm.Worker"]
 
 def test_vllm_gets_all_words_with_the_plugin_and_the_extension(served):
     ended = served("model", "--port", "8001", "--help")
-    words, plugins = json.loads(ended.stdout)
+    words, plugins, _ = json.loads(ended.stdout)
     assert words == ["serve", "model", "--port", "8001", "--help", *EXTENSION]
     assert plugins == "wsm"
 
 
+def test_the_store_of_a_fleet_is_handed_on_and_is_no_word_of_vllm(served, tmp_path):
+    words, _, store = json.loads(served("model", "--fleet", str(tmp_path), "--port", "8001").stdout)
+    assert words == ["serve", "model", "--port", "8001", *EXTENSION]
+    assert store == str(tmp_path)
+
+
 def test_plugins_and_an_extension_that_are_named_are_kept(served):
     ended = served("model", "--worker-extension-cls=mine.Worker", VLLM_PLUGINS="lora,wsm")
-    words, plugins = json.loads(ended.stdout)
+    words, plugins, _ = json.loads(ended.stdout)
     assert words == ["serve", "model", "--worker-extension-cls=mine.Worker"]
     assert plugins == "lora,wsm"
 
@@ -51,7 +57,7 @@ def test_plugins_that_vllm_would_load_by_itself_are_named_where_nothing_is(serve
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[vllm.general_plugins]\nother = other:register\n")
-    _, plugins = json.loads(served("model", PYTHONPATH=str(tmp_path)).stdout)
+    _, plugins, _ = json.loads(served("model", PYTHONPATH=str(tmp_path)).stdout)
     assert plugins == "other,wsm"
 
 

@@ -81,13 +81,17 @@ class FakeEngine:
         self.pauses += 1
         self.at_pause()
 
+    async def may_load(self, end):
+        return bool(end.votes)
+
     async def begin(self):
         await self.ranks.hello(place(self.first))
         return self
 
     async def update(self, where, **more):
         end = UpdateEnd()
-        await self.ranks.update(where, self.pause, end, deadline_s=more.pop("deadline_s", 30))
+        deadline_s = more.pop("deadline_s", 30)
+        await self.ranks.update(where, self.may_load, self.pause, end, deadline_s=deadline_s)
         return end
 
     @property

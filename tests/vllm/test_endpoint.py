@@ -14,6 +14,10 @@ from starlette.routing import Route
 
 from tests.raising import raising
 from tests.vllm.fake_workers import FakeEngine, write_checkpoint
+from wsm.fleet.rolling import content_of
+from wsm.states.fleet import next_target
+from wsm.strategies import AdoptSettings, adopt
+from wsm.strategies.trainer.targets import newest_target, set_target
 from wsm.vllm.endpoint import EndpointPlugin
 
 
@@ -143,6 +147,64 @@ def test_what_vllm_was_started_with_may_be_no_directory_and_then_it_cannot_be_lo
 
     roots = {"wsm": {"roots": [str(tmp_path)]}}
     played(tmp_path / "owner" / "name", play, additional_config=roots)
+
+
+def test_a_replica_of_a_fleet_takes_text_for_what_its_target_allows_and_no_update_to_anything_else(
+    one, two, tmp_path, monkeypatch
+):
+    store = tmp_path / "store"
+    for where in (one, two):
+        adopt(where, AdoptSettings(store, [tmp_path], durable=False), version=where.name)
+    monkeypatch.setenv("WSM_FLEET", str(store))
+
+    def allow(label):
+        content = content_of(store, label)
+        assert set_target(store, next_target(newest_target(store), content, strict=True))
+
+    async def play(at):
+        async def is_stale():
+            answer = await at.http.post("/v1/completions")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "fleet-stale")
+            assert (await at.http.get("/wsm/v1/ready")).status_code == 503
+            said = (await at.http.get("/wsm/v1/status")).json()
+            assert (said["open"], said["fleet"]["state"], said["fleet"]["admits"]) == (False, "stale", False)
+            return True
+
+        async def updated(label, **more):
+            return await at.http.post("/wsm/v1/update", json={"version": label, **more})
+
+        async def is_refused(label, **more):
+            answer = await updated(label, **more)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not-the-fleets")
+            return not at.client.paused
+
+        assert await is_stale(), "nothing is proved without a target"
+        allow("two")
+        assert await is_refused("one", path=str(one))
+        assert await is_refused("two", path=str(one)), "its label alone is the target's"
+        assert await is_stale()
+        assert (await updated("two")).json()["outcome"] == "committed"
+        assert (await at.http.post("/v1/completions")).status_code == 200
+        ready = await at.http.get("/wsm/v1/ready")
+        assert (ready.status_code, ready.json()["serving"]) == (200, True)
+        assert (await at.http.get("/wsm/v1/status")).json()["fleet"]["state"] == "ready"
+        allow("one")
+        assert (await at.http.get("/wsm/v1/ready")).status_code == 503
+        assert await is_stale()
+
+    played(one, play)
+
+
+def test_a_replica_that_holds_what_is_allowed_when_it_starts_takes_text_at_once(one, tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    adopt(one, AdoptSettings(store, [tmp_path], durable=False), version="one")
+    assert set_target(store, next_target(None, content_of(store, "one")))
+    monkeypatch.setenv("WSM_FLEET", str(store))
+
+    async def play(at):
+        assert (await at.http.post("/v1/completions")).status_code == 200
+
+    played(one, play)
 
 
 UNKNOWN = {

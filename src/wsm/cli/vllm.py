@@ -6,10 +6,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import click
 
-from wsm.cli._base import EXIT_CODES, WRONG_USAGE, CommandEndedError
+from wsm.cli._base import EXISTING_DIRECTORY, EXIT_CODES, WRONG_USAGE, CommandEndedError
 
 #: What vLLM loads of, if nothing is named.
 _GROUPS = tuple(f"vllm.{kind}_plugins" for kind in ("general", "io_processor", "platform", "stat_logger"))
@@ -31,9 +32,13 @@ def vllm() -> None:
 
 
 @vllm.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, epilog=EXIT_CODES)
+@click.option("--fleet", "store", type=EXISTING_DIRECTORY)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def serve(words: Sequence[str]) -> None:
-    """Run 'vllm serve' with wsm turned on; all words are vLLM's.
+def serve(words: Sequence[str], *, store: Path | None) -> None:
+    """Run 'vllm serve' with wsm turned on; all words but --fleet STORE are vLLM's.
+
+    With --fleet the server is a replica of the fleet whose targets lie in this store: text reaches only what
+    the newest target allows.
 
     VLLM_PLUGINS keeps the plugins that it names; where it is not set, it names all that vLLM would load
     without it. A worker extension of your own is kept, too, and has to be a subclass of wsm.vllm.Worker.
@@ -49,4 +54,6 @@ def serve(words: Sequence[str]) -> None:
     names_one = any(word.partition("=")[0] == _EXTENSION for word in words)
     extension = [] if names_one else [_EXTENSION, "wsm.vllm.Worker"]
     environment = {**os.environ, _PLUGINS: ",".join([*plugins, "wsm"])}
+    if store is not None:
+        environment["WSM_FLEET"] = str(store.absolute())
     os.execve(program, ["vllm", "serve", *words, *extension], environment)  # noqa: S606 - it is the command

@@ -18,8 +18,10 @@ from wsm import log
 from wsm.errors import WsmError
 from wsm.fleet.rolling import other_content
 from wsm.http.commands import Commands, Origin
+from wsm.http.errors import fleet_stale, not_the_fleets
+from wsm.http.native.schema import FleetAnswer
 from wsm.states.epochs import Backoff
-from wsm.states.fleet import FleetTarget, admits
+from wsm.states.fleet import FleetTarget, admits, generation_of, replica_state, takes
 from wsm.strategies.trainer.targets import newest_target
 
 #: Seconds between two reads, and that one may delay who asks for it.
@@ -62,6 +64,42 @@ class FleetMember:
             if not self._changed.wait_for(lambda: self._done >= wanted, _WAIT_S):
                 self.unread_since = self.unread_since or time.time()
         return self.target
+
+    def require_admitted(self, group: str, digest: str | None) -> None:
+        """Refuse text where a group holds what the target that was read last does not allow.
+
+        Raises
+        ------
+        RefusedError
+            Code ``fleet-stale``.
+        """
+        target = self.target
+        if not admits(digest, target):
+            raise fleet_stale(group=group, digest=digest, generation=_number(target))
+
+    def require_own(self, label: str | None, digest: str | None) -> None:
+        """Refuse an update to what the target, read now, does not allow. Blocks.
+
+        `digest` None: it is not known yet.
+
+        Raises
+        ------
+        RefusedError
+            Code ``not-the-fleets``.
+        """
+        target = self.look()
+        if not takes(label, digest, target):
+            raise not_the_fleets(label=label, digest=digest, generation=_number(target))
+
+    def standing(self, digest: str | None, *, serving: bool, step: str | None = None) -> FleetAnswer:
+        """Return what a group that holds this counts as, by the target as it is now. Blocks.
+
+        `step`: the request id under which it stands prepared.
+        """
+        target = self.look()
+        prepared = target is not None and generation_of(step) == target.generation
+        state = replica_state(digest, serving=serving, prepared=prepared, target=target)
+        return FleetAnswer(state, admits(digest, target), _number(target), self.unread_since)
 
     def follow(self, commands: Commands) -> None:
         """Load the target wherever what the group holds is not allowed, from now on, in a thread."""
@@ -112,6 +150,10 @@ class FleetMember:
                 self.unread_since = None if is_read else self.unread_since or time.time()
                 self._done = number
                 self._changed.notify_all()
+
+
+def _number(target: FleetTarget | None) -> int | None:
+    return None if target is None else target.generation
 
 
 def _bring(commands: Commands, target: FleetTarget) -> None:

@@ -46,6 +46,7 @@ _STATUSES: Final = {
     "publisher-busy": 503,  # another process adopts or publishes there, and will be done
     "admission-closed": 503,
     "fleet-stale": 503,
+    "weights-not-whole": 503,
 }
 
 

@@ -8,6 +8,10 @@ refused always: behind them nobody knows what serves. One update at a time; what
 pause. A pause that another has given is given back as it was.
 
 The routes are asked for vLLM's API key, where it has one: vLLM itself guards ``/v1`` and its like alone.
+
+A replica of a fleet (``WSM_FLEET``) reads the fleet's target itself: what serves and is not allowed closes
+the gate, and an update that is not the fleet's is refused, by its label at first, and by its digest before a
+byte of it is loaded.
 """
 
 from __future__ import annotations
@@ -21,19 +25,24 @@ from collections import deque
 from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import datetime, timezone
-from pathlib import PurePath
-from typing import Any, Literal
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, described
+from wsm.http import errors
+from wsm.http.answers import failed
 from wsm.labels import checked_version
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, UpdateEnd
 from wsm.vllm.versions import VersionPlace
+
+if TYPE_CHECKING:
+    from wsm.fleet.member import FleetMember
 
 #: Releases of vLLM that this is tested with.
 SUPPORTED = ("0.32.",)
@@ -43,6 +52,8 @@ _PAUSES = frozenset({"/pause", "/sleep"})
 #: What is answered while the gate is closed, besides everything that only reads.
 _HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
 _STATUSES = {"committed": 200, "refused": 409, "rolled-back": 409, "closed": 500, "unknown": 504}
+#: What the group is called whose ranks are vLLM's workers.
+_GROUP = "vllm"
 
 
 class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,6 +86,7 @@ class EndpointPlugin:
     #: Since vLLM has started its engine; it listens only then.
     ranks: EngineRanks
     _client: Any
+    _fleet: FleetMember | None = None
     name = "wsm"
     required_tasks = ("generate",)
 
@@ -121,6 +133,12 @@ class EndpointPlugin:
         )
         first = VersionPlace(version, str(model), [str(model), *around])
         await self.ranks.hello(first)
+        if store := os.environ.get("WSM_FLEET"):
+            from wsm.fleet.member import FleetMember  # noqa: PLC0415 - for replicas of a fleet only
+
+            self._fleet = FleetMember(Path(store))
+            await asyncio.to_thread(self._fleet.look)
+            self._options.store = self._options.store or store
         await engine_client.update_weight_version(self.ranks.version)
 
     async def _pause(self) -> None:
@@ -133,20 +151,21 @@ class EndpointPlugin:
 
         Raises
         ------
-        RefusedError (``update-in-progress``)
-            If another update runs.
+        RefusedError
+            If another update runs (``update-in-progress``), or it is not the fleet's (``not-the-fleets``).
         """
         ranks = self.ranks
-        if self.is_updating:
-            raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
         if asked.path is None and asked.version is None:
             raise BadInputError("an update needs a path, or a version of the store", code="no-place")
         label = checked_version(asked.version or PurePath(asked.path or "").name)
+        await self._require_the_fleets(label, None)
+        if self.is_updating:
+            raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
         place = VersionPlace(label, asked.path, self._roots, self._options.store, asked.digest)
         self.is_updating, self._mode, end, is_known = True, asked.mode, UpdateEnd(), True
         try:
             async with self._asking:
-                await ranks.update(place, self._pause, end, deadline_s=asked.deadline_s)
+                await ranks.update(place, self._may_load, self._pause, end, deadline_s=asked.deadline_s)
                 if ranks.serving() and self._holds:
                     await self._go_on()
         except GroupError as error:
@@ -169,12 +188,23 @@ class EndpointPlugin:
         except Exception as error:
             raise self.ranks.lost("engine-lost", described(error)) from error
 
+    async def _may_load(self, end: UpdateEnd) -> bool:
+        try:
+            await self._require_the_fleets(end.votes[0]["version"], end.votes[0]["digest"])
+        except RefusedError as error:
+            end.errors.append(error_value(error))
+        return not end.errors
+
+    async def _require_the_fleets(self, label: str, digest: str | None) -> None:
+        if self._fleet is not None:
+            await asyncio.to_thread(self._fleet.require_own, label, digest)
+
     def _receipt(self, label: str, end: UpdateEnd, *, is_known: bool) -> dict[str, Any]:
         serves = self.ranks.version if self.ranks.serving() else None
         outcome = "committed" if end.committed else "rolled-back" if end.restored else "refused"
         if serves is None:
             outcome = "closed" if is_known else "unknown"
-        return {
+        told = {
             "outcome": outcome,
             "version": label,
             "serves": serves,
@@ -185,20 +215,44 @@ class EndpointPlugin:
             "ms": end.ms,
             "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         }
+        return told if outcome == "committed" else {**told, "error": end.errors[0]}
+
+    def require_open(self) -> None:
+        """See that requests may reach what serves.
+
+        Raises
+        ------
+        RefusedError
+            If no whole version is proved (``weights-not-whole``), or the fleet does not allow it
+            (``fleet-stale``).
+        """
+        if self.is_open:
+            if self._fleet is not None:
+                self._fleet.require_admitted(_GROUP, self.ranks.digest)
+            return
+        fault, failures = self.ranks.fault, [each["errors"] for each in self.receipts if "error" in each]
+        found = [error_value(fault)] if fault else failures[-1] if failures else []
+        names = [[f"{name} {each[name]}, " for name in ("rank", "tensor") if name in each] for each in found]
+        why = ["".join([*where, each["message"]]) for where, each in zip(names, found, strict=True)]
+        todo = "Update to a whole version, which opens the gate, or restart vLLM."
+        text = f"No whole version is proved, and nothing is served. {'; '.join(why)}. {todo}"
+        raise RefusedError(text, code="weights-not-whole", errors=found)
 
     def explain(self) -> dict[str, Any]:
         """Say what serves, and if nothing does, why, and what to do."""
-        ranks = self.ranks
-        if self.is_open:
-            return {"open": True, "text": f"Version {ranks.version} serves, whole on {ranks.ranks} ranks."}
-        failed = next((each for each in reversed(self.receipts) if each["outcome"] != "committed"), None)
-        errors = failed["errors"] if failed else []
-        errors = [error_value(ranks.fault)] if ranks.fault else errors
-        names = [[f"{name} {each[name]}, " for name in ("rank", "tensor") if name in each] for each in errors]
-        why = ["".join([*where, each["message"]]) for where, each in zip(names, errors, strict=True)]
-        todo = "Update to a whole version, which opens the gate, or restart vLLM."
-        text = f"No whole version is proved, and nothing is served. {'; '.join(why)}. {todo}"
-        return {"open": False, "text": text, "errors": errors}
+        try:
+            self.require_open()
+        except RefusedError as error:
+            return {"open": False, "text": str(error), "errors": error.context.get("errors", [])}
+        text = f"Version {self.ranks.version} serves, whole on {self.ranks.ranks} ranks."
+        return {"open": True, "text": text, "errors": []}
+
+    async def standing(self) -> dict[str, Any] | None:
+        """Read the target of the fleet, and say what this replica counts as; None: it is of no fleet."""
+        if self._fleet is None:
+            return None
+        said = await asyncio.to_thread(self._fleet.standing, self.ranks.digest, serving=self.is_open)
+        return dict(msgspec.to_builtins(said))
 
     async def status(self) -> dict[str, Any]:
         """Say where each rank is; the ranks are asked, unless an update runs."""
@@ -209,7 +263,8 @@ class EndpointPlugin:
                     await ranks.look()
                 self.is_open = ranks.serving()
         return {
-            "open": self.is_open,
+            "fleet": await self.standing(),
+            "open": self.explain()["open"],
             "updating": self.is_updating,
             "version": ranks.version if ranks.serving() else None,
             "restorable": ranks.is_restorable,
@@ -226,7 +281,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what must not pass, and what is asked of wsm; else let vLLM's app answer."""
-        if scope["type"] == "websocket" and not self._plugin.is_open:
+        if scope["type"] == "websocket" and not self._plugin.explain()["open"]:
             await send({"type": "websocket.close", "code": 1013})
             return
         if scope["type"] != "http":
@@ -236,18 +291,18 @@ class Gate:
         try:
             answer = await self._answer(request, request.url.path, request.method)
         except WsmError as error:
-            status = 400 if isinstance(error, BadInputError) else 409
-            answer = JSONResponse({"error": error_value(error)}, status)
+            told = failed(error)
+            answer = Response(told.content(), told.status, told.headers, "application/json")
         await (answer or self._app)(scope, receive, send)
 
-    async def _answer(self, request: Request, path: str, method: str) -> JSONResponse | None:
+    async def _answer(self, request: Request, path: str, method: str) -> Response | None:
         plugin = self._plugin
         # Behind vLLM's own verbs of weights, and a sleep that drops them, nobody knows what serves.
         level = request.query_params.get("level")
         held = method == "POST" and ("weight" in path or path == "/collective_rpc" or level == "2")
         ours, waits = path.startswith("/wsm/v1/"), path in _RESUMES | _PAUSES
         if (ours or held or waits) and method != "OPTIONS" and not self._may(request):
-            return JSONResponse({"error": "Unauthorized"}, 401)
+            raise errors.unauthorized()
         if ours:
             return await self._own(request, method, path.removeprefix("/wsm/v1/"))
         if method != "POST":
@@ -257,11 +312,11 @@ class Gate:
             raise RefusedError(message, code="held-by-wsm")
         if waits and plugin.is_updating:
             raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
-        if plugin.is_open or path in _HARMLESS:
-            return None
-        told = {"type": "WeightsNotWhole", "code": "weights-not-whole", "message": plugin.explain()["text"]}
-        resumes = path in _RESUMES
-        return JSONResponse({"error": told}, 409 if resumes else 503, {} if resumes else {"Retry-After": "1"})
+        if path in _RESUMES and not plugin.explain()["open"]:
+            raise RefusedError(plugin.explain()["text"], code="held-by-wsm")
+        if path not in _HARMLESS:
+            plugin.require_open()
+        return None
 
     def _may(self, request: Request) -> bool:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -275,14 +330,19 @@ class Gate:
             try:
                 asked = msgspec.json.decode(await request.body(), type=UpdateRequest)
             except msgspec.DecodeError as error:
-                raise BadInputError(f"this is no update: {error}", code="bad-body") from error
+                raise errors.bad_body(field="the body", problem=str(error)) from error
             receipt = await plugin.update(asked)
             return JSONResponse(receipt, _STATUSES[receipt["outcome"]])
         if method == "GET" and what == "status":
             return JSONResponse(await plugin.status())
+        if method == "GET" and what == "ready":
+            await plugin.standing()
+            said = plugin.explain()
+            ready = {"serving": said["open"], "headline": said["text"]}
+            return JSONResponse(ready, 200 if said["open"] else 503)
         if method == "GET" and what in ("explain", "receipts"):
             return JSONResponse(plugin.explain() if what == "explain" else {"receipts": [*plugin.receipts]})
-        return JSONResponse({"error": {"code": "not-found", "message": f"{method} /wsm/v1/{what}"}}, 404)
+        raise errors.not_found(method=method, path=request.url.path)
 
 
 def _require_known(args: Any) -> None:

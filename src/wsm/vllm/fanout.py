@@ -56,6 +56,8 @@ _LATE = "not all ranks had read and verified it, or all was not paused, in"
 #: Asks every rank, and returns their answers in the order of ranks.
 Call: TypeAlias = Callable[[dict[str, Any]], Awaitable[list[Any]]]
 Pause: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+#: Whether what all ranks have voted for may be loaded; if not, it has said why in the end that it is given.
+MayLoad: TypeAlias = Callable[["UpdateEnd"], Awaitable[bool]]
 
 
 @dataclass
@@ -80,7 +82,7 @@ class EngineRanks:
 
     `answer_s`: in which every question is answered but that of a reload, which has the update's deadline; a
     step may be long. `version`: what was committed last. `fault`: why the ranks cannot be asked; None: they
-    can. `answers`: what each said last.
+    can. `answers`: what each said last. `command`: what was given last.
     """
 
     def __init__(self, call: Call, ranks: int, server: str, *, answer_s: float = 60.0) -> None:
@@ -93,7 +95,7 @@ class EngineRanks:
         self._serial = itertools.count(1)
         self._late: asyncio.Task[list[Any]] | None = None
         self._late_token = ""
-        self._command: CommandWord | None = None
+        self.command: CommandWord | None = None
         self._committed: CommittedWord | None = None
         self._place: VersionPlace | None = None
         self._restores = False
@@ -127,6 +129,11 @@ class EngineRanks:
         """
         await self._tell(self._answer_s, self._view(), load=False)
 
+    @property
+    def digest(self) -> str | None:
+        """Of what was committed last; None: it is not known."""
+        return self.digests.get(self.version or "")
+
     def serving(self) -> bool:
         """Whether all ranks serve the same whole version, as far as they have answered."""
         view = self._view()
@@ -139,13 +146,17 @@ class EngineRanks:
         """Whether every rank has the files of what serves open."""
         return bool(self.answers) and all(answer.get("served") for answer in self.answers)
 
-    async def update(self, place: VersionPlace, pause: Pause, end: UpdateEnd, *, deadline_s: float) -> None:
+    async def update(
+        self, place: VersionPlace, may_load: MayLoad, pause: Pause, end: UpdateEnd, *, deadline_s: float
+    ) -> None:
         """Bring a version to all ranks, or leave them with the one before. Does not resume the engine.
 
         Parameters
         ----------
         place : VersionPlace
             The version.
+        may_load : callable
+            Is asked once all ranks have voted for it.
         pause : callable
             Lets no step begin, and forgets what the old weights have computed. Called once all ranks have
             voted.
@@ -169,8 +180,9 @@ class EngineRanks:
         while True:
             view = self._view()
             voted, expired = _all_voted(view), time.monotonic() > late_s
-            if voted and wanted is None and not self._restores:
+            if voted and wanted is None and not (self._restores or end.votes):
                 end.votes = [{"rank": each["rank"], **each["staged"]} for each in self.answers]
+                gave_up = not (self._digest_of("staged") and await may_load(end))
             known = self._known(view, wanted, expired=expired, gave_up=gave_up)
             move = advance(state, view, known)
             state = move.state
@@ -180,7 +192,7 @@ class EngineRanks:
             if move.todo is GroupTodo.END:
                 self._ended(view, end if wanted is None or self._restores else UpdateEnd())
             elif move.todo in (GroupTodo.WAIT, GroupTodo.READ_REPORTS):
-                if voted and not (paused or expired):
+                if voted and not (paused or expired or gave_up):
                     _lap(end, "voted", began_s)
                     gave_up = not await _is_paused(pause, late_s)
                     paused = True
@@ -208,7 +220,7 @@ class EngineRanks:
             self.digests[self.version] = digest or ""
         self._committed = move.committed or self._committed
         if move.command is not None:
-            self._command, self._is_settled = move.command, False
+            self.command, self._is_settled = move.command, False
 
     def _known(self, view: View, wanted: Opens | None, *, expired: bool, gave_up: bool) -> Known:
         agree, version = self._digest_of("staged") is not None, self.version
@@ -260,7 +272,7 @@ class EngineRanks:
             for rank, (term, heard, status, stored) in words
         ]
         term = max((answer.term for answer in answers), default=0)
-        recorded, committed = self._command, self._committed
+        recorded, committed = self.command, self._committed
         return view_of_answers(self.ranks, answers, term=term, recorded=recorded, committed=committed)
 
     async def _tell(self, limit_s: float, view: View, *, load: bool) -> None:
