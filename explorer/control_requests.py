@@ -19,8 +19,8 @@ from wsm.fastdeploy import _control_contract as control
 from wsm.fastdeploy._control_calls import DEADLINES_S
 from wsm.fastdeploy._control_contract import ControlCommand
 from wsm.states.decide import Resident, resident_on_all
+from wsm.states.engine_words import Given
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
-from wsm.states.weights_word import Given
 
 _BOTH = (frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE}), ALL_TAGS)
 _WHOLE = Resident(WeightState.NORMAL, KVState.NORMAL)

@@ -23,6 +23,7 @@ from unittest import mock
 
 from explorer.errors import RuleBrokenError, broken_by
 from wsm.config import WsmConfig
+from wsm.controller import engine_bridge
 from wsm.controller.engine_bridge import held_by
 from wsm.controller.errors import CommandWithdrawnError
 from wsm.errors import GroupError, WsmError
@@ -31,11 +32,11 @@ from wsm.fastdeploy._entries import Deciding
 from wsm.group_segment import own_group
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.segment import Segment
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
 from wsm.states.decide import Resident
+from wsm.states.engine_words import Entry
 from wsm.states.epochs import Backoff
 from wsm.states.vocabulary import KVState, WeightState
-from wsm.states.weights_word import Entry
 from wsm.status.facts import GroupStatus
 from wsm.worker import HOLD, SERVE
 
@@ -192,7 +193,7 @@ def _where(frame: FrameType | None) -> tuple[object, ...]:
 def _plain(value: object) -> object:
     """Return what of a local variable the rest of a turn can depend on; of a time whether there is one."""
     if isinstance(value, _Rank0):
-        wish, sequence = value._wish, cast("_World", value._controller).sequence
+        wish, sequence = value._wishes.failed, cast("_World", value._controller).sequence
         return wish.word, sequence > wish.sequence, *(getattr(value, name) for name in _REMEMBERED)
     if isinstance(value, SimpleNamespace) and hasattr(value, "engine_state"):
         return value.over, value.engine_state, value.hold, value.missing, held_by(cast("Any", value))
@@ -201,7 +202,7 @@ def _plain(value: object) -> object:
     return value if isinstance(value, int | str | tuple | Enum | None) else type(value)
 
 
-_FOLLOWED = (__file__, _entries.__file__)
+_FOLLOWED = (__file__, _entries.__file__, engine_bridge.__file__)
 
 
 @dataclass
@@ -484,6 +485,14 @@ class _Rank0(Deciding):
 
     def _require_all_here(self) -> None:
         pass
+
+    @property
+    def _woken(self) -> bool:
+        return self._wishes.woken
+
+    @_woken.setter
+    def _woken(self, woken: bool) -> None:
+        self._wishes.woken = woken
 
     @property
     def _polls(self) -> bool:

@@ -379,7 +379,7 @@ def test_a_bridge_does_not_do_again_what_a_command_of_wsm_is_doing(make_engine):
         for version in range(2, 22):
             engine.group.publish(version)
             before = status(engine).sequence
-            assert controller.update(version).version == str(version)
+            assert controller.update(version, wait_s=30).version == str(version)
             eventually(lambda: engine.reads() == [NORMAL])
             assert status(engine).sequence == before + 1
 

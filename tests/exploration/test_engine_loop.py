@@ -9,12 +9,13 @@ import pytest
 
 from explorer import control_requests, engine_loop
 from explorer.engine_loop import CLEARED, CLEARING, LOOPS, NORMAL, UPDATING, Loop
+from wsm.controller import engine_bridge
+from wsm.controller.engine_bridge import EngineWishes
 from wsm.fastdeploy import _control_contract as control
-from wsm.fastdeploy import _entries
 from wsm.fastdeploy._entries import Deciding
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
+from wsm.states.engine_words import Given, Held, WishRow
 from wsm.states.vocabulary import Tag
-from wsm.states.weights_word import Given
 
 POLLS, SLEEPS, STAYS = Loop(block=False, polls=True), Loop(block=False, polls=False), Loop(True, polls=True)
 
@@ -30,15 +31,17 @@ def test_no_order_of_wishes_commands_and_failures_breaks_a_rule(loop: Loop) -> N
     assert found.situations >= (20 if loop.polls else 3)
 
 
+def rows(patch: pytest.MonkeyPatch, then: Callable[[WishRow], object]) -> None:
+    """Let each row be followed by what `then` says of it."""
+    patch.setattr(contract, "ROWS", [row._replace(then=then(row)) for row in contract.ROWS])
+
+
 def a_group_that_differs_is_updated(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(contract.GIVES, (UPDATING, None), Given.UPDATE)
+    rows(patch, lambda row: Given.UPDATE if row[:2] == (UPDATING, (Held.DIFFERENT,)) else row.then)
 
 
 def a_clear_that_kept_the_weights_is_answered_normal_to_a_loop_that_sleeps(patch: pytest.MonkeyPatch) -> None:
-    true = contract.answer
-    patch.setattr(
-        contract, "answer", lambda entry, *rest, **more: true(entry._replace(block=True), *rest, **more)
-    )
+    rows(patch, lambda row: NORMAL if row.sleeps == (True,) else row.then)
 
 
 def the_loop_is_never_taken_to_sleep(patch: pytest.MonkeyPatch) -> None:
@@ -46,8 +49,9 @@ def the_loop_is_never_taken_to_sleep(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_woken_loop_loads_once_more(patch: pytest.MonkeyPatch) -> None:
-    true = contract.given
-    patch.setattr(contract, "given", lambda word, held, **_own: true(word, held, own=False))
+    patch.setattr(
+        EngineWishes, "woken", property(lambda _self: False, lambda _self, _woken: None), raising=False
+    )
 
 
 def ranks_leave_on_any_change_of_the_word(patch: pytest.MonkeyPatch) -> None:
@@ -55,8 +59,12 @@ def ranks_leave_on_any_change_of_the_word(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_hold_does_not_matter_to_the_answer(patch: pytest.MonkeyPatch) -> None:
-    true = contract.answer
-    patch.setattr(contract, "answer", lambda *known, gave, **_hold: true(*known, gave=gave))
+    true = engine_bridge.held_by
+    patch.setattr(
+        engine_bridge,
+        "held_by",
+        lambda status: Held.WHOLE if true(status) is Held.ON_HOLD else true(status),
+    )
 
 
 def what_an_engine_has_stored_is_taken_for_wsms_own(patch: pytest.MonkeyPatch) -> None:
@@ -68,8 +76,12 @@ def what_an_engine_has_stored_is_taken_for_wsms_own(patch: pytest.MonkeyPatch) -
 
 
 def ranks_that_differ_are_called_whole(patch: pytest.MonkeyPatch) -> None:
-    true = _entries.held_by
-    patch.setattr(_entries, "held_by", lambda status: NORMAL if true(status) is None else true(status))
+    true = engine_bridge.held_by
+    patch.setattr(
+        engine_bridge,
+        "held_by",
+        lambda status: Held.WHOLE if true(status) is Held.DIFFERENT else true(status),
+    )
 
 
 def a_sleeping_loop_is_not_woken(patch: pytest.MonkeyPatch) -> None:
@@ -88,22 +100,11 @@ def an_answer_overwrites_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_clear_is_answered_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
-    true = contract.given
-    patch.setattr(
-        contract,
-        "given",
-        lambda word, held, **own: Given.NOTHING if word == CLEARING else true(word, held, **own),
-    )
-    patch.setattr(
-        contract,
-        "answer",
-        lambda _entry, word, held, **_: CLEARED if word == CLEARING and held == NORMAL else held,
-    )
+    rows(patch, lambda row: CLEARED if (row.wish, row.then) == (CLEARING, Given.CLEAR) else row.then)
 
 
 def an_update_that_failed_over_weights_that_serve_is_answered(patch: pytest.MonkeyPatch) -> None:
-    true = contract.answer
-    patch.setattr(contract, "answer", lambda *known, **more: true(*known, **{**more, "failed": False}))
+    rows(patch, lambda row: NORMAL if (row.wish, row.failed) == (UPDATING, (True,)) else row.then)
 
 
 @pytest.mark.parametrize(

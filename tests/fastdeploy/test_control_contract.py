@@ -10,8 +10,8 @@ from wsm.fastdeploy import _control_contract as control
 from wsm.fastdeploy._control_calls import DEADLINES_S, REST_S, TAGS
 from wsm.fastdeploy._control_contract import Passed
 from wsm.states.decide import Resident
+from wsm.states.engine_words import Given
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
-from wsm.states.weights_word import Given
 
 SUBSETS = [frozenset(), frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE}), ALL_TAGS]
 METHODS = list(DEADLINES_S)

@@ -16,10 +16,10 @@ from wsm.fastdeploy._entries import Deciding, Entries
 from wsm.fastdeploy._part_words import PartWord
 from wsm.group_segment import own_group
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
+from wsm.states.engine_words import Entry
 from wsm.states.epochs import Backoff
 from wsm.states.vocabulary import WeightState
-from wsm.states.weights_word import Entry
 from wsm.worker import HOLD, SERVE
 
 pytestmark = pytest.mark.needs("libatomic")

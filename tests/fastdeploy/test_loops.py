@@ -12,9 +12,9 @@ from tests.raising import raising
 from wsm import RefusedError, Tag
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
+from wsm.states.engine_words import Entry, Given
 from wsm.states.errors import CommandOpenError
-from wsm.states.weights_word import Entry, Given
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
 
@@ -23,41 +23,19 @@ NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
 LOOPS = [("2025", True), ("2026", False), ("2026", True)]
 
 
-def test_what_is_decided_is_decided_for_every_entry_word_and_outcome():
-    """The tables answer each case, and what they say ends: no word is left that no loop reads."""
-    truths = (NORMAL, CLEARED, None)
+def test_each_answer_lets_a_loop_out_or_keeps_it_for_a_word_that_it_reads():
+    """What the table says ends: no word is left that no loop reads, and an update is for the entry for it."""
     for asked, block in itertools.product((CLEARING, UPDATING, CLEARED, NORMAL), (True, False)):
         entry = Entry(asked, block)
-        for word, before, after in itertools.product(contract.ASKS, truths, truths):
-            if contract.leaves(entry, word):
-                assert entry.sleeps  # an update is for the entry that the loop wakes for
-                continue
-            for own, failed in itertools.product((False, True), (False, True)):
-                gave = contract.given(word, before, own=own)
-                said = contract.answer(entry, word, after, gave=gave, failed=failed)
-                untouched = word == UPDATING and failed and after == NORMAL
-                if after is None or untouched or (gave is Given.CLEAR and word == UPDATING):
-                    assert said is None  # asked again
-                    continue
-                leaves = contract.leaves(entry, said)
+        for row in contract.ROWS:
+            if contract.leaves(entry, row.wish):
+                assert entry.sleeps
+            elif entry.sleeps in row.sleeps and not isinstance(row.then, Given):
+                leaves = contract.leaves(entry, row.then)
                 if entry.sleeps:
                     assert leaves
-                    assert said in (CLEARED, UPDATING)
                 else:
-                    assert leaves is (said == NORMAL or (said == asked == CLEARED and not block))
-                    assert said in (NORMAL, CLEARED)
-    assert contract.given(UPDATING, NORMAL, own=True) is Given.NOTHING
-
-
-def test_a_bridge_and_a_loop_answer_one_wish_alike_where_the_group_is_not_held():
-    entry = Entry(UPDATING, block=True)
-    for asked, held, gave, failed in itertools.product(
-        contract.ASKS, (NORMAL, CLEARED, None), Given, (False, True)
-    ):
-        said = [contract.answer(who, asked, held, gave=gave, failed=failed) for who in (None, entry)]
-        assert said[0] == said[1]
-        if failed and asked == UPDATING:
-            assert said[0] != NORMAL
+                    assert leaves is (row.then == NORMAL or (row.then == asked == CLEARED and not block))
 
 
 @pytest.mark.parametrize(("generation", "block"), LOOPS)

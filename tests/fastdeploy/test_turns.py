@@ -26,7 +26,7 @@ from wsm.fastdeploy import DynamicWeightManager, _configuration
 from wsm.fastdeploy._control_calls import ControlRequest
 from wsm.fastdeploy._membership import Membership
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states import weights_word
+from wsm.states import engine_words
 from wsm.states.epochs import Backoff
 from wsm.states.vocabulary import InFlightPolicy
 from wsm.strategies import write_version
@@ -278,7 +278,7 @@ class Asked:
 
 @pytest.fixture
 def asked(make_turn, monkeypatch):
-    monkeypatch.setattr(weights_word, "AGAIN", Backoff(0.1, 0.2))
+    monkeypatch.setattr(engine_words, "AGAIN", Backoff(0.1, 0.2))
     turn = make_turn("ipc_snapshot")
     assert turn.check(UPDATING) == NORMAL
     turn.manager.poll(turn.runner)

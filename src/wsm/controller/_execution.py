@@ -41,10 +41,10 @@ from wsm.report import ReportFormatError
 from wsm.signals.owner_settings import settings_in
 from wsm.states import decide, epochs, holding
 from wsm.states.decide import Resident
+from wsm.states.engine_words import Given
 from wsm.states.group import Opens
 from wsm.states.view import View
 from wsm.states.vocabulary import After, Tag, WeightState
-from wsm.states.weights_word import Given
 from wsm.states.words import Decider, Operation, StatusCode
 from wsm.status.facts import who
 

@@ -25,10 +25,10 @@ from wsm.errors import GroupError, RefusedError, WsmError
 from wsm.journal import entry as kinds
 from wsm.receipt import Outcome, Receipt
 from wsm.states import decide
+from wsm.states.engine_words import Given
 from wsm.states.group import GroupMove, GroupState, GroupTodo, Known, May, Opens
 from wsm.states.view import View
 from wsm.states.vocabulary import After, Tag
-from wsm.states.weights_word import Given
 from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.status.culprits import Situation, doings, in_sentence, late_ranks
 from wsm.status.facts import who, whose_processes

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -26,9 +27,10 @@ from wsm.controller.pending import Pending
 from wsm.errors import WsmError
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
+from wsm.states.engine_words import FailedWish, Given, Held
+from wsm.states.errors import CommandOpenError
 from wsm.states.vocabulary import KVState, OnFailure, WeightState
-from wsm.states.weights_word import FailedWish, Given
 from wsm.states.words import Operation
 from wsm.status import GroupStatus
 from wsm.typed import Seconds, typed
@@ -41,30 +43,128 @@ RETRY_S = 0.5
 LONGEST_RETRY_S = 30.0
 
 
-def held_by(status: GroupStatus) -> int | None:
-    """Return NORMAL or CLEARED if that is what every rank is: whole, or without weights; else None."""
+def held_by(status: GroupStatus) -> Held:
+    """Return what all ranks hold, as the table of FastDeploy's words tells it apart."""
     held = [rank.resident for rank in status.ranks]
     if all((each.weights, each.kv) == (WeightState.NORMAL, KVState.NORMAL) for each in held):
-        return contract.NORMAL
-    return contract.CLEARED if status.engine_state is WeightState.CLEARED else None
+        return Held.WHOLE if status.hold is None else Held.ON_HOLD
+    return Held.NOTHING if status.engine_state is WeightState.CLEARED else Held.DIFFERENT
 
 
-def is_ended(wish: FailedWish, word: int, status: GroupStatus) -> bool:
-    """Whether another process has ended a wish that failed, by a command: the word follows the group then."""
-    newer = wish.word == word and status.over and status.sequence > wish.sequence
-    return newer and not Operation[status.operation].is_abort
+@final
+@dataclass
+class EngineWishes:
+    """What an engine asks by the weights word that decides: the one reader of the table of these words.
 
+    Parameters
+    ----------
+    controller : Controller
+        Of the group.
+    drive : callable
+        ``drive(pending)`` waits for a command, and raises what became of it.
+    deadline_s : float
+        Seconds for each.
+    clock : Clock
+        For the time until a wish that failed is tried again.
+    logger : EventLogger
+        Of the process that looks at the word.
+    takes_over : bool
+        Whether the command for a wish completes what a dead controller has left open; else it waits until
+        that is over.
 
-def failed_again(
-    wish: FailedWish, word: int, error: WsmError, *, sequence: int, now: float, logger: log.EventLogger
-) -> FailedWish:
-    """Return a wish after one more failure; log each new cause, without what tells one try from another."""
-    told = error.context
-    cause = " ".join(str(told[name]) for name in ("error", "action", "cause") if name in told) or str(error)
-    after = wish.again(word, cause, sequence=sequence, now=now)
-    if after.cause != wish.cause:
-        logger.error(log.COMMAND_FAILED, asked=WeightState(word).name, error=str(error))
-    return after
+    Attributes
+    ----------
+    woken : bool
+        Whether UPDATING in the word is no wish: wsm has stored it to wake FastDeploy's loop, or until a hold
+        is released.
+    failed : FailedWish
+        What the word asks for still.
+    """
+
+    controller: Controller
+    drive: Callable[[Pending], object]
+    deadline_s: float
+    clock: Clock
+    logger: log.EventLogger
+    takes_over: bool = False
+    woken: bool = False
+    failed: FailedWish = field(default_factory=FailedWish)
+
+    def obey(self, read: Callable[[], int], wish: int, *, sleeps: bool | None) -> int | None:
+        """Do what the word asks. Blocks while a command for it runs.
+
+        Parameters
+        ----------
+        read : callable
+            Reads the word anew.
+        wish : int
+            What it said: CLEARING or UPDATING.
+        sleeps : bool or None
+            As in :class:`wsm.states.engine_words.WishRow`.
+
+        Returns
+        -------
+        int or None
+            What the word is to say now; `wish` itself while it is asked for still. None: another command is
+            under way, which may be the one that holds the words, or the next try is still to come.
+        """
+        status, now = self.controller.status(), self.clock.monotonic_ns() / 1e9
+        newer = self.failed.word == wish and status.over and status.sequence > self.failed.sequence
+        # By a command of another process: the word follows the group then.
+        ended = self.woken or (newer and not Operation[status.operation].is_abort)
+        if not (status.over or self.takes_over) or (not ended and self.failed.waits(wish, now)):
+            return None
+        held, outcome = held_by(status) if status.over else Held.WHOLE, None
+        if ended and wish == contract.UPDATING:
+            outcome = False
+        due = contract.follows(wish, held, failed=outcome, sleeps=sleeps)
+        if isinstance(due, Given):
+            failed = self._command(due, read, wish, status)
+            if failed is None:
+                return None
+            outcome = contract.outcome_of(wish, due, failed=failed)
+            due = contract.follows(wish, held_by(self.controller.status()), failed=outcome, sleeps=sleeps)
+        if isinstance(due, Given):
+            return wish
+        self.failed, self.woken = FailedWish(), due == contract.UPDATING
+        return due
+
+    def _command(self, due: Given, read: Callable[[], int], wish: int, last: GroupStatus) -> bool | None:
+        """Give a command; return whether it has failed, None: it has not begun.
+
+        One that came behind the `last` command may have ended what the word wishes.
+        """
+
+        def wanted() -> bool:
+            now = self.controller.status()
+            return read() == wish and (now.epoch, now.sequence) == (last.epoch, last.sequence)
+
+        begin: Callable[..., Pending] = self.controller.begin_clear
+        if due is Given.UPDATE:
+            begin = partial(self.controller.begin_update, force=True, on_failure=OnFailure.CLEAR)
+        sequence, error = None, None
+        try:
+            pending = begin(deadline_s=self.deadline_s, request_id=due.request_id, still_wanted=wanted)
+            self.logger.info("engine_word.seen", asked=WeightState(wish).name)
+            try:
+                self.drive(pending)
+            finally:
+                sequence = pending.sequence
+        except (RoleBusyError, CommandOpenError, CommandWithdrawnError):  # another one is, or has done it
+            return None
+        except WsmError as raised:
+            error = raised
+        if error is None:
+            return False
+        told, before = error.context, self.failed.cause  # a cause is told once, by what is the same each time
+        cause = " ".join(str(told[name]) for name in ("error", "action", "cause") if name in told)
+        now = self.clock.monotonic_ns() / 1e9
+        self.failed = self.failed.again(
+            wish, cause or str(error), sequence=sequence or last.sequence, now=now
+        )
+        if self.failed.cause != before:
+            self.logger.error(log.COMMAND_FAILED, asked=WeightState(wish).name, error=str(error))
+        return True
 
 
 @final
@@ -103,10 +203,12 @@ class EngineBridge:
         self._directory = directory
         self._words: dict[tuple[EngineWordKind, str], EngineWord] = {}
         self._conflict: tuple[list[int], int] | None = None
-        self._wish, self._tried = FailedWish(), 0  # what failed last; the last command that a wish was given
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._log = log.logger("engine_bridge")
+        self._wishes = EngineWishes(
+            controller, self._drive, config.deadline_s, self._clock, self._log, takes_over=True
+        )
 
     def start(self) -> EngineBridge:
         """Look again and again in a thread of its own until :meth:`close`."""
@@ -124,7 +226,7 @@ class EngineBridge:
                 self._conflict = None
                 self._obey(weights, asked)
             else:
-                self._wish = FailedWish()
+                self._wishes.failed = FailedWish()
                 self._show_truth(weights)
                 self._wait_for_the_first_part(weights)
         self._answer_caches()
@@ -184,34 +286,13 @@ class EngineBridge:
         return [found[suffix] for suffix in map(str, self._config.suffixes) if suffix in found]
 
     def _obey(self, words: list[EngineWord], asked: int) -> None:
-        """Run the command that the first part asks for, then answer what the group is, in every part."""
-        now, status = self._clock.monotonic_ns() / 1e9, self._controller.status()
-        own = is_ended(self._wish, asked, status)
-        if not own and self._wish.waits(asked, now):
+        """Do what the first part asks for, then answer what the group is, in every part."""
+        answer = self._wishes.obey(words[0].read, asked, sleeps=None)
+        if answer is None:
             return
-        held = held_by(status)
-        if not status.over:  # what a dead controller left open is completed by the command for this wish
-            held = contract.NORMAL if asked == contract.CLEARING else contract.CLEARED
-        gave, error = contract.given(asked, held, own=own), None
-        try:
-            if gave is not Given.NOTHING:
-                self._command(gave, words, asked, (status.epoch, status.sequence))
-        except (RoleBusyError, CommandWithdrawnError):
-            return  # another command is under way, which may be the one that holds the words: look again
-        except WsmError as raised:
-            error = raised
-        if error is not None:
-            tried = max(status.sequence, self._tried)
-            self._wish = failed_again(self._wish, asked, error, sequence=tried, now=now, logger=self._log)
-        status = self._controller.status()
-        answer = contract.answer(
-            None, asked, held_by(status), gave=gave, failed=error is not None, hold=status.hold is not None
-        )
-        if answer is not None:
-            self._wish = FailedWish()
         for word in words:
             shown = asked if word is words[0] else word.read()
-            said = contract.mirrored(asked if answer is None else answer, shown, together=shown == asked)
+            said = contract.mirrored(answer, shown, together=shown == asked)
             if said != shown:
                 answered = word.compare_exchange(shown, said)
                 self._log.info(
@@ -221,33 +302,15 @@ class EngineBridge:
                     answered=answered,
                 )
 
-    def _command(self, gave: Given, words: list[EngineWord], asked: int, last: tuple[int, int]) -> None:
-        """Do what is given, if the first word still asks it when it is this controller's turn.
-
-        A command that came behind the `last` one may have ended what the word wishes.
-        """
-
-        def wanted() -> bool:
-            status = self._controller.status()
-            same = words[0].read() == asked and (status.epoch, status.sequence) == last
-            return same and not self._closing.is_set()
-
-        begin: Callable[..., Pending] = self._controller.begin_clear
-        if gave is Given.UPDATE:
-            begin = partial(self._controller.begin_update, force=True, on_failure=OnFailure.CLEAR)
-        pending = begin(
-            deadline_s=self._config.deadline_s,
-            request_id=gave.request_id,
-            still_wanted=wanted,
-        )
-        self._log.info("engine_word.seen", asked=WeightState(asked).name)
+    def _drive(self, pending: Pending) -> None:
+        """Wait for the command of a wish; a bridge that closes takes it back."""
         self._pending = pending
         try:
             if self._closing.is_set():  # between the wish and the command
                 pending.give_up()
             pending.result()
         finally:
-            self._tried, self._pending = pending.sequence or self._tried, None
+            self._pending = None
 
     def _wait_for_the_first_part(self, words: list[EngineWord]) -> None:
         """Give the parts that asked their old value back when the first one has not asked in time."""

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from wsm.states.decide import Resident
+from wsm.states.engine_words import Given
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
-from wsm.states.weights_word import Given
 
 #: Which method was called, and whether all ranks hold the half that it is about (None: some do, or a teardown
 #: failed): what is given for it. Over weights that serve, ``update_weights`` loads them all the same.

@@ -22,7 +22,7 @@ from wsm.fastdeploy._control_calls import ControlCalls
 from wsm.fastdeploy._entries import Brought, Entries
 from wsm.fastdeploy._part_words import PartWord
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
 from wsm.states.vocabulary import OnFailure, Tag, WeightState
 from wsm.strategies.transports.checkpoint_transfer import UNNAMED_OVER_IPC
 from wsm.worker import Worker

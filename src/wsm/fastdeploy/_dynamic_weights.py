@@ -49,8 +49,8 @@ from wsm.group_segment import own_new_group
 from wsm.labels import is_unnamed
 from wsm.signals.owner_settings import declare_loop
 from wsm.signals.segment import Segment
+from wsm.states.engine_words import Entry, Given
 from wsm.states.vocabulary import KVState, OnFailure, Tag
-from wsm.states.weights_word import Entry, Given
 from wsm.strategies.files.shard_source import device_id_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.worker import StepPermit, Worker

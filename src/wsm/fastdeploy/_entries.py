@@ -1,7 +1,7 @@
 """One rank inside FastDeploy's loop: it polls until rank 0 says that the entry is over.
 
-Rank 0 alone reads the deciding weights word, gives commands and answers, by the tables of
-:mod:`wsm.states.weights_word`; all others do their part of commands and leave on rank 0's word in the
+Rank 0 alone reads the deciding weights word, gives commands and answers, by the table of
+:mod:`wsm.states.engine_words`; all others do their part of commands and leave on rank 0's word in the
 segment. FastDeploy's own barrier stands before each entry, so all ranks count the same entries.
 """
 
@@ -15,9 +15,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from wsm import log
+from wsm.clock import SystemClock
 from wsm.controller import Controller, Pending
-from wsm.controller.engine_bridge import failed_again, held_by, is_ended
-from wsm.controller.errors import CommandWithdrawnError, UnsettledError
+from wsm.controller.engine_bridge import EngineWishes, held_by
+from wsm.controller.errors import UnsettledError
 from wsm.errors import GroupError, WsmError
 from wsm.fastdeploy import errors
 from wsm.fastdeploy._part_words import PartWord
@@ -28,10 +29,10 @@ from wsm.signals.liveness import Liveness
 from wsm.signals.owner_settings import owner_adds, owner_awaits, settings_in
 from wsm.signals.ownership import OWNER_BYTE
 from wsm.signals.segment import Segment
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
+from wsm.states.engine_words import Entry, FailedWish, Held
 from wsm.states.errors import CommandOpenError
-from wsm.states.vocabulary import KVState, OnFailure, Tag, WeightState
-from wsm.states.weights_word import Entry, FailedWish, Given
+from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.status.facts import named
 from wsm.worker import HOLD, Worker
 
@@ -343,13 +344,12 @@ class Deciding(Entries):
         self._controller = controller
         self._deadline_s = deadline_s
         self._shown = contract.NORMAL  # what the word said last, for an engine that has made none
-        self._woken = False  # whether the word says UPDATING only to wake the loop, or until a hold ends
         self._adopted = False  # whether what FastDeploy built itself counts as there
         self._outcome: tuple[int, Came] = (0, Came())  # of the entry of that number
         self._before = Came()
         self._commanded = 0  # the command that every rank has called for
         self._polls = False  # whether FastDeploy's loop has the second line
-        self._wish = FailedWish()  # what the word asks for still, of the entry at hand
+        self._wishes = EngineWishes(controller, self._drive, deadline_s, SystemClock(), self._log)
         self._waking: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -403,7 +403,7 @@ class Deciding(Entries):
         while not self._stopping.wait(WAKE_LOOK_S):
             try:
                 if not self._controller.status().over:
-                    self._woken = self._deciding.change(contract.CLEARED, contract.UPDATING)
+                    self._wishes.woken = self._deciding.change(contract.CLEARED, contract.UPDATING)
                     return
             except WsmError as error:  # noqa: PERF203 - FastDeploy's loop sleeps on if this thread ends
                 if str(error) != told:
@@ -431,7 +431,7 @@ class Deciding(Entries):
             else:
                 self._turn()
                 self._follow()
-        self._wish = FailedWish()
+        self._wishes.failed = FailedWish()
         self._say(word, over=True)
         return word
 
@@ -439,7 +439,7 @@ class Deciding(Entries):
         """Let a word that says CLEARED follow a group that a command of another process has brought back."""
         if self._worker.kv is KVState.NORMAL and self._worker.weights is WeightState.NORMAL:
             status = self._controller.status()
-            if status.over and status.hold is None and held_by(status) == contract.NORMAL:
+            if status.over and held_by(status) is Held.WHOLE:
                 self._back_to_normal(contract.CLEARED)
 
     def _back_to_normal(self, shown: int) -> None:
@@ -513,7 +513,7 @@ class Deciding(Entries):
                 self._require_all_here()
                 shown = self._rest(shown)
             self._worker.beat()
-        self._wish = FailedWish()
+        self._wishes.failed = FailedWish()
         self._back_to_normal(shown)
         return True
 
@@ -544,25 +544,10 @@ class Deciding(Entries):
         Nothing is told to the other ranks between turns: one of them may still be leaving the entry before.
         """
         self._turn()
-        status = self._controller.status()
-        own = self._woken or is_ended(self._wish, word, status)
-        if not status.over or (not own and self._wish.waits(word, time.monotonic())):
-            return None
-        given = contract.given(word, held_by(status), own=own)
-        if not between_turns:
+        if not between_turns and self._left != word:
             self._say(word, over=False)
-        done = given is Given.NOTHING or self._command(given, word, (status.epoch, status.sequence))
-        if done is None:
-            return None
-        status = self._controller.status()
-        answer = contract.answer(
-            entry, word, held_by(status), gave=given, failed=not done, hold=status.hold is not None
-        )
-        if answer is None:
-            return None
-        self._wish = FailedWish()
-        self._woken = answer == contract.UPDATING
-        if answer == word:
+        answer = self._wishes.obey(self._now, word, sleeps=entry.sleeps)
+        if answer is None or answer == word:
             return None
         self._shown = answer
         answered = self._deciding.change(word, answer)
@@ -571,42 +556,13 @@ class Deciding(Entries):
         self._log.info(log.ENGINE_WORD_ANSWERED, answer=WeightState(answer).name, answered=answered)
         return answer
 
-    def _command(self, given: Given, word: int, last: tuple[int, int]) -> bool | None:
-        """Run the command that is given; return whether it is done, None: another one is, look again.
-
-        A command that came behind the `last` one may have ended what the word wishes.
-        """
-
-        def wanted() -> bool:
-            status = self._controller.status()
-            return self._now() == word and (status.epoch, status.sequence) == last
-
-        pending = None
+    def _drive(self, pending: Pending) -> None:
+        """Do this rank's part of the command of a wish, and of the way out of one that failed."""
         try:
-            if given is Given.CLEAR:
-                pending = self._controller.begin_clear(
-                    deadline_s=self._deadline_s, request_id=given.request_id, still_wanted=wanted
-                )
-            else:
-                pending = self._controller.begin_update(
-                    force=True,
-                    on_failure=OnFailure.CLEAR,
-                    deadline_s=self._deadline_s,
-                    request_id=given.request_id,
-                    still_wanted=wanted,
-                )
             self._run(pending)
-        except (RoleBusyError, CommandOpenError, CommandWithdrawnError):
-            self._turn()
-            return None
-        except WsmError as error:
+        except WsmError:
             self._until_at_rest()
-            now = time.monotonic()
-            written = None if pending is None else pending.sequence
-            sequence = self._controller.status().sequence if written is None else written
-            self._wish = failed_again(self._wish, word, error, sequence=sequence, now=now, logger=self._log)
-            return False
-        return True
+            raise
 
     def _adopt(self) -> None:
         """Let the KV cache and the graphs count as there that FastDeploy built after the load at start."""
@@ -702,6 +658,7 @@ class Deciding(Entries):
             came, before = (each._replace(brought=()) for each in (said.came, said.before))
             said = said._replace(came=came, before=before)
         owner_adds(self._segment, entry=said._asdict())
+        self._left = word
         self._show(said)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from wsm.fastdeploy import errors
 from wsm.signals.errors import EngineWordMissingError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
 
 #: How long it is waited for; an action of a plan may take 60 s.
 ANSWERS_S = 50.0

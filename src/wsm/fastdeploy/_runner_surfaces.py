@@ -29,7 +29,7 @@ from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.fastdeploy._part_words import TransferProcess
 from wsm.signals.fastdeploy import LiveSignal
-from wsm.states import weights_word as contract
+from wsm.states import engine_words as contract
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.training_names import TrainingNames
 

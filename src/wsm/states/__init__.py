@@ -21,7 +21,7 @@ module                  answers
 :mod:`.decide`          may a command begin, can it be committed, and when is it over?
 :mod:`.epochs`          what does a group's new incarnation owe it, and which processes are replaced?
 :mod:`.group`           what does a process do for its group next? The table of that side, and its walk
-:mod:`.weights_word`    what does FastDeploy's weights word ask, what is done about it, what does it say?
+:mod:`.engine_words`    what does FastDeploy's weights word ask, what is done about it, what does it say?
 :mod:`.fleet`           what does a replica of a fleet count as, and which digests may be served?
 :mod:`.check`           are the tables sound, each alone and all together?
 ======================  ==========================================================================

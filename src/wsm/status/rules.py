@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from wsm.command import PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN
 from wsm.journal.entry import DECISION
 from wsm.labels import is_unnamed
+from wsm.states.engine_words import Given
 from wsm.states.holding import ANY_OWNER
 from wsm.states.vocabulary import ALL_TAGS, OnLease, Tag, sentence_of
-from wsm.states.weights_word import Given
 from wsm.states.words import FEW_SEQUENCES, Decider, Operation, StatusCode
 from wsm.status.culprits import first_failure, in_sentence, late_ranks, overdue
 from wsm.status.facts import (

@@ -1,15 +1,17 @@
-"""FastDeploy's weights word: what it asks, which command is given, what it says then, when ranks leave.
+"""FastDeploy's words: what a weights word asks, what is done about it, what it says then, when ranks leave.
 
 FastDeploy's event loop calls ``check_model_weights_status`` on every rank in the same turn, after a broadcast
 and a barrier of its own; an engine without wsm in its loop stores its wish and waits. In both cases one
-process decides by these tables (rank 0 of the group, or the bridge) and answers by compare-exchange. NORMAL
-says that the newest wish is fulfilled. Tables and pure functions.
+process (rank 0 of the group, or the bridge) reads :data:`ROWS` by one reader,
+:class:`wsm.controller.engine_bridge.EngineWishes`, and answers by compare-exchange. NORMAL says that the
+newest wish is fulfilled. Tables and pure functions.
 """
 
 from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from wsm.states.epochs import Backoff
@@ -50,16 +52,65 @@ class Entry(NamedTuple):
         return self.asked == CLEARING and not self.block
 
 
-#: What the word asks, and what all ranks hold (None: different things, or a teardown failed): what is given.
-#: An engine asks for what lies there now, whatever its version is called: each update for it is forced.
-GIVES: dict[tuple[int, int | None], Given] = {
-    (CLEARING, NORMAL): Given.CLEAR,
-    (CLEARING, CLEARED): Given.NOTHING,
-    (CLEARING, None): Given.CLEAR,
-    (UPDATING, NORMAL): Given.UPDATE,
-    (UPDATING, CLEARED): Given.UPDATE,
-    (UPDATING, None): Given.CLEAR,
-}
+class Held(enum.Enum):
+    """What all ranks hold, as far as FastDeploy's words tell it apart."""
+
+    WHOLE = "weights and KV cache"
+    ON_HOLD = "weights and KV cache, and another process holds the group: no rank may step"
+    NOTHING = "nothing, or not all that a step needs"
+    DIFFERENT = "different things, or a teardown failed"
+
+
+class WishRow(NamedTuple):
+    """What follows from a wish; each cell but the first and the last lists the values that it is for.
+
+    Parameters
+    ----------
+    wish : int
+        What the word asks.
+    held : sequence of Held
+        What all ranks hold now.
+    failed : sequence of bool or None
+        How the wish's own command ended; None: it was not given yet.
+    sleeps : sequence of bool or None
+        Whether the engine's own loop sleeps behind this entry until the word says UPDATING; None: no loop
+        looks at the word, and a release of wsm's takes it from CLEARED.
+    then : Given or int
+        The command that is given, or what the word says.
+    """
+
+    wish: int
+    held: Sequence[Held]
+    failed: Sequence[bool | None]
+    sleeps: Sequence[bool | None]
+    then: Given | int
+
+
+_NOT_YET, _DONE, _FAILED, _TRIED, _ANY = (None,), (False,), (True,), (False, True), (None, False, True)
+_LOOP, _NO_LOOP, _STAYS, _SLEEPS = (False, True), (None,), (False,), (True,)
+_THERE = (Held.WHOLE, Held.ON_HOLD)
+
+#: The wish of an engine, what is resident, how its command went, the loop: what is done, or said.
+#: Each case stands in one row. An engine asks for what lies there now, whatever its version is called: each
+#: update for it is forced. FastDeploy's loop would step on NORMAL, so a word over weights that are there says
+#: UPDATING until a hold is released. An update that failed over weights that are there is given again; a
+#: clear that kept them is answered NORMAL, from which a client asks again.
+ROWS: Sequence[WishRow] = (
+    WishRow(CLEARING, (Held.NOTHING,), _ANY, _ANY, CLEARED),
+    WishRow(CLEARING, (Held.DIFFERENT,), _ANY, _ANY, Given.CLEAR),
+    WishRow(CLEARING, _THERE, _NOT_YET, _ANY, Given.CLEAR),
+    WishRow(CLEARING, (Held.WHOLE,), _TRIED, (*_NO_LOOP, *_STAYS), NORMAL),
+    WishRow(CLEARING, (Held.WHOLE,), _TRIED, _SLEEPS, UPDATING),
+    WishRow(CLEARING, (Held.ON_HOLD,), _TRIED, _NO_LOOP, Given.CLEAR),
+    WishRow(CLEARING, (Held.ON_HOLD,), _TRIED, _LOOP, UPDATING),
+    WishRow(UPDATING, (Held.DIFFERENT,), _ANY, _ANY, Given.CLEAR),
+    WishRow(UPDATING, (*_THERE, Held.NOTHING), _NOT_YET, _ANY, Given.UPDATE),
+    WishRow(UPDATING, (Held.NOTHING,), _TRIED, _ANY, CLEARED),
+    WishRow(UPDATING, _THERE, _FAILED, _ANY, Given.UPDATE),
+    WishRow(UPDATING, (Held.WHOLE,), _DONE, _ANY, NORMAL),
+    WishRow(UPDATING, (Held.ON_HOLD,), _DONE, _NO_LOOP, CLEARED),
+    WishRow(UPDATING, (Held.ON_HOLD,), _DONE, _LOOP, UPDATING),
+)
 
 #: What the deciding weights word says, and what the word of another data-parallel part says: what that is to
 #: say. What is not named stays: it is that part's next wish, and waits for the deciding word.
@@ -82,46 +133,18 @@ BEFORE_AND_DONE = {CLEARING: (NORMAL, CLEARED), UPDATING: (CLEARED, NORMAL)}
 BACK_TO_NORMAL = ((CLEARING, CLEARED), (CLEARED, UPDATING), (UPDATING, NORMAL))
 
 
-def given(word: int, held: int | None, *, own: bool) -> Given:
-    """Say what is done about a word that asks.
-
-    `held`: NORMAL or CLEARED, if that is what every rank is. `own`: whether UPDATING there is no wish: wsm
-    has stored it to wake FastDeploy's loop, or until a hold is released, or another command has ended the
-    wish. Nothing is loaded for it.
-    """
-    if own and word == UPDATING and held is not None:
-        return Given.NOTHING
-    return GIVES[word, held]
+def follows(wish: int, held: Held, *, failed: bool | None, sleeps: bool | None) -> Given | int:
+    """Say what follows from a wish, by its one row: the command that is given, or what the word says."""
+    return next(
+        row.then
+        for row in ROWS
+        if wish == row.wish and held in row.held and failed in row.failed and sleeps in row.sleeps
+    )
 
 
-def answer(
-    entry: Entry | None,
-    word: int,
-    held: int | None,
-    *,
-    gave: Given,
-    failed: bool = False,
-    hold: bool = False,
-) -> int | None:
-    """Say what a word that asked is to say now: what all ranks hold. None while it is to be asked again.
-
-    A clear that kept the weights is answered NORMAL, from which a client asks again.
-
-    `entry`: the entry at hand; None where no loop looks at the word, and a release of wsm's takes it from
-    CLEARED. `held`: as for :func:`given`, once that is done. `gave`: what was done. `failed`: whether that
-    failed. An update that failed and left the old weights is still to come. `hold`: whether another process
-    holds the group: FastDeploy's loop would step on NORMAL, so a word over weights that are there says
-    UPDATING until the hold is released.
-    """
-    if word == UPDATING and (gave is Given.CLEAR or (failed and held == NORMAL)):
-        return None
-    if hold and held == NORMAL:
-        if entry is not None:
-            return UPDATING
-        return CLEARED if word == UPDATING else None
-    if (word, held) == (CLEARING, NORMAL) and entry is not None and entry.sleeps:
-        return UPDATING
-    return held
+def outcome_of(wish: int, gave: Given, *, failed: bool) -> bool | None:
+    """Say how the wish's own command ended; None where another one was given: ranks that differ go first."""
+    return failed if gave is (Given.CLEAR if wish == CLEARING else Given.UPDATE) else None
 
 
 def mirrored(deciding: int, own: int, *, together: bool = False) -> int:
