@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import closing
 
 import httpx
 import pytest
 
-from wsm import Controller, fleet
+from wsm import Controller, RefusedError, fleet
 from wsm.fleet import member
 from wsm.http import Client
+from wsm.receipt import Outcome
 from wsm.states.epochs import Backoff
 from wsm.states.fleet import FleetState, NamedContent, next_target
-from wsm.strategies.trainer.targets import newest_target, set_target
+from wsm.strategies.trainer.targets import newest_target, set_address, set_target
 
 pytestmark = pytest.mark.processes
 
@@ -42,8 +44,7 @@ def test_what_is_held_and_not_allowed_takes_no_text_until_the_fleet_is_brought_t
 ) -> None:
     (replica,) = make_fleet(1, "--fleet", store)
     assert standing(replica)["state"] == "stale", "nothing is proved without a target"
-    with Client(replica.url) as client:
-        client.command("update", version="1", deadline_s=30.0)
+    replica.group.serve(1)  # past the server
     assert asked(replica).status_code == 503
     assert text(replica).json()["error"]["code"] == "fleet-stale"
     listed = [replica.replica]
@@ -76,6 +77,65 @@ def test_a_late_commit_of_what_is_allowed_no_longer_is_refused(make_fleet, store
         assert refused.value.code == "not-the-fleets"
         assert asked(replica, "status").json()["version"] == "1"
         client.command("abort", "late")
+
+
+def refused(client: Client, operation: str, *named: str, **keywords: object) -> str:
+    with pytest.raises(RefusedError) as raised:
+        client.command(operation, *named, **keywords)
+    assert raised.value.code == "not-the-fleets"
+    return str(raised.value.context["fleet"])
+
+
+def test_an_update_that_is_not_the_fleets_is_refused_with_its_address_unless_the_replica_is_detached(
+    make_fleet, store
+) -> None:
+    (replica,) = make_fleet(1, "--fleet", store)
+    (detached,) = make_fleet(1, "--fleet", store, "--detached")
+    assert fleet.update(store, 1, [replica.replica, detached.replica]).exit_code == 0
+    with Client(replica.url) as client:
+        before = asked(replica, "status").json()["sequence"]
+        assert refused(client, "update", version="2") == str(store)
+        set_address(store, "http://fleet.example:8400")
+        assert refused(client, "update", version="2") == "http://fleet.example:8400"
+        trainers = httpx.post(f"{replica.url}/update_weights", json={"update_info": {"version": "2"}})
+        assert (trainers.status_code, trainers.json()["error"]["code"]) == (409, "not-the-fleets")
+        assert asked(replica, "status").json()["sequence"] == before, "no rank was asked"
+        assert client.command("update", version="1", force=True).outcome is Outcome.UPDATED
+        assert client.command("clear", tags=["kv_cache"]).outcome is Outcome.CLEARED
+        assert client.command("update", tags=["kv_cache"]).outcome is Outcome.UPDATED
+    assert (asked(replica).status_code, text(replica).status_code) == (200, 404)
+    with Client(detached.url) as client:
+        client.command("prepare", "own", version="2", hot=True, lease_s=60.0)
+        client.command("commit", "own")
+        client.command("update", version="1")
+        client.command("update", version="2")
+    assert (asked(detached, "status").json()["version"], text(detached).status_code) == ("2", 503)
+
+
+def test_an_update_whose_generation_passes_while_it_loads_is_not_committed(
+    make_fleet, store, tmp_path
+) -> None:
+    finish = tmp_path / "finish"
+    finish.touch()
+    (replica,) = make_fleet(1, "--fleet", store, finish=finish)
+    assert fleet.update(store, 1, [replica.replica]).exit_code == 0
+    finish.unlink()
+    content = fleet.rolling.content_of(store, "2")
+    assert content is not None
+    assert set_target(store, next_target(newest_target(store), content))
+
+    def passes() -> None:
+        replica.group.until(lambda status: not status.over)
+        allow(store, "1")
+        finish.touch()
+
+    passing = threading.Thread(target=passes)
+    passing.start()
+    with Client(replica.url) as client:
+        refused(client, "update", version="2", in_flight="drain", on_failure="restore")
+    passing.join()
+    replica.group.until(lambda status: status.over and status.serving)
+    assert (asked(replica, "status").json()["version"], text(replica).status_code) == ("1", 404)
 
 
 def test_a_store_that_cannot_be_read_stops_no_replica_that_serves_what_is_allowed(make_fleet, store) -> None:

@@ -223,6 +223,9 @@ def surfaces_named(
     "newest target allows.",
 )
 @click.option("--follow", is_flag=True, help="Load that target where what the group holds is not allowed.")
+@click.option(
+    "--detached", is_flag=True, help="Let others than the fleet update the group: to what takes no text then."
+)
 @config_option("The group's configuration, for FastDeploy's words and its journals.")
 def serve_command(
     name: str,
@@ -233,6 +236,7 @@ def serve_command(
     receipts: Path | None,
     store: Path | None,
     follow: bool,
+    detached: bool,
     config_file: Path | None,
     **asked: Any,
 ) -> None:
@@ -258,8 +262,8 @@ def serve_command(
     from wsm.http._serving import MOST_TEXTS, serve  # noqa: PLC0415 - the same
     from wsm.http.upstream import Upstream  # noqa: PLC0415 - the same
 
-    if follow and store is None:
-        raise click.UsageError("--follow needs --fleet STORE")
+    if (follow or detached) and store is None:
+        raise click.UsageError(f"--{'follow' if follow else 'detached'} needs --fleet STORE")
     said = configured(name, config_file)
     with wrong_usage():
         at = listening(address, **asked)
@@ -272,7 +276,7 @@ def serve_command(
     if store is not None:
         from wsm.fleet.member import FleetMember  # noqa: PLC0415 - for replicas of a fleet only
 
-        commands.fleet = member = FleetMember(store)
+        commands.fleet = member = FleetMember(store, detached=detached)
         member.look()
         if follow:
             member.follow(commands)

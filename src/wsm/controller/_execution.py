@@ -32,7 +32,7 @@ from wsm.controller._opening import (
 )
 from wsm.controller._records import commanded_version, known_arguments
 from wsm.controller._transaction import Transaction, decision_held
-from wsm.controller.errors import CommandWithdrawnError, MixedGroupError
+from wsm.controller.errors import MixedGroupError, withdrawn
 from wsm.controller.group_view import GroupAccess
 from wsm.controller.pending import Pending, Verdict, decided_otherwise
 from wsm.errors import RefusedError, WsmError
@@ -128,7 +128,15 @@ class Execution:
             give = partial(self._with_fallback, request, admitted, changes_admission=changes_admission)
             return self._followed_by_restore(give, deadline_s, request.settle_s, wanted=wanted)
 
-    def settle(self, request_id: str | None, *, commit: bool, settle_s: float, wait_s: float) -> Receipt:
+    def settle(
+        self,
+        request_id: str | None,
+        *,
+        commit: bool,
+        settle_s: float,
+        wait_s: float,
+        still_wanted: Callable[[], bool] | None = None,
+    ) -> Receipt:
         """Commit or abort the open command that no process drives. Blocks.
 
         Raises
@@ -162,6 +170,8 @@ class Execution:
                 brings = commanded_version(self._group, view, arguments)
                 require_opened(self._group.known_hold(view), arguments, brings)
             self.pending.request_id = arguments.request_id
+            if not (still_wanted is None or view.command.operation.is_decision or still_wanted()):
+                raise withdrawn("commit", arguments.request_id)
             self.pending.verdict = Verdict(self._clock)
             self.pending.verdict.decide(commit=commit)
             self.pending.wrote(view.command.sequence)
@@ -185,14 +195,7 @@ class Execution:
     def _require_wanted(self, request: CommandRequest) -> None:
         unwanted = request.still_wanted is not None and not request.still_wanted()
         if unwanted or self.pending.given_up.is_set():
-            operation = request.operation.name.lower()
-            request_id = request.arguments.request_id
-            raise CommandWithdrawnError(
-                f"{operation} {request_id} was withdrawn by its caller before it began; ask again if it is "
-                "still wanted",
-                operation=operation,
-                request_id=request_id,
-            )
+            raise withdrawn(request.operation.name.lower(), request.arguments.request_id)
 
     def _complete_inherited(self, settle_s: float, *, patient: bool) -> View:
         """Bring a command to its end that another controller left open; the role proves that it is gone.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from wsm.clock import Clock, SystemClock
 from wsm.config import EngineWordsConfig
@@ -25,6 +25,7 @@ from wsm.controller._command_request import (
 )
 from wsm.controller._drive import access_to_a_living_group
 from wsm.controller._execution import Execution
+from wsm.controller.errors import withdrawn
 from wsm.controller.pending import Pending, Prepared, Verdict
 from wsm.receipt import Receipt
 from wsm.status.facts import GroupStatus
@@ -419,15 +420,22 @@ class Controller:
         return self._begin(keywords.request(leased=True), Verdict(self._clock))
 
     @typed
-    def commit(self, request_id: str, *, settle_s: Wait = SETTLE_S, wait_s: Wait = 0.0) -> Receipt:
+    def commit(
+        self,
+        request_id: str,
+        *,
+        settle_s: Wait = SETTLE_S,
+        wait_s: Wait = 0.0,
+        still_wanted: Callable[[], bool] | None = None,
+    ) -> Receipt:
         """Serve what a lease holds (:meth:`lease`), or what this object has prepared, and wait for it.
 
         Parameters
         ----------
         request_id : str
             Which command.
-        settle_s, wait_s : float
-            As :meth:`clear`.
+        settle_s, wait_s, still_wanted
+            As :meth:`clear`; what `still_wanted` raises leaves it undecided, too.
 
         Returns
         -------
@@ -444,15 +452,26 @@ class Controller:
         WsmError
             As :meth:`update`.
         """
-        return self.begin_commit(request_id, settle_s=settle_s, wait_s=wait_s).result()
+        asked = {"settle_s": settle_s, "wait_s": wait_s}
+        return self.begin_commit(request_id, still_wanted=still_wanted, **asked).result()
 
     @typed
-    def begin_commit(self, request_id: str, *, settle_s: Wait = SETTLE_S, wait_s: Wait = 0.0) -> Pending:
+    def begin_commit(
+        self,
+        request_id: str,
+        *,
+        settle_s: Wait = SETTLE_S,
+        wait_s: Wait = 0.0,
+        still_wanted: Callable[[], bool] | None = None,
+    ) -> Pending:
         """As :meth:`commit`, without waiting. Bad input raises here, all else at its ``result()``."""
         mine = self._undecided.get(request_id)
-        if mine is not None:
-            return mine.begin_commit()
-        return self._settle(request_id, commit=True, settle_s=settle_s, wait_s=wait_s)
+        if mine is None:
+            asked = {"settle_s": settle_s, "wait_s": wait_s, "still_wanted": still_wanted}
+            return self._settle(request_id, commit=True, **asked)
+        if still_wanted is not None and not still_wanted():
+            raise withdrawn("commit", request_id)
+        return mine.begin_commit()
 
     @typed
     def abort(
@@ -499,10 +518,9 @@ class Controller:
             return mine.begin_abort()
         return self._settle(request_id, commit=False, settle_s=settle_s, wait_s=wait_s)
 
-    def _settle(self, request_id: str | None, *, commit: bool, settle_s: float, wait_s: float) -> Pending:
+    def _settle(self, request_id: str | None, **asked: Any) -> Pending:
         execution = Execution(self._access, self._engine_words, self._clock, request_id or "")
-        settle = partial(execution.settle, request_id, commit=commit, settle_s=settle_s, wait_s=wait_s)
-        return execution.pending.carry_out(settle)
+        return execution.pending.carry_out(partial(execution.settle, request_id, **asked))
 
     def status(self) -> GroupStatus:
         """Read what the group is doing now. Does not block, needs no role, works on a dead group.

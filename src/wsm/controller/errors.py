@@ -122,3 +122,13 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def withdrawn(operation: str, request_id: str) -> CommandWithdrawnError:
+    """A command is no longer wanted."""
+    return CommandWithdrawnError(
+        f"{operation} {request_id} was withdrawn by its caller before it began; ask again if it is "
+        "still wanted",
+        operation=operation,
+        request_id=request_id,
+    )

@@ -22,7 +22,7 @@ from wsm.http.errors import fleet_stale, not_the_fleets
 from wsm.http.native.schema import FleetAnswer
 from wsm.states.epochs import Backoff
 from wsm.states.fleet import FleetTarget, admits, generation_of, replica_state, takes
-from wsm.strategies.trainer.targets import newest_target
+from wsm.strategies.trainer.targets import address, newest_target
 
 #: Seconds between two reads, and that one may delay who asks for it.
 _READ_S: Final = 0.25
@@ -38,6 +38,8 @@ class FleetMember:
     ----------
     store : path
         Where the targets lie.
+    detached : bool
+        Whether the group may be brought to what is not the fleet's; text waits for the fleet even then.
 
     Attributes
     ----------
@@ -47,8 +49,8 @@ class FleetMember:
         Since when the store cannot be read, in seconds of the epoch; None: it can be.
     """
 
-    def __init__(self, store: Path) -> None:
-        self._store = store
+    def __init__(self, store: Path, *, detached: bool = False) -> None:
+        self._store, self._detached = store, detached
         self._changed = threading.Condition()
         self._asked = self._ended = False
         self._begun = self._done = 0
@@ -78,7 +80,7 @@ class FleetMember:
             raise fleet_stale(group=group, digest=digest, generation=_number(target))
 
     def require_own(self, label: str | None, digest: str | None) -> None:
-        """Refuse an update to what the target, read now, does not allow. Blocks.
+        """Refuse an update to what the target, read now, does not allow, unless it is detached. Blocks.
 
         `digest` None: it is not known yet.
 
@@ -87,9 +89,10 @@ class FleetMember:
         RefusedError
             Code ``not-the-fleets``.
         """
-        target = self.look()
-        if not takes(label, digest, target):
-            raise not_the_fleets(label=label, digest=digest, generation=_number(target))
+        target = None if self._detached else self.look()
+        if not (self._detached or takes(label, digest, target)):
+            served_at = address(self._store)
+            raise not_the_fleets(label=label, digest=digest, generation=_number(target), fleet=served_at)
 
     def standing(self, digest: str | None, *, serving: bool, step: str | None = None) -> FleetAnswer:
         """Return what a group that holds this counts as, by the target as it is now. Blocks.

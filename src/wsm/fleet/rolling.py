@@ -557,14 +557,17 @@ class Roll:
 
     async def _patiently(self, ask: Callable[[float], Awaitable[_Answer]]) -> _Answer:
         """Ask until it is answered, or what stands in its way stays; for a step's deadline at most."""
-        until = time.monotonic() + self._deadline_s
+        until, met = time.monotonic() + self._deadline_s, None
         while True:
             left_s = until - time.monotonic()
             try:
                 return await ask(max(left_s, 0.01))
             except (WsmError, OSError) as error:
+                if error_name(error) == "step-timeout" and met is not None:
+                    raise met from None  # of which there was less time to be told again
                 if not _passes(error, self._target.generation) or left_s <= _AGAIN_S:
                     raise
+                met = error
             await asyncio.sleep(_AGAIN_S)
 
     async def _within(self, seconds: float, step: str, asked: Awaitable[_Answer]) -> _Answer:

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,16 +37,16 @@ from wsm.http import answers, errors
 from wsm.http.closed_holds import ClosedHolds
 from wsm.http.hold_table import OWNERS, Meaning, Text
 from wsm.http.kept import KeptRequests
+from wsm.http.native.schema import FleetAnswer
 from wsm.metrics.history import ServerCounts
-from wsm.receipt import Receipt
+from wsm.receipt import Outcome, Receipt
 from wsm.shared_directory import remove_ours
 from wsm.signals.names import segment_path
 from wsm.signals.owner_settings import settings_in
 from wsm.signals.presence import ProcessIdentity
 from wsm.signals.segment import Segment
-from wsm.states.fleet import FleetTarget, admits, takes
 from wsm.states.holding import ClosedHold
-from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, OnLease
+from wsm.states.vocabulary import ALL_TAGS, After, InFlightPolicy, KVPolicy, OnLease, Tag
 from wsm.status import Explanation, GroupStatus, explain, read_facts
 from wsm.strategies.adopt.deciding import asked_label
 from wsm.typed import Seconds, Wait, typed, typed_calls
@@ -134,17 +135,19 @@ class AdoptDirectory(Protocol):
 
 
 class TargetReader(Protocol):
-    """Reads the target of the fleet that a group is a replica of.
+    """Reads the target of the fleet that a group is a replica of."""
 
-    `target`: read last; None: there is none, or it was never read. `unread_since`: since when the store could
-    not be read, in seconds of the epoch; None: it can be.
-    """
+    def require_admitted(self, group: str, digest: str | None) -> None:
+        """Refuse text where a group holds what is not allowed (code ``fleet-stale``)."""
 
-    target: FleetTarget | None
-    unread_since: float | None
+    def require_own(self, label: str | None, digest: str | None) -> None:
+        """Refuse an update to what is not allowed (``not-the-fleets``); reads the target, and blocks.
 
-    def look(self) -> FleetTarget | None:
-        """Read it now. Blocks for seconds at most."""
+        `digest` None: it is not known yet.
+        """
+
+    def standing(self, digest: str | None, *, serving: bool, step: str | None = None) -> FleetAnswer:
+        """Return what a group counts as that holds this; reads the target, and blocks."""
 
 
 @typed_calls
@@ -241,24 +244,8 @@ class Commands:
 
     def require_allowed(self) -> None:
         """Refuse text where the group holds what its fleet does not allow (code ``fleet-stale``)."""
-        if self.fleet is None:
-            return
-        digest, target = self.held_digest(), self.fleet.target
-        if not admits(digest, target):
-            raise errors.fleet_stale(
-                group=self.name, digest=digest, generation=None if target is None else target.generation
-            )
-
-    def _require_the_fleets(self, prepared: str) -> None:
-        """Refuse to commit what the target of the fleet, read now, does not allow."""
-        if self.fleet is None:
-            return
-        target, receipt = self.fleet.look(), (self.kept.request(prepared) or {}).get("receipt") or {}
-        label, digest = receipt.get("version"), receipt.get("manifest_digest")
-        if not takes(label, digest, target):
-            raise errors.not_the_fleets(
-                label=label, digest=digest, generation=None if target is None else target.generation
-            )
+        if self.fleet is not None:
+            self.fleet.require_admitted(self.name, self.held_digest())
 
     async def hold_now(self) -> tuple[Meaning, ClosedHold | None]:
         """Return what the group's hold means now, and why it is closed; None: it is not."""
@@ -452,8 +439,9 @@ class Commands:
         after = After(asked["after"]) if asked.get("after") in _AFTER else None
         self._require_fit(source)
 
-        def update(controller: Controller, request_id: str) -> Receipt:
-            done = controller.lease if operation == "prepare" else controller.update
+        def give(controller: Controller, request_id: str) -> Receipt:
+            update = partial(self._update_as_allowed, controller)
+            done = controller.lease if operation == "prepare" else update
             if after is None:  # or none that there is, which it says
                 return done(request_id=request_id, **asked)
             return self.closed_holds.update(
@@ -464,7 +452,18 @@ class Commands:
                 decides_later=operation == "prepare",
             )
 
-        return await self.run(origin, operation, asked, update, source)
+        return await self.run(origin, operation, asked, give, source)
+
+    def _update_as_allowed(self, controller: Controller, **asked: Any) -> Receipt:
+        """Update a group; a replica is prepared, and committed if it is what its fleet allows then."""
+        if self.fleet is None or Tag.WEIGHTS not in (asked.get("tags") or ALL_TAGS):
+            return controller.update(**asked)
+        if asked["version"] is not None:
+            self.fleet.require_own(str(asked["version"]), None)
+        with controller.prepare(**{"hot": False, **asked}) as prepared:
+            if prepared.receipt.outcome is Outcome.PREPARED:
+                self.fleet.require_own(prepared.receipt.version, prepared.receipt.manifest_digest or "")
+            return prepared.commit()
 
     async def commit(
         self, origin: Origin, prepared: str, *, source: str | None = None, **keywords: Any
@@ -472,9 +471,14 @@ class Commands:
         """Serve what was prepared under the request id `prepared`; as :meth:`wsm.Controller.commit`."""
         asked = {"prepared": prepared, **keywords}
 
+        def is_the_fleets() -> bool:
+            receipt = (self.kept.request(prepared) or {}).get("receipt") or {}
+            if self.fleet is not None:
+                self.fleet.require_own(receipt.get("version"), receipt.get("manifest_digest") or "")
+            return True
+
         def commit(controller: Controller, _: str) -> Receipt:
-            self._require_the_fleets(prepared)
-            return controller.commit(prepared, **keywords)
+            return controller.commit(prepared, still_wanted=is_the_fleets, **keywords)
 
         return await self.run(origin, "commit", asked, commit, source)
 

@@ -27,11 +27,13 @@ def fleet_stale(*, group: str, digest: str | None, generation: int | None) -> Re
 
 
 @coded("not-the-fleets")
-def not_the_fleets(*, label: str | None, digest: str | None, generation: int | None) -> RefusedError:
-    """A commit of what the target of a replica's fleet does not allow."""
+def not_the_fleets(
+    *, label: str | None, digest: str | None, generation: int | None, fleet: str
+) -> RefusedError:
+    """An update, or a commit, of what the target of a replica's fleet does not allow."""
     return RefusedError(
-        f"version {label} with digest {digest} is not what target {generation} of the fleet allows; nothing "
-        "was changed: set a target for it (wsm fleet update), or abort what is prepared"
+        f"version {label} with digest {digest} is not what target {generation} of the fleet at {fleet} "
+        "allows, and was not committed: ask the fleet for it, or abort what is prepared"
     )
 
 

@@ -23,7 +23,6 @@ from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, FleetAnswe
 from wsm.http.surface import SurfaceRoute
 from wsm.metrics import Exporter
 from wsm.receipt import Receipt
-from wsm.states.fleet import admits, generation_of, replica_state
 from wsm.status import GroupStatus
 
 #: The surface that the native API's own holds belong to.
@@ -94,15 +93,11 @@ async def status(_request: Request, commands: Commands) -> HttpAnswer:
 
 async def _standing(commands: Commands, now: GroupStatus) -> FleetAnswer | None:
     """Return what the group counts as in its fleet, by the target as it is now; None: it is of none."""
-    fleet = commands.fleet
+    fleet, digest = commands.fleet, now.manifest_digest
+    step = None if now.decision_left_s is None else now.request_id
     if fleet is None:
         return None
-    target = await commands.read(fleet.look)
-    generation = None if target is None else target.generation
-    step = None if now.decision_left_s is None else generation_of(now.request_id)
-    prepared = step is not None and step == generation
-    state = replica_state(now.manifest_digest, serving=now.serving, prepared=prepared, target=target)
-    return FleetAnswer(state, admits(now.manifest_digest, target), generation, fleet.unread_since)
+    return await commands.read(lambda: fleet.standing(digest, serving=now.serving, step=step))
 
 
 async def explanation(_request: Request, commands: Commands) -> HttpAnswer:

@@ -2,7 +2,7 @@
 
 ``targets/000000000012.json`` is written whole under another name and linked to its own only if that is free:
 ``link`` is atomic on NFS, too, so of two callers one has the number. ``target.json`` is a copy for readers,
-and decides nothing.
+and decides nothing. ``targets/served_at`` has the address at which the fleet is served.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from wsm.strategies.files.atomic_file import replace_file, sync_directory, write
 
 TARGETS_DIRECTORY = "targets"
 _COPY = "target.json"
+_ADDRESS = "served_at"
 _NAME = re.compile(r"([0-9]{12})\.json")
 
 
@@ -70,6 +71,19 @@ def set_target(store: Path, target: FleetTarget) -> bool:
     sync_directory(place)
     replace_file(store / _COPY, encode(target))
     return True
+
+
+def set_address(store: Path, url: str) -> None:
+    """Say where the fleet is served. Blocks; raises OSError."""
+    (store / TARGETS_DIRECTORY).mkdir(exist_ok=True)
+    replace_file(store / TARGETS_DIRECTORY / _ADDRESS, url.encode())
+
+
+def address(store: Path) -> str:
+    """Return where the fleet was served last; the store, if it never was, or that cannot be read. Blocks."""
+    with suppress(OSError):
+        return (store / TARGETS_DIRECTORY / _ADDRESS).read_text("utf-8", "replace")
+    return str(store)
 
 
 def labels_named(store: Path) -> frozenset[str]:
