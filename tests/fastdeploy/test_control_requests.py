@@ -9,11 +9,12 @@ from living_group import eventually
 
 from tests.raising import raising
 from wsm.actions import names
-from wsm.actions.base import Action
+from wsm.actions.base import Action, ActionContext, Plan, Plans
 from wsm.fastdeploy import errors
-from wsm.fastdeploy._control_calls import ControlCalls, ControlRequest
+from wsm.fastdeploy._control_calls import DEADLINES_S, ControlCalls, ControlRequest
 from wsm.signals.errors import RoleBusyError
 from wsm.states.errors import CommandOpenError
+from wsm.states.plan_key import UPDATE
 from wsm.states.vocabulary import Tag
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
@@ -282,34 +283,50 @@ def test_tags_that_are_none_are_refused_before_a_command_is_begun(tags):
 class Unit(Action):
     """Says when it ran."""
 
-    name = names.LOAD_WEIGHTS
     purpose = "a test"
 
-    def __init__(self, ran) -> None:
+    def __init__(self, name, ran, calls) -> None:
+        self.name, self.plan, self.around = name, "update", calls.around
         self._ran = ran
 
     def run(self, context) -> None:
-        self._ran.append(context.sequence)
+        self._ran.append((self.name, context.sequence, context.verify_checksum))
 
 
 def test_a_method_runs_in_its_own_command_alone_and_no_unit_runs_twice():
     """Another process may command the group while a request is open whose command is not written yet."""
-    ran, calls = [], ControlCalls(expected=False)
-    unit = Unit(ran)
-    calls.instrument("update", unit)
+    ran, calls = [], ControlCalls()
+    load, verify, serve = (
+        Unit(name, ran, calls) for name in (names.LOAD_WEIGHTS, names.VERIFY_LOADED, names.RESUME_ADMITTING)
+    )
+    plans = Plans({"update": Plan(UPDATE, (load, verify, serve))})
 
     def body() -> str:
         ran.append("body")
-        calls.units(names.LOAD_WEIGHTS)
+        calls.load(verify_checksum=False)
         return "done"
 
-    runner = SimpleNamespace(kv_cache=None, auxiliaries=(), groups=None, deepep=None)
+    def carry_out(sequence) -> None:
+        runner = SimpleNamespace(kv_cache=None, auxiliaries=(), groups=None, deepep=None)
+        context = ActionContext(runner, 0, 1, epoch=1, sequence=sequence)
+        for unit in plans.update.actions:
+            unit.carry_out(context)
+
     asked = ControlRequest("wakeup", frozenset({Tag.WEIGHTS}))
-    with calls.open(asked, body, lambda sequence: sequence == 5) as call:
-        unit.run(SimpleNamespace(sequence=4, runner=runner, facts={}))
-        unit.run(SimpleNamespace(sequence=5, runner=runner, facts={}))
+    all_three = (names.LOAD_WEIGHTS, names.VERIFY_LOADED, names.RESUME_ADMITTING)
+    with calls.open(asked, body, lambda sequence: sequence == 5, plans) as call:
+        assert load.deadline_s == DEADLINES_S["wakeup"]
+        carry_out(4)
+        carry_out(5)
         with raising(errors.call_open, match="sleep was called while wakeup"):
             calls.passes_through("sleep")
-    assert (ran, call.result) == ([4, "body", 5], "done")
-    unit.run(SimpleNamespace(sequence=6, runner=runner, facts={}))
-    assert ran[-1] == 6
+    assert load.deadline_s == 60.0
+    assert (ran[:3], call.result) == ([(name, 4, None) for name in all_three], "done")
+    its_own = [
+        (names.LOAD_WEIGHTS, 5, False),
+        (names.VERIFY_LOADED, 5, False),
+        (names.RESUME_ADMITTING, 5, None),
+    ]
+    assert ran[3:] == ["body", *its_own]
+    carry_out(6)
+    assert ran[-3:] == [(name, 6, None) for name in all_three]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
 from wsm.actions.options import Addition, PlanOptions
 from wsm.actions.plan import derive_plans
+from wsm.actions.surfaces import BareRunner
 from wsm.config import Deadlines
 from wsm.controller.errors import RankFailedError
 from wsm.errors import BadInputError
 from wsm.states.plan_key import COMMANDED, DISCARDS, Half
 from wsm.states.vocabulary import Tag
-from wsm.testing import InMemoryRunner
+from wsm.testing import InMemoryRunner, LocalGroup
 
 
 class FlushLora(Action):
@@ -162,3 +164,32 @@ def test_a_configured_deadline_reaches_an_addition_by_its_name(tmp_path: Path) -
     assert [action.deadline_s for action in update.actions if action.name == "reload_lora_cache"] == [7.0]
     rank = LoneRank(tmp_path, runner=LoraRunner(), deadlines=Deadlines(action_s={"reload_lora_cache": 7.0}))
     rank.close()
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_a_hook_stands_around_every_action_of_a_command_and_what_it_raises_fails_it(
+    tmp_path: Path, hot: bool
+) -> None:
+    seen: list[tuple[str, str]] = []
+    fails: list[str] = []
+
+    def around(action: Action, context: ActionContext, run: Callable[[], None]) -> None:
+        seen.append((action.plan, action.name))
+        if action.name in fails:
+            raise OSError(f"the hook around {action.name} fails")
+        run()
+        assert context.sequence
+
+    def options(runner: BareRunner) -> PlanOptions:
+        return PlanOptions.from_runner(runner, around=around)
+
+    with LocalGroup(lambda _: InMemoryRunner(SPECS), tmp_path, ranks=1, plan_options=options) as group:
+        group.update(1)
+        seen.clear()
+        receipt = group.update(2, hot=hot)
+        assert {name for _, name in seen} >= {action.name for action in receipt.ranks[0].actions}
+        assert {plan for plan, _ in seen} == {"hot" if hot else "update_in_place"}
+        fails.append(names.STAGE_WEIGHTS if hot else names.LOAD_WEIGHTS)
+        with pytest.raises(RankFailedError, match="the hook around"):
+            group.update(3, hot=hot)
+        assert group.workers[0].version == "2"

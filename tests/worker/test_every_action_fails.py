@@ -35,9 +35,9 @@ def group(tmp_path):
 @pytest.mark.parametrize(
     ("way", "cause", "source"),
     [
-        ("raises", "load_weights was to fail", "watched_run"),
-        ("is not done", "work that is done", "watched_probe"),
-        ("lacks something", "limit", "watched_run"),
+        ("raises", "load_weights was to fail", "around"),
+        ("is not done", "work that is done", "around"),
+        ("lacks something", "limit", "around"),
         ("outlasts its deadline", "its deadline is 600 s", ""),
     ],
 )

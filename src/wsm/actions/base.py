@@ -30,7 +30,7 @@ import enum
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from wsm.actions.errors import PostconditionError
 from wsm.actions.surfaces import Runner, StagedWeights
@@ -241,6 +241,11 @@ class ActionContext:
 LoadFunction = Callable[[ActionContext, WeightTarget], Loaded | Mapping[str, Any]]
 
 
+#: What stands around an action of a plan: ``around(action, context, run)`` does the work by `run()`, or
+#: leaves it out where it is done. What it raises fails the command, as what the action raises.
+Around: TypeAlias = Callable[["Action", ActionContext, Callable[[], None]], None]
+
+
 class Action(abc.ABC):
     """One unit of work.
 
@@ -257,6 +262,10 @@ class Action(abc.ABC):
         Seconds for run and probe, and for the votes before a collective one. Beyond that the command is
         aborted. A collective action is interrupted where the communicators can be; others end where they
         call ``context.progress``.
+    plan : str
+        The name of the plan that it stands in.
+    around : callable or None
+        ``PlanOptions.around``.
     """
 
     name: str
@@ -264,6 +273,8 @@ class Action(abc.ABC):
     collective: bool = False
     touches_weights: bool = False
     deadline_s: float = 60.0
+    plan: str = ""
+    around: Around | None = None
 
     def precondition(self, context: ActionContext) -> None:  # noqa: B027 - most actions have none
         """Raise :class:`wsm.actions.errors.PreconditionError` if the work must not begin; change nothing."""
@@ -280,6 +291,14 @@ class Action(abc.ABC):
 
         Never collective, idempotent, and safe after a partial run.
         """
+
+    def carry_out(self, context: ActionContext) -> None:
+        """Run and probe, as a plan does: with what is around it."""
+        if self.around is None:
+            self.run(context)
+        else:
+            self.around(self, context, functools.partial(self.run, context))
+        self.probe(context)
 
     def _expect(self, holds: object, expected: str, found: object) -> None:
         if not holds:
@@ -408,6 +427,18 @@ class Plans:
     def __iter__(self) -> Iterator[Plan]:
         """Iterate over all plans, in the order of :data:`wsm.states.plan_key.PLANS`."""
         return iter(self.by_name.values())
+
+    @contextlib.contextmanager
+    def allowing(self, seconds: float) -> Iterator[None]:
+        """Let each action take so long, at least; for an engine whose own call runs inside one of them."""
+        before = [(action, action.deadline_s) for plan in self for action in plan]
+        for action, deadline_s in before:
+            action.deadline_s = max(deadline_s, seconds)
+        try:
+            yield
+        finally:
+            for action, deadline_s in before:
+                action.deadline_s = deadline_s
 
     def named(self, name: PlanKey | str) -> Plan:
         """Return the plan of that key, or with its text for a name."""

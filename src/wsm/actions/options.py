@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wsm.actions import names
-from wsm.actions.base import Action
+from wsm.actions.base import Action, Around
 from wsm.actions.measuring import AddressContract, MemoryDrop, ResidentDigest, resident_digest
 from wsm.actions.surfaces import (
     AbandonableBuffer,
@@ -128,9 +128,10 @@ class PlanOptions:
         Set where captured storage addresses must survive an update, or are recorded anew by capturing.
     deadlines : mapping of str to float
         Seconds by an action's name; the others are the configuration's, or the action's own.
-    instrument : callable or None
-        ``instrument(plan, action)`` is called as plans are derived. It may replace methods of the action: to
-        measure it, or to make it fail in a test.
+    around : callable or None
+        ``around(action, context, run)`` is called in the place of the run of each action of a plan, and calls
+        `run()`: to say or measure something, or to do the engine's own work first. Where it calls nothing,
+        the action's probe sees whether the work is done.
 
     Raises
     ------
@@ -159,7 +160,7 @@ class PlanOptions:
     address_contract: AddressContract | None = None
     deadlines: Mapping[str, Seconds] = field(default_factory=dict)
     additions: tuple[Addition, ...] = ()
-    instrument: Callable[[str, Action], None] | None = None
+    around: Around | None = None
 
     def __post_init__(self) -> None:
         self._refuse(

@@ -263,8 +263,7 @@ def _plan(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
     plan = with_additions(plan, options.additions)
     for action in plan:
         action.deadline_s = options.deadlines.get(action.name, action.deadline_s)
-        if options.instrument is not None:
-            options.instrument(plan.name, action)
+        action.plan, action.around = plan.name, options.around
     return plan
 
 

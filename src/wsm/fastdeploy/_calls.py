@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -124,21 +124,16 @@ def list_parameters(state: Mapping[str, Any]) -> None:
         say(f"Model param: {name}, shape={parameter.shape}, dtype={parameter.dtype}, place={place}")
 
 
-def saying(plan: str, action: Action) -> None:
-    """Let an action of a clear or an update say FastDeploy's sentences; for ``PlanOptions.instrument``."""
-    own_run = action.run
-
-    def run(context: ActionContext) -> None:
-        if action.name in _BEFORE:
-            say(_BEFORE[action.name])
-        own_run(context)
-        if action.name in _BEHIND:
-            came, more = (context.facts.get(name) or 0 for name in ("tensors", "unknown_tensors"))
-            files = listed(context.facts.get("files") or ())
-            say(_BEHIND[action.name].format(came=came, sent=came + more, files=files))
-
-    if plan in _SAID_OF:
-        vars(action)["run"] = run
+def saying(action: Action, context: ActionContext, run: Callable[[], None]) -> None:
+    """Run an action; one of a clear or an update says FastDeploy's sentences."""
+    says = action.plan in _SAID_OF
+    if says and action.name in _BEFORE:
+        say(_BEFORE[action.name])
+    run()
+    if says and action.name in _BEHIND:
+        came, more = (context.facts.get(name) or 0 for name in ("tensors", "unknown_tensors"))
+        files = listed(context.facts.get("files") or ())
+        say(_BEHIND[action.name].format(came=came, sent=came + more, files=files))
 
 
 def version_in(directory: Path) -> str | None:

@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from wsm.actions import names
-from wsm.actions.base import Action, ActionContext
+from wsm.actions.base import Action, ActionContext, Plans
 from wsm.actions.surfaces import GraphSurface, GroupKind, KVCacheSurface, Runner
 from wsm.fastdeploy import errors
+from wsm.fastdeploy._calls import saying
 from wsm.fastdeploy._control_contract import Passed, passes
 from wsm.states.plan_key import COMMANDED, DISCARDS, Request
 from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
@@ -111,6 +113,8 @@ class OpenCall:
         FastDeploy's method.
     is_its : callable
         ``is_its(sequence)``: whether the command of that number is this request's.
+    plans : Plans
+        This rank's.
 
     Attributes
     ----------
@@ -133,6 +137,7 @@ class OpenCall:
     asked: ControlRequest
     body: Callable[[], Any]
     is_its: Callable[[int], bool]
+    plans: Plans
     entered: bool = False
     inside: bool = False
     plan: str = ""
@@ -141,6 +146,11 @@ class OpenCall:
     done: set[str] = field(default_factory=set)
     down: Sequence[GroupKind] = ()
     buffer_gone: bool = False
+
+    def has_run(self, action: Action, context: ActionContext) -> bool:
+        """Whether an action of the request's command is a unit that the method has run."""
+        own = self.context is not None and self.context.done is context.done and self.plan == action.plan
+        return own and action.name in self.done
 
     def take_down(self) -> None:
         """Take down the groups that the method brought up in a command that failed, and the buffer on them.
@@ -159,17 +169,9 @@ class OpenCall:
 
 
 class ControlCalls:
-    """The control request that is open on one rank, and the units of its plans.
+    """The control request that is open on one rank, and the units of its plan."""
 
-    Parameters
-    ----------
-    expected : bool
-        Whether the engine asks by control requests.
-    """
-
-    def __init__(self, *, expected: bool) -> None:
-        self._expected = expected
-        self._units: dict[str, dict[str, tuple[Action, Callable[[ActionContext], None]]]] = {}
+    def __init__(self) -> None:
         self._call: OpenCall | None = None
 
     @property
@@ -180,10 +182,7 @@ class ControlCalls:
     @property
     def context(self) -> ActionContext:
         """That of the command, while the method runs."""
-        call = self._call
-        if call is None or call.context is None:
-            raise errors.not_bound(surface="a control request")
-        return call.context
+        return self._entered()[1]
 
     def passes_through(self, method: str) -> bool:
         """Whether a method is called by itself: a class calls the one of its base.
@@ -201,85 +200,63 @@ class ControlCalls:
 
     @contextmanager
     def open(
-        self, asked: ControlRequest, body: Callable[[], Any], is_its: Callable[[int], bool]
+        self,
+        asked: ControlRequest,
+        body: Callable[[], Any],
+        is_its: Callable[[int], bool],
+        plans: Plans,
     ) -> Iterator[OpenCall]:
         """Let a request be open; another process may command the group before its command is written."""
-        self._call = call = OpenCall(asked, body, is_its)
-        before = {}
-        for units in self._units.values():  # the method runs inside one of them, and may take all the time
-            for action, _ in units.values():
-                before[id(action)] = (action, action.deadline_s)
-                action.deadline_s = max(action.deadline_s, DEADLINES_S[asked.method])
+        self._call = call = OpenCall(asked, body, is_its, plans)
         try:
-            yield call
+            with plans.allowing(DEADLINES_S[asked.method]):  # the method runs inside one of their actions
+                yield call
         except BaseException:
             call.take_down()
             raise
         finally:
             self._call = None
-            for action, deadline_s in before.values():
-                action.deadline_s = deadline_s
 
-    def instrument(self, plan: str, action: Action) -> None:
-        """Let a unit of a plan run once: the method runs before it, or has run it."""
-        if plan in _TEARDOWNS and action.name == names.RELEASE_WEIGHTS:
-            release = action.run
+    def around(self, action: Action, context: ActionContext, run: Callable[[], None]) -> None:
+        """Let FastDeploy's method run before an action that changes something; for ``PlanOptions.around``.
 
-            def after_graphs(context: ActionContext) -> None:
-                _drop_graphs(context.runner)  # the method may have captured them in a command that failed
-                release(context)
-
-            vars(action)["run"] = after_graphs
-        if plan not in _PLANS:
-            return
-        brings = plan.startswith(Request.UPDATE.value)
-        first = action.name not in _FIRST and _FIRST.issuperset(self._units.get(plan, ()))
-        if self._expected and brings and first:
-            # The method runs inside this one, which controllers time by what is declared when a rank joins.
-            action.deadline_s = max(action.deadline_s, *DEADLINES_S.values())
-        own_run, own_precondition = action.run, action.precondition
-        self._units.setdefault(plan, {})[action.name] = (action, own_run)
-
-        def run(context: ActionContext) -> None:
-            call = self._call
-            due = call is not None and not call.entered and action.name not in _FIRST
-            if call is not None and due and call.is_its(context.sequence):
-                self._enter(call, plan, context)
-            if not self._has_run(action, context):
-                own_run(context)
-
-        def precondition(context: ActionContext) -> None:
-            if not self._has_run(action, context):
-                own_precondition(context)
-
-        vars(action).update(run=run, precondition=precondition)
-
-    def _has_run(self, action: Action, context: ActionContext) -> bool:
+        A unit that the method has run is not run again.
+        """
         call = self._call
-        return call is not None and call.context is context and action.name in call.done
+        if action.plan in _TEARDOWNS and action.name == names.RELEASE_WEIGHTS:
+            _drop_graphs(context.runner)  # the method may have captured them in a command that failed
+        if call is not None and action.plan in _PLANS and action.name not in _FIRST:
+            if not call.entered and call.is_its(context.sequence):
+                self._enter(call, action.plan, context)
+            if call.has_run(action, context):
+                return
+        saying(action, context, run)
 
     def units(self, *wanted: str) -> None:
         """Run those units of the command's plan that it has and that did not run yet, with their checks."""
-        call = self._call
-        if call is None or call.context is None:
-            raise errors.not_bound(surface="a control request")
+        call, context = self._entered()
+        units = {action.name: action for action in call.plans.named(call.plan)}
         for name in wanted:
-            if name not in self._units[call.plan] or name in call.done:
-                continue
-            action, run = self._units[call.plan][name]
-            action.precondition(call.context)
-            run(call.context)
-            action.probe(call.context)
-            call.done.add(name)
+            if name in units and name not in call.done:
+                action = units[name]
+                action.precondition(context)
+                saying(action, context, partial(action.run, context))
+                action.probe(context)
+                call.done.add(name)
 
     def load(self, *, verify_checksum: bool | None = None, transfer_mode: str | None = None) -> None:
         """Load and verify, as the method says."""
-        context, call = self.context, self._call
-        if call is not None and verify_checksum is not None:
-            call.context = context = replace(context, verify_checksum=verify_checksum)
-        if call is not None and transfer_mode is not None:
-            call.context = replace(context, transfer_mode=TransferMode(transfer_mode))
+        call, context = self._entered()
+        own: dict[str, Any] = {"verify_checksum": verify_checksum}
+        own["transfer_mode"] = None if transfer_mode is None else TransferMode(transfer_mode)
+        call.context = replace(context, **{name: said for name, said in own.items() if said is not None})
         self.units(names.FREE_CACHES_FOR_LOAD, names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED)
+
+    def _entered(self) -> tuple[OpenCall, ActionContext]:
+        call = self._call
+        if call is None or call.context is None:
+            raise errors.not_bound(surface="a control request")
+        return call, call.context
 
     def _enter(self, call: OpenCall, plan: str, context: ActionContext) -> None:
         """Run FastDeploy's method; where it fails, what it did to caches is taken back or owned up to."""

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from wsm.actions.base import Action, LoadFunction
+from wsm.actions.base import LoadFunction
 from wsm.actions.measuring import AddressContract
 from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import MemorySurface
@@ -188,10 +188,8 @@ class DynamicWeightManager(DirectCalls):
         self._single = SingleActions(
             self._surfaces, single, rank=member.rank, world_size=len(member.global_ranks)
         )
-        self._calls, self._found_cache = ControlCalls(expected=facts.by_requests), False
-        options = replace(
-            options, instrument=self._instrument, rebuild_is_collective=facts.asks_cache_process
-        )
+        self._calls, self._found_cache = ControlCalls(), False
+        options = replace(options, around=self._calls.around, rebuild_is_collective=facts.asks_cache_process)
         if member.rank == 0:
             segment = own_new_group(config, directory=directory)
             undo.callback(segment.close)
@@ -226,10 +224,6 @@ class DynamicWeightManager(DirectCalls):
             self._entries = Deciding(self._worker, segment, word, controller, deadline_s=DEADLINE_S)
             self._entries.seen = lambda rank: calls.last_seen(facts, rank, directory)
         undo.callback(self._entries.close)
-
-    def _instrument(self, plan: str, action: Action) -> None:
-        calls.saying(plan, action)
-        self._calls.instrument(plan, action)
 
     def _surfaces_of(
         self,
@@ -360,7 +354,7 @@ class DynamicWeightManager(DirectCalls):
                         bound_s=REST_S,
                     )
                 self._found_cache = True
-            with self._calls.open(request, body, self._entries.commands) as call:
+            with self._calls.open(request, body, self._entries.commands, self._worker.plans) as call:
                 try:
                     self._entries.together(
                         lambda controller: self._begun(controller, request), bound_s=REST_S

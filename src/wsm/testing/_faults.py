@@ -6,10 +6,11 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from wsm.actions.base import Action, ActionContext
+from wsm.actions.base import Action, ActionContext, Around
 from wsm.actions.errors import PostconditionError
 from wsm.clock import ManualClock
 from wsm.worker import HOLD, Turn, Worker
@@ -81,6 +82,7 @@ class Instrument:
     """Watches the actions of one rank, and makes the one fail that a fault names."""
 
     def __init__(self, rank: int, clock: ManualClock) -> None:
+        self.inner: Around | None = None  # what the engine has around its actions itself
         self._rank = rank
         self.clock = RankClock(clock)
         self.fault: Fault | None = None
@@ -94,32 +96,35 @@ class Instrument:
         self.undo = "" if self.fault is None else self.fault.undo
         self.begun, self.undone = [], []
 
-    def __call__(self, plan: str, action: Action) -> None:
-        run, probe, undo = action.run, action.probe, action.undo
+    def around(self, action: Action, context: ActionContext, run: Callable[[], None]) -> None:
+        """Watch one action, and let it fail where it is to; for ``PlanOptions.around``."""
+        self._watch_undo(action)
+        self.begun.append((action.plan, action.name))
+        if self._strikes(action, "raises"):
+            raise OSError(f"{action.name} was to fail")
+        if self._strikes(action, "lacks something"):
+            raise _SHORTAGES[len(action.name) % len(_SHORTAGES)]
+        if self._strikes(action, "outlasts its deadline"):
+            self._outlast(action, context)
+        if self.inner is None:
+            run()
+        else:
+            self.inner(action, context, run)
+        if self._strikes(action, "is not done"):
+            raise PostconditionError(action=action.name, expected="work that is done", found="none")
 
-        def watched_run(context: ActionContext) -> None:
-            self.begun.append((plan, action.name))
-            if self._strikes(plan, action, "raises"):
-                raise OSError(f"{action.name} was to fail")
-            if self._strikes(plan, action, "lacks something"):
-                raise _SHORTAGES[len(action.name) % len(_SHORTAGES)]
-            if self._strikes(plan, action, "outlasts its deadline"):
-                self._outlast(action, context)
-            run(context)
+    def _watch_undo(self, action: Action) -> None:
+        if "undo" in vars(action):
+            return
+        undo = action.undo
 
-        def watched_probe(context: ActionContext) -> None:
-            if self._strikes(plan, action, "is not done"):
-                raise PostconditionError(action=action.name, expected="work that is done", found="none")
-            probe(context)
-
-        def watched_undo(context: ActionContext) -> None:
+        def watched(context: ActionContext) -> None:
             self.undone.append(action.name)
             if action.name == self.undo:
                 raise OSError(f"the undo of {action.name} was to fail")
             undo(context)
 
-        for name, watched in (("run", watched_run), ("probe", watched_probe), ("undo", watched_undo)):
-            setattr(action, name, watched)
+        vars(action)["undo"] = watched
 
     def _outlast(self, action: Action, context: ActionContext) -> None:
         """Let the deadline pass; an action beside the loop then goes on until the loop has noticed."""
@@ -130,9 +135,13 @@ class Instrument:
             threading.Event().wait(PAUSE_S)
         raise OSError(f"{action.name} was called off")
 
-    def _strikes(self, plan: str, action: Action, way: str) -> bool:
+    def _strikes(self, action: Action, way: str) -> bool:
         fault = self.fault
-        strikes = fault is not None and (fault.plan, fault.action, fault.way) == (plan, action.name, way)
+        strikes = fault is not None and (fault.plan, fault.action, fault.way) == (
+            action.plan,
+            action.name,
+            way,
+        )
         if strikes:
             self.fault = None
         return strikes

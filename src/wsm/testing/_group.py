@@ -205,14 +205,16 @@ class LocalGroup:
             return (load or load_bytes)(context, target)
 
         def start(rank: int) -> tuple[BareRunner, Worker]:
-            runner = make_runner(rank)
+            runner, instrument = make_runner(rank), self._instruments[rank]
+            options = plan_options(runner)
+            instrument.inner = options.around
             return runner, Worker(
                 config,
                 runner,
                 rank=rank,
-                plan_options=replace(plan_options(runner), instrument=self._instruments[rank]),
+                plan_options=replace(options, around=instrument.around),
                 load=None if load is None else load_held,
-                clock=self._instruments[rank].clock,
+                clock=instrument.clock,
                 meanwhile=lambda _: None,
                 directory=directory,
             )

@@ -110,8 +110,7 @@ class Staging:
         self._moments.put(Moment(action, self._clock.monotonic_ns(), is_end=False))
         try:
             with facts_kept_plain(action, context):
-                action.run(context)
-                action.probe(context)
+                action.carry_out(context)
         except (MemoryError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ENOMEM:
                 raise

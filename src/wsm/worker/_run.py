@@ -314,8 +314,7 @@ class Run:
         self._tools.recorder.write()  # an action that hangs, or ends the process, stands in the journal
         try:
             with facts_kept_plain(action, self._context):
-                action.run(self._context)
-                action.probe(self._context)
+                action.carry_out(self._context)
         except BaseException as error:
             self._failed(action, error)
             raise

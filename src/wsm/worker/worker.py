@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
-from wsm.actions.base import LoadFunction
+from wsm.actions.base import LoadFunction, Plans
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner, completed
@@ -146,7 +146,7 @@ class Worker:
             releases_cache=config.releases_cache,
         )
         options.require_offered(runner)
-        plans = derive_plans(keeping_tensors(options, config.journal_directory, rank))
+        self._plans = plans = derive_plans(keeping_tensors(options, config.journal_directory, rank))
         self._sources = None
         if load is None:
             self._sources = sources = Sources(config)
@@ -183,6 +183,11 @@ class Worker:
     def rank(self) -> int:
         """The rank of this process."""
         return self._rank
+
+    @property
+    def plans(self) -> Plans:
+        """What this rank does for each command; an action of theirs is run by the loop, or inside one."""
+        return self._plans
 
     @property
     def version(self) -> str | None:
