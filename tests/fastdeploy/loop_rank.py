@@ -480,7 +480,7 @@ class Loop:
             if self.settings.get("polls"):
                 if self.walk is not None and (self.directory / "walk").exists():
                     self.walk.begin(self.word)
-                self.manager.poll()
+                self.manager.poll(self.runner)
                 sys.settrace(None)
             if self.board.broadcast(int((self.directory / "end").exists())):
                 break

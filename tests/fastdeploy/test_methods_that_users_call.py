@@ -26,7 +26,7 @@ from wsm import log
 from wsm.config import ConfigurationError
 from wsm.controller import Controller
 from wsm.controller.errors import CommandRefusedError, RankFailedError
-from wsm.fastdeploy import DynamicWeightManager, _configuration, errors
+from wsm.fastdeploy import DynamicWeightManager, _configuration, _install, errors
 from wsm.fastdeploy._entries import Came
 from wsm.fastdeploy._membership import Membership
 from wsm.http import Commands, create_app
@@ -680,27 +680,57 @@ def test_a_status_that_asks_nothing_is_waited_out(job, manager, status, block):
     assert values(manager)["weight"] == 1.0
 
 
-def test_the_second_line_finds_the_runner_that_made_the_manager_where_its_caller_has_none(job):
-    """A loop that is a function has no `self`."""
+class LoopOfFastDeploy:
+    """A caller that has a model runner, which is not looked at."""
+
+    def __init__(self) -> None:
+        self.model_runner = ModelRunner()
+
+    def turn(self, manager, *runner) -> None:
+        manager.poll(*runner)
+
+
+def test_the_second_line_is_handed_the_runner_and_says_so_where_it_is_not(job, manager):
+    loop = LoopOfFastDeploy()
+    with raising(errors.no_runner, match=r"poll\(model_runner\)"):
+        loop.turn(manager)
+    with raising(errors.unknown_generation):
+        loop.turn(manager, object())
+    loop.turn(manager, loop.model_runner)
+    loop.turn(manager)  # known by now
+    assert manager.version
+
+
+def test_with_one_changed_import_a_runner_is_looked_at_when_it_is_first_handed_in(job, manager):
+    with raising(errors.unknown_generation):
+        manager.check_model_weights_status(Signal(job.word), None, object(), job.port, block=True)
+    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, block=True)
+
+
+def test_install_hands_in_the_runner_that_loads_which_is_looked_at_before_anything_is_loaded(job):
     job.saves("model_state.tp0.5.pdparams", 1.0)
 
     class Loading(ModelRunner):
+        fd_config = job.config()
+
         def load_model(self) -> None:
-            self.dynamic_weight_manager = DynamicWeightManager(
-                job.config(),
-                job.model(),
-                directory=job.directory,
-                member=Membership(0, [0], lambda told: told),
+            job.managers.append(
+                DynamicWeightManager(
+                    self.fd_config,
+                    job.model(),
+                    directory=job.directory,
+                    member=Membership(0, [0], lambda told: told),
+                )
             )
-            job.managers.append(self.dynamic_weight_manager)
 
-    def looking(manager) -> None:
-        manager.poll()
+    class OfNoGeneration:
+        fd_config, load_model = Loading.fd_config, Loading.load_model
 
-    with raising(errors.no_runner, match=r"poll\(model_runner\)"):
-        looking(job.manager())
-    job.managers.pop().close()
-    runner = Loading()
-    runner.load_model()
-    looking(runner.dynamic_weight_manager)
-    assert runner.dynamic_weight_manager.version
+    for runner in (Loading, OfNoGeneration):
+        _install._watch(runner)
+    with raising(errors.unknown_generation):
+        OfNoGeneration().load_model()
+    assert not job.managers
+    Loading().load_model()
+    job.managers[0].poll()
+    assert job.managers[0].version

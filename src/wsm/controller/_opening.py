@@ -62,7 +62,8 @@ def require_able(group: GroupView, view: View, operation: Operation) -> None:
     if loop is not None:
         raise RefusedError(
             f"{asked} was not written: the ranks look at the words of their engine only, and would never see "
-            f"it; put manager.poll() at the top of the engine's loop ({loop}), or command through the engine",
+            f"it; put manager.poll(model_runner) at the top of the engine's loop ({loop}), or command "
+            "through the engine",
             code="loop-does-not-poll",
             operation=asked,
             place=loop,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from wsm import log
@@ -247,18 +248,18 @@ def log_memory(context: str) -> None:
     _log.warning("device.memory", context=context, **figures)
 
 
-def place_of_loop(frame: FrameType | None) -> str:
-    """Say where ``poll()`` belongs: file and line of the top of FastDeploy's event loop.
+#: FastDeploy's modules with its event loop: the program of a worker, or that program's own file.
+_LOOP_MODULES = ("fastdeploy.worker.worker_process", "__main__")
 
-    It is looked for in the modules that the call at hand came through.
-    """
-    while frame is not None:
-        for value in list(frame.f_globals.values()):
+
+def place_of_loop() -> str:
+    """Say where ``poll()`` belongs: file and line of the top of FastDeploy's event loop."""
+    for name in _LOOP_MODULES:
+        for value in list(vars(sys.modules.get(name, sys)).values()):
             loop = vars(value).get("event_loop_normal") if isinstance(value, type) else None
             code = getattr(loop, "__code__", None)
             if isinstance(code, CodeType):
                 return f"{code.co_filename}:{_top_of_loop(code)}"
-        frame = frame.f_back
     return "event_loop_normal of FastDeploy's worker_process.py"
 
 
@@ -273,20 +274,3 @@ def _top_of_loop(code: CodeType) -> int:
         if line.strip() == "while True:":
             return number
     return code.co_firstlineno
-
-
-def runner_of(caller: Any, *, otherwise: Any) -> Any:
-    """Return the model runner of an object with FastDeploy's event loop; `otherwise` where it has none.
-
-    Raises
-    ------
-    BadInputError (``no-runner``)
-        If that is None, too.
-    """
-    for owner in (caller, getattr(caller, "worker", None)):
-        runner = getattr(owner, "model_runner", None)
-        if runner is not None:
-            return runner
-    if otherwise is not None:
-        return otherwise
-    raise errors.no_runner(caller=type(caller).__name__)

@@ -7,7 +7,6 @@ FastDeploy's model runner makes one while it loads the model, and FastDeploy's e
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -98,14 +97,16 @@ class DynamicWeightManager(DirectCalls):
     RefusedError (``several-hosts``, ``already-managed``)
         If the ranks of the group run on several hosts, or this process is a rank already.
     RefusedError (``unknown-generation``), BadInputError (``call-missing``)
-        If a model runner makes it that is of no known generation, or lacks a call that the configuration
-        needs. Nothing was touched.
+        If ``install()`` has handed in a model runner of no known generation, or one that lacks a call which
+        the configuration needs. Nothing was touched.
     WsmError
         As :class:`wsm.Worker`.
     """
 
     #: The one of this process, which FastDeploy's loop asks by its class.
     present: ClassVar[DynamicWeightManager | None] = None
+    #: The model runner that loads its model now, where ``install()`` watches it.
+    loading: ClassVar[Any] = None
     _state: dict[str, Any] | None = None
 
     def __init__(
@@ -128,10 +129,9 @@ class DynamicWeightManager(DirectCalls):
             facts = read(fd_config, self.load_config)
         except WsmError as error:
             raise errors.as_fastdeploys(error) from error
-        loading = sys._getframe(1).f_locals.get("self")  # FastDeploy's runner makes one in its load_model
-        self._maker = loading if callable(getattr(loading, "load_model", None)) else None
-        if self._maker is not None:
-            examine(self._maker, facts)
+        self._loading = DynamicWeightManager.loading
+        if self._loading is not None:
+            examine(self._loading, facts)
         member = member or membership_of(facts, self.parallel_config)
         self.rank = facts.tensor_parallel_rank
         self.local_rank = self.rank if local_rank is None else local_rank
@@ -159,7 +159,7 @@ class DynamicWeightManager(DirectCalls):
             f"DynamicLoad model built successfully by {self.load_config.load_strategy}, rank={self.rank}"
         )
         if member.rank == 0:
-            declare_loop(self._segment, polls=False, place=calls.place_of_loop(sys._getframe(1)))
+            declare_loop(self._segment, polls=False, place=calls.place_of_loop())
 
     def _join(
         self,
@@ -284,18 +284,18 @@ class DynamicWeightManager(DirectCalls):
         Parameters
         ----------
         model_runner : object or None
-            FastDeploy's; None looks for it where the caller's ``self`` has it, and takes the one whose
-            ``load_model`` has made this manager else.
+            FastDeploy's. None: the one that was handed in before, by ``install()`` or by its loop.
 
         Raises
         ------
+        BadInputError (``no-runner``)
+            If none was.
         WsmError
             As :meth:`check_model_weights_status`.
         """
         first = not self._polls
         if first:
-            caller = sys._getframe(1).f_locals.get("self")
-            self._surfaces.bind(model_runner or calls.runner_of(caller, otherwise=self._maker))
+            self._surfaces.bind(model_runner or self._loading)
             self._polls = True
         self._end_turn()
         serves = self._entries.between_turns(self._surfaces.requests.in_flight)

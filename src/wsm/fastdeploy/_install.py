@@ -135,7 +135,11 @@ def _watch(runner_class: Any) -> None:
 
     @functools.wraps(load)
     def load_model(model_runner: Any, *arguments: Any, **options: Any) -> Any:
-        result = load(model_runner, *arguments, **options)
+        DynamicWeightManager.loading = model_runner
+        try:
+            result = load(model_runner, *arguments, **options)
+        finally:
+            DynamicWeightManager.loading = None
         load_config = getattr(model_runner.fd_config, "load_config", None)
         if getattr(load_config, "dynamic_load_weight", False) and DynamicWeightManager.present is None:
             raise errors.no_manager(runner=type(model_runner).__name__)

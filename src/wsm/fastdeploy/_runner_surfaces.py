@@ -650,7 +650,12 @@ class WorkerSurfaces:
         ------
         RefusedError (``unknown-generation``, ``boots-only``), BadInputError (``call-missing``)
             If the build lacks a call that the configuration needs. Nothing was bound.
+        BadInputError (``no-runner``)
+            If there is none, and none was handed in before.
         """
+        model_runner = self._runner if model_runner is None else model_runner
+        if model_runner is None:
+            raise errors.no_runner()
         if self._runner is model_runner:
             return False
         generation = examine(model_runner, self._facts)

@@ -150,11 +150,12 @@ def unknown_call(*, arguments: int, named: Sequence[str] = ()) -> BadInputError:
 
 
 @coded("no-runner")
-def no_runner(*, caller: str) -> BadInputError:
-    """The second line was called where no model runner is to be seen."""
+def no_runner() -> BadInputError:
+    """The second line was called before any model runner was handed in."""
     return BadInputError(
-        f"poll() was called by {caller}, which has neither model_runner nor worker.model_runner; hand "
-        "FastDeploy's model runner in: manager.poll(model_runner)"
+        "poll() was called without FastDeploy's model runner, and neither install() nor its loop has handed "
+        "one in; hand it in, at the top of the event loop: model_runner = self.worker.model_runner; "
+        "model_runner.dynamic_weight_manager.poll(model_runner)"
     )
 
 

@@ -125,7 +125,7 @@ _NOT_SERVING = (
 
 _ASK_THE_ENGINE = Advice(
     "Its ranks look at their engine's words alone: ask the engine for it. A command of another process is "
-    "refused until manager.poll() stands at the top of the engine's loop."
+    "refused until manager.poll(model_runner) stands at the top of the engine's loop."
 )
 
 
