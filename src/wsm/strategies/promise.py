@@ -9,7 +9,7 @@ not sealed is read by :func:`read_json`. Knows no files and no targets.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
@@ -149,6 +149,28 @@ class ShardIdentity(Sealed, frozen=True, kw_only=True):
             raise VersionMismatchError(requested=version, found=self.version, where=where)
 
 
+class RankShard(ShardIdentity, frozen=True, kw_only=True):
+    """What one rank gets of a publication, in whatever form it comes.
+
+    Parameters
+    ----------
+    finite : bool
+        Whether the publisher promises that there is neither NaN nor infinity in its tensors; loads refuse
+        both then.
+    """
+
+    finite: bool = False
+
+    def files(self) -> Sequence[tuple[str, int]]:
+        """Return name and size of each file that holds its bytes, where it lies in files of its own."""
+        return ()
+
+    def lacks(self, wanted: Any) -> Iterator[str]:
+        """Iterate over what another one with the same tensors promises and this one does not."""
+        if wanted.finite and not self.finite:
+            yield "that all is finite"
+
+
 class PromisedTensor(NamedTuple):
     """One tensor of a shard: what it is, the digest of its bytes, and where it lies in the whole tensor.
 
@@ -173,20 +195,17 @@ class TensorKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.dtype!r} is no dtype that wsm moves")
 
 
-class ShardPromise(ShardIdentity, frozen=True, kw_only=True):
+class ShardPromise(RankShard, frozen=True, kw_only=True):
     """What one rank gets.
 
     Parameters
     ----------
     kinds, rows : tuple
         The tensors as documents say them (:func:`table_of`): a row is a name, which of the kinds, a digest.
-    finite : bool
-        Whether the publisher promises that there is neither NaN nor infinity in them; loads refuse both then.
     """
 
     kinds: tuple[TensorKind, ...]
     rows: tuple[tuple[str, Count, str], ...] = msgspec.field(name="tensors")
-    finite: bool = False
 
     @classmethod
     def with_tensors(  # noqa: PYI019 - Self is of Python 3.11

@@ -27,10 +27,10 @@ GROUP_MANIFEST = "delta.manifest.json"
 # A publisher that is killed between its last block and the announcement.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies.delta.publish import StagedDelta
-with StagedDelta(sys.argv[1], sys.argv[2], "0", world_size=1, durable=False) as staged:
-    (staged.path / "delta.tp0.blocks").write_bytes(b"half of it")
-    os.kill(os.getpid(), signal.SIGKILL)
+from wsm.strategies import TensorSpec, publish_delta
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+state = {0: {"w": (TensorSpec("w", "F32", (4,)), bytes(16))}}
+publish_delta(sys.argv[1], sys.argv[2], 0, state, base=state)
 """
 
 

@@ -21,7 +21,7 @@ from wsm.strategies import (
     load,
 )
 from wsm.strategies.delta import errors as wrong
-from wsm.strategies.delta._route import OpenDelta
+from wsm.strategies.delta._open_delta import OpenDelta
 
 
 @pytest.fixture

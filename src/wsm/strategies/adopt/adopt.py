@@ -32,9 +32,8 @@ from wsm.strategies.snapshot.manifest import VersionManifest
 from wsm.strategies.snapshot.placement import Placement, PlacementError, runs, whole_shape
 from wsm.strategies.snapshot.publish import SnapshotPublisher
 from wsm.strategies.snapshot.slice_digests import SliceDigests, write_slice_promises
-from wsm.strategies.snapshot.store import announced_version
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.publications import published_last
+from wsm.strategies.trainer.publications import announced_version, published_last
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 from wsm.strategies.trainer.staged_directory import take_publisher_lock
 from wsm.strategies.training_names import TrainingNames

@@ -106,8 +106,7 @@ def take_in(
                 for path, held in zip(paths, tensors, strict=True)
             ),
         )
-        path = directory / snapshot_names.shard_manifest_name(base)
-        write_new(path, manifest.encode(), durable=durable)
+        write_new(directory / manifest.name, manifest.encode(), durable=durable)
     except OSError as error:
         raise StorageError(path=directory, error=error) from error
     return manifest, linked

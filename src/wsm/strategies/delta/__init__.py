@@ -3,8 +3,8 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-strategy, source                      the rank's side, and where it looks
-_route                                from what, and over which deltas, a version is reached; these opened
+strategy, source                      by which way a rank reaches a version, and where it looks
+_open_delta                           one delta, opened and put on top of its base
 _blocks, _codec                       how a change is cut into blocks; their bytes
 _manifest                             what a rank's delta, and that of all ranks, consists of; their names
 publish                               the trainer's side: all ranks' blocks, made visible at once

@@ -30,7 +30,16 @@ _WORTH = 0.875
 _UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_local = threading.local()
+
+class _Zstd(threading.local):
+    """What compresses and decompresses in one thread; neither must be shared."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BLOCK_BYTES)
+
+
+_zstd = _Zstd()
 
 
 class BlockError(ValueError):
@@ -56,7 +65,7 @@ def encode(base: memoryview, new: memoryview, item: int) -> tuple[Block, bytes |
     data: bytes | memoryview = new
     limit = int(len(new) * _WORTH)
     for kind, plain in _candidates(changed, part, old, now):
-        packed = _compressor().compress(plain)
+        packed = _zstd.compressor.compress(plain)
         if len(packed) <= limit and len(packed) < best.stored:
             best, data = Block(kind, len(packed), len(plain)), packed
     return best, data
@@ -164,7 +173,7 @@ def _decompressed(data: bytes | memoryview, expected: int) -> bytes:
         frame = zstandard.get_frame_parameters(data)
         if frame.content_size != expected or frame.window_size > MAX_BLOCK_BYTES or frame.dict_id:
             raise BlockError(f"its frame declares {frame.content_size} bytes instead of {expected}")
-        plain: bytes = _decompressor().decompress(data, max_output_size=expected, allow_extra_data=False)
+        plain: bytes = _zstd.decompressor.decompress(data, max_output_size=expected, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BlockError(f"zstd cannot read it ({error})") from error
     if len(plain) != expected:
@@ -181,19 +190,3 @@ def _planes(elements: Any) -> bytes:
     item = elements.dtype.itemsize
     lanes: _Bytes = np.ascontiguousarray(elements).view(np.uint8)
     return b"".join(lanes[plane::item].tobytes() for plane in range(item))
-
-
-def _compressor() -> zstandard.ZstdCompressor:
-    """Return this thread's; they must not be shared."""
-    if not hasattr(_local, "compressor"):
-        _local.compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
-    compressor: zstandard.ZstdCompressor = _local.compressor
-    return compressor
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    """Return this thread's; they must not be shared."""
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BLOCK_BYTES)
-    decompressor: zstandard.ZstdDecompressor = _local.decompressor
-    return decompressor

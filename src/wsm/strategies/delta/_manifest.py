@@ -27,13 +27,12 @@ from wsm.strategies.files.snapshot_names import (
 from wsm.strategies.promise import (
     Count,
     Digest,
-    PromisedShard,
     Publication,
+    RankShard,
     SealedT,
-    ShardIdentity,
     Strict,
 )
-from wsm.strategies.snapshot.manifest import VersionManifest
+from wsm.strategies.snapshot.manifest import ManifestOfAll, SealedShard, VersionManifest
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.trainer.publications import MANIFEST_FORMATS, listed_versions
 
@@ -92,7 +91,7 @@ class DeltaTensor(Strict, frozen=True, dict=True):
         return bool(self.blocks) and all(block.kind is BlockKind.FULL for block in self.blocks)
 
 
-class DeltaShard(ShardIdentity, frozen=True, kw_only=True):
+class DeltaShard(RankShard, frozen=True, kw_only=True):
     """The manifest of one rank's delta.
 
     Parameters
@@ -104,10 +103,7 @@ class DeltaShard(ShardIdentity, frozen=True, kw_only=True):
     nbytes : int
         Bytes of the file with the blocks, which lie there in the order of the tensors without gaps.
     tensors : tuple of DeltaTensor
-        All tensors, those that have not changed as well.
-    finite : bool
-        Whether the publisher promises that there is neither NaN nor infinity in them afterwards; loads refuse
-        both then.
+        All tensors, those that have not changed as well. They are finite afterwards, where that is promised.
     """
 
     FORMAT: ClassVar[str] = "wsm.delta-shard-manifest"
@@ -119,7 +115,10 @@ class DeltaShard(ShardIdentity, frozen=True, kw_only=True):
     ]
     nbytes: Count = msgspec.field(name="bytes")
     tensors: tuple[DeltaTensor, ...]
-    finite: bool = False
+
+    def files(self) -> Sequence[tuple[str, int]]:
+        """Return name and size of the file with the blocks."""
+        return [(blocks_name(self.rank), self.nbytes)]
 
     @cached_property
     def base_digest(self) -> str:
@@ -157,20 +156,25 @@ class DeltaShard(ShardIdentity, frozen=True, kw_only=True):
             raise msgspec.ValidationError(problem)
 
 
-class DeltaEntry(PromisedShard, frozen=True, kw_only=True):
+class DeltaEntry(SealedShard, frozen=True, kw_only=True):
     """One rank's delta: its manifest's seal, and the digest of the tensors that it begins with."""
 
-    seal: Digest = msgspec.field(name="digest")
     base_digest: Digest
 
 
-class DeltaManifest(Publication, frozen=True, kw_only=True):
+class DeltaManifest(ManifestOfAll, frozen=True, kw_only=True):
     """The manifest of a delta; its parameters are those of a publication, and the version it leads from."""
 
+    FILE: ClassVar[str] = DELTA_MANIFEST
     FORMAT: ClassVar[str] = MANIFEST_FORMATS[DELTA_MANIFEST]
+    SHARD: ClassVar[type[RankShard]] = DeltaShard
 
     shards: tuple[DeltaEntry, ...]
     base_version: Label
+
+    def shard_file(self, rank: int) -> str:
+        """Return the name of the manifest of a rank."""
+        return rank_manifest_name(rank)
 
     def same_content(self, other: Publication) -> bool:
         """Whether both lead from the same bytes to the same bytes, rank by rank."""

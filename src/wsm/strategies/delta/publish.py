@@ -13,12 +13,13 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from msgspec import Meta
 
-from wsm.clock import Clock, SystemClock
+from wsm.clock import Clock
 from wsm.errors import BadInputError, RefusedError
 from wsm.labels import checked_version
 from wsm.strategies import errors as strategies_errors
@@ -36,50 +37,41 @@ from wsm.strategies.delta._manifest import (
     rank_manifest_name,
     whole_manifest,
 )
-from wsm.strategies.delta._route import places, whole_offer
 from wsm.strategies.delta.errors import delta_not_found
 from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource, codec
-from wsm.strategies.delta.strategy import published_tensors
+from wsm.strategies.delta.strategy import places, published_tensors, whole_offer
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import ManifestError, VersionExistsError, listed
+from wsm.strategies.errors import VersionExistsError, listed
 from wsm.strategies.files.atomic_file import write_all, write_new
-from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, DELTAS_DIRECTORY, VERSIONS_DIRECTORY
+from wsm.strategies.files.snapshot_names import DELTAS_DIRECTORY, VERSIONS_DIRECTORY
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.snapshot.publish import SnapshotPublisher, StagedVersion
+from wsm.strategies.snapshot.publish import (
+    Published,
+    PublishReport,
+    SnapshotPublisher,
+    StagedVersion,
+    standing_publication,
+)
 from wsm.strategies.snapshot.store import shards_in
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-from wsm.strategies.trainer.retention import KEEP_TWO, Retention, retire, take_away
-from wsm.strategies.trainer.staged_directory import StagedDirectory
-from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention, take_away
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, specs_of
 from wsm.typed import Count, typed
 
 _MAX_KEPT_CHAIN = 1 << 10
 
 
-class Shown(NamedTuple):
-    """What readers find of a version: where, the digest of its publication, and what was removed for it."""
-
-    path: str
-    manifest_digest: str
-    retired: tuple[str, ...]
-
-
-class StagedDelta(StagedDirectory):
+class StagedDelta(StagedVersion):
     """A delta that is being written.
 
     Parameters
     ----------
-    directory, version, durable : path or str, str or int, bool
-        As for every publication; see the base class, also for attributes and errors. The version is the one
-        that it leads to.
-    base_version : str
-        The version that it leads from.
-    world_size : int
-        Number of ranks that it is for.
+    publisher : SnapshotPublisher
+        Where and how.
+    version, base_version : str
+        The version that it leads to, and the one that it leads from.
     block_bytes : int
         Bytes of a tensor that one block stands for.
-    finite : bool
-        Whether new tensors that hold NaN or infinity are refused, here and by every load.
 
     Attributes
     ----------
@@ -92,16 +84,11 @@ class StagedDelta(StagedDirectory):
         If no such delta can be.
     """
 
+    _place_name = DELTAS_DIRECTORY
+    _kind = DeltaManifest
+
     def __init__(
-        self,
-        directory: Path | str,
-        version: str | int,
-        base_version: str,
-        *,
-        world_size: int,
-        block_bytes: int = BLOCK_BYTES,
-        durable: bool = True,
-        finite: bool = False,
+        self, publisher: SnapshotPublisher, version: str, base_version: str, *, block_bytes: int = BLOCK_BYTES
     ) -> None:
         problem = None
         if version == base_version:
@@ -109,10 +96,9 @@ class StagedDelta(StagedDirectory):
         elif not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes % MIN_BLOCK_BYTES:
             problem = f"a block cannot stand for {block_bytes} bytes"
         if problem is not None:
-            raise strategies_errors.incomplete_publication(version=str(version), problem=problem)
-        super().__init__(directory, DELTAS_DIRECTORY, version, durable=durable)
-        self._base_version, self._world_size = base_version, world_size
-        self._block_bytes, self._finite = block_bytes, finite
+            raise strategies_errors.incomplete_publication(version=version, problem=problem)
+        super().__init__(publisher, version)
+        self._base_version, self._block_bytes = base_version, block_bytes
         self.shards: list[DeltaShard] = []
 
     def write(
@@ -148,111 +134,90 @@ class StagedDelta(StagedDirectory):
         """
         rank = len(self.shards)
         if not specs:
-            raise strategies_errors.incomplete_publication(
-                version=self.version, problem=f"the state dict of rank {rank} is empty"
-            )
+            raise self._incomplete(f"the state dict of rank {rank} is empty")
         _check_model(specs, base, rank)
         codec()
-        path = self.path / blocks_name(rank)
-        with self._storage(), path.open("xb", buffering=0) as file:
-            rows = tuple(self._write(file.fileno(), each, base[each.spec.name]) for each in tensors)
-            if self._durable:
-                os.fsync(file.fileno())
+        with self.shard(rank) as directory:
+            with (directory / blocks_name(rank)).open("xb", buffering=0) as file:
+                rows = tuple(self._write(file.fileno(), each, base[each.spec.name]) for each in tensors)
+                if self._durable:
+                    os.fsync(file.fileno())
             shard = DeltaShard(
                 version=self.version,
                 base_version=self._base_version,
                 rank=rank,
-                world_size=self._world_size,
+                world_size=self._publisher.world_size,
                 publication=self.publication,
                 block_bytes=self._block_bytes,
                 nbytes=sum(row.stored for row in rows),
                 tensors=rows,
-                finite=self._finite,
+                finite=self._publisher.finite,
             )
-            write_new(self.path / rank_manifest_name(rank), shard.encode(), durable=self._durable)
+            write_new(directory / rank_manifest_name(rank), shard.encode(), durable=self._durable)
         self.shards.append(shard)
 
-    def commit(self, *, announce: bool, replace: bool, retain: Retention) -> Shown:
-        """Make the delta visible, then remove those that are no longer kept. Blocks.
-
-        Parameters
-        ----------
-        announce : bool
-            Whether ``version.yaml`` names the version from now on.
-        replace : bool
-            Whether another delta to the same version may be replaced.
-        retain : Retention
-            Which older deltas stay, apart from those that lead to this one.
-
-        Returns
-        -------
-        Shown
-            What stands there now; removed were the deltas to older versions.
+    def publish(self, *, announce: bool) -> PublishReport:
+        """Make the delta visible, then remove those that lead neither to it nor are kept. Blocks.
 
         Raises
         ------
         VersionExistsError
-            If another delta leads to the version, or one that promises less, and `replace` is false; or the
+            If another delta leads to the version, or one that promises less, and may not be replaced; or the
             whole version is there and holds other tensors.
         StorageError
             If the file system refuses.
         """
-        manifest, standing = self._manifest(), self.standing(replace=replace)
-        if standing is not None:
-            manifest = standing  # a publisher that died before the announcement is simply run again
-        with self._storage():
-            if standing is None:
-                whole = whole_manifest(self._directory, self.version)
-                if whole is not None:
-                    if content_digests(whole) != content_digests(manifest):
-                        path = str(self._directory / VERSIONS_DIRECTORY)
-                        raise VersionExistsError(version=self.version, path=path)
-                    manifest = DeltaManifest.of(self.shards, ordinal=self._ordinal, whole=whole)
-                write_new(self.path / DELTA_MANIFEST, manifest.encode(), durable=self._durable)
-                self._show()
-            if announce:
-                self._announce()
-        needed = chain_to(self._directory, self.version, _MAX_KEPT_CHAIN)
-        kept = dataclasses.replace(retain, protect={*retain.protect, *needed})
-        retired = retire(self._place, self.version, kept)
-        return Shown(str(self.final), manifest.group_digest, retired)
+        return self.seal({shard.rank: shard.seal for shard in self.shards}, announce=announce)
 
-    def standing(self, *, replace: bool) -> DeltaManifest | None:
-        """Return what is there, if it leads to these tensors and promises as much as was written. Blocks.
+    def publish_whole(self, states: Mapping[int, TrainerTensors]) -> PublishReport:
+        """Publish the whole version instead. Blocks; raises as :meth:`publish`.
 
-        Raises
-        ------
-        VersionExistsError
-            If something else is there, and `replace` is false.
+        What leads elsewhere goes once the whole is there, and other publishers are kept out meanwhile.
         """
-        manifest, lacking = self._standing(), None
-        if manifest is not None and manifest[0].same_content(self._manifest()):
-            if all(old.finite or not new.finite for old, new in zip(manifest[1], self.shards, strict=True)):
-                return manifest[0]
-            lacking = ("that all is finite",)
-        self._check_vacant(replace=replace, lacking=lacking)
-        return None
+        standing = standing_publication(self.final, DeltaManifest)
+        stays = self._is_as_good(standing, Published(DeltaManifest.of(self.shards), tuple(self.shards)))
+        for rank in states:  # it is not needed, and the whole needs room
+            shutil.rmtree(self._shard_directory(rank), ignore_errors=True)
+        with StagedVersion(self._publisher, self.version, within=self) as whole:
+            return whole.seal(
+                {rank: whole.put(rank, tensors) for rank, tensors in states.items()},
+                before_announcing=None if stays else partial(take_away, self.final),
+            )
 
-    def take_away_standing(self) -> None:
-        """Take the delta away that stands there, if any, in one step. Blocks; raises OSError."""
-        take_away(self.final)
+    def report(
+        self, whole: str | None, *, path: str, manifest_digest: str, retired: tuple[str, ...]
+    ) -> DeltaReport:
+        """Count what was written for all ranks."""
+        rows = [row for shard in self.shards for row in shard.tensors]
+        unchanged, full = sum(not row.blocks for row in rows), sum(row.is_full for row in rows)
+        return DeltaReport(
+            version=self.version,
+            base_version=self._base_version,
+            path=path,
+            whole=whole,
+            manifest_digest=manifest_digest,
+            digests={shard.rank: shard.content_digest for shard in self.shards},
+            bytes=sum(shard.nbytes for shard in self.shards),
+            whole_bytes=sum(row.spec.nbytes for row in rows),
+            unchanged=unchanged,
+            changed=len(rows) - unchanged - full,
+            full=full,
+            seconds=self._seconds(),
+            retired=retired,
+        )
 
-    def _manifest(self) -> DeltaManifest:
-        return DeltaManifest.of(self.shards, ordinal=self._ordinal)
+    def _manifest_of(self, shards: Sequence[DeltaShard]) -> DeltaManifest:
+        whole = whole_manifest(self._directory, self.version)
+        manifest = DeltaManifest.of(shards, ordinal=self._ordinal, whole=whole)
+        if whole is not None and content_digests(whole) != content_digests(manifest):
+            path = str(self._directory / VERSIONS_DIRECTORY)
+            raise VersionExistsError(version=self.version, path=path)
+        return manifest
 
-    def _standing(self) -> tuple[DeltaManifest, list[DeltaShard]] | None:
-        """Return the manifests that stand there; None if there is nothing, or nothing that is whole."""
-        file = self.final / DELTA_MANIFEST
-        try:
-            manifest = DeltaManifest.decode(file.read_bytes(), file=str(file))
-            files = [self.final / rank_manifest_name(rank) for rank in range(manifest.world_size)]
-            shards = [DeltaShard.decode(each.read_bytes(), file=str(each)) for each in files]
-            sizes = [(self.final / blocks_name(shard.rank)).stat().st_size for shard in shards]
-        except (OSError, ManifestError):
-            return None
-        listed_seals = [entry.seal for entry in manifest.shards]
-        whole = sizes == [shard.nbytes for shard in shards]
-        return (manifest, shards) if whole and [shard.seal for shard in shards] == listed_seals else None
+    def _retention(self) -> Retention:
+        needed = chain_to(self._directory, self.version, _MAX_KEPT_CHAIN)
+        retain = self._publisher.retain
+        return dataclasses.replace(retain, protect={*retain.protect, *needed})
 
     def _write(self, descriptor: int, tensor: OfferedTensor, base: OfferedTensor) -> DeltaTensor:
         spec, block_bytes = tensor.spec, self._block_bytes
@@ -266,7 +231,7 @@ class StagedDelta(StagedDirectory):
             tensor.read_into(begin, new[:length])
             before.update(old[:length])
             after.update(new[:length])
-            if self._finite:
+            if self._publisher.finite:
                 check_finite(spec, new[:length], begin)
             block, data = codec().encode(old[:length], new[:length], ITEM_BYTES[spec.dtype])
             stored.update(data)
@@ -309,44 +274,33 @@ def _check(tensor: OfferedTensor, digest: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class DeltaReport:
-    """What was published, and whether it is a delta at all.
+@dataclass(frozen=True, kw_only=True)
+class DeltaReport(TrainerReport):
+    """What was published, and whether it is a delta at all; its other parameters are those of every version.
 
     Parameters
     ----------
-    version, base_version : str
-        From which version to which it leads.
+    base_version : str
+        The version that it leads from.
     path : str
         Its directory.
     whole : str or None
         Why the whole version was published instead: ``size`` or ``chain``; None: it is a delta.
-    manifest_digest : str
-        Digest of the manifest; what every rank's load reports.
-    digests : mapping of int to str
-        Digest of the tensors of each rank.
-    bytes, whole_bytes : int
-        Bytes of all blocks, and of all tensors.
+    whole_bytes : int
+        Bytes of all tensors; `bytes` is the size of all blocks.
     unchanged, changed, full : int
         Tensors of all ranks that have not changed, that are there as changes, that are there in full.
-    seconds : float
-        From the first byte to the announcement.
     retired : tuple of str
         Versions whose deltas (or, if `whole`, whose files) were removed.
     """
 
-    version: str
     base_version: str
     path: str
     whole: str | None
-    manifest_digest: str
-    digests: Mapping[int, str]
-    bytes: int
     whole_bytes: int
     unchanged: int
     changed: int
     full: int
-    seconds: float
     retired: tuple[str, ...]
 
     @property
@@ -430,22 +384,22 @@ def publish_delta(
         raise strategies_errors.incomplete_publication(
             version=version, problem=f"states were given for ranks {ranks}{bases}"
         )
-    clock = clock or SystemClock()
-    begun = clock.monotonic_ns()
     directory = Path(directory)
-    devices = {rank: (device_ids or {}).get(rank, rank) for rank in ranks}
-    with StagedDelta(
+    publisher = SnapshotPublisher(
         directory,
-        version,
-        base_version,
         world_size=len(states),
-        block_bytes=block_bytes,
-        durable=durable,
+        device_ids=device_ids,
         finite=finite,
-    ) as staged:
+        retain=retain,
+        replace=replace,
+        durable=durable,
+        clock=clock,
+    )
+    with StagedDelta(publisher, version, base_version, block_bytes=block_bytes) as staged:
         for rank in ranks:
+            device = (device_ids or {}).get(rank, rank)
             source = DeltaSource(
-                directory, rank, device_id=devices[rank], world_size=len(states), max_chain=max_chain
+                directory, rank, device_id=device, world_size=len(states), max_chain=max_chain
             )
             with ExitStack() as stack:
                 if base is None:
@@ -457,13 +411,8 @@ def publish_delta(
         whole = None if _is_small(staged.shards, crossover) else "size"
         if whole is None and len(chain_to(directory, base_version, max_chain)) >= max_chain:
             whole = "chain"
-        if whole is None:
-            shown = staged.commit(announce=True, replace=replace, retain=retain)
-        else:
-            shown = _shown_whole(
-                staged, states, devices, replace=replace, retain=retain, finite=finite, durable=durable
-            )
-    return _report(staged.shards, shown, whole, seconds=(clock.monotonic_ns() - begun) / 1e9)
+        shown = staged.publish(announce=True) if whole is None else staged.publish_whole(states)
+    return staged.report(whole, path=shown.path, manifest_digest=shown.manifest_digest, retired=shown.retired)
 
 
 @typed
@@ -502,8 +451,6 @@ def delta_between(
     wsm.errors.WsmError
         As a load of either version, and as :func:`wsm.strategies.publish_delta`. Nothing became visible.
     """
-    clock = clock or SystemClock()
-    begun = clock.monotonic_ns()
     version, base_version = checked_version(version), checked_version(base_version)
     directory = Path(directory)
     shards = shards_in(directory, version)
@@ -517,59 +464,31 @@ def delta_between(
                     version=version, rank=source.rank, looked_at=places(source, version)[1:]
                 )
             offers.append(offer)
-        with StagedDelta(
+        publisher = SnapshotPublisher(
             directory,
-            version,
-            base_version,
             world_size=len(sources),
-            block_bytes=block_bytes,
-            durable=durable,
             # What was promised of the whole version is promised of what leads to it.
             finite=all(tensor.finite for offer in offers for tensor in offer.tensors),
-        ) as staged:
+            retain=retain,
+            replace=replace,
+            durable=durable,
+            clock=clock,
+        )
+        with StagedDelta(publisher, version, base_version, block_bytes=block_bytes) as staged:
             for source, offer in zip(sources, offers, strict=True):
                 tensors = tuple(offer.tensors)
                 with ExitStack() as base:
                     before = published_tensors(source, base_version, base)
                     staged.write([tensor.spec for tensor in tensors], tensors, before)
-            whole = None if _is_small(staged.shards, crossover) else "size"
-            if whole is None:
-                shown = staged.commit(announce=False, replace=replace, retain=retain)
-            else:
-                path = f"{directory}/{VERSIONS_DIRECTORY}/{version}"
-                shown = Shown(path, offers[0].manifest_digest or "", ())
-    return _report(staged.shards, shown, whole, seconds=(clock.monotonic_ns() - begun) / 1e9)
-
-
-def _shown_whole(
-    staged: StagedDelta,
-    states: Mapping[int, TrainerTensors],
-    devices: Mapping[int, int],
-    *,
-    replace: bool,
-    retain: Retention,
-    finite: bool,
-    durable: bool,
-) -> Shown:
-    """Publish the whole version instead of a delta that was staged."""
-    # What leads elsewhere goes once the whole is there, and other publishers are kept out meanwhile.
-    clears = staged.standing(replace=replace) is None
-    shutil.rmtree(staged.path, ignore_errors=True)  # it is not needed, and the whole needs room
-    publisher = SnapshotPublisher(
-        staged.final.parents[1],
-        world_size=len(states),
-        device_ids=devices,
-        finite=finite,
-        retain=retain,
-        replace=replace,
-        durable=durable,
-    )
-    with StagedVersion(publisher, staged.version, within=staged) as instead:
-        published = instead.seal(
-            {rank: instead.put(rank, tensors) for rank, tensors in states.items()},
-            before_announcing=staged.take_away_standing if clears else None,
-        )
-    return Shown(published.path, published.manifest_digest, published.retired)
+            if _is_small(staged.shards, crossover):
+                shown = staged.publish(announce=False)
+                return staged.report(
+                    None, path=shown.path, manifest_digest=shown.manifest_digest, retired=shown.retired
+                )
+            path = f"{directory}/{VERSIONS_DIRECTORY}/{version}"
+            return staged.report(
+                "size", path=path, manifest_digest=offers[0].manifest_digest or "", retired=()
+            )
 
 
 def _from_trainer(tensors: TrainerTensors) -> Iterator[OfferedTensor]:
@@ -599,22 +518,3 @@ def _check_published(directory: Path, base_version: str, shards: Sequence[DeltaS
                 actual=shard.base_digest,
                 where=str(directory),
             )
-
-
-def _report(shards: Sequence[DeltaShard], shown: Shown, whole: str | None, *, seconds: float) -> DeltaReport:
-    """Count what was written for all ranks."""
-    rows = [row for shard in shards for row in shard.tensors]
-    unchanged, full = sum(not row.blocks for row in rows), sum(row.is_full for row in rows)
-    return DeltaReport(
-        version=shards[0].version,
-        base_version=shards[0].base_version,
-        whole=whole,
-        digests={shard.rank: shard.content_digest for shard in shards},
-        bytes=sum(shard.nbytes for shard in shards),
-        whole_bytes=sum(row.spec.nbytes for row in rows),
-        unchanged=unchanged,
-        changed=len(rows) - unchanged - full,
-        full=full,
-        seconds=seconds,
-        **shown._asdict(),
-    )

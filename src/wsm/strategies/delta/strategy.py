@@ -1,7 +1,9 @@
 """The strategy ``delta``: changed elements only, on top of the version that a rank holds, or of whole files.
 
-What the rank holds is read and compared with the base's digests before the first byte is changed, and so are
-the blocks that are going to change it. It puts together what :mod:`wsm.strategies.delta._route` has found.
+The shortest way to a version wins: nothing but one delta; several, if the rank missed some; the whole
+version; an earlier whole version and the deltas since. Every joint is checked by digests before a byte
+moves: what a delta leads to must be what the next one was made against, and the blocks be those that were
+written.
 
 A target's tensors are digested before anything else happens to them, in one pass; the pass is the proof that
 they are the base, whatever was recorded of them. The tensors of a whole snapshot are a base, too.
@@ -9,31 +11,39 @@ they are the base, whatever was recorded of them. The tensors of a whole snapsho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from pathlib import Path
 
 from wsm import log
-from wsm.errors import InternalError, RefusedError
+from wsm.errors import BadInputError, InternalError, RefusedError
+from wsm.strategies import errors as strategies_errors
 from wsm.strategies.applier.tensor_copy import CopyJob, copy_on_threads
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.delta._manifest import DeltaShard, DeltaTensor
-from wsm.strategies.delta._route import (
-    Held,
-    OpenDelta,
-    Route,
-    find_route,
-    links_to,
-    whole_alone,
+from wsm.strategies.delta._manifest import (
+    DeltaTensor,
+    content_digests,
+    delta_manifest,
+    version_with_digest,
+    whole_manifest,
 )
-from wsm.strategies.delta.errors import delta_not_found
+from wsm.strategies.delta._open_delta import OpenDelta, open_delta, ranks_of
+from wsm.strategies.delta.errors import DeltaBaseError, delta_not_found
 from wsm.strategies.delta.source import DeltaConfig, DeltaSource, codec
-from wsm.strategies.files.snapshot_names import VERSION_FILE
+from wsm.strategies.digest import shard_digest
+from wsm.strategies.errors import SnapshotNotFoundError, listed
+from wsm.strategies.files.snapshot_names import (
+    DELTA_MANIFEST,
+    DELTAS_DIRECTORY,
+    VERSION_FILE,
+    VERSIONS_DIRECTORY,
+)
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.snapshot.store import announced_version
+from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
+from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.tensor import (
     ServedTarget,
@@ -43,9 +53,8 @@ from wsm.strategies.tensor import (
     tied_names,
     transposed_names,
 )
-from wsm.strategies.trainer.publications import published_last
+from wsm.strategies.trainer.publications import newest_version
 
-_Read: TypeAlias = Callable[[int, memoryview], None]
 # Smaller tensors are digested by the calling thread: others would wait for the interpreter's lock.
 _SHARED_BYTES = 1 << 18
 
@@ -123,7 +132,19 @@ class TargetBase:
         copy_on_threads(jobs, self._threads, self)
         return digests | {job.tensor.spec.name: job.digest for job in jobs}
 
-    def read(self, spec: TensorSpec, offset: int, destination: memoryview) -> None:
+    def offered(self, row: DeltaTensor, last: OpenDelta) -> OfferedTensor:
+        """Return a tensor as the target holds it, which the last delta leads on from, or to."""
+        return OfferedTensor(
+            row.spec,
+            last.path,
+            partial(self._read, row.spec),
+            row.digest,
+            piece_bytes=last.shard.block_bytes,
+            stands=self.in_place,
+            finite=last.shard.finite,
+        )
+
+    def _read(self, spec: TensorSpec, offset: int, destination: memoryview) -> None:
         """Fill `destination` from the target, unless it is the target's own memory. Blocks."""
         view = self._views.get(spec.name)
         if view is None:  # a copy, which this thread alone reads
@@ -213,82 +234,64 @@ class Delta(Strategy):
         """Open to look only: names, dtypes and shapes, whatever base a rank holds."""
         with ExitStack() as stack:
             label = _label(source, version)
-            links = links_to(replace(source, max_chain=1), label, stack)
-            if links:
-                yield _offer(Route(links, None, links[-1]), None)
-            else:
-                yield whole_alone(source, label, stack)
+            links = _links_to(replace(source, max_chain=1), label, stack)
+            yield _offer(links[-1], links, None, None) if links else _whole_alone(source, label, stack)
 
     @contextmanager
     def _open(
         self, source: DeltaSource, version: str | None, observer: LoadObserver, base: TargetBase | None
     ) -> Iterator[Offer]:
         label = _label(source, version)
-
-        def held(shard: DeltaShard) -> Held:
-            return None if base is None else base.digests(row.spec for row in shard.tensors)
-
         with ExitStack() as stack:
             if base is not None:
                 stack.callback(base.let_go)
-            route = find_route(source, label, stack, held)
-            for link in route.links:
+            chain = _links_to(source, label, stack)
+            if chain:
+                begin, whole = _beginning(source, chain, base, stack)
+            else:
+                begin, whole = 0, _whole_alone(source, label, stack)
+            links = chain[begin:]
+            for link in links:
                 link.verify(observer)
             _log.info(
                 "delta.route",
                 version=label,
                 rank=source.rank,
-                deltas=[link.shard.version for link in route.links],
-                delta_bytes=sum(link.shard.nbytes for link in route.links),
-                whole=None if route.whole is None else route.whole.version,
+                deltas=[link.shard.version for link in links],
+                delta_bytes=sum(link.shard.nbytes for link in links),
+                whole=None if whole is None else whole.version,
             )
-            yield _offer(route, base)
+            yield whole if whole is not None and not chain else _offer(chain[-1], links, whole, base)
 
 
 def _label(source: DeltaSource, version: str | None) -> str:
-    label = version or announced_version(source.directory) or published_last(source.directory, deltas=True)
+    label = version or newest_version(source.directory, deltas=True)
     if label is None:
         looked_at = [f"{source.directory}/{VERSION_FILE}"]
         raise delta_not_found(version=None, rank=source.rank, looked_at=looked_at)
     return label
 
 
-def _offer(route: Route, held: TargetBase | None) -> Offer:
-    """Put the links of a route on top of what it begins with."""
-    whole, last = route.whole, route.last
-    if last is None:
-        if whole is None:
-            raise InternalError("a route begins nowhere and has no delta")
-        return whole
+def _offer(
+    last: OpenDelta, links: Sequence[OpenDelta], whole: Offer | None, held: TargetBase | None
+) -> Offer:
+    """Put links, whose last leads to the version, on top of a whole one or of what a target holds."""
     manifest, shard = last.manifest, last.shard
-    begun = {} if whole is None else {tensor.spec.name: tensor for tensor in whole.tensors}
-    if whole is not None and not route.links:
-        # The ranks of a group compare manifests: all say that of the delta, whichever way they have come.
+    tensors: Sequence[OfferedTensor] = ()
+    if whole is not None:
         tensors = [replace(tensor, finite=tensor.finite or shard.finite) for tensor in whole.tensors]
-        digest, publication = manifest.group_digest, manifest.publication
-        return replace(whole, tensors=tuple(tensors), manifest_digest=digest, publication=publication)
-
-    def tensor_of(row: DeltaTensor) -> OfferedTensor:
-        base: _Read | None = None
-        if whole is not None:
-            base = begun[row.name].read_into
-        elif held is not None:
-            base = partial(held.read, row.spec)
-        changed = any(link.rows[row.name].blocks for link in route.links)
-        return OfferedTensor(
-            row.spec,
-            last.path,
-            partial(_read, row.name, route.links, base),
-            row.digest,
-            piece_bytes=shard.block_bytes,
-            stands=whole is None and held is not None and held.in_place and not changed,
-            finite=shard.finite,
-        )
-
+        if not links:
+            # The ranks of a group compare manifests: all say that of the delta, whichever way they have come.
+            digest, publication = manifest.group_digest, manifest.publication
+            return replace(whole, tensors=tuple(tensors), manifest_digest=digest, publication=publication)
+    elif held is not None:
+        tensors = [held.offered(row, last) for row in shard.tensors]
+    for link in links:
+        tensors = link.over(tensors)
     return Offer(
         version=shard.version,
-        tensors=tuple(map(tensor_of, shard.tensors)),
-        files=(*(() if whole is None else whole.files), *(link.path for link in route.links or (last,))),
+        tensors=tuple(tensors),
+        files=(*(() if whole is None else whole.files), *(link.path for link in links or (last,))),
         manifest_digest=manifest.group_digest,
         manifest_scope=ManifestScope.GROUP,
         publication=manifest.publication,
@@ -297,17 +300,175 @@ def _offer(route: Route, held: TargetBase | None) -> Offer:
     )
 
 
-def _read(
-    name: str, links: Sequence[OpenDelta], base: _Read | None, offset: int, destination: memoryview
-) -> None:
-    """Fill `destination` with the base's bytes, or the last that stand in a delta whole; then the changes."""
-    whole = [index for index, link in enumerate(links) if link.replaces(name, offset, len(destination))]
-    if not whole:
-        if base is None:
-            raise InternalError(f"{name!r} was only to be looked at and is read")
-        base(offset, destination)
-    for link in links[whole[-1] if whole else 0 :]:
-        link.patch(name, offset, destination)
+def _links_to(source: DeltaSource, version: str, stack: ExitStack) -> list[OpenDelta]:
+    """Open the deltas that lead to `version`, as far back as they follow from each other; oldest first.
+
+    What lies before a delta of another number of ranks was that layout's; a whole version of this one may
+    begin the way.
+
+    Raises
+    ------
+    wsm.strategies.errors.BadInputError
+        If one of them is damaged, or another rank's. Nothing was changed.
+    """
+    links: list[OpenDelta] = []
+    seen: set[str] = set()
+    while len(links) < source.max_chain and version not in seen:
+        seen.add(version)
+        link = open_delta(source, version, stack)
+        if link is None or (links and links[0].shard.base_digest != link.shard.content_digest):
+            break
+        links.insert(0, link)
+        version = link.shard.base_version
+    return links
+
+
+_NOT_WHOLE = "whole files are not loaded instead (fallback: refuse)"
+
+
+def _beginning(
+    source: DeltaSource, links: Sequence[OpenDelta], held: TargetBase | None, stack: ExitStack
+) -> tuple[int, Offer | None]:
+    """Return after how many of the links a rank begins, and with which whole version; None: what it holds.
+
+    The nearest to the end wins, and what it holds before whole files.
+    """
+    _check_one_content(source, links[-1])
+    # What lies before each link, and first where all of them lead.
+    joints = [(link.shard.base_version, link.shard.base_digest) for link in reversed(links)]
+    joints.insert(0, (links[-1].shard.version, links[-1].shard.content_digest))
+    holds = None if held is None else held.digests(row.spec for row in links[-1].shard.tensors)
+    if holds is not None:
+        for index in range(len(links), -1, -1):
+            if _is_held(links, index, holds):
+                return index, None
+    looked_for = _NOT_WHOLE
+    if source.fallback == "full":
+        for passed, (label, digest) in enumerate(joints):
+            whole = whole_offer(source, label, stack)
+            if whole is not None and _offered_digest(whole) == digest:
+                return len(links) - passed, whole
+        places = ", ".join(f"{VERSIONS_DIRECTORY}/{label}" for label, _ in reversed(joints))
+        looked_for = f"no whole snapshot that leads there is in {source.directory} ({places})"
+    raise _refusal(source, links[-1], holds, looked_for)
+
+
+def _whole_alone(source: DeltaSource, version: str, stack: ExitStack) -> Offer:
+    """Open whole files of a version to which no delta of this number of ranks leads.
+
+    Where a delta of another number does, all ranks of the group load whole files, if the source may.
+
+    Raises
+    ------
+    BadInputError
+        If there are none (``delta-not-found``), or a delta alone that was made for other ranks
+        (``delta-layout``). Nothing was changed.
+    wsm.strategies.errors.BadInputError
+        If they are damaged, or cannot be cut for so many ranks.
+    """
+    other = delta_manifest(Path(source.directory), version)
+    if other is None or source.fallback == "full":
+        whole = whole_offer(source, version, stack)
+        if whole is not None:
+            return whole
+    if other is None:
+        raise delta_not_found(version=version, rank=source.rank, looked_at=places(source, version))
+    ranks = ranks_of(source, other)
+    where = f"{source.directory}/{DELTAS_DIRECTORY}/{version}/{DELTA_MANIFEST}"
+    looked_for = _NOT_WHOLE
+    if source.fallback == "full":
+        looked_for = f"no whole files of it are in {source.directory}/{VERSIONS_DIRECTORY}/{version}"
+    raise BadInputError(
+        f"version {version} in {where} is a delta for world size {other.world_size}, and this group has "
+        f"world size {ranks}: changes of one layout cannot be cut into another; {looked_for}; publish "
+        f"version {version} whole, with placements or for {ranks} ranks, or start {other.world_size} ranks",
+        code="delta-layout",
+        unfit=True,
+        version=version,
+        where=where,
+        made_for=other.world_size,
+        ranks=ranks,
+    )
+
+
+def whole_offer(source: DeltaSource, version: str, stack: ExitStack) -> Offer | None:
+    """Open the whole snapshot of `version`; None if there is none.
+
+    Raises
+    ------
+    wsm.strategies.errors.BadInputError
+        If it is damaged, or another rank's.
+    """
+    snapshot = SnapshotSource(
+        source.directory,
+        source.rank,
+        device_id=source.device_id,
+        world_size=source.world_size,
+        shared_directory=None,
+    )
+    try:
+        return stack.enter_context(IpcSnapshot().open(snapshot, version))
+    except SnapshotNotFoundError:
+        return None
+
+
+def _offered_digest(offer: Offer) -> str | None:
+    """Return the digest that an offer promises for all its tensors; None if it does not for one of them."""
+    rows = [(tensor.spec, tensor.digest or "") for tensor in offer.tensors]
+    return shard_digest(rows) if all(digest for _, digest in rows) else None
+
+
+def places(source: DeltaSource, version: str) -> list[str]:
+    """Return where `version` is looked for, for messages."""
+    root = source.directory
+    return [f"{root}/{DELTAS_DIRECTORY}/{version}", f"{root}/{VERSIONS_DIRECTORY}/{version}"]
+
+
+def _check_one_content(source: DeltaSource, link: OpenDelta) -> None:
+    """Refuse a label under which two things are published, since it cannot be known which was meant."""
+    whole = whole_manifest(Path(source.directory), link.shard.version)
+    ours = content_digests(link.manifest)
+    if whole is not None and whole.world_size == len(ours) and content_digests(whole) != ours:
+        raise strategies_errors.differs_from_manifest(
+            file=link.path,
+            problem=f"the whole version {link.shard.version} beside it holds other tensors; remove one",
+        )
+
+
+def _is_held(links: Sequence[OpenDelta], index: int, held: Mapping[str, str]) -> bool:
+    rows = links[min(index, len(links) - 1)].shard.tensors
+    after = index == len(links)
+    return all(
+        held[row.name] == (row.digest if after else row.base_digest) for row in rows if row.name in held
+    )
+
+
+def _refusal(
+    source: DeltaSource, link: OpenDelta, held: Mapping[str, str] | None, looked_for: str
+) -> DeltaBaseError:
+    shard = link.shard
+    found_digest, found_version, different = None, None, []
+    found = "this rank holds no whole weights"
+    if held is not None:
+        rows = [row for row in shard.tensors if row.name in held]
+        found_digest = shard_digest((row.spec, held[row.name]) for row in rows)
+        found_version = version_with_digest(Path(source.directory), source.rank, found_digest)
+        different = [row.name for row in rows if held[row.name] != row.base_digest]
+        known = "a version unknown here" if found_version is None else f"version {found_version}"
+        names = listed([repr(name) for name in different])
+        found = f"this rank holds {known}, digest {found_digest} (different: {names})"
+    return DeltaBaseError(
+        f"version {shard.version} in {link.path} is a delta against version {shard.base_version}, digest "
+        f"{shard.base_digest}, but {found}; {looked_for}; load a full version, or publish this one as a full "
+        "one",
+        version=shard.version,
+        base_version=shard.base_version,
+        base_digest=shard.base_digest,
+        found_digest=found_digest,
+        found_version=found_version,
+        tensors=tuple(different),
+        where=link.path,
+    )
 
 
 def published_tensors(source: DeltaSource, version: str, stack: ExitStack) -> dict[str, OfferedTensor]:

@@ -22,6 +22,9 @@ VERSION_MANIFEST = "model_state.manifest.json"
 #: The same for a delta.
 DELTA_MANIFEST = "delta.manifest.json"
 
+#: What the names of the manifests of all ranks' shards end in.
+MANIFEST_SUFFIX = ".manifest.json"
+
 _SUFFIX = ".pdparams"
 _INDEX = re.compile(r"[0-9]{1,9}")
 
@@ -59,7 +62,7 @@ def part_index(base: str, name: str) -> int | None:
 
 def shard_manifest_name(base: str) -> str:
     """Return the name of the manifest of one rank's shard."""
-    return f"{base}.manifest.json"
+    return base + MANIFEST_SUFFIX
 
 
 def is_snapshot_file(name: str) -> bool:

@@ -100,7 +100,7 @@ def write_shard(
         parts=tuple(parts),
         finite=finite,
     )
-    path = directory / snapshot_names.shard_manifest_name(base)
+    path = directory / manifest.name
     try:
         write_new(path, manifest.encode(), durable=durable)
     except OSError as error:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from wsm.labels import is_label
 from wsm.strategies import errors
-from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
+from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, shard_base, shard_manifest_name
 from wsm.strategies.promise import (
     Count,
     Digest,
@@ -22,11 +22,14 @@ from wsm.strategies.promise import (
     PromisedShard,
     PromisedTensor,
     Publication,
+    RankShard,
     ShardIdentity,
     ShardPromise,
 )
 from wsm.strategies.snapshot.placement import PlacementError, whole_shape
 from wsm.strategies.trainer.publications import MANIFEST_FORMATS
+
+RankT = TypeVar("RankT", bound=RankShard)
 
 
 class PartEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +58,24 @@ class ShardManifest(ShardPromise, frozen=True, kw_only=True):
     device_id: Count
     parts: tuple[PartEntry, ...]
 
+    @property
+    def name(self) -> str:
+        """The name of its own file."""
+        return shard_manifest_name(shard_base(self.rank, self.device_id))
+
+    def files(self) -> Sequence[tuple[str, int]]:
+        """Return name and size of each part."""
+        return [(part.file, part.nbytes) for part in self.parts]
+
+    def lacks(self, wanted: Any) -> Iterator[str]:
+        """Iterate over what another shard of the same tensors promises and this one does not."""
+        yield from super().lacks(wanted)
+        if wanted.device_id != self.device_id:
+            yield f"the name for device {wanted.device_id}"
+        placed = {entry.spec.name: entry.placement for entry in self.tensors}
+        if any(each.placement not in (None, placed[each.spec.name]) for each in wanted.tensors):
+            yield "where each tensor lies"
+
     def by_part(self) -> Iterator[tuple[PartEntry, list[PromisedTensor]]]:
         """Iterate over the files, each with its tensors."""
         tensors = iter(self.tensors)
@@ -79,21 +100,33 @@ class ShardManifest(ShardPromise, frozen=True, kw_only=True):
             raise msgspec.ValidationError(str(error)) from error
 
 
-class ShardEntry(PromisedShard, frozen=True, kw_only=True):
-    """One rank's shard: the name of its manifest, and that manifest's seal."""
+class SealedShard(PromisedShard, frozen=True, kw_only=True):
+    """One rank's shard in files: the seal of its manifest."""
 
-    manifest: FileName
     seal: Digest = msgspec.field(name="digest")
 
 
-class VersionManifest(Publication, frozen=True, kw_only=True):
-    """The manifest of a version that is published whole; its parameters are those of a publication."""
+class ManifestOfAll(Publication, frozen=True, kw_only=True):
+    """A publication in files, which ties the manifests of all ranks together.
 
-    FORMAT: ClassVar[str] = MANIFEST_FORMATS[VERSION_MANIFEST]
+    Attributes
+    ----------
+    FILE : str
+        The name of its file.
+    SHARD : type
+        What the manifests of the ranks are.
+    """
 
-    shards: tuple[ShardEntry, ...]
+    FILE: ClassVar[str]
+    SHARD: ClassVar[type[RankShard]]
 
-    def listed(self, rank: int, promise: ShardManifest | None, *, directory: str) -> ShardManifest:
+    shards: tuple[SealedShard, ...]
+
+    def shard_file(self, rank: int) -> str:
+        """Return the name of the manifest of a rank."""
+        raise NotImplementedError
+
+    def listed(self, rank: int, promise: RankT | None, *, directory: str) -> RankT:
         """Return the manifest of a rank's shard in a directory, if it is the one that is listed here.
 
         Raises
@@ -101,15 +134,33 @@ class VersionManifest(Publication, frozen=True, kw_only=True):
         BadInputError
             If it is missing, or another one.
         """
-        entry, file = self.shards[rank], f"{directory}/{VERSION_MANIFEST}"
+        file, name = f"{directory}/{self.FILE}", self.shard_file(rank)
         if promise is None:
-            raise errors.differs_from_manifest(file=file, problem=f"{entry.manifest} is missing")
-        listed = (entry.seal, self.version, self.publication, rank, self.world_size)
+            raise errors.differs_from_manifest(file=file, problem=f"{name} is missing")
+        listed = (self.shards[rank].seal, self.version, self.publication, rank, self.world_size)
         if listed != (promise.seal, promise.version, promise.publication, promise.rank, promise.world_size):
-            raise errors.differs_from_manifest(
-                file=file, problem=f"{entry.manifest} is of another publication"
-            )
+            raise errors.differs_from_manifest(file=file, problem=f"{name} is of another publication")
         return promise
+
+
+class ShardEntry(SealedShard, frozen=True, kw_only=True):
+    """One rank's shard: the name of its manifest, and that manifest's seal."""
+
+    manifest: FileName
+
+
+class VersionManifest(ManifestOfAll, frozen=True, kw_only=True):
+    """The manifest of a version that is published whole; its parameters are those of a publication."""
+
+    FILE: ClassVar[str] = VERSION_MANIFEST
+    FORMAT: ClassVar[str] = MANIFEST_FORMATS[VERSION_MANIFEST]
+    SHARD: ClassVar[type[RankShard]] = ShardManifest
+
+    shards: tuple[ShardEntry, ...]
+
+    def shard_file(self, rank: int) -> str:
+        """Return the name of the manifest of a rank, which may be that of any device."""
+        return self.shards[rank].manifest
 
 
 _FIELDS = ("version", "rank", "world_size", "publication")

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError
@@ -23,11 +24,10 @@ from wsm.strategies import errors
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import sync_directory, write_new
-from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
 from wsm.strategies.files.version_file import write_version
-from wsm.strategies.promise import ShardIdentity
+from wsm.strategies.promise import RankShard, ShardIdentity
 from wsm.strategies.snapshot._shard_writer import PART_BYTES, write_shard
-from wsm.strategies.snapshot.manifest import ShardEntry, ShardManifest, VersionManifest
+from wsm.strategies.snapshot.manifest import ManifestOfAll, ShardEntry, VersionManifest
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.trainer.publications import published_last
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention, bring_in, retire
@@ -38,10 +38,10 @@ from wsm.typed import Count, CountFrom0, typed, typed_calls
 
 @dataclass(frozen=True)
 class Published:
-    """A whole version in its directory: its manifests."""
+    """A publication in its directory: its manifests, that of all ranks and that of each."""
 
-    manifest: VersionManifest
-    shards: tuple[ShardManifest, ...]
+    manifest: ManifestOfAll
+    shards: tuple[Any, ...]
 
     def lacks(self, wanted: Published) -> tuple[str, ...] | None:
         """Return what `wanted` promises and this one does not; None if it holds other tensors.
@@ -50,36 +50,26 @@ class Published:
         """
         if not self.manifest.same_content(wanted.manifest):
             return None
-        lacking = set()
-        for ours, theirs in zip(self.shards, wanted.shards, strict=True):
-            if theirs.finite and not ours.finite:
-                lacking.add("that all is finite")
-            if theirs.device_id != ours.device_id:
-                lacking.add(f"the name for device {theirs.device_id}")
-            if _other_placements(ours, theirs):
-                lacking.add("where each tensor lies")
-        return tuple(sorted(lacking))
+        pairs = zip(self.shards, wanted.shards, strict=True)
+        return tuple(sorted({promise for ours, theirs in pairs for promise in ours.lacks(theirs)}))
 
 
-def standing_publication(path: Path) -> Published | None:
-    """Return what is published in `path`; None if there is nothing, or nothing that is whole."""
-    file = path / VERSION_MANIFEST
+def standing_publication(path: Path, kind: type[ManifestOfAll] = VersionManifest) -> Published | None:
+    """Return what is published in `path`; None if there is nothing of this kind, or nothing that is whole."""
+    file = path / kind.FILE
     try:
-        manifest = VersionManifest.decode(file.read_bytes(), file=str(file))
-        files = [path / shard.manifest for shard in manifest.shards]
-        shards = tuple(ShardManifest.decode(each.read_bytes(), file=str(each)) for each in files)
-        parts = [part for shard in shards for part in shard.parts]
-        whole = all((path / part.file).stat().st_size == part.nbytes for part in parts)
+        manifest = kind.decode(file.read_bytes(), file=str(file))
+        files = [path / manifest.shard_file(rank) for rank in range(manifest.world_size)]
+        shards = tuple(kind.SHARD.decode(each.read_bytes(), file=str(each)) for each in files)
+        whole = all(_is_whole(path, shard) for shard in shards)
     except (OSError, ManifestError):
         return None
+    whole = whole and [shard.seal for shard in shards] == [entry.seal for entry in manifest.shards]
     return Published(manifest, shards) if whole else None
 
 
-def _other_placements(ours: ShardManifest, theirs: ShardManifest) -> bool:
-    placed = {entry.spec.name: entry.placement for entry in ours.tensors}
-    return any(
-        entry.placement is not None and entry.placement != placed[entry.spec.name] for entry in theirs.tensors
-    )
+def _is_whole(path: Path, shard: RankShard) -> bool:
+    return all((path / name).stat().st_size == nbytes for name, nbytes in shard.files())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +170,9 @@ class StagedVersion(StagedDirectory):
         Another publication into the same directory, which keeps other publishers out for both.
     """
 
+    _place_name = snapshot_names.VERSIONS_DIRECTORY
+    _kind: type[ManifestOfAll] = VersionManifest
+
     def __init__(
         self, publisher: SnapshotPublisher, version: str | int, *, within: StagedDirectory | None = None
     ) -> None:
@@ -189,7 +182,7 @@ class StagedVersion(StagedDirectory):
         self._sealed: tuple[Mapping[int, str], PublishReport] | None = None
         super().__init__(
             publisher.directory,
-            snapshot_names.VERSIONS_DIRECTORY,
+            self._place_name,
             version,
             durable=publisher.durable,
             job=publisher.job,
@@ -275,7 +268,8 @@ class StagedVersion(StagedDirectory):
         digests: Mapping[int, str],
         *,
         keep_standing: bool = True,
-        before_showing: Callable[[Path, VersionManifest], None] | None = None,
+        announce: bool = True,
+        before_showing: Callable[[Path, Any], None] | None = None,
         before_announcing: Callable[[], None] | None = None,
     ) -> PublishReport:
         """Make the version visible, announce it, then remove versions that are no longer kept. Blocks.
@@ -294,6 +288,8 @@ class StagedVersion(StagedDirectory):
         keep_standing : bool
             Whether one with the very same tensors stays as it stands; not where another process may have
             written into its files since.
+        announce : bool
+            Whether ``version.yaml`` names the version from now on.
         before_showing : callable, optional
             Called with the directory and the manifest of what is about to become visible.
         before_announcing : callable, optional
@@ -322,36 +318,52 @@ class StagedVersion(StagedDirectory):
                 f"digests were heard of ranks {sorted(digests)}, and it is for {len(ranks)} ranks"
             )
         with self._storage(), self._alone():
-            published = standing = standing_publication(self.final)
+            published = standing = standing_publication(self.final, self._kind)
             again = standing is not None and standing.manifest.publication == self.publication
             if published is not None and again:
                 sealed = {rank: entry.seal for rank, entry in enumerate(published.manifest.shards)}
                 require_same(self.version, sealed, digests)
             else:
                 published = self._gather(digests)
-                lacking = None if standing is None else standing.lacks(published)
-                if standing is not None and keep_standing and lacking == ():
-                    published = standing
+                if self._is_as_good(standing, published, enough=keep_standing):
+                    published = standing or published
                 else:
-                    self._check_vacant(replace=self._publisher.replace, lacking=lacking)
                     self._show_with(before_showing, published.manifest)
             if before_announcing is not None:
                 before_announcing()
-            if not again or published_last(self._directory, deltas=True) == self.version:
+            if announce and (not again or published_last(self._directory, deltas=True) == self.version):
                 self._announce()
-            retired = retire(self._place, self.version, self._publisher.retain)
+            retired = retire(self._place, self.version, self._retention())
+        files = [file for shard in published.shards for file in shard.files()]
         report = PublishReport(
             version=self.version,
             path=str(self.final),
             manifest_digest=published.manifest.group_digest,
             digests={rank: entry.content_digest for rank, entry in enumerate(published.manifest.shards)},
-            bytes=sum(part.nbytes for shard in published.shards for part in shard.parts),
-            files=sum(len(shard.parts) for shard in published.shards),
-            seconds=(self._clock.monotonic_ns() - self._begun_ns) / 1_000_000_000,
+            bytes=sum(nbytes for _, nbytes in files),
+            files=len(files),
+            seconds=self._seconds(),
             retired=retired,
         )
         self._sealed = dict(digests), report
         return report
+
+    def _seconds(self) -> float:
+        return (self._clock.monotonic_ns() - self._begun_ns) / 1_000_000_000
+
+    def _retention(self) -> Retention:
+        return self._publisher.retain
+
+    def _is_as_good(self, standing: Published | None, wanted: Published, *, enough: bool = True) -> bool:
+        """Whether what stands there holds the tensors of `wanted` and promises as much, and that is enough.
+
+        VersionExistsError if it is not, and may not be replaced.
+        """
+        lacking = None if standing is None else standing.lacks(wanted)
+        if enough and lacking == ():
+            return True
+        self._check_vacant(replace=self._publisher.replace, lacking=lacking)
+        return False
 
     def _shard_directory(self, rank: int) -> Path:
         return self._stage / f"rank-{rank}"
@@ -360,7 +372,7 @@ class StagedVersion(StagedDirectory):
         return errors.incomplete_publication(version=self.version, problem=problem)
 
     def _require_unsealed(self) -> None:
-        standing = None if self._publisher.job is None else standing_publication(self.final)
+        standing = None if self._publisher.job is None else standing_publication(self.final, self._kind)
         if self._sealed is not None or (
             standing is not None and standing.manifest.publication == self.publication
         ):
@@ -371,34 +383,34 @@ class StagedVersion(StagedDirectory):
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir()
         shards = tuple(self._link(rank, digest) for rank, digest in sorted(digests.items()))
+        manifest = self._manifest_of(shards)
+        write_new(self.path / manifest.FILE, manifest.encode(), durable=self._durable)
+        if isinstance(manifest, VersionManifest):
+            write_version(self.path, self.version, durable=self._durable)
+        return Published(manifest, shards)
+
+    def _manifest_of(self, shards: Sequence[Any]) -> ManifestOfAll:
         entries = tuple(
             ShardEntry(
-                manifest=snapshot_names.shard_manifest_name(
-                    snapshot_names.shard_base(shard.rank, shard.device_id)
-                ),
+                manifest=shard.name,
                 seal=shard.seal,
                 content_digest=shard.content_digest,
                 placed_digest=None if shard.placed_digest == shard.content_digest else shard.placed_digest,
             )
             for shard in shards
         )
-        manifest = VersionManifest(
+        return VersionManifest(
             version=self.version, publication=self.publication, shards=entries, ordinal=self._ordinal
         )
-        write_new(self.path / VERSION_MANIFEST, manifest.encode(), durable=self._durable)
-        write_version(self.path, self.version, durable=self._durable)
-        return Published(manifest, shards)
 
-    def _show_with(
-        self, before: Callable[[Path, VersionManifest], None] | None, manifest: VersionManifest
-    ) -> None:
+    def _show_with(self, before: Callable[[Path, Any], None] | None, manifest: ManifestOfAll) -> None:
         if before is not None:
             before(self.path, manifest)
         if self._durable:
             sync_directory(self.path)
         self._show()
 
-    def _link(self, rank: int, digest: str) -> ShardManifest:
+    def _link(self, rank: int, digest: str) -> RankShard:
         """Link the files of a rank's shard, if it is the one that was heard of."""
         try:
             directory = os.open(self._shard_directory(rank), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -406,11 +418,12 @@ class StagedVersion(StagedDirectory):
             raise self._incomplete(f"nothing was put for rank {rank}") from None
         try:
             # By the descriptor: a shard that is put meanwhile is another directory under this name.
-            for name in os.listdir(directory):  # noqa: PTH208 - a Path cannot list a descriptor
+            names = os.listdir(directory)  # noqa: PTH208 - a Path cannot list a descriptor
+            for name in names:
                 _link_or_move(name, directory, self.path / name)
-            [file] = self.path.glob(f"model_state.tp{rank}.*.manifest.json")
-            shard = ShardManifest.decode(file.read_bytes(), file=str(file))
-            whole = all((self.path / part.file).stat().st_size == part.nbytes for part in shard.parts)
+            [file] = (self.path / name for name in names if name.endswith(snapshot_names.MANIFEST_SUFFIX))
+            shard = self._kind.SHARD.decode(file.read_bytes(), file=str(file))
+            whole = _is_whole(self.path, shard)
         except (FileNotFoundError, ValueError):
             whole = False
         finally:

@@ -21,17 +21,15 @@ from wsm.strategies import errors
 from wsm.strategies.errors import (
     ManifestError,
     SnapshotNotFoundError,
-    VersionFileMissingError,
     VersionMismatchError,
 )
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
-from wsm.strategies.files.version_file import read_version
 from wsm.strategies.promise import Sealed
 from wsm.strategies.snapshot.manifest import ShardManifest, VersionManifest
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.trainer.publications import published_last
+from wsm.strategies.trainer.publications import announced_version, newest_version
 
 _log = log.logger("strategies")
 
@@ -214,32 +212,6 @@ def _parts(
         if name in names
     ]
     return tuple(whole[:1]), tuple(ignored)
-
-
-def newest_version(directory: Path | str) -> str | None:
-    """Return the version that ``version.yaml`` announces; without one, the one that was published last.
-
-    Raises
-    ------
-    BadInputError, UnreadableFileError
-        If ``version.yaml`` is there and unusable.
-    """
-    announced = announced_version(directory)
-    return published_last(directory) if announced is None else announced
-
-
-def announced_version(directory: Path | str) -> str | None:
-    """Return the version that ``version.yaml`` announces; None without one.
-
-    Raises
-    ------
-    BadInputError, UnreadableFileError
-        If it is there and unusable.
-    """
-    try:
-        return read_version(directory)
-    except VersionFileMissingError:
-        return None
 
 
 def version_beside(directory: str, wanted: str | None) -> str | None:

@@ -20,11 +20,11 @@ from wsm import log
 from wsm.errors import BadInputError
 from wsm.named import NamedObjects
 from wsm.strategies.errors import VersionFileMissingError, VersionMismatchError, listed
-from wsm.strategies.files.version_file import read_version
+from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.strategy import Sections, Strategy
-from wsm.strategies.trainer.publications import published_last
+from wsm.strategies.trainer.publications import newest_version
 from wsm.strategies.transports.checkpoint_transfer import (
     CACHE_AS_CONFIGURED,
     CheckpointTransferOptions,
@@ -254,13 +254,10 @@ def _wanted(source: RsyncSource, version: str | None) -> str | None:
     """Return the version to ask the transport for; None where there is no directory, and it must know."""
     if version is not None or source.directory is None:
         return version
-    try:
-        return read_version(source.directory)
-    except VersionFileMissingError:
-        last = published_last(source.directory)
-        if last is None:
-            raise
-        return last
+    newest = newest_version(source.directory)
+    if newest is None:
+        raise VersionFileMissingError(file=f"{source.directory}/{VERSION_FILE}")
+    return newest
 
 
 def _as_asked(offer: Offer, wanted: str | None, source: RsyncSource) -> Offer:
