@@ -35,7 +35,7 @@ from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.mooncake import _lease_messages as mooncake_words
 from wsm.strategies.mooncake._lease_messages import MemoryRegion
-from wsm.strategies.mooncake.mooncake_transport import ReadPlan, Span
+from wsm.strategies.mooncake.mooncake_transport import ReadPlan
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
@@ -171,8 +171,8 @@ def test_a_shape_that_no_tensor_has_is_refused_where_it_is_read(says: Callable, 
 def test_reads_of_any_number_of_bytes_are_planned_without_listing_them():
     plan = ReadPlan([MemoryRegion(64, 3), MemoryRegion(1 << 40, 1 << 62)], span_bytes=4)
     assert plan.spans == 1 + (1 << 60)
-    assert plan.span(0) == Span(64, 3)
-    assert plan.span(1 << 60) == Span((1 << 40) + (1 << 62) - 4, 4)
+    assert plan.span(0) == MemoryRegion(64, 3)
+    assert plan.span(1 << 60) == MemoryRegion((1 << 40) + (1 << 62) - 4, 4)
     assert plan.where(1, (1 << 62) - 1) == (1 << 60, 3)
 
 

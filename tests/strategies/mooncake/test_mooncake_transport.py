@@ -417,7 +417,7 @@ def test_closing_an_engine_ends_what_is_in_flight_before_the_memory_is_anybody_e
     reading, serving = Engine(EngineSettings()), Engine(EngineSettings())
     serving.register(address_of(source), len(source))
     memory = memoryview(bytearray(1 << 20))
-    assert reading.find(serving.session, address_of(source), 60.0)
+    assert reading.find(serving.session, address_of(source), 60.0, bool)
     for _ in range(8):
         assert reading.read(serving.session, address_of(source), memory)
     reading.close()
@@ -429,13 +429,13 @@ def test_closing_an_engine_ends_what_is_in_flight_before_the_memory_is_anybody_e
 def test_an_engine_that_is_not_there_or_does_not_let_us_read_is_told_apart():
     reading, serving = Engine(EngineSettings()), Engine(EngineSettings())
     source = memoryview(bytearray(4096))
-    assert reading.find(serving.session, address_of(source), 60.0) is False
+    assert reading.find(serving.session, address_of(source), 60.0, bool) is False
     serving.register(address_of(source), len(source))
     with raising("memory-not-registered"):
         serving.register(address_of(source), 10)
-    assert reading.find(serving.session, address_of(source), 60.0) is True
+    assert reading.find(serving.session, address_of(source), 60.0, bool) is True
     serving.unregister(address_of(source))
-    assert reading.find("127.0.0.1:1", address_of(source), 60.0) is False
+    assert reading.find("127.0.0.1:1", address_of(source), 60.0, bool) is False
     reading.close()
     serving.close()
 

@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -222,7 +223,8 @@ class RankSocket:
         """See who listens, and return its key."""
         path, key = _lock_file_of(self._place), b""
         self.lives = self.left = False
-        with suppress(FileNotFoundError), closing(self._opened(path)) as file:
+        opened = partial(open_ours, path, os.O_RDONLY, also=trusted_in(path.parent))
+        with suppress(FileNotFoundError), closing(OwnDescriptor(opened)) as file:
             self.lives = file.is_byte_locked(_LISTENS)
             self.left = not self.lives
             key = os.pread(file.number, _KEY_BYTES, 0)
@@ -249,7 +251,3 @@ class RankSocket:
     def close(self) -> None:
         """Close at once. Idempotent."""
         self._held.close()
-
-    @staticmethod
-    def _opened(path: Path) -> OwnDescriptor:
-        return OwnDescriptor(lambda: open_ours(path, os.O_RDONLY, also=trusted_in(path.parent)))

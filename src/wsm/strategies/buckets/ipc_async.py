@@ -256,15 +256,7 @@ class IpcAsync(Strategy):
 
     def source(self, sections: Sections, rank: int, ranks: int) -> IpcAsyncSource:
         """Return one rank's way to the configured trainer."""
-        section = sections.of(IpcAsyncConfig)
-        return IpcAsyncSource(
-            section.address,
-            rank=rank,
-            world_size=ranks,
-            connect_s=section.connect_s,
-            silence_s=section.silence_s,
-            memory_directory=section.memory_directory,
-        )
+        return IpcAsyncSource(rank=rank, world_size=ranks, **vars(sections.of(IpcAsyncConfig)))
 
     @contextmanager
     def open(

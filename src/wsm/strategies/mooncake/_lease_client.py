@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from wsm.shared_directory import require
+from wsm.strategies import errors
 from wsm.strategies.conversation import Meeting, refused, socket_for
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.observer import LoadObserver
@@ -54,7 +55,7 @@ class RankLease:
         Raises
         ------
         VersionMismatchError, BadInputError
-            If another version, rank or number of ranks is published.
+            If another version, rank or number of ranks is published, or no tensor.
         PeerDiedError
             If the publisher has ended, and no process took its place for ``silence_s``.
         PeerSilentError, PeerFailedError, PeerMessageError, LoadCancelledError
@@ -73,6 +74,8 @@ class RankLease:
             if isinstance(answer, say.Grant):
                 answer.promise.require(ask.version, ask.rank, ask.world_size, where=self.peer)
                 say.check_grant(answer, self.peer)
+                if not answer.promise.rows:
+                    raise errors.empty_snapshot(where=self.peer)
                 self._tensors = len(answer.promise.rows)
                 return answer
             nothing = answer or nothing

@@ -15,16 +15,15 @@ import mmap
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from itertools import accumulate
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from wsm import log
 from wsm.errors import GroupError, WsmError
-from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.mooncake import _lease_messages as say
@@ -42,13 +41,6 @@ from wsm.typed import Count, Seconds, typed
 _GLANCE_S = 0.001
 # How long the publisher may take to say why its memory cannot be read.
 _LAST_WORDS_S = 1.0
-
-
-class Span(NamedTuple):
-    """One read: from this address, so many bytes."""
-
-    address: int
-    nbytes: int
 
 
 class ReadPlan:
@@ -75,11 +67,11 @@ class ReadPlan:
         self._first = [0, *accumulate(-(-region.nbytes // span_bytes) for region in regions)]
         self.spans = self._first[-1]
 
-    def span(self, index: int) -> Span:
+    def span(self, index: int) -> say.MemoryRegion:
         """Return one read."""
         number = bisect_right(self._first, index) - 1
         region, begin = self._regions[number], (index - self._first[number]) * self._span_bytes
-        return Span(region.address + begin, min(self._span_bytes, region.nbytes - begin))
+        return say.MemoryRegion(region.address + begin, min(self._span_bytes, region.nbytes - begin))
 
     def where(self, region: int, offset: int) -> tuple[int, int]:
         """Return the index of the span that brings a byte of a region, and the byte's place in it."""
@@ -140,8 +132,8 @@ class SpanReader:
             self._fetch(0)
         self.lease.keep()
 
-    def copy(self, region: int, offset: int, destination: memoryview) -> None:
-        """Fill `destination` from byte `offset` of a region on. Blocks until it has arrived.
+    def copy(self, place: tuple[int, int], offset: int, destination: memoryview) -> None:
+        """Fill `destination` from byte `offset` of what lies in a region, from a byte of it on. Blocks.
 
         Raises
         ------
@@ -150,9 +142,9 @@ class SpanReader:
         GroupError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             As :meth:`RankLease.keep`.
         """
-        done = 0
+        done, (region, first) = 0, place
         while done < len(destination):
-            index, begin = self.plan.where(region, offset + done)
+            index, begin = self.plan.where(region, first + offset + done)
             # Most small tensors lie in the span of the one before.
             span = self._span if index == self._held else self._fetch(index)
             self._keep()
@@ -212,13 +204,12 @@ class SpanReader:
             raise self._failed(self.plan.span(index))
         return buffer
 
-    def _failed(self, span: Span) -> GroupError:
+    def _failed(self, span: say.MemoryRegion) -> GroupError:
         """Ask the publisher first whether it lives and still publishes; that raises if not."""
         deadline_s = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline_s:
             self.lease.keep(_GLANCE_S)
-        peer = f"{self.lease.peer} (engine {self.session})"
-        return _unreadable(peer, span.nbytes)
+        return _unreadable(f"{self.lease.peer} (engine {self.session})", span.nbytes)
 
 
 #: Bytes of one read: large enough that a request costs nothing, small enough to be consumed while in a cache.
@@ -327,7 +318,7 @@ class MooncakeTransport:
         """
         begun_s = time.monotonic()
         with closing(RankLease(self.address, observer, silence_s=self.silence_s)) as lease:
-            grant = self._ask(lease, say.Ask(rank, world_size, version, look=False))
+            grant = lease.ask(say.Ask(rank, world_size, version, look=False), self.connect_s)
             engine, first = self._meet(grant, lease)
             plan = ReadPlan(grant.regions, self.span_bytes)
             reader = SpanReader(engine, grant.session, plan, self._buffers, lease, self.silence_s)
@@ -366,7 +357,7 @@ class MooncakeTransport:
     def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
         """Ask to look only: no lease, no engine."""
         with closing(RankLease(self.address, UNOBSERVED, silence_s=self.silence_s)) as lease:
-            grant = self._ask(lease, say.Ask(rank, world_size, version, look=True))
+            grant = lease.ask(say.Ask(rank, world_size, version, look=True), self.connect_s)
             yield self._offer(grant, lease.peer, None)
 
     def close(self) -> None:
@@ -376,13 +367,6 @@ class MooncakeTransport:
             engine.close()
         self._buffers = ()
         self._publisher = None
-
-    def _ask(self, lease: RankLease, ask: say.Ask) -> say.Grant:
-        """Get a grant of something."""
-        grant = lease.ask(ask, self.connect_s)
-        if not grant.promise.rows:
-            raise strategies_errors.empty_snapshot(where=lease.peer)
-        return grant
 
     def _meet(self, grant: say.Grant, lease: RankLease) -> tuple[Engine, bool]:
         """Return an engine that knows the publisher's; whether it had to be made."""
@@ -396,16 +380,12 @@ class MooncakeTransport:
         self._buffers = tuple(memoryview(mmap.mmap(-1, self.span_bytes)) for _ in range(self.buffers))
         for buffer in self._buffers:
             engine.register_destination(buffer)
-        self._find(engine, grant, lease)
-        self._publisher = known
-        return engine, True
-
-    def _find(self, engine: Engine, grant: say.Grant, lease: RankLease) -> None:
-        if not grant.regions:
-            return
-        found = engine.find(grant.session, grant.regions[0].address, self.silence_s, lease.keep)
+        found: bool | None = True
+        if grant.regions:
+            found = engine.find(grant.session, grant.regions[0].address, self.silence_s, lease.keep)
         if found:
-            return
+            self._publisher = known
+            return engine, True
         self.close()
         lease.keep()  # which may know better what is wrong
         peer = f"{lease.peer} (engine {grant.session})"
@@ -414,7 +394,7 @@ class MooncakeTransport:
         raise _unreadable(peer, 1)
 
     def _offer(self, grant: say.Grant, peer: str, reader: SpanReader | None) -> Offer:
-        def nothing(_region: int, _offset: int, _destination: memoryview) -> None:
+        def nothing(_place: tuple[int, int], _offset: int, _destination: memoryview) -> None:
             raise PeerMessageError(peer=peer, problem="nothing is read in a preview")
 
         copy = nothing if reader is None else reader.copy
@@ -424,7 +404,7 @@ class MooncakeTransport:
         return Offer(
             version=promise.version,
             tensors=tuple(
-                OfferedTensor(spec, peer, partial(_read, copy, *place), digest, finite=promise.finite)
+                OfferedTensor(spec, peer, partial(copy, place), digest, finite=promise.finite)
                 for place, (spec, digest, _) in placed
             ),
             files=(self.address,),
@@ -443,16 +423,6 @@ def _unreadable(peer: str, nbytes: int) -> GroupError:
         peer=peer,
         nbytes=nbytes,
     )
-
-
-def _read(
-    copy: Callable[[int, int, memoryview], None],
-    region: int,
-    begin: int,
-    offset: int,
-    destination: memoryview,
-) -> None:
-    copy(region, begin + offset, destination)
 
 
 def _configured(sections: Sections) -> MooncakeTransport:

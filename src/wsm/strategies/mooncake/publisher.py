@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
@@ -40,9 +40,6 @@ from wsm.typed import CountFrom0, Seconds, Wait, typed_calls
 
 #: Tensors smaller than this share a region of copies.
 PACKED_BELOW = 1 << 20
-
-# An address, and bytes from there on.
-_Range: TypeAlias = tuple[int, int]
 
 
 class PlacedShard(NamedTuple):
@@ -72,7 +69,7 @@ class PublishedMemory:
         self._engine = engine
         self._packed_below = packed_below if in_place else sys.maxsize
         self._packs: dict[int, memoryview] = {}
-        self._registered: set[_Range] = set()
+        self._registered: set[MemoryRegion] = set()
         self._alive: tuple[memoryview, ...] = ()
 
     @property
@@ -111,7 +108,7 @@ class PublishedMemory:
             rank: self._pack(rank, sum(aligned(spec.nbytes) for spec in of_rank if self._packs_it(spec)))
             for rank, of_rank in specs.items()
         }
-        read = {rank: merged([_range(packs[rank]), *map(_range, data[rank].values())]) for rank in specs}
+        read = {rank: merged([_region(packs[rank]), *map(_region, data[rank].values())]) for rank in specs}
         alive = [*packs.values(), *(view for views in data.values() for view in views.values())]
         self._register(merged([of_one for of_rank in read.values() for of_one in of_rank]), alive)
         self._packs = {rank: pack for rank, pack in self._packs.items() if rank in packs}
@@ -136,10 +133,10 @@ class PublishedMemory:
             self._packs[rank] = pack
         return pack[:nbytes]
 
-    def _register(self, wanted: Sequence[_Range], alive: Sequence[memoryview]) -> None:
+    def _register(self, wanted: Sequence[MemoryRegion], alive: Sequence[memoryview]) -> None:
         # First what goes: memory that moved may overlap with where it was.
         for old in self._registered - set(wanted):
-            self._engine.unregister(old[0])
+            self._engine.unregister(old.address)
             self._registered.discard(old)
         self._alive = tuple(alive)
         for new in wanted:
@@ -153,11 +150,11 @@ class PublishedMemory:
         specs: Sequence[TensorSpec],
         data: Mapping[str, memoryview],
         pack: memoryview,
-        ranges: Sequence[_Range],
+        regions: Sequence[MemoryRegion],
         *,
         finite: bool,
     ) -> PlacedShard:
-        begins = [begin for begin, _ in ranges]
+        begins = [begin for begin, _ in regions]
         placed, places, packed = [], [], 0
         for spec in specs:
             digest = running_digest()
@@ -175,23 +172,23 @@ class PublishedMemory:
             offset = address_of(view) - begins[region] if spec.nbytes else 0
             placed.append(PromisedTensor(spec, digest.hexdigest()))
             places.append((region, offset))
-        return PlacedShard(tuple(placed), tuple(MemoryRegion(*each) for each in ranges), tuple(places))
+        return PlacedShard(tuple(placed), tuple(regions), tuple(places))
 
 
-def merged(ranges: Sequence[_Range]) -> list[_Range]:
-    """Return ranges of addresses, overlapping and touching ones made one, in order; pure."""
-    found: list[_Range] = []
-    for begin, nbytes in sorted(each for each in ranges if each[1]):
+def merged(regions: Sequence[MemoryRegion]) -> list[MemoryRegion]:
+    """Return regions, overlapping and touching ones made one, in order; pure."""
+    found: list[MemoryRegion] = []
+    for begin, nbytes in sorted(each for each in regions if each[1]):
         if found and begin <= sum(found[-1]):
             last, held = found[-1]
-            found[-1] = (last, max(held, begin + nbytes - last))
+            found[-1] = MemoryRegion(last, max(held, begin + nbytes - last))
         else:
-            found.append((begin, nbytes))
+            found.append(MemoryRegion(begin, nbytes))
     return found
 
 
-def _range(view: memoryview) -> _Range:
-    return address_of(view), view.nbytes
+def _region(view: memoryview) -> MemoryRegion:
+    return MemoryRegion(address_of(view), view.nbytes)
 
 
 _log = log.logger("strategies")

@@ -61,10 +61,6 @@ _log = log.logger("strategies")
 _LIBRARY = re.compile(r"(lib[\w+-]+\.so[\w.]*): cannot open shared object file")
 
 
-def _never_mind() -> None:
-    """Go on in any case."""
-
-
 @typed
 @dataclass(frozen=True)
 class EngineSettings:
@@ -189,9 +185,7 @@ class Engine:
         """Let peers read the memory that begins there no more."""
         self._engine.unregister_memory(address)
 
-    def find(
-        self, peer: str, remote: int, timeout_s: float, go_on: Callable[[], None] = _never_mind
-    ) -> bool | None:
+    def find(self, peer: str, remote: int, timeout_s: float, go_on: Callable[[], None]) -> bool | None:
         """Read one byte at address `remote` of `peer`, to know it from now on. Blocks, `timeout_s` at most.
 
         Meanwhile `go_on` is called again and again; what it raises ends the wait, and the engine's worth.
