@@ -13,6 +13,7 @@ import secrets
 import sys
 import threading
 import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import httpx
@@ -27,6 +28,7 @@ from wsm.config import ConfigurationError
 from wsm.controller import Controller
 from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.fastdeploy import DynamicWeightManager, _configuration, _install, errors
+from wsm.fastdeploy._calls import Fragment
 from wsm.fastdeploy._entries import Came
 from wsm.fastdeploy._membership import Membership
 from wsm.http import Commands, create_app
@@ -613,54 +615,53 @@ def test_the_check_of_the_loop_refuses_arguments_of_no_generation(manager, place
         manager.check_model_weights_status(None, *placed, **named)
 
 
-def test_fastdeploys_sentences_stand_in_the_log_in_its_order(job, caplog):
-    """Runbooks look for them; those of a load that came to nothing are not said."""
+def test_the_fragments_that_runbooks_look_for_stand_in_the_log_in_fastdeploys_order(job, caplog):
+    """Each at info, with what of FastDeploy writes it; those of a load that came to nothing are not said."""
     caplog.set_level("INFO", "wsm")
+    written_by = {}
 
     def said() -> list[str]:
-        fields = [record.wsm_fields for record in caplog.records if hasattr(record, "wsm_fields")]
+        records = [record for record in caplog.records if hasattr(record, "wsm_fields")]
         caplog.clear()
-        return [each["line"] for each in fields if each["event"] == "fastdeploy.says"]
+        fields = [each.wsm_fields for each in records if each.wsm_fields["event"] == "fastdeploy.says"]
+        assert all(each.levelname == "INFO" for each in records if each.wsm_fields in fields)
+        written_by.update({each["line"]: each["of"] for each in fields})
+        return [each["line"] for each in fields]
 
     path = job.model_directory / "model_state.tp0.5.pdparams"
     job.saves(path.name, 1.0, parameters=("weight", "bias", "more"))
     manager = job.manager()
-    loaded = [
-        "infer engine stopped! start to load new checkpoint...",
-        f"Updated 2/3 parameters from {path} source",
-        "Model Parameter update verified successfully",
-    ]
-    assert [sentence.split(",")[0] for sentence in said()] == [
-        "Model param: weight",
-        "Model param: bias",
-        *loaded,
-        "DynamicLoad model built successfully by ipc_snapshot",
-    ]
+    update, clearance = (f"Model Parameter {half} verified successfully" for half in ("update", "clearance"))
+    loaded = ["start to load new checkpoint", "Updated 2/3 parameters", update]
+    parameters = ["Model param: weight", "Model param: bias"]
+    assert said() == [*parameters, *loaded, "DynamicLoad model built successfully"]
     job.word.store(CLEARING)
     manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
-    assert said() == [
-        "dynamic weight manager is check model weights status! -1",
-        "infer engine stopped! start to clear checkpoint...",
-        "Model Parameter clearance verified successfully",
-        "finished clearing checkpoint",
-    ]
+    clears = ["check model weights status! -1", "start to clear checkpoint", clearance]
+    assert said() == [*clears, "finished clearing checkpoint"]
     job.word.store(UPDATING)
     manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
-    assert said() == [
-        "dynamic weight manager is check model weights status! 1",
-        *loaded,
-        "finished loading new checkpoint",
-    ]
+    assert said() == ["check model weights status! 1", *loaded, "finished loading new checkpoint"]
     path.unlink()
     with pytest.raises(FileNotFoundError):
         manager.update_parameters()
     assert said() == []
     manager._update_model_from_state({"bias": paddle.zeros([2]), "unknown": paddle.zeros([1])}, "raw")
     manager._verify_parameters("update")
-    assert said() == [
-        "Updated 1/2 parameters from raw source",
-        "Model Parameter update verified successfully",
-    ]
+    assert said() == ["Updated 1/2 parameters", update]
+    assert written_by[update] == "_verify_parameters"
+    assert written_by["finished loading new checkpoint"] == "check_model_weights_status"
+
+
+def test_the_page_for_who_has_fastdeploy_today_names_each_fragment_with_its_source():
+    page = (Path(__file__).parent.parent.parent / "docs/fastdeploy_today.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    named = {name.strip("` ") for _, names in rows for name in names.split(",")}
+    for fragment in Fragment:
+        text, written_by = fragment.value
+        fixed = max(text.split("{}"), key=len).strip()
+        assert any(fixed in fragments for fragments, _ in rows), text
+        assert written_by in named
 
 
 @pytest.mark.parametrize(("status", "block"), [(99, True), (CLEARED, True), (99, False)])

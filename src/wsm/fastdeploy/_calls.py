@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import os
 import sys
@@ -30,17 +31,34 @@ _log = log.logger("fastdeploy")
 
 _GIB = 1 << 30
 
-#: What FastDeploy says before an action of a plan, and behind it; and of which plans.
-_BEFORE = {
-    names.RELEASE_WEIGHTS: "infer engine stopped! start to clear checkpoint...",
-    names.LOAD_WEIGHTS: "infer engine stopped! start to load new checkpoint...",
-}
-_BEHIND = {
-    names.VERIFY_CLEARED: "Model Parameter clearance verified successfully",
-    names.DECLARE_CLEARED: "finished clearing checkpoint",
-    names.LOAD_WEIGHTS: "Updated {came}/{sent} parameters from {files} source",
-    names.VERIFY_LOADED: "Model Parameter update verified successfully",
-    names.RESUME_ADMITTING: "finished loading new checkpoint",
+
+class Fragment(enum.Enum):
+    """A piece of a line of FastDeploy's log that runbooks look for, and which of its functions writes it.
+
+    They are an interface, as names of functions are, and stay; nothing else of these lines does. The
+    functions are in ``fastdeploy/rl/dynamic_weight_manager.py``.
+    """
+
+    BUILT = "DynamicLoad model built successfully", "__init__"
+    PARAMETER = "Model param: {}", "_capture_model_state"
+    ASKED = "check model weights status! {}", "check_model_weights_status"
+    CLEARS = "start to clear checkpoint", "check_model_weights_status"
+    CLEARED = "finished clearing checkpoint", "check_model_weights_status"
+    LOADS = "start to load new checkpoint", "check_model_weights_status"
+    LOADED = "finished loading new checkpoint", "check_model_weights_status"
+    TOOK = "Updated {}/{} parameters", "_update_model_from_state"
+    VERIFIED = "Model Parameter {} verified successfully", "_verify_parameters"
+    STREAM_BEGINS = "START rank:{}", "update_weights_by_rdma"
+    STREAM_ENDS = "END update_weights_by_rdma", "update_weights_by_rdma"
+
+
+#: What is said before an action of a plan, and behind it; and of which plans.
+_BEFORE = {names.RELEASE_WEIGHTS: Fragment.CLEARS, names.LOAD_WEIGHTS: Fragment.LOADS}
+_BEHIND: Mapping[str, tuple[Fragment, str]] = {
+    names.VERIFY_CLEARED: (Fragment.VERIFIED, "clearance"),
+    names.DECLARE_CLEARED: (Fragment.CLEARED, ""),
+    names.VERIFY_LOADED: (Fragment.VERIFIED, "update"),
+    names.RESUME_ADMITTING: (Fragment.LOADED, ""),
 }
 _SAID_OF = frozenset(
     str(key)
@@ -113,28 +131,31 @@ def deepep_buffers() -> Any:
     return importlib.import_module("fastdeploy.model_executor.layers.moe.ep").DeepEPBufferManager
 
 
-def say(sentence: str) -> None:
-    """Write one of FastDeploy's own sentences, which its runbooks look for."""
-    _log.info("fastdeploy.says", line=sentence)
+def say(fragment: Fragment, *said: object, **facts: object) -> None:
+    """Write a fragment with what it says, and what else is known."""
+    text, written_by = fragment.value
+    _log.info("fastdeploy.says", line=text.format(*said), of=written_by, **facts)
 
 
 def list_parameters(state: Mapping[str, Any]) -> None:
     """Write a line for each parameter."""
     for name, parameter in state.items():
-        place = getattr(parameter, "place", "")
-        say(f"Model param: {name}, shape={parameter.shape}, dtype={parameter.dtype}, place={place}")
+        place = str(getattr(parameter, "place", ""))
+        shape, dtype = list(parameter.shape), str(parameter.dtype)
+        say(Fragment.PARAMETER, name, shape=shape, dtype=dtype, place=place)
 
 
 def saying(action: Action, context: ActionContext, run: Callable[[], None]) -> None:
-    """Run an action; one of a clear or an update says FastDeploy's sentences."""
+    """Run an action; one of a clear or an update says FastDeploy's fragments."""
     says = action.plan in _SAID_OF
     if says and action.name in _BEFORE:
         say(_BEFORE[action.name])
     run()
     if says and action.name in _BEHIND:
+        say(*_BEHIND[action.name])
+    if says and action.name == names.LOAD_WEIGHTS:
         came, more = (context.facts.get(name) or 0 for name in ("tensors", "unknown_tensors"))
-        files = listed(context.facts.get("files") or ())
-        say(_BEHIND[action.name].format(came=came, sent=came + more, files=files))
+        say(Fragment.TOOK, came, came + more, files=listed(context.facts.get("files") or ()))
 
 
 def version_in(directory: Path) -> str | None:
@@ -156,7 +177,7 @@ def verify(state: Mapping[str, Any], operation: str) -> None:
             f"Model Parameter {operation} verification failed: {len(wrong)} parameters {states}, "
             f"the first is {wrong[0]}"
         )
-    say(f"Model Parameter {operation} verified successfully")
+    say(Fragment.VERIFIED, operation)
 
 
 def require_match(name: str, source: Any, target: Any) -> None:
@@ -177,7 +198,7 @@ def take_state(state: Mapping[str, Any], brought: Mapping[str, Any], source: str
     """
     if not brought:
         raise ValueError(f"No parameter found in state dict from {source}")
-    say(f"Updated {len(brought.keys() & state.keys())}/{len(brought)} parameters from {source} source")
+    say(Fragment.TOOK, len(brought.keys() & state.keys()), len(brought), source=source)
     for name, new in brought.items():
         target = state.get(name)
         if target is None:

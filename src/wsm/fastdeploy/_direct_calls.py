@@ -179,7 +179,7 @@ class DirectCalls:
             As :meth:`clear_parameters`.
         """
         began = time.perf_counter()
-        calls.say(f"START rank:{self.local_rank} update_weights_by_rdma, version:{version}")
+        calls.say(calls.Fragment.STREAM_BEGINS, self.local_rank, version=version)
         self._load(
             lambda: self._asked_or_announced(version),
             verify_checksum=verify_checksum,
@@ -187,7 +187,7 @@ class DirectCalls:
         )
         total_s = time.perf_counter() - began
         brought = self._brought
-        calls.say(f"END update_weights_by_rdma, cost {total_s:.2f} seconds version:{self._worker.version}")
+        calls.say(calls.Fragment.STREAM_ENDS, seconds=round(total_s, 2), version=self._worker.version)
         return {
             "sync_cost": brought.sync_s,
             "update_cost": total_s - brought.sync_s if brought.apply_s is None else brought.apply_s,

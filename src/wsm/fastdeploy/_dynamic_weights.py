@@ -155,9 +155,7 @@ class DynamicWeightManager(DirectCalls):
             failed = errors.no_boot(rank=member.rank, group=self.group_name, why=booted.failure)
             raise errors.as_fastdeploys(failed, booted.cause)
         self.first_load = False
-        calls.say(
-            f"DynamicLoad model built successfully by {self.load_config.load_strategy}, rank={self.rank}"
-        )
+        calls.say(calls.Fragment.BUILT, by=self.load_config.load_strategy, rank=self.rank)
         if member.rank == 0:
             declare_loop(self._segment, polls=False, place=calls.place_of_loop())
 
@@ -271,7 +269,7 @@ class DynamicWeightManager(DirectCalls):
         present._surfaces.bind(asked.model_runner)
         present._end_turn()
         entry = Entry(int(model_weights_status.value[0]), block=asked.block)
-        calls.say(f"dynamic weight manager is check model weights status! {entry.asked}")
+        calls.say(calls.Fragment.ASKED, entry.asked)
         present._entries.stay(entry)
 
     def poll(self, model_runner: Any = None) -> None:
