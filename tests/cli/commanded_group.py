@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from small_model import RANKS, publish
 from wsm import Controller, GroupStatus, load_config
 from wsm.group_segment import own_group
 
-HERE = Path(__file__).parent
+COMMANDED_RANK = Path(__file__).parent / "commanded_rank.py"
 PATIENCE_S = 60.0
 
 
@@ -24,12 +24,19 @@ class LivingGroup:
     """A group whose ranks are processes; this process owns its segment.
 
     Versions 1 and 2 are published in `snapshots`. Options of the configuration may be given besides.
-    `finish` is the argument of ``commanded_rank.py``.
+    `engine`: the program of a rank, and its arguments behind the configuration and the rank.
     """
 
-    def __init__(self, name: str, directory: Path, *, finish: Path | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        *,
+        engine: Sequence[object] = (COMMANDED_RANK,),
+        **options: Any,
+    ) -> None:
         self.name = name
-        self._engine = [] if finish is None else [str(finish)]
+        self._program, *self._arguments = map(str, engine)
         self.snapshots = directory / "snapshots"
         self.journals = directory / "journals"
         self.config_file = directory / "wsm.yaml"
@@ -53,7 +60,7 @@ class LivingGroup:
         for rank in range(RANKS):
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, HERE / "commanded_rank.py", self.config_file, str(rank), *self._engine],
+                    [sys.executable, self._program, self.config_file, str(rank), *self._arguments],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

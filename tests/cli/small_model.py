@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from wsm.strategies import PublishReport, TensorSpec, publish_snapshot
 
@@ -11,9 +12,9 @@ RANKS = 2
 
 
 def publish(
-    directory: Path, version: int, *, ranks: int = RANKS, content: int | None = None
+    directory: Path, version: int, *, ranks: int = RANKS, content: int | None = None, **options: Any
 ) -> PublishReport:
     """Publish a version whose bytes are its number, or `content`."""
     byte = bytes([(version if content is None else content) % 256])
     shard = {spec.name: (spec, byte * spec.nbytes) for spec in SPECS}
-    return publish_snapshot(directory, version, dict.fromkeys(range(ranks), shard), durable=False)
+    return publish_snapshot(directory, version, dict.fromkeys(range(ranks), shard), durable=False, **options)

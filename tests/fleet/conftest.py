@@ -2,81 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.leftovers import group_name
-from wsm.fleet import Replica
+from tests.fleet.served_replica import ServedReplica
 
-# The groups are those of the command line's tests; pytest finds neither them nor the model by itself.
-sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
+# Modules beside the tests, which pytest does not find by itself.
 sys.path.insert(0, str(Path(__file__).parent))
-from commanded_group import LivingGroup
 from small_model import publish
-
-
-class ServedReplica:
-    """A group of two rank processes and its server."""
-
-    def __init__(self, directory: Path, store: Path, *options: object, finish: Path | None = None) -> None:
-        directory.mkdir()
-        snapshot = {"directory": str(store), "shared_directory": str(directory)}
-        self._make_group = partial(
-            LivingGroup, group_name("fleet"), directory, finish=finish, snapshot=snapshot
-        )
-        self.group = self._make_group()
-        self.group.start()
-        self._receipts = directory / "http.sqlite"
-        self._options = options
-        self.url = self._start("0")
-
-    def _start(self, port: str) -> str:
-        named = ("serve", self.group.name, "--http", port, "--receipts", self._receipts, *self._options)
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "wsm", *map(str, named)], stdout=subprocess.PIPE, text=True
-        )
-        assert self.server.stdout is not None
-        said = self.server.stdout.readline()
-        assert "is commanded at" in said
-        return said.split()[4].rstrip(";")
-
-    @property
-    def replica(self) -> Replica:
-        return Replica(self.url, group=self.group.name)
-
-    def restart_group(self, version: int) -> None:
-        """Start all ranks anew, with a version that their keeper restores."""
-        self.group.close()
-        self.group = self._make_group()
-        self.group.start()
-        self.group.serve(version)
-
-    def kill_server(self) -> None:
-        self.server.kill()
-        self.server.communicate()
-
-    def restart_server(self) -> None:
-        self._start(self.url.rpartition(":")[2])
-
-    def freeze(self) -> None:
-        self.server.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.server.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def thaw(self) -> None:
-        self.server.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        self.thaw()
-        self.kill_server()
-        self.group.close()
 
 
 @pytest.fixture
@@ -93,9 +30,9 @@ def make_fleet(tmp_path: Path, store: Path) -> Iterator[Callable[..., list[Serve
     """`make_fleet(2, option, ...)`: replicas that hold nothing yet."""
     made: list[ServedReplica] = []
 
-    def make(count: int = 2, *options: Any, finish: Path | None = None) -> list[ServedReplica]:
+    def make(count: int = 2, *options: Any, **group: Any) -> list[ServedReplica]:
         for _ in range(count):
-            made.append(ServedReplica(tmp_path / f"replica{len(made)}", store, *options, finish=finish))
+            made.append(ServedReplica(tmp_path / f"replica{len(made)}", store, *options, **group))
         return made[-count:]
 
     yield make

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from between import PATIENCE_S, Answer, Between, as_it_is
+from commanded_group import COMMANDED_RANK
 from small_model import publish
 
 from tests.needs import OWN_MOUNTS
@@ -174,7 +175,7 @@ def test_one_whose_store_shows_an_older_target_is_asked_again_until_it_sees_the_
         shutil.copytree(store / "targets", lagging / "targets", dirs_exist_ok=True)
 
     for version in (1, 2):
-        assert outcome(fleet.update(store, version, listed, deadline_s=1.0)) == (1, ["not-the-fleets"])
+        assert outcome(fleet.update(store, version, listed, deadline_s=4.0)) == (1, ["not-the-fleets"])
         catching_up = threading.Timer(0.5, catches_up)
         catching_up.start()
         assert outcome(fleet.update(store, version, listed)) == (0, [None])
@@ -188,7 +189,7 @@ def test_one_without_room_is_refused_with_numbers_and_drained_before_it_loads_in
 ) -> None:
     finish = tmp_path / "finish"
     finish.touch()
-    (scant,) = make_fleet(1, "--fleet", store, finish=finish)
+    (scant,) = make_fleet(1, "--fleet", store, engine=(COMMANDED_RANK, finish))
     (roomy,) = make_fleet(1, "--fleet", store)
     listed = [scant.replica, roomy.replica]
     assert fleet.update(store, 1, listed).exit_code == 0
@@ -278,7 +279,7 @@ def test_a_store_that_cannot_be_read_for_a_while_is_read_again_until_the_deadlin
     listed = [replica.replica]
     assert fleet.update(store, 1, listed).exit_code == 0
     lost = Unreadable(store, FleetState.STAGED)
-    assert outcome(fleet.update(store, 2, listed, told=lost.told, deadline_s=1.0)) == (
+    assert outcome(fleet.update(store, 2, listed, told=lost.told, deadline_s=4.0)) == (
         1,
         ["NotADirectoryError"],
     )

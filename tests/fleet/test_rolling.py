@@ -100,7 +100,7 @@ def test_a_server_that_dies_between_prepare_and_commit_is_committed_by_the_next_
         if row.state is FleetState.STAGED:
             replicas[0].kill_server()
 
-    died = fleet.update(store, 2, listed, told=kills, deadline_s=3.0)
+    died = fleet.update(store, 2, listed, told=kills, deadline_s=8.0)
     assert (died.exit_code, codes(died)) == (1, ["upstream-unreachable"])
     replicas[0].restart_server()
     assert versions(replicas) == ["1"]
@@ -187,7 +187,7 @@ def test_a_caller_that_is_killed_leaves_whole_versions_and_the_next_call_converg
 def test_a_short_list_and_a_version_that_is_not_there_are_refused(make_fleet, store) -> None:
     listed = [make_fleet(1)[0].replica]
     many = [fleet.Replica(f"http://127.0.0.1:{port}") for port in (1, 2, 3)]
-    fleet.update(store, 1, many, deadline_s=1.0)
+    fleet.update(store, 1, many, deadline_s=4.0)
     with raising(fleet_shrinks):
         fleet.update(store, 1, listed)
     assert fleet.update(store, 1, listed, force=True).exit_code == 0
