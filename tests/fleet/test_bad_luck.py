@@ -195,12 +195,13 @@ def test_one_without_room_is_refused_with_numbers_and_drained_before_it_loads_in
     assert fleet.update(store, 1, listed).exit_code == 0
     finish.unlink()
     told: list[tuple[FleetState, str | None]] = []
-    found: list[tuple[str | None, list[str]]] = []
+    found: list[tuple[str | None, list[str], int]] = []
 
     def drains() -> None:
         """Its turn has come: what runs there is let end, and no router sends it more."""
         scant.group.until(lambda status: not status.over)
-        found.append((held(scant), routable(store, listed)))
+        ready = httpx.get(f"{scant.url}/wsm/v1/ready").status_code
+        found.append((held(scant), routable(store, listed), ready))
         finish.touch()
 
     draining = threading.Thread(target=drains)
@@ -214,7 +215,7 @@ def test_one_without_room_is_refused_with_numbers_and_drained_before_it_loads_in
     report = fleet.update(store, 2, listed, told=hears)
     draining.join()
     assert outcome(report) == (0, [None, None])
-    assert found == [("1", [roomy.url])]
+    assert found == [("1", [roomy.url], 503)]
     assert routable(store, listed) == [scant.url, roomy.url]
     refused = [error for _, error in told if error is not None]
     assert "1000000 are available" in refused[0]

@@ -34,6 +34,7 @@ from wsm.states.fleet import (
     LookAnswer,
     NamedContent,
     after,
+    drains,
     generation_of,
     may_step,
     next_target,
@@ -96,8 +97,8 @@ class _Status(msgspec.Struct, frozen=True):
     @property
     def takes_text(self) -> bool:
         """Whether text would reach what it holds now; of a group that drains for a load in place it waits."""
-        drains = not self.over and not (self.operation or "").startswith("HOT")
-        return self.serving and not drains and (self.fleet is None or self.fleet.admits)
+        stops = drains(self.operation, over=self.over)
+        return self.serving and not stops and (self.fleet is None or self.fleet.admits)
 
 
 @dataclass

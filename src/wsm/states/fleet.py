@@ -207,6 +207,14 @@ def may_step(generation: int, newest: FleetTarget | None) -> bool:
     return newest is not None and newest.generation <= generation
 
 
+def drains(operation: str | None, *, over: bool) -> bool:
+    """Whether a group lets requests end since a command will stop it: text that comes now would wait.
+
+    `operation`, `over`: as its status says them. A hot update stops it for a moment only.
+    """
+    return not over and not (operation or "").startswith("HOT")
+
+
 def is_routable(proved: int | None, look: int) -> bool:
     """Whether a replica that was READY in the look `proved` last may get text after the look `look`."""
     return proved is not None and look - proved < PROVED_LOOKS

@@ -23,6 +23,7 @@ from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, FleetAnswe
 from wsm.http.surface import SurfaceRoute
 from wsm.metrics import Exporter
 from wsm.receipt import Receipt
+from wsm.states.fleet import drains
 from wsm.status import GroupStatus
 
 #: The surface that the native API's own holds belong to.
@@ -106,10 +107,10 @@ async def explanation(_request: Request, commands: Commands) -> HttpAnswer:
 
 
 async def ready(_request: Request, commands: Commands) -> HttpAnswer:
-    """Answer 200 if the group serves, else 503."""
+    """Answer 200 if the group serves and lets new requests in, else 503."""
     now = await commands.status()
     fleet = await _standing(commands, now)
-    serving, headline = now.serving, now.headline
+    serving, headline = now.serving and not drains(now.operation, over=now.over), now.headline
     if fleet is not None and not fleet.admits:
         serving, headline = False, f"{headline}; its fleet's target {fleet.generation} does not allow that"
     return HttpAnswer(200 if serving else 503, ReadyAnswer(serving, headline))
