@@ -47,8 +47,7 @@ from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError
 from wsm.states.vocabulary import WeightState
 from wsm.status.facts import who
-from wsm.strategies.errors import VersionFileMissingError
-from wsm.strategies.files.version_file import read_version
+from wsm.strategies.files.version_file import announced_version
 from wsm.strategies.snapshot.publish import publish_snapshot
 
 INITIAL_VERSION = "1"
@@ -244,10 +243,7 @@ class RolloutSupervisor:
             full = initial_state(shape, self.config.seed)
             shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
             publish_snapshot(directory, INITIAL_VERSION, shards, placements=placements(shape))
-        try:
-            return read_version(directory)
-        except VersionFileMissingError:
-            return None
+        return announced_version(directory)
 
     def _host(self, hosted: contextlib.ExitStack, undo: contextlib.ExitStack) -> None:
         """Answer FastDeploy's words, and ask for tokens, where that is configured."""

@@ -6,7 +6,6 @@ when a rank attaches; paths and deadlines may differ. This module opens one YAML
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,14 @@ from wsm.config_reading import ConfigurationError, build, read_yaml, typed_secti
 from wsm.signals.errors import SegmentNameError
 from wsm.signals.layout import MAX_WORLD_SIZE
 from wsm.signals.names import check_name
-from wsm.strategies.errors import UnknownStrategyError
-from wsm.strategies.registry import OWN_SECTIONS, own_section, sections_read, strategy_called
+from wsm.strategies.registry import (
+    OWN_SECTIONS,
+    find_strategy,
+    own_section,
+    sections_read,
+    strategy_called,
+    strategy_names,
+)
 from wsm.strategies.strategy import CheckedSection, Sections
 from wsm.typed import CountFrom0, Seconds, typed
 
@@ -255,11 +260,8 @@ class WsmConfig:
     @property
     def releases_cache(self) -> bool:
         """Whether an update in place needs the KV caches' memory, as the configured strategy says."""
-        try:
-            strategy = strategy_called(self.strategy)
-        except UnknownStrategyError:  # which a worker refuses that is to load by it
-            return False
-        return strategy.releases_cache(self.strategy_sections())
+        strategy = find_strategy(self.strategy)  # a worker refuses one that is unknown, and is to load by it
+        return strategy is not None and strategy.releases_cache(self.strategy_sections())
 
     def strategy_sections(self) -> Sections:
         """Return what is said to the configured strategy; a section that is absent has its defaults.
@@ -300,9 +302,8 @@ class WsmConfig:
         return section
 
     def _check_sections(self) -> None:
-        read: dict[str, type] = {}
-        with contextlib.suppress(UnknownStrategyError):  # which a worker refuses that is to load by it
-            read = sections_read(self.strategy, strategy_called(self.strategy))
+        strategy = find_strategy(self.strategy)  # a worker refuses one that is unknown, and is to load by it
+        read = {} if strategy is None else sections_read(self.strategy, strategy)
         kinds = {**{key: own_section(key) for key in OWN_SECTIONS.keys() & self.sections.keys()}, **read}
         for key in {**self.sections, **read}:
             section = self._section(key, kinds[key]) if key in kinds else self.sections[key]
@@ -414,13 +415,11 @@ def _known(key: str, where: str) -> str:
 def _section_type(key: str, strategy: object) -> type | None:
     if key in OWN_SECTIONS:
         return own_section(key)
-    try:
-        return sections_read(key, strategy_called(key)).get(key)
-    except UnknownStrategyError as error:
-        if key != strategy:
-            return None
+    found = find_strategy(key)
+    if found is None and key == strategy:
         raise ConfigurationError(
             where="strategy",
             problem=f"no load strategy is called {key!r}, whose section is there",
-            fix=f"install the package that announces it, or use one of {', '.join(error.context['known'])}",
-        ) from error
+            fix=f"install the package that announces it, or use one of {', '.join(strategy_names())}",
+        )
+    return None if found is None else sections_read(key, found).get(key)

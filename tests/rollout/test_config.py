@@ -9,7 +9,6 @@ from wsm.actions.surfaces import GroupKind
 from wsm.config import ConfigurationError
 from wsm.errors import BadInputError
 from wsm.private_directory import private_directory
-from wsm.strategies.errors import UnknownStrategyError
 
 FULL = """
 group:
@@ -122,7 +121,7 @@ def test_the_other_sections_have_errors_of_their_own():
 
 
 def test_a_strategy_that_there_is_not_is_refused_before_a_process_is_started():
-    with pytest.raises(UnknownStrategyError, match="'teleport'; use one of"):
+    with raising("unknown-strategy", match="'teleport'; use one of"):
         rollout_config_from_mapping({"group": {"name": "x", "strategy": "teleport"}})
 
 

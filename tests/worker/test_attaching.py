@@ -19,7 +19,6 @@ from wsm.signals.errors import SegmentMissingError, SegmentReplacedError, SlotTa
 from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError, EpochUsedError
 from wsm.states.words import CommandWord
-from wsm.strategies.errors import UnknownStrategyError
 from wsm.testing import InMemoryRunner
 from wsm.worker.errors import WaitExpiredError
 
@@ -100,7 +99,7 @@ def test_a_rank_that_is_none_of_the_group_is_refused(join):
 
 
 def test_a_strategy_that_does_not_exist_is_refused_before_anything_is_made(join, tmp_path):
-    with pytest.raises(UnknownStrategyError, match="'teleport'; use one of"):
+    with raising("unknown-strategy", match="'teleport'; use one of"):
         join(dataclasses.replace(TWO, strategy="teleport"), 0)
     assert files(tmp_path) == []
 

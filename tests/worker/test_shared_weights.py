@@ -9,7 +9,7 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 from living_group import shard_of
 
-from tests.raising import raising
+from tests.raising import matches, raising
 from wsm import Outcome
 from wsm.controller.errors import RankFailedError
 from wsm.errors import WsmError
@@ -22,7 +22,7 @@ from wsm.strategies import (
     write_version,
 )
 from wsm.strategies.buckets.source import IpcAsyncConfig
-from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.errors import trainer_tensor
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 from wsm.testing import InMemoryRunner, LocalGroup
 
@@ -147,7 +147,7 @@ def test_what_a_trainer_hands_in_wrongly_fails_the_update_with_that_cause_and_th
         wrong = {**good, 1: {"w": np.ones(4, ">f4")}}
         with pytest.raises(RankFailedError, match="byte order") as failed, sender.sending(2, wrong):
             group.update(2)
-        assert isinstance(failed.value.__cause__, TrainerTensorError)
+        assert matches(failed.value.__cause__, trainer_tensor)
         assert group.step() == "1"
         with sender.sending(2, good):
             assert group.update(2).serving

@@ -25,7 +25,7 @@ from wsm.shared_directory import bind_alone
 from wsm.strategies import errors
 from wsm.strategies.digest import DIGEST_LENGTH, digest_of
 from wsm.strategies.errors import VersionMismatchError
-from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
+from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerSilentError, peer_message
 from wsm.strategies.promise import Count
 
 Place: TypeAlias = Path | tuple[str, int]
@@ -91,14 +91,14 @@ def frame_of(message: PeerMessage) -> bytes:
 
 
 def message_in(decoder: msgspec.json.Decoder[_T], frame: bytes, peer: str) -> _T:
-    """Return what a frame says; PeerMessageError if its bytes are none of the decoder's messages."""
+    """Return what a frame says; peer_message if its bytes are none of the decoder's messages."""
     body = memoryview(frame)[HEAD_BYTES:]
     if digest_of(body) != frame[:HEAD_BYTES].hex():
-        raise PeerMessageError(peer=peer, problem="it is cut short or damaged, its digest does not match")
+        raise peer_message(peer=peer, problem="it is cut short or damaged, its digest does not match")
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PeerMessageError(peer=peer, problem=str(error)) from error
+        raise peer_message(peer=peer, problem=str(error)) from error
 
 
 class Meeting:

@@ -19,16 +19,12 @@ __all__ = [
     "DigestMismatchError",
     "LoadCancelledError",
     "ManifestError",
-    "NotARegularFileError",
     "PublisherBusyError",
     "SnapshotNotFoundError",
     "StorageError",
     "TensorReleasedError",
-    "TrainerTensorError",
-    "UnknownStrategyError",
     "UnreadableFileError",
     "VersionExistsError",
-    "VersionFileMissingError",
     "VersionMismatchError",
     "listed",
 ]
@@ -83,18 +79,12 @@ class UnreadableFileError(BadInputError):
         )
 
 
-class NotARegularFileError(BadInputError):
+@coded("not-a-regular-file")
+def not_a_regular_file(*, file: str, found: str, expected: str = "regular file") -> BadInputError:
     """A directory, pipe or device stands where a file (or a directory) should be."""
-
-    unfit = True
-
-    def __init__(self, *, file: str, found: str, expected: str = "regular file") -> None:
-        super().__init__(
-            f"{file} is a {found}, expected a {expected}; name another, or publish again",
-            file=file,
-            found=found,
-            expected=expected,
-        )
+    return BadInputError(
+        f"{file} is a {found}, expected a {expected}; name another, or publish again", unfit=True
+    )
 
 
 @coded("bad-file-size")
@@ -193,16 +183,13 @@ def source_changed(*, version: str, file: str, found: str, touched: bool) -> Bad
     )
 
 
-class VersionFileMissingError(BadInputError):
+@coded("version-file-missing")
+def version_file_missing(*, file: str) -> BadInputError:
     """There is no ``version.yaml``."""
-
-    unfit = True
-
-    def __init__(self, *, file: str) -> None:
-        super().__init__(
-            f"{file} does not exist, so no version is announced there; publish one, or name the version",
-            file=file,
-        )
+    return BadInputError(
+        f"{file} does not exist, so no version is announced there; publish one, or name the version",
+        unfit=True,
+    )
 
 
 @coded("bad-version-file")
@@ -228,18 +215,14 @@ def bad_device_id(*, problem: str) -> BadInputError:
     )
 
 
-class TrainerTensorError(BadInputError):
+@coded("trainer-tensor")
+def trainer_tensor(*, tensor: str, problem: str) -> BadInputError:
     """A trainer handed over something that is no tensor wsm can write."""
-
-    unfit = True
-
-    def __init__(self, *, tensor: str, problem: str) -> None:
-        super().__init__(
-            f"tensor {tensor!r} cannot be published: {problem}; hand over a tensor of paddle "
-            "or torch, a numpy array, a C-contiguous buffer, or a (TensorSpec, buffer) pair",
-            tensor=tensor,
-            problem=problem,
-        )
+    return BadInputError(
+        f"tensor {tensor!r} cannot be published: {problem}; hand over a tensor of paddle "
+        "or torch, a numpy array, a C-contiguous buffer, or a (TensorSpec, buffer) pair",
+        unfit=True,
+    )
 
 
 @coded("incomplete-publication")
@@ -472,17 +455,6 @@ def no_auxiliary_tensors(*, loader: str) -> BadInputError:
         "where its layers begin, or leave the model out",
         unfit=True,
     )
-
-
-class UnknownStrategyError(BadInputError):
-    """No strategy of that name is wsm's own, was registered, or is announced by an installed package."""
-
-    def __init__(self, *, name: str, known: Sequence[str]) -> None:
-        super().__init__(
-            f"no load strategy is called {name!r}; use one of {', '.join(known)}",
-            name=name,
-            known=tuple(known),
-        )
 
 
 @coded("transfer-mode-unavailable")

@@ -7,20 +7,15 @@ from a send.
 
 from __future__ import annotations
 
-from wsm.errors import BadInputError, GroupError
+from wsm.errors import BadInputError, GroupError, coded
 
 
-class PeerMessageError(BadInputError):
+@coded("peer-message")
+def peer_message(*, peer: str, problem: str) -> BadInputError:
     """A peer sent something that is no message, or none that is due now."""
-
-    unfit = True
-
-    def __init__(self, *, peer: str, problem: str) -> None:
-        super().__init__(
-            f"{peer} sent an unusable message: {problem}; run the same version of wsm on both sides",
-            peer=peer,
-            problem=problem,
-        )
+    return BadInputError(
+        f"{peer} sent an unusable message: {problem}; run the same version of wsm on both sides", unfit=True
+    )
 
 
 class PeerSilentError(GroupError):
@@ -69,12 +64,9 @@ class PeerFailedError(GroupError):
         )
 
 
-class SendCancelledError(GroupError):
+@coded("send-cancelled")
+def send_cancelled(*, address: str, version: str) -> GroupError:
     """The trainer no longer wants to send."""
-
-    def __init__(self, *, address: str, version: str) -> None:
-        super().__init__(
-            f"sending version {version} at {address} was cancelled; ranks that were receiving it were told",
-            address=address,
-            version=version,
-        )
+    return GroupError(
+        f"sending version {version} at {address} was cancelled; ranks that were receiving it were told"
+    )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from wsm.errors import BadInputError, RefusedError
 from wsm.named import NamedObjects, object_at
-from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.strategy import Strategy
 from wsm.typed import shown
 
@@ -153,26 +152,47 @@ def register_strategy(name: str, strategy: Strategy) -> None:
 
 
 def strategy_called(name: str) -> Strategy:
-    """Return the strategy of that name: wsm's own, a registered one, or one that a package announces.
-
-    Installed packages are looked at only for a name that this process does not know yet; then the one that
-    announces it is imported.
+    """Return the strategy of that name; as :func:`find_strategy`.
 
     Raises
     ------
-    wsm.strategies.errors.UnknownStrategyError
+    BadInputError (``unknown-strategy``)
         If there is none.
+    RefusedError, BadInputError
+        As there.
+    """
+    strategy = find_strategy(name)
+    if strategy is None:
+        known = strategy_names()
+        raise BadInputError(
+            f"no load strategy is called {name!r}; use one of {', '.join(known)}",
+            code="unknown-strategy",
+            name=name,
+            known=known,
+        )
+    return strategy
+
+
+def find_strategy(name: str) -> Strategy | None:
+    """Return the strategy of that name: wsm's own, a registered one, or one that a package announces.
+
+    Installed packages are looked at only for a name that this process does not know yet; then the one that
+    announces it is imported. None if there is none.
+
+    Raises
+    ------
     RefusedError, BadInputError
         If a package announces one that cannot be imported or is none, or two packages do.
     """
     strategy = STRATEGIES.get(name) or _from_outside.get(name)
-    if strategy is None:
-        found = _announced(name)
-        if found is None:
-            known = {*STRATEGIES, *_from_outside, *_entry_points().names}
-            raise UnknownStrategyError(name=name, known=sorted(known))
+    if strategy is None and (found := _announced(name)) is not None:
         strategy = _from_outside.setdefault(name, found)
     return strategy
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the names of all strategies that there are."""
+    return tuple(sorted({*STRATEGIES, *_from_outside, *_entry_points().names}))
 
 
 def strategy_for(name: str, source: object) -> Strategy:

@@ -47,7 +47,6 @@ from wsm.strategies.snapshot.placement import (
     AxisSegment,
     Member,
     Placement,
-    PlacementError,
     Replicated,
     Split,
     local_shape,
@@ -562,11 +561,11 @@ def test_a_model_that_cannot_be_divided_is_refused_before_it_is_read(
 
     monkeypatch.setattr(CheckpointPart, "digests", read)
     written = write_checkpoint(exchange / "step_7", make_state())
-    with pytest.raises(PlacementError, match="3 ranks cannot share"):
+    with raising("placement", match="3 ranks cannot share"):
         adopt(written, replace(settings, ranks=3))
     with raising("placements-unknown"):
         adopt(written, replace(settings, placements=None))
-    with pytest.raises(PlacementError, match="has no placement"):
+    with raising("placement", match="has no placement"):
         adopt(written, replace(settings, placements=lambda _: {}))
     with raising(checkpoint.bad_placements):
         adopt(written, replace(settings, placements=lambda specs: {"x": specs["x"]}))

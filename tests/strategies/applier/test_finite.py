@@ -69,7 +69,7 @@ def promise(path):
 
 def test_a_version_that_is_not_finite_is_not_published_where_it_must_be(tmp_path):
     state = shard(a=values(10), b=values(CHUNK_BYTES, bad=CHUNK_BYTES - 3))
-    with pytest.raises(errors.TrainerTensorError, match=f"'b' .* element {CHUNK_BYTES - 3} is not finite"):
+    with raising(errors.trainer_tensor, match=f"'b' .* element {CHUNK_BYTES - 3} is not finite"):
         publish_snapshot(tmp_path, 1, {0: state}, durable=False, finite=True)
     assert not (tmp_path / "version.yaml").exists()
     publish_snapshot(tmp_path, 1, {0: state}, durable=False)

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.raising import raising
+from wsm.errors import BadInputError
 from wsm.strategies import TensorSpec
 from wsm.strategies.buckets import wire
 from wsm.strategies.conversation import frame_of
 from wsm.strategies.digest import digest_of
-from wsm.strategies.peer_errors import PeerMessageError
+from wsm.strategies.peer_errors import peer_message
 
 DIGEST = "0" * 32
 OFFER = wire.Init("7", 0, 2, "p", f"{wire.SEGMENT_PREFIX}{'0' * 16}", 64, 2, False, (("a", "U8", (3,)),))
@@ -45,10 +47,10 @@ def test_what_is_said_is_heard_and_no_change_on_the_way_is_taken_for_a_message(r
     for bit in range(8 * len(frame)):
         changed = bytearray(frame)
         changed[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(PeerMessageError):
+        with raising(peer_message):
             reader(bytes(changed), "a peer")
     for length in range(len(frame)):
-        with pytest.raises(PeerMessageError):
+        with raising(peer_message):
             reader(frame[:length], "a peer")
 
 
@@ -63,7 +65,7 @@ def test_any_bytes_are_an_error_or_a_message(body, right):
     for reader in (wire.from_rank, wire.from_trainer):
         try:
             message = reader(frame, "a peer")
-        except PeerMessageError:
+        except BadInputError:
             continue
         assert reader(frame_of(message), "a peer") == message
 
@@ -91,7 +93,7 @@ def test_any_bytes_are_an_error_or_a_message(body, right):
 )
 def test_an_offer_that_nobody_could_follow_is_refused(wrong):
     fields = {**msgspec.json.decode(frame_of(OFFER)[16:]), **wrong}
-    with pytest.raises(PeerMessageError):
+    with raising(peer_message):
         wire.from_trainer(framed(fields), "a peer")
 
 
@@ -104,13 +106,13 @@ def test_an_offer_that_nobody_could_follow_is_refused(wrong):
     ],
 )
 def test_tensors_that_cannot_be_are_refused(rows, problem):
-    with pytest.raises(PeerMessageError, match=problem):
+    with raising(peer_message, match=problem):
         wire.specs_of(msgspec.structs.replace(OFFER, tensors=rows), "a peer")
 
 
 def test_nesting_without_end_is_refused():
     body = b'{"type":"hello","rank":' + b"[" * 100_000
-    with pytest.raises(PeerMessageError):
+    with raising(peer_message):
         wire.from_rank(bytes.fromhex(digest_of(body)) + body, "a peer")
 
 

@@ -140,7 +140,7 @@ def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(o
     with raising("sender-busy", match="sending version 1 and cannot send version 2"):
         over_ipc.send(2, shards(2))
     over_ipc.close()
-    with raising(stream_errors.SendCancelledError):
+    with raising(stream_errors.send_cancelled):
         sending.result()
     with contextlib.suppress(WsmError):  # it may have had all it needs
         rank.result()
@@ -292,7 +292,7 @@ def test_a_sending_that_is_cancelled_tells_the_ranks(over_ipc, threads):
         reached.set()
 
     pending = threads.submit(receive, over_ipc, 0, 1, progress=hold)
-    with raising(stream_errors.SendCancelledError):
+    with raising(stream_errors.send_cancelled):
         over_ipc.send(1, shards(1), progress=lambda done, total: None, cancelled=reached.is_set)
     with contextlib.suppress(stream_errors.PeerFailedError):
         pending.result()
@@ -418,7 +418,7 @@ def test_shards_that_are_not_one_per_rank_are_refused(over_ipc, given):
 
 
 def test_a_shard_without_tensors_is_refused(over_ipc):
-    with raising(errors.TrainerTensorError, match="rank 0"):
+    with raising(errors.trainer_tensor, match="rank 0"):
         over_ipc.send(1, {0: {}})
 
 
@@ -426,7 +426,7 @@ def test_tensors_that_no_message_can_name_are_refused_and_the_rank_is_told(over_
     monkeypatch.setattr(wire, "MOST_TO_RANK", 4000)
     many = {str(number): (TensorSpec(str(number), "U8", (1,)), b"x") for number in range(400)}
     pending = threads.submit(receive, over_ipc, 0, 1)
-    with raising(errors.TrainerTensorError, match="too many"):
+    with raising(errors.trainer_tensor, match="too many"):
         over_ipc.send(1, {0: many, 1: many})
     with raising(stream_errors.PeerFailedError, match="too many"):
         pending.result()
@@ -491,7 +491,7 @@ def test_memory_that_is_cut_short_is_an_error_of_the_trainer(stream):
 def test_what_is_not_due_is_an_error_of_that_rank(stream, wrong):
     begin(stream)
     stream.write()
-    with raising(stream_errors.PeerMessageError, match="rank 0 sent"):
+    with raising(stream_errors.peer_message, match="rank 0 sent"):
         stream.hear(wrong)
 
 

@@ -150,7 +150,7 @@ class DeltaArrival:
     def _peer_silent(self, path: Path, version: int) -> Expected:
         (path / BLOCKS).unlink()
         os.mkfifo(path / BLOCKS)  # a reader that opened it would wait for a writer
-        return Expected(errors.NotARegularFileError, (str(path / BLOCKS), "regular file"))
+        return Expected(errors.not_a_regular_file, (str(path / BLOCKS), "regular file"))
 
     def _shard(self, path: Path) -> DeltaShard:
         return DeltaShard.decode((path / MANIFEST).read_bytes(), file=MANIFEST)

@@ -135,7 +135,7 @@ class IpcArrival:
     def _peer_silent(self, version: int) -> Expected:
         self._metas.unlink()
         os.mkfifo(self._metas)  # a reader that opened it would wait for a writer
-        return Expected(errors.NotARegularFileError, (str(self._metas),))
+        return Expected(errors.not_a_regular_file, (str(self._metas),))
 
     def _peer_endless(self, version: int) -> Expected:
         os.truncate(self._metas, 1 << 40)

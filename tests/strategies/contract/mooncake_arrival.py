@@ -134,7 +134,7 @@ class MooncakeArrival(AddressArrival):
 
     def _peer_endless(self, version: int, state: State) -> Expected:
         self._answer(*[say.to_bytes(self._grant(version, state))] * 3)
-        return Expected(stream_errors.PeerMessageError, (self._address, "it is a Grant, nothing was due"))
+        return Expected(stream_errors.peer_message, (self._address, "it is a Grant, nothing was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
         self._start_dying(_DYING_PUBLISHER, self._address)
@@ -145,7 +145,7 @@ class MooncakeArrival(AddressArrival):
         promise = replace(grant.promise, rows=(*grant.promise.rows, grant.promise.rows[0]))
         twice = replace(grant, promise=promise, places=(*grant.places, grant.places[0]))
         self._answer(say.to_bytes(twice))
-        return Expected(stream_errors.PeerMessageError, (self._address, "twice: 'embed.weight'"))
+        return Expected(stream_errors.peer_message, (self._address, "twice: 'embed.weight'"))
 
     def _other_rank(self, version: int, state: State) -> Expected:
         grant = self._grant(version, state)
@@ -164,7 +164,7 @@ class MooncakeArrival(AddressArrival):
         data = bytearray(say.to_bytes(self._grant(version, state)))
         data[99] ^= 1
         self._answer(bytes(data))
-        return Expected(stream_errors.PeerMessageError, (self._address, "cut short or damaged"))
+        return Expected(stream_errors.peer_message, (self._address, "cut short or damaged"))
 
     def _truncated(self, version: int, state: State) -> Expected:
         grant = self._grant(version, state)
@@ -177,11 +177,11 @@ class MooncakeArrival(AddressArrival):
     def _truncated_description(self, version: int, state: State) -> Expected:
         data = say.to_bytes(self._grant(version, state))
         self._answer(data[:4] + data[4:-7] + bytes(7))
-        return Expected(stream_errors.PeerMessageError, (self._address, "damaged"))
+        return Expected(stream_errors.peer_message, (self._address, "damaged"))
 
     def _garbage(self, version: int, state: State) -> Expected:
         self._answer(b"no weights today, and no message either")
-        return Expected(stream_errors.PeerMessageError, (self._address, "announces"))
+        return Expected(stream_errors.peer_message, (self._address, "announces"))
 
     def _empty(self, version: int, state: State) -> Expected:
         self._engine = Engine(EngineSettings())

@@ -121,7 +121,7 @@ class SnapshotArrival:
     def _peer_silent(self, path: Path, version: int) -> Expected:
         (path / PART).unlink()
         os.mkfifo(path / PART)  # a reader that opened it would wait for a writer
-        return Expected(errors.NotARegularFileError, (str(path / PART), "regular file"))
+        return Expected(errors.not_a_regular_file, (str(path / PART), "regular file"))
 
 
 def flip(file: Path, position: int) -> None:

@@ -179,7 +179,7 @@ class StreamArrival(AddressArrival):
                 time.sleep(0.001)
 
         self._offer(version, state, endless)
-        return Expected(stream_errors.PeerMessageError, (self._address, "it is a Init, bucket 0 was due"))
+        return Expected(stream_errors.peer_message, (self._address, "it is a Init, bucket 0 was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
         self._start_dying(_DYING_SENDER, self._address)
@@ -191,7 +191,7 @@ class StreamArrival(AddressArrival):
     def _duplicate_name(self, version: int, state: State) -> Expected:
         rows = self._rows(state)
         self._changed(version, state, tensors=(*rows, rows[0]))
-        return Expected(stream_errors.PeerMessageError, (self._address, "'embed.weight' twice"))
+        return Expected(stream_errors.peer_message, (self._address, "'embed.weight' twice"))
 
     @staticmethod
     def _rows(state: State) -> list[wire.SpecRow]:
@@ -217,7 +217,7 @@ class StreamArrival(AddressArrival):
             return [bytes(data)]
 
         self._offer(version, state, flipped)
-        return Expected(stream_errors.PeerMessageError, (self._address, "damaged"))
+        return Expected(stream_errors.peer_message, (self._address, "damaged"))
 
     def _truncated(self, version: int, state: State) -> Expected:
         self._offer(version, state, lambda offer: [frame_of(offer)])
@@ -236,11 +236,11 @@ class StreamArrival(AddressArrival):
 
     def _truncated_description(self, version: int, state: State) -> Expected:
         self._offer(version, state, lambda offer: [frame_of(offer)[:-7]])
-        return Expected(stream_errors.PeerMessageError, (self._address, "cut short"))
+        return Expected(stream_errors.peer_message, (self._address, "cut short"))
 
     def _garbage(self, version: int, state: State) -> Expected:
         self._offer(version, state, lambda _offer: [b"no weights today, and no message either"])
-        return Expected(stream_errors.PeerMessageError, (self._address, "damaged"))
+        return Expected(stream_errors.peer_message, (self._address, "damaged"))
 
     def _empty(self, version: int, state: State) -> Expected:
         self._changed(version, state, tensors=())

@@ -146,7 +146,7 @@ def registered(root: Path, state: State) -> None:
 @pytest.mark.parametrize(("name", "index"), [("second.weight", 520_000), ("layer.0.bias", 3)])
 def test_a_trainer_that_promises_finite_weights_is_told_where_they_are_not(tmp_path, publish, name, index):
     refused: Callable[[Path, State], None] = publish
-    with pytest.raises(errors.TrainerTensorError, match=f"'{name}' .* element {index} is not finite"):
+    with raising(errors.trainer_tensor, match=f"'{name}' .* element {index} is not finite"):
         refused(tmp_path, with_nan(GOOD, name, index))
 
 

@@ -6,11 +6,9 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.raising import raising
 from wsm.strategies import errors
-from wsm.strategies.errors import NotARegularFileError
+from wsm.strategies.errors import not_a_regular_file
 from wsm.strategies.files import snapshot_directory
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 
@@ -70,8 +68,8 @@ def test_what_a_link_leads_to_is_not_opened_before_it_is_known_what_it_is(tmp_pa
     (path / "to-directory").symlink_to("..")
     before = descriptors()
     with closing(SnapshotDirectory(str(path), boundary=str(tmp_path))) as directory:
-        with pytest.raises(NotARegularFileError, match="special file"):
+        with raising(not_a_regular_file, match="special file"):
             directory.open("to-pipe")
-        with pytest.raises(NotARegularFileError, match="directory"):
+        with raising(not_a_regular_file, match="directory"):
             directory.open("to-directory")
     assert descriptors() == before

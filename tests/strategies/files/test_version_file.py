@@ -85,9 +85,9 @@ def test_a_padded_step_in_quotes_is_the_label(caplog):
 
 
 def test_a_missing_file_has_an_error_of_its_own(tmp_path):
-    with raising(errors.VersionFileMissingError, match=r"version\.yaml does not exist"):
+    with raising(errors.version_file_missing, match=r"version\.yaml does not exist"):
         read_version(tmp_path)
-    with raising(errors.VersionFileMissingError):
+    with raising(errors.version_file_missing):
         read_version(tmp_path / "nowhere")
 
 
@@ -129,7 +129,7 @@ def test_anything_else_is_refused_with_the_file_and_the_rule(tmp_path, text, pro
 
 def test_a_directory_in_its_place_is_refused(tmp_path):
     (tmp_path / "version.yaml").mkdir()
-    with raising(errors.NotARegularFileError):
+    with raising(errors.not_a_regular_file):
         read_version(tmp_path)
 
 

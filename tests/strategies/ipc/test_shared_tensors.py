@@ -291,7 +291,7 @@ def test_no_room_is_an_error_before_anything_is_visible_and_the_old_version_stay
     with raising("sharing-refused", match="--shm-size"):
         OwnedSegment("wsm-test-no-room.", huge.nbytes)
     assert not list(private_directory().glob("wsm-test-no-room.*"))
-    with raising(errors.TrainerTensorError):
+    with raising(errors.trainer_tensor):
         trainer.publish(2, {0: {"w": Endless()}})
     load(source(directory), MemoryTarget([SPEC]), name="ipc", version=1)
 
@@ -401,7 +401,7 @@ def test_shared_memory_that_vanished_is_named(directory, trainer):
     trainer.publish(1, {0: A})
     (name,) = segments_of(directory)
     (private_directory() / name).unlink()
-    with raising(share_errors.SharedMemoryGoneError, match=name):
+    with raising(share_errors.shared_memory_gone, match=name):
         load(source(directory), MemoryTarget([SPEC]), name="ipc")
 
 
@@ -415,7 +415,7 @@ def test_a_reader_meets_no_half_written_memory():
     segment = OwnedSegment("wsm-test.", 64)
     try:
         assert segment.begin_writing()
-        with raising(share_errors.SharedMemoryBusyError):
+        with raising(share_errors.shared_memory_busy):
             AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="metas")
         segment.end_writing()
         reader = AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="metas")

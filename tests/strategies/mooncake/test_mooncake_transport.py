@@ -355,7 +355,7 @@ def test_what_is_looked_at_is_not_read_and_takes_no_engine(publisher, ranks, mon
 def test_bad_tensors_leave_what_is_published_in_place(publisher, ranks):
     state = make_state(1)
     publisher.publish(1, {0: state})
-    with raising(errors.TrainerTensorError):
+    with raising(errors.trainer_tensor):
         publisher.publish(2, {0: {"w": object()}})
     with raising(errors.incomplete_publication):
         publisher.publish(2, {1: state})

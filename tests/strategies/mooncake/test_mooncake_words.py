@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.raising import raising
+from wsm.errors import BadInputError
 from wsm.strategies.conversation import listen
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake import _lease_messages as say
@@ -26,7 +27,7 @@ from wsm.strategies.mooncake.mooncake_transport import ReadPlan
 from wsm.strategies.mooncake.publisher import PlacedShard, grants_of, merged
 from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.observer import UNOBSERVED
-from wsm.strategies.peer_errors import PeerFailedError, PeerMessageError
+from wsm.strategies.peer_errors import PeerFailedError, peer_message
 from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import TensorSpec
 
@@ -60,7 +61,7 @@ def test_what_is_said_is_what_is_heard(message):
 def test_bytes_that_are_no_message_are_an_error(body, right):
     frame = (bytes.fromhex(digest_of(body)) if right else bytes(16)) + body
     for read in (lambda: say.ask_of(frame), lambda: say.answer_of(frame, "nobody in particular")):
-        with contextlib.suppress(PeerMessageError):
+        with contextlib.suppress(BadInputError):
             assert heard(say.to_bytes(read())) == read()
 
 
@@ -88,7 +89,7 @@ def promised(**fields: object) -> say.Grant:
     ],
 )
 def test_a_grant_whose_fields_do_not_fit_each_other_is_refused(grant, problem):
-    with pytest.raises(PeerMessageError, match=problem):
+    with raising(peer_message, match=problem):
         say.check_grant(heard(say.to_bytes(grant)), "p")
 
 

@@ -9,7 +9,6 @@ import pytest
 from tests.raising import raising
 from wsm.config import config_from_mapping
 from wsm.strategies import STRATEGIES, MemoryTarget, SnapshotSource, load
-from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.registry import strategy_called
 from wsm.worker.loading import Sources
 
@@ -26,7 +25,7 @@ class Twin(IpcSnapshot):
 def test_a_package_is_imported_when_its_strategy_is_asked_for_and_not_before(announce):
     announce("twin_weights", TWIN, "twin = twin_weights:Twin")
     Sources(config_from_mapping({"name": "g", "ranks": 1, "strategy": "ipc"}))
-    with pytest.raises(UnknownStrategyError, match=r"'triplet'; use one of .*, twin"):
+    with raising("unknown-strategy", match=r"'triplet'; use one of .*, twin"):
         strategy_called("triplet")
     assert "twin_weights" not in sys.modules
     assert Sources(config_from_mapping({"name": "g", "ranks": 1, "strategy": "twin"})).of(0).rank == 0

@@ -296,7 +296,7 @@ def test_a_place_that_takes_no_files_is_reported(tmp_path):
 def test_a_failing_tensor_publishes_nothing_and_leaves_the_old_version(snapshot, held, bytes_of, states):
     snapshot.publish(1, seed=1)
     bad = {rank: {**states(rank, 2), "late": object()} for rank in range(2)}
-    with raising(errors.TrainerTensorError, match="'late'"):
+    with raising(errors.trainer_tensor, match="'late'"):
         publish_snapshot(snapshot.root, 2, bad)
     assert versions(snapshot.root) == ["1"]
     assert hidden(snapshot.root) == set()

@@ -17,7 +17,6 @@ from wsm.strategies.snapshot.placement import (
     AxisSegment,
     Member,
     Placement,
-    PlacementError,
     Replicated,
     Split,
     split,
@@ -205,7 +204,7 @@ def test_without_placements_a_version_is_for_its_own_number_of_ranks(tmp_path, w
 
 def test_a_number_of_ranks_that_does_not_divide_is_refused(tmp_path, whole):
     publish(tmp_path, whole, 1)
-    error = refused(tmp_path, sliced(whole, 0, 1), (0, 3), PlacementError, "3 ranks cannot share evenly")
+    error = refused(tmp_path, sliced(whole, 0, 1), (0, 3), "placement", "3 ranks cannot share evenly")
     assert error.tensor == "embed"
 
 
@@ -223,11 +222,11 @@ def test_a_placement_that_the_tensor_does_not_have_is_refused_when_it_is_publish
         ("up", Member(1, 2), "gives rank 0 of 2 nothing"),
         ("up", Member(0, 3), "3 members"),
     ]:
-        with pytest.raises(PlacementError, match=text):
+        with raising("placement", match=text):
             publish(tmp_path, whole, 2, placements={**placements(), name: placement})
     partly = placements()
     del partly["up"]
-    with pytest.raises(PlacementError, match="'up' has no placement, although others have"):
+    with raising("placement", match="'up' has no placement, although others have"):
         publish(tmp_path, whole, 2, placements=partly)
     assert not (tmp_path / "version.yaml").exists()
 

@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import TensorSpec, errors
 from wsm.strategies.trainer.tensors import bytes_of, specs_of
 
@@ -84,9 +85,9 @@ def test_paddles_tensors_are_taken_as_they_are_in_every_layout_and_bfloat16_is_b
     whole.fill_(7.0)
     assert bytes(view) == whole.numpy().tobytes(), "nothing is copied on the host"
     parameter._clear_data()
-    with pytest.raises(errors.TrainerTensorError, match="holds no memory"):
+    with raising(errors.trainer_tensor, match="holds no memory"):
         specs_of({"t": parameter})
-    with pytest.raises(errors.TrainerTensorError, match="complex64"):
+    with raising(errors.trainer_tensor, match="complex64"):
         specs_of({"t": paddle.zeros([1], dtype="complex64")})
 
 
@@ -135,15 +136,15 @@ def test_torchs_tensors_are_taken_as_they_are_and_parts_of_a_sharded_one_are_ref
     assert described(StandInTorch.Tensor(np.zeros((0, 2), np.float32))) == ("F32", (0, 2), b"")
     part = StandInTorch.Tensor(bits, "bfloat16")
     part.full_tensor = lambda: None
-    with pytest.raises(errors.TrainerTensorError, match=r"full_tensor\(\)"):
+    with raising(errors.trainer_tensor, match=r"full_tensor\(\)"):
         specs_of({"t": part})
     sparse = StandInTorch.Tensor(bits, "bfloat16")
     sparse.layout = "torch.sparse_coo"
-    with pytest.raises(errors.TrainerTensorError, match="sparse_coo"):
+    with raising(errors.trainer_tensor, match="sparse_coo"):
         specs_of({"t": sparse})
     nowhere = StandInTorch.Tensor(bits, "bfloat16")
     nowhere.is_meta = True
-    with pytest.raises(errors.TrainerTensorError, match="holds no memory"):
+    with raising(errors.trainer_tensor, match="holds no memory"):
         specs_of({"t": nowhere})
 
 
@@ -165,23 +166,23 @@ def test_torchs_tensors_are_taken_as_they_are_and_parts_of_a_sharded_one_are_ref
     ],
 )
 def test_anything_else_is_refused_by_name(value):
-    with pytest.raises(errors.TrainerTensorError, match="'t'"):
+    with raising(errors.trainer_tensor, match="'t'"):
         described(value)
 
 
 def test_a_name_that_is_no_string_is_refused():
-    with pytest.raises(errors.TrainerTensorError, match="not a string"):
+    with raising(errors.trainer_tensor, match="not a string"):
         specs_of({3: b"x"})
 
 
 @pytest.mark.parametrize("name", ["__metadata__", "\ud800"])
 def test_a_name_that_no_file_can_hold_is_refused(name):
-    with pytest.raises(errors.TrainerTensorError, match="no safetensors file"):
+    with raising(errors.trainer_tensor, match="no safetensors file"):
         specs_of({name: b"x"})
 
 
 def test_a_tensor_that_changes_its_shape_meanwhile_is_refused():
-    with pytest.raises(errors.TrainerTensorError, match="changed"):
+    with raising(errors.trainer_tensor, match="changed"):
         bytes_of({"t": b"xyz"}, TensorSpec("t", "U8", (2,)))
 
 
@@ -201,5 +202,5 @@ def test_a_tensor_that_became_another_one_while_it_was_published_is_refused(othe
     (spec,) = specs_of(tensors)
     assert bytes_of(tensors, spec) == bytes(16)
     tensors["w"] = other
-    with pytest.raises(errors.TrainerTensorError, match="'w'"):
+    with raising(errors.trainer_tensor, match="'w'"):
         bytes_of(tensors, spec)

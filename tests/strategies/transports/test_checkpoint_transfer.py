@@ -413,5 +413,5 @@ def test_the_trainer_may_hand_over_paddle_tensors_numpy_arrays_and_buffers(sende
 
 def test_there_is_no_manifest_of_nothing_or_of_itself():
     for state in ({}, described(make_paddle_state(), 1)):
-        with raising(errors.TrainerTensorError, match=r"!wsm\.manifest"):
+        with raising(errors.trainer_tensor, match=r"!wsm\.manifest"):
             described(state, 1)

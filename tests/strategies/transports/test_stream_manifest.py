@@ -61,5 +61,5 @@ def test_a_shard_of_several_needs_its_publication_s_name_and_speaks_for_itself_w
 
 @pytest.mark.parametrize(("rank", "world_size"), [(1, None), (None, 2)])
 def test_a_rank_without_a_world_or_a_world_without_a_rank_cannot_be_written(rank, world_size):
-    with raising(errors.TrainerTensorError):
+    with raising(errors.trainer_tensor):
         with_manifest(STATE, version=7, rank=rank, world_size=world_size)

@@ -127,7 +127,7 @@ def test_without_version_yaml_the_newest_is_what_was_published_last_whatever_it_
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (None, errors.VersionFileMissingError),
+        (None, errors.version_file_missing),
         ("[1]\n", errors.bad_version_file),
         ("version: 1\n", errors.bad_version_file),
         ("step: {\n", errors.bad_version_file),

@@ -27,13 +27,13 @@ from wsm.strategies.adopt.taking import take_in
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import PublisherBusyError
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
-from wsm.strategies.files.version_file import write_version
+from wsm.strategies.files.version_file import announced_version, write_version
 from wsm.strategies.snapshot.manifest import VersionManifest
-from wsm.strategies.snapshot.placement import Placement, PlacementError, runs, whole_shape
+from wsm.strategies.snapshot.placement import Placement, bad_placement, runs, whole_shape
 from wsm.strategies.snapshot.publish import SnapshotPublisher
 from wsm.strategies.snapshot.slice_digests import SliceDigests, write_slice_promises
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.publications import announced_version, published_last
+from wsm.strategies.trainer.publications import published_last
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 from wsm.strategies.trainer.staged_directory import take_publisher_lock
 from wsm.strategies.training_names import TrainingNames
@@ -423,7 +423,7 @@ def _placed(
         raise bad_placements(hook=named, problem=problem) from error
     for spec in specs:
         if spec.name not in said:
-            raise PlacementError(tensor=spec.name, problem="has no placement")
+            raise bad_placement(tensor=spec.name, problem="has no placement")
         whole_shape(spec.name, said[spec.name], spec.shape, 0, 1)
         runs(spec.name, said[spec.name], spec.shape, 0, ranks)
     return {spec: said[spec.name] for spec in specs}

@@ -8,7 +8,7 @@ nothing but an exponent, all). Knows no sources and no targets.
 from __future__ import annotations
 
 from wsm.strategies.byte_copy import CHUNK_BYTES
-from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.errors import trainer_tensor
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 # Type of the bits, and those that are all set in what is not finite.
@@ -61,10 +61,10 @@ def check_finite(spec: TensorSpec, data: memoryview, begin: int = 0) -> None:
 
     Raises
     ------
-    TrainerTensorError
+    BadInputError (``trainer-tensor``)
         If it holds NaN or infinity; names the first one.
     """
     bad = first_not_finite(spec.dtype, data)
     if bad is not None:
         at = bad + begin // ITEM_BYTES[spec.dtype]
-        raise TrainerTensorError(tensor=spec.name, problem=f"element {at} is not finite, and it must be")
+        raise trainer_tensor(tensor=spec.name, problem=f"element {at} is not finite, and it must be")

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from wsm.errors import BadInputError
 from wsm.strategies import errors
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource, sockets
@@ -25,8 +26,8 @@ from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.peer_errors import (
     PeerDiedError,
     PeerFailedError,
-    PeerMessageError,
     PeerSilentError,
+    peer_message,
 )
 from wsm.strategies.promise import ShardIdentity, name_digest
 from wsm.strategies.strategy import Sections, Strategy
@@ -142,7 +143,7 @@ class _Receiver:
             try:
                 if frame is not None and isinstance(wire.from_trainer(frame, self._peer), wire.Abort):
                     return
-            except PeerMessageError:
+            except BadInputError:
                 return
 
     def close(self) -> None:
@@ -244,8 +245,8 @@ class _Receiver:
     def _say(self, message: wire.FromRank) -> None:
         self._socket.send(frame_of(message))
 
-    def _unusable(self, problem: str) -> PeerMessageError:
-        return PeerMessageError(peer=self._peer, problem=problem)
+    def _unusable(self, problem: str) -> BadInputError:
+        return peer_message(peer=self._peer, problem=problem)
 
 
 class IpcAsync(Strategy):
@@ -279,7 +280,7 @@ class IpcAsync(Strategy):
         ------
         wsm.strategies.errors.BadInputError
             If what it offers is not what was asked for. Nothing was changed.
-        wsm.strategies.peer_errors.PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError
+        wsm.strategies.peer_errors.PeerSilentError, PeerDiedError, PeerFailedError, BadInputError
             If it does not answer properly, now or later; ``touched`` says whether anything was changed.
         """
         with closing(_Receiver(source, observer)) as receiver:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import BadInputError, RefusedError
+from wsm.errors import BadInputError, RefusedError, error_name
 from wsm.labels import checked_version
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import wire
@@ -30,14 +30,14 @@ from wsm.strategies.buckets.source import sockets
 from wsm.strategies.byte_copy import copy_and_digest
 from wsm.strategies.conversation import frame_of, why_not
 from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
-from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.errors import trainer_tensor
 from wsm.strategies.ipc.shared_segment import OwnedSegment, sweep
 from wsm.strategies.peer_errors import (
     PeerDiedError,
     PeerFailedError,
-    PeerMessageError,
     PeerSilentError,
-    SendCancelledError,
+    peer_message,
+    send_cancelled,
 )
 from wsm.strategies.promise import name_digest
 from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE
@@ -120,7 +120,7 @@ class RankStream:
         return True
 
     def hear(self, message: wire.FromRank) -> None:
-        """Take in what the rank says; PeerFailedError if it gave up, PeerMessageError if that was not due."""
+        """Take in what the rank says; PeerFailedError if it gave up, peer_message if that was not due."""
         if isinstance(message, wire.Abort):
             raise PeerFailedError(peer=self.name, error=message.error, reason=message.text)
         if message == wire.Ack(self._acknowledged) and self._acknowledged < self._sent:
@@ -133,7 +133,7 @@ class RankStream:
             self.stage = Stage.DONE
         else:
             problem = f"it is {message}, {self.stage.value} of {self._acknowledged} was due"
-            raise PeerMessageError(peer=self.name, problem=problem)
+            raise peer_message(peer=self.name, problem=problem)
 
     def write(self) -> wire.Bucket | None:
         """Write the next bucket and return what is said of it; None if there is no room, or none left.
@@ -142,7 +142,7 @@ class RankStream:
         ------
         BadInputError
             If the memory has been cut short.
-        TrainerTensorError
+        BadInputError (``trainer-tensor``)
             If a tensor changed meanwhile.
         """
         slots = self.offer.slots
@@ -219,7 +219,7 @@ class _SendingLoop:
                 wrote = [self._write(who, stream) for who, stream in self._ranks.items()]
                 self.listen(0.0 if any(wrote) else _GLANCE_S)
                 if cancelled():
-                    raise SendCancelledError(address=self.channel.address, version=self.version)  # noqa: TRY301 - told to all below, like any other end
+                    raise send_cancelled(address=self.channel.address, version=self.version)  # noqa: TRY301 - told to all below, like any other end
                 self._look_at_deadlines(join_s, silence_s)
         except BaseException as error:
             for who in (*self._ranks, *self._offered):
@@ -247,7 +247,7 @@ class _SendingLoop:
         stream = self._ranks.get(who)
         try:
             message = wire.from_rank(frame, "another process" if stream is None else stream.name)
-        except PeerMessageError as error:
+        except BadInputError as error:
             if stream is not None:
                 raise
             _log.warning("stream.message_ignored", address=self.channel.address, what=str(error))
@@ -308,7 +308,7 @@ class _SendingLoop:
         frame = frame_of(message)
         if len(frame) > wire.MOST_TO_RANK:
             what = f"a message of {len(frame)} bytes would tell of them, {wire.MOST_TO_RANK} are the most"
-            raise TrainerTensorError(tensor="", problem=f"they are too many ({what})")
+            raise trainer_tensor(tensor="", problem=f"they are too many ({what})")
         self.channel.send(who, frame)
 
     def _now_s(self) -> float:
@@ -390,7 +390,7 @@ class Sending:
         """Make what the sending raised the cause of the error that the caller leaves with."""
         self.wait()
         own, self._error = self._error, None
-        if own is None or isinstance(own, SendCancelledError):
+        if own is None or error_name(own) == "send-cancelled":
             return
         while error.__cause__ is not None:
             error = error.__cause__
@@ -494,13 +494,13 @@ class BucketSender:
 
         Raises
         ------
-        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError
+        PeerSilentError, PeerDiedError, PeerFailedError, BadInputError
             What the first rank that failed did; the others were told to stop.
-        SendCancelledError
+        GroupError (``send-cancelled``)
             If `cancelled` said so.
         RefusedError
             If there is no room for buckets.
-        BadInputError, TrainerTensorError
+        BadInputError
             If what was handed over is no version.
         RefusedError
             If another thread is sending, or it listens no more.

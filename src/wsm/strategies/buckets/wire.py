@@ -27,8 +27,7 @@ import msgspec
 from wsm.errors import BadInputError, WsmError, error_name
 from wsm.labels import Label
 from wsm.strategies.conversation import PeerMessage, Ranks, Wanted, message_in
-from wsm.strategies.errors import LoadCancelledError
-from wsm.strategies.peer_errors import PeerMessageError, SendCancelledError
+from wsm.strategies.peer_errors import peer_message
 from wsm.strategies.promise import Count
 from wsm.strategies.tensor import ALIGNMENT, TensorSpec, aligned
 
@@ -111,25 +110,25 @@ _FROM_TRAINER: msgspec.json.Decoder[FromTrainer] = msgspec.json.Decoder(FromTrai
 
 
 def from_rank(frame: bytes, peer: str) -> FromRank:
-    """Return what a rank says; PeerMessageError if the bytes are none of its messages."""
+    """Return what a rank says; peer_message if the bytes are none of its messages."""
     return message_in(_FROM_RANK, frame, peer)
 
 
 def from_trainer(frame: bytes, peer: str) -> FromTrainer:
-    """Return what a trainer says; PeerMessageError if the bytes are none of its messages."""
+    """Return what a trainer says; peer_message if the bytes are none of its messages."""
     return message_in(_FROM_TRAINER, frame, peer)
 
 
 def specs_of(offer: Init, peer: str) -> tuple[TensorSpec, ...]:
-    """Return the tensors of an offer; PeerMessageError if one of them is none, or is listed twice."""
+    """Return the tensors of an offer; peer_message if one of them is none, or is listed twice."""
     specs: dict[str, TensorSpec] = {}
     for row in offer.tensors:
         try:
             spec = TensorSpec(*row)
         except BadInputError as error:
-            raise PeerMessageError(peer=peer, problem=f"its tensors: {error}") from error
+            raise peer_message(peer=peer, problem=f"its tensors: {error}") from error
         if spec.name in specs:
-            raise PeerMessageError(peer=peer, problem=f"it lists {spec.name!r} twice")
+            raise peer_message(peer=peer, problem=f"it lists {spec.name!r} twice")
         specs[spec.name] = spec
     return tuple(specs.values())
 
@@ -137,7 +136,7 @@ def specs_of(offer: Init, peer: str) -> tuple[TensorSpec, ...]:
 def abort_of(error: BaseException) -> Abort:
     """Return what a peer hears of an error."""
     reason: Literal["cancelled", "failed"] = "failed"
-    if isinstance(error, (SendCancelledError, LoadCancelledError)):
+    if error_name(error) in ("send-cancelled", "load-cancelled"):
         reason = "cancelled"
     text = str(error) if isinstance(error, WsmError) else repr(error)
     return Abort(reason, error_name(error), text[:2000].encode(errors="replace").decode())

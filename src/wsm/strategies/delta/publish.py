@@ -125,7 +125,7 @@ class StagedDelta(StagedVersion):
         BadInputError
             If there is no tensor, or base and new version have other tensors, dtypes or shapes, or a tensor
             is not what was promised by a digest.
-        TrainerTensorError
+        BadInputError (``trainer-tensor``)
             If one is not finite although it is to be.
         StorageError
             If the file system refuses.
@@ -374,7 +374,7 @@ def publish_delta(
         If the base was to be read from the directory and is not there.
     VersionExistsError, PublisherBusyError, StorageError, RefusedError
         If it cannot be published now. Nothing became visible.
-    BadInputError, TrainerTensorError
+    BadInputError
         If what was handed over is no version. Nothing became visible.
     """
     version, base_version = checked_version(version), checked_version(base_version)

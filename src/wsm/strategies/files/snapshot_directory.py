@@ -17,7 +17,7 @@ from pathlib import Path
 
 from wsm.errors import BadInputError
 from wsm.own_descriptor import OwnDescriptor, path_of, reopened
-from wsm.strategies.errors import NotARegularFileError, UnreadableFileError
+from wsm.strategies.errors import UnreadableFileError, not_a_regular_file
 from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, VERSION_MANIFEST
 
 _CAREFULLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -83,7 +83,7 @@ class SnapshotDirectory:
     ------
     FileNotFoundError
         If there is nothing at `path`; the caller knows what that means.
-    NotARegularFileError
+    BadInputError (``not-a-regular-file``)
         If it is no directory.
     UnreadableFileError
         If it cannot be opened.
@@ -98,7 +98,7 @@ class SnapshotDirectory:
         except FileNotFoundError:
             raise
         except NotADirectoryError as error:
-            raise NotARegularFileError(file=path, found="file", expected="directory") from error
+            raise not_a_regular_file(file=path, found="file", expected="directory") from error
         except (OSError, ValueError) as error:
             raise UnreadableFileError(file=path, reason=str(error)) from error
         try:
@@ -143,7 +143,7 @@ class SnapshotDirectory:
         ------
         FileNotFoundError
             If there is no such name, or it is a dangling link.
-        NotARegularFileError
+        BadInputError (``not-a-regular-file``)
             If it is a directory, pipe, socket or device.
         BadInputError
             If it is a link that leads out of the boundary.
@@ -160,7 +160,7 @@ class SnapshotDirectory:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             os.close(descriptor)
-            raise NotARegularFileError(file=path, found="directory" if stat.S_ISDIR(mode) else "special file")
+            raise not_a_regular_file(file=path, found="directory" if stat.S_ISDIR(mode) else "special file")
         return descriptor
 
     def read(self, name: str, limit: int) -> bytes | None:
@@ -243,7 +243,7 @@ def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirector
 
     Raises
     ------
-    NotARegularFileError, UnreadableFileError, BadInputError
+    BadInputError, UnreadableFileError
         As :class:`SnapshotDirectory`.
     """
     for _ in range(_ATTEMPTS):

@@ -19,7 +19,7 @@ from wsm.config_reading import YamlReadingError, compose, plain_values
 from wsm.errors import BadInputError
 from wsm.labels import checked_version
 from wsm.strategies import errors
-from wsm.strategies.errors import NotARegularFileError, StorageError, VersionFileMissingError
+from wsm.strategies.errors import StorageError, version_file_missing
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_FILE
@@ -39,23 +39,31 @@ def read_version(directory: Path | str) -> str:
 
     Raises
     ------
-    VersionFileMissingError
+    BadInputError (``version-file-missing``)
         If there is no such file.
     wsm.strategies.errors.BadInputError
         If it is no regular file, leads out of the directory, or cannot be read.
     BadInputError
         If it is no mapping with one ``step`` that is a label.
     """
+    version = announced_version(directory)
+    if version is None:
+        raise version_file_missing(file=f"{directory}/{VERSION_FILE}")
+    return version
+
+
+def announced_version(directory: Path | str) -> str | None:
+    """Return the same; None where there is no such file."""
     path = f"{directory}/{VERSION_FILE}"
     try:
-        opened = SnapshotDirectory(str(directory))
-    except (FileNotFoundError, NotARegularFileError) as error:
-        raise VersionFileMissingError(file=path) from error
-    with closing(opened):
-        try:
+        with closing(SnapshotDirectory(str(directory))) as opened:
             data = opened.read(VERSION_FILE, _MAX_BYTES)
-        except FileNotFoundError as error:
-            raise VersionFileMissingError(file=path) from error
+    except FileNotFoundError:
+        return None
+    except BadInputError as error:
+        if error.context.get("expected") == "directory":
+            return None
+        raise
     if data is None:
         raise errors.bad_version_file(file=path, problem=f"is larger than {_MAX_BYTES} bytes")
     return parse_version(data, file=path)

@@ -145,7 +145,7 @@ class SharedDeviceTensors:
         ------
         BadInputError
             If this build of paddle has no CUDA, or a tensor cannot be exported. Nothing became visible.
-        TrainerTensorError
+        BadInputError (``trainer-tensor``)
             If one is not finite although it is to be. Nothing became visible.
         BadInputError
             If the ranks' digests are missing or do not fit. Nothing became visible.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from wsm.errors import BadInputError, RefusedError, remedy
+from wsm.errors import BadInputError, RefusedError, coded, remedy
 from wsm.own_descriptor import OwnDescriptor, reopened
 from wsm.private_directory import private_directory
 from wsm.shared_directory import ForeignPathError, create_ours, open_ours, remove_same
@@ -35,18 +35,14 @@ _OWNER = 1 << 62
 _READERS = _OWNER + 1
 
 
-class SharedMemoryGoneError(BadInputError):
+@coded("shared-memory-gone")
+def shared_memory_gone(*, file: str, segment: str) -> BadInputError:
     """A metas file names shared memory that its owner has withdrawn."""
-
-    unfit = True
-
-    def __init__(self, *, file: str, segment: str) -> None:
-        super().__init__(
-            f"{file} points at {segment}, which does not exist (any more); "
-            "let the trainer publish again, as the user that runs the ranks",
-            file=file,
-            segment=segment,
-        )
+    return BadInputError(
+        f"{file} points at {segment}, which does not exist (any more); "
+        "let the trainer publish again, as the user that runs the ranks",
+        unfit=True,
+    )
 
 
 def foreign_segment(
@@ -62,13 +58,10 @@ def foreign_segment(
     )
 
 
-class SharedMemoryBusyError(RefusedError):
+@coded("shared-memory-busy")
+def shared_memory_busy(*, segment: str) -> RefusedError:
     """The owner of shared memory is writing it anew."""
-
-    def __init__(self, *, segment: str) -> None:
-        super().__init__(
-            f"the owner of {segment} is writing it anew; load when it has published", segment=segment
-        )
+    return RefusedError(f"the owner of {segment} is writing it anew; load when it has published")
 
 
 def sharing_refused(*, path: str, nbytes: int, error: OSError) -> RefusedError:
@@ -202,7 +195,7 @@ class AttachedSegment:
 
     Raises
     ------
-    SharedMemoryGoneError, BadInputError, SharedMemoryBusyError, UnreadableFileError
+    BadInputError, RefusedError, UnreadableFileError
         If it is not there, too short, not ours or not of this kind, being written, or cannot be opened.
     """
 
@@ -226,7 +219,7 @@ class AttachedSegment:
         try:
             self._descriptor = open_ours(Path(self.path), os.O_RDONLY)
         except FileNotFoundError as error:
-            raise SharedMemoryGoneError(file=referrer, segment=self.path) from error
+            raise shared_memory_gone(file=referrer, segment=self.path) from error
         except ForeignPathError as error:
             raise foreign_segment(segment=self.path, problem=error.context["problem"]) from error
         except OSError as error:
@@ -235,7 +228,7 @@ class AttachedSegment:
             _require_whole(self._descriptor, self.path, nbytes)
             self._lease = _again(self._descriptor, os.O_RDONLY)
             if not self._lease.try_lock_byte(_READERS, shared=True):
-                raise SharedMemoryBusyError(segment=self.path)  # noqa: TRY301 - closed below, like after any error
+                raise shared_memory_busy(segment=self.path)  # noqa: TRY301 - closed below, like after any error
         except BaseException:
             self.close()
             raise

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, RefusedError
 from wsm.labels import Label, checked_version
 from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
 from wsm.strategies import errors
@@ -38,8 +38,6 @@ from wsm.strategies.ipc.metas import (
 from wsm.strategies.ipc.shared_segment import (
     AttachedSegment,
     OwnedSegment,
-    SharedMemoryBusyError,
-    SharedMemoryGoneError,
     sweep,
 )
 from wsm.strategies.promise import PromisedTensor
@@ -181,7 +179,7 @@ class SharedTensors:
             If there is no room, or a metas file cannot be written. The version before stays published; if a
             metas file cannot be put back either, its rank finds a version that the others do not, as after a
             death between two of them: loads name both (``mixed-parts``) until the next publication.
-        BadInputError, TrainerTensorError
+        BadInputError
             If what was handed over is no version. The version before stays published.
         """
         version = checked_version(version)
@@ -271,7 +269,7 @@ class SharedTensors:
         try:
             with closing(self._attached(segment, 0, "a file of staged tensors")) as memory:
                 return memory.owned()
-        except SharedMemoryBusyError:
+        except RefusedError:
             return True  # it is being written
         except BadInputError:
             return False
@@ -389,7 +387,7 @@ class SharedVersion:
         ------
         RefusedError
             If the version is sealed (``already-sealed``), or there is no room.
-        BadInputError, TrainerTensorError
+        BadInputError
             If there is no such rank, or what was handed over is no shard.
         StorageError
             If the file system refuses.
@@ -537,8 +535,9 @@ class SharedVersion:
         for name, nbytes in shard.segments.items():
             try:
                 memory = self._shared._attached(name, nbytes, str(path))
-            except (SharedMemoryGoneError, SharedMemoryBusyError):
-                raise self._incomplete(f"the process that put rank {rank} has ended, or puts anew") from None
+            except (BadInputError, RefusedError) as error:
+                problem = f"the process that put rank {rank} has ended, or puts anew ({error})"
+                raise self._incomplete(problem) from error
             leases.enter_context(closing(memory))
             if not memory.owned():
                 raise self._incomplete(f"the process that put rank {rank} has ended")

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from wsm import log
-from wsm.errors import BadInputError, GroupError, WsmError, coded
+from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded
 from wsm.shared_directory import read_ours
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMismatchError, listed
@@ -34,8 +34,7 @@ from wsm.strategies.ipc.metas import (
 )
 from wsm.strategies.ipc.shared_segment import (
     AttachedSegment,
-    SharedMemoryBusyError,
-    SharedMemoryGoneError,
+    shared_memory_busy,
 )
 from wsm.strategies.ipc.source import IpcConfig, IpcSource
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
@@ -124,7 +123,7 @@ def _found(source: IpcSource, version: str | None, stack: ExitStack) -> Offer:
         with ExitStack() as held:
             try:
                 offer = _offer(data, file, source, version, held)
-            except (SharedMemoryGoneError, SharedMemoryBusyError) as error:
+            except (BadInputError, RefusedError) as error:
                 gone = error
             before, data = data, _read(directory, name, source)
             if data == before:
@@ -135,7 +134,7 @@ def _found(source: IpcSource, version: str | None, stack: ExitStack) -> Offer:
                         del gone  # a cycle with its own traceback would keep what the callers hold
                 stack.push(held.pop_all())
                 return offer
-    raise SharedMemoryBusyError(segment=file)
+    raise shared_memory_busy(segment=file)
 
 
 def _directory(source: IpcSource, stack: ExitStack) -> SnapshotDirectory:

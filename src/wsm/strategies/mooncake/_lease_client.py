@@ -17,7 +17,7 @@ from wsm.strategies import errors
 from wsm.strategies.conversation import Meeting, refused, socket_for
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.observer import LoadObserver
-from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
+from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerSilentError, peer_message
 
 # How long a wait lasts before cancellation and deadlines are looked at again.
 _GLANCE_S = 0.02
@@ -58,7 +58,7 @@ class RankLease:
             If another version, rank or number of ranks is published, or no tensor.
         PeerDiedError
             If the publisher has ended, and no process took its place for ``silence_s``.
-        PeerSilentError, PeerFailedError, PeerMessageError, LoadCancelledError
+        PeerSilentError, PeerFailedError, BadInputError, LoadCancelledError
             If there is no proper answer.
         """
         meeting = Meeting(self.peer, connect_s, self._silence_s)
@@ -104,7 +104,7 @@ class RankLease:
             return None
         answer = self._next(_GLANCE_S, "its offer")
         if isinstance(answer, say.Revoked):
-            raise PeerMessageError(peer=self.peer, problem="it is a Revoked, its offer was due")
+            raise peer_message(peer=self.peer, problem="it is a Revoked, its offer was due")
         if isinstance(answer, say.Refuse):
             self._asked = False
             if answer.reason != "empty":
@@ -117,7 +117,7 @@ class RankLease:
 
         Raises
         ------
-        PeerFailedError, PeerDiedError, PeerMessageError
+        PeerFailedError, PeerDiedError, BadInputError
             If it does not.
         LoadCancelledError
             If the load was cancelled.
@@ -127,7 +127,7 @@ class RankLease:
             raise PeerFailedError(peer=self.peer, error="Revoked", reason=message.text)
         if message is not None:
             problem = f"it is a {type(message).__name__}, nothing was due"
-            raise PeerMessageError(peer=self.peer, problem=problem)
+            raise peer_message(peer=self.peer, problem=problem)
         self._observer.stop_if_cancelled(self._tensors)
 
     def close(self) -> None:

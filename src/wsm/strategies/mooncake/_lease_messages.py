@@ -25,7 +25,7 @@ from wsm.errors import BadInputError
 from wsm.labels import Label
 from wsm.strategies import conversation
 from wsm.strategies.conversation import PeerMessage, Place, Wanted, frame_of, message_in
-from wsm.strategies.peer_errors import PeerMessageError
+from wsm.strategies.peer_errors import peer_message
 from wsm.strategies.promise import Count, Digest, Publication, ShardPromise
 
 #: The longest body to a publisher, and to a rank: a Grant of half a million tensors.
@@ -88,25 +88,25 @@ def to_bytes(message: Ask | FromPublisher) -> bytes:
 
 
 def frame_bytes(length: bytes, most: int, peer: str) -> int:
-    """Return how long the frame behind its length is; PeerMessageError if its body is too long."""
+    """Return how long the frame behind its length is; peer_message if its body is too long."""
     body: int = _LENGTH.unpack(length)[0]
     if body > most:
-        raise PeerMessageError(peer=peer, problem=f"it announces {body} bytes, {most} are the most")
+        raise peer_message(peer=peer, problem=f"it announces {body} bytes, {most} are the most")
     return conversation.HEAD_BYTES + body
 
 
 def ask_of(frame: bytes) -> Ask:
-    """Return what a rank says; PeerMessageError if the bytes are none of its messages."""
+    """Return what a rank says; peer_message if the bytes are none of its messages."""
     return message_in(_TO_PUBLISHER, frame, "a rank")
 
 
 def answer_of(frame: bytes, peer: str) -> FromPublisher:
-    """Return what a publisher says; PeerMessageError if the bytes are none of its messages."""
+    """Return what a publisher says; peer_message if the bytes are none of its messages."""
     return message_in(_TO_RANK, frame, peer)
 
 
 def check_grant(grant: Grant, peer: str) -> None:
-    """Compare what a Grant promises with the publication and with where it lies; PeerMessageError if not."""
+    """Compare what a Grant promises with the publication and with where it lies; peer_message if not."""
     promise, publication = grant.promise, grant.publication
     problem = None
     if promise.rank >= publication.world_size or promise.world_size != publication.world_size:
@@ -124,7 +124,7 @@ def check_grant(grant: Grant, peer: str) -> None:
         problem = "has digests that do not add up to that of the shard"
     problem = problem or _misplaced(grant)
     if problem is not None:
-        raise PeerMessageError(peer=peer, problem=f"its Grant {problem}")
+        raise peer_message(peer=peer, problem=f"its Grant {problem}")
 
 
 def _misplaced(grant: Grant) -> str | None:

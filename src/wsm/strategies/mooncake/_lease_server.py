@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from wsm.errors import BadInputError
 from wsm.own_descriptor import not_inherited
 from wsm.strategies.conversation import ListeningSocket, why_not
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.peer_errors import PeerMessageError
 
 # Connections at a time (a quarter of what the process may open, if that is less), and those of them that may
 # hold leases on one rank's shard: the oldest make room.
@@ -142,7 +142,7 @@ class LeaseServer:
                 nbytes = say.frame_bytes(length, say.MOST_TO_PUBLISHER, "a rank")
                 frame = await asyncio.wait_for(reader.readexactly(nbytes), _SILENCE_S)
                 await self._say(writer, self._answer(writer, say.ask_of(frame)))
-        except (OSError, EOFError, asyncio.TimeoutError, PeerMessageError):
+        except (OSError, EOFError, asyncio.TimeoutError, BadInputError):
             pass  # its lease ends with its connection, whatever the reason
         finally:
             with self._changed:

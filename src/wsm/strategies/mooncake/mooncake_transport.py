@@ -32,7 +32,7 @@ from wsm.strategies.mooncake.source import MooncakeConfig
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.peer_errors import PeerMessageError, PeerSilentError
+from wsm.strategies.peer_errors import PeerSilentError, peer_message
 from wsm.strategies.strategy import Sections
 from wsm.strategies.transports.transport import TransportKind
 from wsm.typed import Count, Seconds, typed
@@ -139,7 +139,7 @@ class SpanReader:
         ------
         GroupError, PeerSilentError
             If the engine cannot read, or no read ends.
-        GroupError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
+        GroupError, PeerDiedError, PeerFailedError, BadInputError, LoadCancelledError
             As :meth:`RankLease.keep`.
         """
         done, (region, first) = 0, place
@@ -310,7 +310,7 @@ class MooncakeTransport:
         ------
         VersionMismatchError, BadInputError
             If it is not what was asked for. Nothing was changed.
-        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, GroupError
+        PeerSilentError, PeerDiedError, PeerFailedError, BadInputError, GroupError
             If the publisher does not answer properly or cannot be read, now or later; ``touched`` says
             whether anything was changed.
         RefusedError
@@ -395,7 +395,7 @@ class MooncakeTransport:
 
     def _offer(self, grant: say.Grant, peer: str, reader: SpanReader | None) -> Offer:
         def nothing(_place: tuple[int, int], _offset: int, _destination: memoryview) -> None:
-            raise PeerMessageError(peer=peer, problem="nothing is read in a preview")
+            raise peer_message(peer=peer, problem="nothing is read in a preview")
 
         copy = nothing if reader is None else reader.copy
         promise = grant.promise

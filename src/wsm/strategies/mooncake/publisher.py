@@ -89,7 +89,7 @@ class PublishedMemory:
 
         Raises
         ------
-        TrainerTensorError
+        BadInputError (``trainer-tensor``)
             If one of them is no tensor in an accepted form, or `finite` and one is not.
         RefusedError
             If the engine does not take it.
@@ -305,7 +305,7 @@ class MooncakePublisher:
         ------
         RefusedError
             If they still read it then. Nothing was changed, but no rank is given that version any more.
-        BadInputError, TrainerTensorError
+        BadInputError
             If what was handed over is no version. Nothing was changed, unless a tensor is not finite although
             it is to be: nothing is published then.
         RefusedError

@@ -103,7 +103,7 @@ def plan(shards: Sequence[ShardManifest], rank: int, ranks: int, *, where: str) 
         such rank.
     BadInputError
         If some tensors are not placed.
-    PlacementError
+    BadInputError (``placement``)
         If one cannot be divided by so many ranks.
     BadInputError
         If the shards do not fit together.

@@ -17,7 +17,7 @@ from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.safetensors import file_order, write_safetensors
 from wsm.strategies.promise import PromisedTensor, ShardIdentity
 from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, part_metadata
-from wsm.strategies.snapshot.placement import Placement, PlacementError, whole_shape
+from wsm.strategies.snapshot.placement import Placement, bad_placement, whole_shape
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 
@@ -60,11 +60,11 @@ def write_shard(
 
     Raises
     ------
-    TrainerTensorError
+    BadInputError (``trainer-tensor``)
         If a tensor is none, or not finite although it is to be.
     BadInputError
         If there is no tensor at all.
-    PlacementError
+    BadInputError (``placement``)
         If a tensor is not placed although others are, or is not what its placement says.
     StorageError
         If the file system refuses.
@@ -120,7 +120,7 @@ def _check_placements(
 ) -> None:
     for spec in specs if placements else ():
         if spec.name not in placements:
-            raise PlacementError(tensor=spec.name, problem="has no placement, although others have one")
+            raise bad_placement(tensor=spec.name, problem="has no placement, although others have one")
         whole_shape(spec.name, placements[spec.name], spec.shape, identity.rank, identity.world_size)
 
 

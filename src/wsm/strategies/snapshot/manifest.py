@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from wsm.errors import BadInputError
 from wsm.labels import is_label
 from wsm.strategies import errors
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, shard_base, shard_manifest_name
@@ -26,7 +27,7 @@ from wsm.strategies.promise import (
     ShardIdentity,
     ShardPromise,
 )
-from wsm.strategies.snapshot.placement import PlacementError, whole_shape
+from wsm.strategies.snapshot.placement import whole_shape
 from wsm.strategies.trainer.publications import MANIFEST_FORMATS
 
 RankT = TypeVar("RankT", bound=RankShard)
@@ -96,7 +97,7 @@ class ShardManifest(ShardPromise, frozen=True, kw_only=True):
                 if kind.placement is not None and index not in checked:
                     whole_shape(name, kind.placement, kind.shape, self.rank, self.world_size)
                     checked.add(index)
-        except PlacementError as error:
+        except BadInputError as error:
             raise msgspec.ValidationError(str(error)) from error
 
 

@@ -10,24 +10,20 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, coded
 
 Shape: TypeAlias = tuple[int, ...]
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class PlacementError(BadInputError):
+@coded("placement")
+def bad_placement(*, tensor: str, problem: str) -> BadInputError:
     """A tensor cannot be divided by the number of ranks, or is not what its placement says."""
-
-    unfit = True
-
-    def __init__(self, *, tensor: str, problem: str) -> None:
-        super().__init__(
-            f"{tensor!r} {problem}; correct its placement, or publish for the number of ranks that load",
-            tensor=tensor,
-            problem=problem,
-        )
+    return BadInputError(
+        f"{tensor!r} {problem}; correct its placement, or publish for the number of ranks that load",
+        unfit=True,
+    )
 
 
 class AxisSegment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -114,7 +110,7 @@ def runs(tensor: str, placement: Placement, shape: Shape, rank: int, ranks: int)
 
     Raises
     ------
-    PlacementError
+    BadInputError (``placement``)
         If the tensor cannot be divided by so many ranks.
     """
     if isinstance(placement, Split):
@@ -126,7 +122,7 @@ def runs(tensor: str, placement: Placement, shape: Shape, rank: int, ranks: int)
     if isinstance(placement, Member):
         if placement.index >= placement.of:
             problem = f"is member {placement.index} of {placement.of}, counted from 0"
-            raise PlacementError(tensor=tensor, problem=problem)
+            raise bad_placement(tensor=tensor, problem=problem)
         if placement.of % ranks:
             raise _indivisible(tensor, f"{placement.of} members", ranks)
         if placement.index // (placement.of // ranks) != rank:
@@ -139,7 +135,7 @@ def local_shape(tensor: str, placement: Placement, shape: Shape, rank: int, rank
 
     Raises
     ------
-    PlacementError
+    BadInputError (``placement``)
         As :func:`runs`.
     """
     held = runs(tensor, placement, shape, rank, ranks)
@@ -156,13 +152,13 @@ def whole_shape(tensor: str, placement: Placement, local: Shape, rank: int, rank
 
     Raises
     ------
-    PlacementError
+    BadInputError (``placement``)
         If a rank of so many does not hold just that.
     """
     shape = local
     if isinstance(placement, Split):
         if not 0 <= placement.axis < len(local) or not placement.segments:
-            raise PlacementError(
+            raise bad_placement(
                 tensor=tensor, problem=f"is split along axis {placement.axis} of the shape {list(local)}"
             )
         extent = sum(segment.extent for segment in placement.segments)
@@ -170,7 +166,7 @@ def whole_shape(tensor: str, placement: Placement, local: Shape, rank: int, rank
     expected = local_shape(tensor, placement, shape, rank, ranks)
     if expected != local:
         where = "nothing" if expected is None else f"the shape {list(expected)}"
-        raise PlacementError(
+        raise bad_placement(
             tensor=tensor,
             problem=f"has the shape {list(local)} where its placement gives rank {rank} of {ranks} {where}",
         )
@@ -185,7 +181,7 @@ def _part(tensor: str, segment: AxisSegment, begin: int, rank: int, ranks: int) 
         return AxisRun(begin + rank * length, length)
     heads = segment.heads
     if heads < 1 or segment.extent % heads:
-        raise PlacementError(tensor=tensor, problem=f"has {heads} heads in an extent of {segment.extent}")
+        raise bad_placement(tensor=tensor, problem=f"has {heads} heads in an extent of {segment.extent}")
     if heads % ranks and ranks % heads:
         raise _indivisible(tensor, f"{heads} heads", ranks)
     parts = min(heads, ranks)
@@ -193,5 +189,5 @@ def _part(tensor: str, segment: AxisSegment, begin: int, rank: int, ranks: int) 
     return AxisRun(begin + rank * parts // ranks * length, length)
 
 
-def _indivisible(tensor: str, what: str, ranks: int) -> PlacementError:
-    return PlacementError(tensor=tensor, problem=f"has {what}, which {ranks} ranks cannot share evenly")
+def _indivisible(tensor: str, what: str, ranks: int) -> BadInputError:
+    return bad_placement(tensor=tensor, problem=f"has {what}, which {ranks} ranks cannot share evenly")

@@ -210,7 +210,7 @@ class StagedVersion(StagedDirectory):
         ------
         RefusedError
             If the version is sealed (``already-sealed``).
-        BadInputError, TrainerTensorError, PlacementError
+        BadInputError
             If there is no such rank, or what was handed over is no shard.
         StorageError
             If the file system refuses.
@@ -477,7 +477,7 @@ def publish_snapshot(
     ------
     VersionExistsError, PublisherBusyError, StorageError
         If it cannot be published now. Nothing became visible.
-    BadInputError, TrainerTensorError, PlacementError
+    BadInputError
         If what was handed over is no version. Nothing became visible.
     """
     version = checked_version(version)

@@ -26,10 +26,11 @@ from wsm.strategies.errors import (
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
+from wsm.strategies.files.version_file import announced_version
 from wsm.strategies.promise import Sealed
 from wsm.strategies.snapshot.manifest import ShardManifest, VersionManifest
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.trainer.publications import announced_version, newest_version
+from wsm.strategies.trainer.publications import newest_version
 
 _log = log.logger("strategies")
 

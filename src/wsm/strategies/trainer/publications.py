@@ -16,7 +16,6 @@ from pathlib import Path
 from wsm.errors import WsmError, shortage_of
 from wsm.labels import is_label, recorded_version
 from wsm.strategies import documents
-from wsm.strategies.errors import VersionFileMissingError
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import (
     DELTA_MANIFEST,
@@ -24,7 +23,7 @@ from wsm.strategies.files.snapshot_names import (
     VERSION_MANIFEST,
     VERSIONS_DIRECTORY,
 )
-from wsm.strategies.files.version_file import read_version
+from wsm.strategies.files.version_file import announced_version
 
 #: What the manifests of all ranks call themselves.
 MANIFEST_FORMATS = {VERSION_MANIFEST: "wsm.version-manifest", DELTA_MANIFEST: "wsm.delta-manifest"}
@@ -87,20 +86,6 @@ def newest_version(directory: Path | str, *, deltas: bool = False) -> str | None
     """
     announced = announced_version(directory)
     return published_last(directory, deltas=deltas) if announced is None else announced
-
-
-def announced_version(directory: Path | str) -> str | None:
-    """Return the version that ``version.yaml`` announces; None without one.
-
-    Raises
-    ------
-    BadInputError, UnreadableFileError
-        If it is there and unusable.
-    """
-    try:
-        return read_version(directory)
-    except VersionFileMissingError:
-        return None
 
 
 def next_ordinal(directory: Path | str) -> int:

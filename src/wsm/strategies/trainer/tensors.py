@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from wsm.strategies import errors
 from wsm.strategies.documents import is_text
-from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.errors import trainer_tensor
 from wsm.strategies.files.safetensors import METADATA_KEY
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
@@ -57,15 +57,15 @@ def paddle_spec(name: str, value: Any) -> TensorSpec:
 
     Raises
     ------
-    TrainerTensorError
+    BadInputError (``trainer-tensor``)
         If its dtype is none of safetensors', or it holds no memory.
     """
     said = paddle_name(value)
     if said not in PADDLE_DTYPES:
-        raise TrainerTensorError(tensor=name, problem=f"its dtype is paddle's {said}")
+        raise trainer_tensor(tensor=name, problem=f"its dtype is paddle's {said}")
     spec = TensorSpec(name, PADDLE_DTYPES[said], tuple(int(extent) for extent in value.shape))
     if spec.nbytes and not value._is_initialized():
-        raise TrainerTensorError(tensor=name, problem="it holds no memory")
+        raise trainer_tensor(tensor=name, problem="it holds no memory")
     return spec
 
 
@@ -148,7 +148,7 @@ def specs_of(tensors: TrainerTensors) -> list[TensorSpec]:
 
     Raises
     ------
-    TrainerTensorError
+    BadInputError (``trainer-tensor``)
         If one of them is no tensor in an accepted form.
     """
     return [_spec(name, tensors[name]) for name in tensors]
@@ -159,12 +159,12 @@ def specs_of_rank(rank: int, tensors: TrainerTensors) -> list[TensorSpec]:
 
     Raises
     ------
-    TrainerTensorError
+    BadInputError (``trainer-tensor``)
         If it has none, or one of them is no tensor in an accepted form.
     """
     specs = specs_of(tensors)
     if not specs:
-        raise TrainerTensorError(tensor="", problem=f"rank {rank} has none")
+        raise trainer_tensor(tensor="", problem=f"rank {rank} has none")
     return specs
 
 
@@ -173,12 +173,12 @@ def bytes_of(tensors: TrainerTensors, spec: TensorSpec) -> memoryview:
 
     Raises
     ------
-    TrainerTensorError
+    BadInputError (``trainer-tensor``)
         If it no longer is what `spec` says, or its buffer is not contiguous.
     """
     value = tensors[spec.name]
     if not _is_still(value, spec):
-        raise TrainerTensorError(tensor=spec.name, problem="it changed while it was being published")
+        raise trainer_tensor(tensor=spec.name, problem="it changed while it was being published")
     return _bytes(spec, value)
 
 
@@ -187,7 +187,7 @@ def tensor_of(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
 
     Raises
     ------
-    TrainerTensorError
+    BadInputError (``trainer-tensor``)
         If it is no tensor in an accepted form, or its buffer is not contiguous.
     """
     spec = _spec(name, value)
@@ -208,11 +208,9 @@ def _bytes(spec: TensorSpec, value: Any) -> memoryview:
 
 def _spec(name: object, value: Any) -> TensorSpec:
     if not isinstance(name, str):
-        raise TrainerTensorError(
-            tensor=str(name), problem=f"its name is a {type(name).__name__}, not a string"
-        )
+        raise trainer_tensor(tensor=str(name), problem=f"its name is a {type(name).__name__}, not a string")
     if name == METADATA_KEY or not is_text(name):
-        raise TrainerTensorError(tensor=ascii(name), problem="no safetensors file can hold this name")
+        raise trainer_tensor(tensor=ascii(name), problem="no safetensors file can hold this name")
     if isinstance(value, tuple):
         return _declared(name, value)
     if is_paddle_tensor(value):
@@ -222,7 +220,7 @@ def _spec(name: object, value: Any) -> TensorSpec:
     if _is_array(value):
         dtype = _of_numpy(value.dtype)
         if dtype is None:
-            raise TrainerTensorError(
+            raise trainer_tensor(
                 tensor=name, problem=f"its dtype is {value.dtype.name}, byte order {value.dtype.byteorder}"
             )
         return TensorSpec(name, dtype, tuple(value.shape))
@@ -250,14 +248,14 @@ def _is_array(value: Any) -> bool:
 
 def _declared(name: str, pair: tuple[Any, ...]) -> TensorSpec:
     if len(pair) != 2 or not isinstance(pair[0], TensorSpec):
-        raise TrainerTensorError(tensor=name, problem="the tuple is no (TensorSpec, buffer) pair")
+        raise trainer_tensor(tensor=name, problem="the tuple is no (TensorSpec, buffer) pair")
     spec: TensorSpec = pair[0]
     buffer = pair[1]
     if spec.name != name or spec.dtype not in ITEM_BYTES:
-        raise TrainerTensorError(tensor=name, problem=f"it is described as {spec}")
+        raise trainer_tensor(tensor=name, problem=f"it is described as {spec}")
     nbytes = buffer.nbytes if _is_array(buffer) else _view(name, buffer).nbytes
     if nbytes != spec.nbytes:
-        raise TrainerTensorError(tensor=name, problem=f"it has {nbytes} bytes, its spec says {spec.nbytes}")
+        raise trainer_tensor(tensor=name, problem=f"it has {nbytes} bytes, its spec says {spec.nbytes}")
     return spec
 
 
@@ -270,18 +268,18 @@ def _dtype_of_format(name: str, view: memoryview) -> str:
         return f"I{bits}"
     if code and code in _UNSIGNED_FORMATS:
         return f"U{bits}"
-    raise TrainerTensorError(tensor=name, problem=f"its buffer has the format {view.format!r}")
+    raise trainer_tensor(tensor=name, problem=f"its buffer has the format {view.format!r}")
 
 
 def _view(name: str, value: Any) -> memoryview:
     try:
         return memoryview(value)
     except TypeError as error:
-        raise TrainerTensorError(tensor=name, problem=f"it is a {type(value).__name__}") from error
+        raise trainer_tensor(tensor=name, problem=f"it is a {type(value).__name__}") from error
 
 
 def _flat(name: str, buffer: Any) -> memoryview:
     view = _view(name, buffer)
     if not view.c_contiguous:
-        raise TrainerTensorError(tensor=name, problem="its buffer is not C-contiguous")
+        raise trainer_tensor(tensor=name, problem="its buffer is not C-contiguous")
     return view.cast("B") if view.nbytes else memoryview(b"")

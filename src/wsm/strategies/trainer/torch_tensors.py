@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.errors import trainer_tensor
 from wsm.strategies.tensor import TensorSpec
 
 #: Safetensors' names of the dtypes that numpy and torch call alike.
@@ -42,18 +42,18 @@ def torch_spec(name: str, value: Any) -> TensorSpec:
 
     Raises
     ------
-    TrainerTensorError
+    BadInputError (``trainer-tensor``)
         If its dtype or layout is none of safetensors', it holds no memory, or it is a part of a sharded one.
     """
     said = str(value.dtype).removeprefix("torch.")
     if said not in DTYPES_BY_NAME:
-        raise TrainerTensorError(tensor=name, problem=f"its dtype is torch's {said}")
+        raise trainer_tensor(tensor=name, problem=f"its dtype is torch's {said}")
     if str(value.layout) != "torch.strided":
-        raise TrainerTensorError(tensor=name, problem=f"its layout is {value.layout}")
+        raise trainer_tensor(tensor=name, problem=f"its layout is {value.layout}")
     if value.is_meta:
-        raise TrainerTensorError(tensor=name, problem="it holds no memory")
+        raise trainer_tensor(tensor=name, problem="it holds no memory")
     if hasattr(value, "full_tensor"):
-        raise TrainerTensorError(tensor=name, problem="it is a part of the tensor that its full_tensor() is")
+        raise trainer_tensor(tensor=name, problem="it is a part of the tensor that its full_tensor() is")
     return TensorSpec(name, DTYPES_BY_NAME[said], tuple(int(extent) for extent in value.shape))
 
 

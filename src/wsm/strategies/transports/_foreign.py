@@ -20,8 +20,8 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from wsm.clock import Clock
-from wsm.errors import InternalError
-from wsm.strategies.errors import LoadCancelledError, TrainerTensorError
+from wsm.errors import BadInputError, InternalError
+from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
@@ -236,11 +236,11 @@ class Batches:
                 full = nbytes > BATCH_BYTES or len(items) >= _MOST_TENSORS or time.monotonic() > until_s
                 if alone or full:
                     break
-                if not self._keep:
-                    items[-1] = _copied(*item)
+                try:
+                    items[-1] = item if self._keep else _copied(*item)
+                except BadInputError:  # its consumer says what is wrong
+                    break
                 del item  # it may be all that holds a tensor
-        except TrainerTensorError:
-            pass  # its consumer says what is wrong
         except Exception as error:
             if not items:
                 raise

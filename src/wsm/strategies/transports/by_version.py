@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from wsm import log
 from wsm.errors import BadInputError
 from wsm.named import NamedObjects
-from wsm.strategies.errors import VersionFileMissingError, VersionMismatchError, listed
+from wsm.strategies.errors import VersionMismatchError, listed, version_file_missing
 from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
@@ -202,7 +202,7 @@ class ByVersion(Strategy):
 
         Raises
         ------
-        wsm.strategies.errors.VersionFileMissingError, BadInputError
+        BadInputError
             If a directory was to say which version is meant, and does not.
         wsm.strategies.errors.VersionMismatchError
             If the transport offers another one.
@@ -256,7 +256,7 @@ def _wanted(source: RsyncSource, version: str | None) -> str | None:
         return version
     newest = newest_version(source.directory)
     if newest is None:
-        raise VersionFileMissingError(file=f"{source.directory}/{VERSION_FILE}")
+        raise version_file_missing(file=f"{source.directory}/{VERSION_FILE}")
     return newest
 
 

@@ -29,7 +29,7 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, error_name
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.errors import LoadCancelledError, TrainerTensorError
+from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.peer_errors import PeerFailedError, PeerSilentError
@@ -365,7 +365,7 @@ class TensorStream:
     def _bytes(self, name: str, value: Any) -> tuple[TensorSpec, memoryview]:
         try:
             return tensor_of(name, value)
-        except TrainerTensorError as error:
+        except BadInputError as error:
             raise self._foreign(name, error.context["problem"]) from error
 
     def _foreign(self, tensor: str, problem: str) -> BadInputError:

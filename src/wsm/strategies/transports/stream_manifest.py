@@ -17,7 +17,7 @@ from wsm.labels import checked_version
 from wsm.strategies import errors
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of
-from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.errors import trainer_tensor
 from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise, name_digest
 from wsm.strategies.trainer.tensors import tensor_of
 from wsm.typed import Count, CountFrom0, typed
@@ -109,7 +109,7 @@ def with_manifest(
 
     Raises
     ------
-    BadInputError, TrainerTensorError
+    BadInputError
         If `version` is none, or there is something else than tensors, or nothing, or a tensor is not finite
         although it is to be.
     BadInputError
@@ -117,10 +117,10 @@ def with_manifest(
     """
     version = checked_version(version)
     if (rank is None) is not (world_size is None):
-        raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem="it is given a rank or a world size alone")
+        raise trainer_tensor(tensor=MANIFEST_TENSOR, problem="it is given a rank or a world size alone")
     if not state or MANIFEST_TENSOR in state:
         problem = "there is no other tensor" if not state else "it is in the state dict already"
-        raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem=problem)
+        raise trainer_tensor(tensor=MANIFEST_TENSOR, problem=problem)
     if world_size is not None and world_size > 1 and not publication:
         raise errors.incomplete_publication(
             version=version,
