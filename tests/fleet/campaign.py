@@ -55,10 +55,15 @@ class Campaign:
         self.counts: Counter[str] = Counter()
         self._undo = contextlib.ExitStack()
         self.replicas: list[ServedReplica] = []
-        for number in range(replicas):
+        self._directory = directory
+        self._count = replicas
+
+    def start(self) -> None:
+        """Bring up replicas, watcher and router; behind it all serve the second version."""
+        for number in range(self._count):
             port = free_port()
             served = ServedReplica(
-                directory / f"replica{number}",
+                self._directory / f"replica{number}",
                 self.store,
                 *("--fleet", self.store, "--upstream", f"http://127.0.0.1:{port}"),
                 engine=(HERE / "text_rank.py", port),
@@ -185,6 +190,7 @@ def play(directory: Path, runs: int, seed: int, **size: Any) -> tuple[list[str],
     campaign = Campaign(directory, seed, **size)
     broken: list[str] = []
     try:
+        campaign.start()
         for number in range(runs):
             broken += [f"run {number}: {each}" for each in campaign.run(number)]
             print(f"run {number} of {runs}: {len(broken)} broken")  # noqa: T201 - progress
