@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 from living_group import eventually
 
+from tests.needs import OWN_MOUNTS
 from wsm.http import kept
 from wsm.http.kept import KeptRequests
 
@@ -135,6 +138,41 @@ def test_a_server_goes_on_without_a_file_that_is_unusable_and_says_so_once(
         assert first.fault == "", "it is used again"
     after = KeptRequests(path)
     assert [name for name in "abc" if after.request(name)] == ["a", "b", *("c" if first.request("c") else "")]
+
+
+#: A server that keeps more requests than there is room for.
+KEEPS = """
+import sys
+from pathlib import Path
+from wsm import log
+from wsm.http.kept import KeptRequests
+
+log.configure()
+first = KeptRequests(Path(sys.argv[1]))
+for number in range(200):
+    said = {"request_id": f"r{number}", "operation": "hold", "surface": "vllm", "run_id": "r"}
+    first.keep({**said, "asked": {"name": "x" * 500}, "state": "running"})
+print(sum(first.request(f"r{number}") is not None for number in range(200)), first.fault)
+"""
+
+
+@pytest.mark.needs("mounts")
+@pytest.mark.parametrize(
+    ("mounted", "says"),
+    [
+        ("mount --bind $0 $0 && mount -o remount,bind,ro $0", "Read-only file system"),
+        ("mount -t tmpfs -o size=32k none $0", "database or disk is full"),
+    ],
+)
+def test_a_disk_that_is_read_only_or_full_stops_no_command_and_is_said_once(
+    tmp_path: Path, mounted: str, says: str
+) -> None:
+    apart = [*OWN_MOUNTS, "sh", "-c", f'{mounted} && exec "$@"', tmp_path, sys.executable, "-c", KEEPS]
+    done = subprocess.run([*apart, tmp_path / "http.sqlite"], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("200 the server's file of requests"), done.stderr
+    assert says in done.stdout
+    assert done.stderr.count(says) == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_a_file_system_that_hangs_is_waited_for_once_and_written_when_it_answers(
