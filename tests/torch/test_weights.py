@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from small_model import small_model
@@ -10,7 +12,7 @@ from torch import nn
 from wsm.actions.measuring import resident_digest
 from wsm.actions.surfaces import MemorySurface, StageableWeights, WeightSurface
 from wsm.errors import BadInputError, GroupError
-from wsm.strategies import publish_snapshot
+from wsm.strategies import IpcSource, SharedTensors, SnapshotPublisher, publish_snapshot
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.load import load
 from wsm.strategies.snapshot.source import SnapshotSource
@@ -47,6 +49,24 @@ def other_model():
 def publish(directory, model):
     publish_snapshot(directory, 1, {0: dict(model.state_dict())}, durable=False)
     return SnapshotSource(directory, rank=0)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_rank_puts_the_tensors_of_its_module_into_files_and_into_memory_alike(tmp_path, in_memory):
+    model, weights = other_model(), TorchWeights(small_model())
+    with contextlib.ExitStack() as undo:
+        publisher = (
+            undo.enter_context(SharedTensors(tmp_path, world_size=1))
+            if in_memory
+            else SnapshotPublisher(tmp_path, world_size=1, durable=False)
+        )
+        with publisher.version(1) as version:
+            version.seal({0: version.put(0, dict(model.state_dict()))})
+        if in_memory:
+            load(IpcSource(tmp_path, 0), weights, name="ipc")
+        else:
+            load(SnapshotSource(tmp_path, 0), weights)
+    assert contents(weights) == contents(TorchWeights(model))
 
 
 def stage_everything(weights, byte):
