@@ -18,6 +18,7 @@ from wsm.cli._base import (
     FROM_1,
     SECONDS,
     VERSION,
+    config_option,
     json_text,
     options,
     require_http,
@@ -25,7 +26,8 @@ from wsm.cli._base import (
     tell,
     wrong_usage,
 )
-from wsm.cli.serving import listening
+from wsm.cli._groups import configuration_of
+from wsm.cli.serving import listening, of_surfaces, surfaces_named
 
 if TYPE_CHECKING:
     from wsm.fleet import FleetReport, ReplicaRow
@@ -51,6 +53,8 @@ Exit codes:
           prepare and commit them, one at a time
       wsm fleet watch --store /models/policy --replicas replicas.json
           keep them at what was asked for last
+      wsm fleet serve --store /models/policy --replicas replicas.json
+          a trainer drives them as one at 127.0.0.1:8400
     """,
 )
 def fleet() -> None:
@@ -75,14 +79,23 @@ _of_replicas = options(
 )
 
 
+_of_rolls = options(
+    click.option("--at-a-time", type=FROM_1, default=1, help="How many are committed at once."),
+    click.option(
+        "--on-failure", type=click.Choice(["stop", "back"]), default="stop", help="What a failed step does."
+    ),
+)
+_of_looks = options(
+    click.option("--every", "every_s", type=SECONDS, default=2.0, help="Seconds from one look to the next."),
+    click.option("--trust", multiple=True, metavar="CIDR", help="A network that may ask there. Repeatable."),
+)
+
+
 @fleet.command(epilog=_EXIT_CODES)
 @click.argument("version", type=VERSION)
 @_of_replicas
-@click.option("--at-a-time", type=FROM_1, default=1, help="How many are committed at once.")
+@_of_rolls
 @click.option("--stage-ahead", type=FROM_1, help="How many stand prepared at most. Default: twice as many.")
-@click.option(
-    "--on-failure", type=click.Choice(["stop", "back"]), default="stop", help="What a failed step does."
-)
 @click.option("--strict", is_flag=True, help="Let the version before be served no longer, from now on.")
 @click.option("--force", is_flag=True, help="Take a list that is less than half as long as the last one.")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
@@ -113,14 +126,13 @@ def update(
 
 @fleet.command(epilog=EXIT_CODES)
 @_of_replicas
-@click.option("--every", "every_s", type=SECONDS, default=2.0, help="Seconds from one look to the next.")
+@_of_looks
 @click.option(
     "--routable", type=FILE, help="Replace this file by who may get text behind each look; *.json: with ages."
 )
 @click.option(
     "--http", "address", metavar="[HOST:]PORT", help="Answer /wsm/v1/fleet/routable and /workers there."
 )
-@click.option("--trust", multiple=True, metavar="CIDR", help="A network that may ask there. Repeatable.")
 def watch(
     *,
     store: Path,
@@ -149,6 +161,57 @@ def watch(
             where = undo.enter_context(served_beside(SecurityGuard(routable_app(watching), security), at))
             tell(f"who may get text is told at {where}/wsm/v1/fleet/routable", err=True)
         asyncio.run(watching.run(routable))
+
+
+@fleet.command(epilog=EXIT_CODES)
+@_of_replicas
+@_of_rolls
+@_of_looks
+@click.option(
+    "--lease", "lease_s", type=SECONDS, default=30.0, help="Seconds for which a hold outlives this."
+)
+@click.option("--http", "address", metavar="[HOST:]PORT", default="127.0.0.1:8400", show_default=True)
+@click.option("--surface", "surfaces", metavar="NAME[,NAME...]", default="", help="As of 'wsm serve'.")
+@of_surfaces
+@click.option("--tokens", type=FILE, help="What its own callers need, as --token-file of 'wsm serve'.")
+@config_option("The configuration of a replica's group, by which directories are adopted into the store.")
+def serve(
+    *,
+    store: Path,
+    replicas: str,
+    address: str,
+    surfaces: str,
+    trust: tuple[str, ...],
+    tokens: Path | None,
+    config_file: Path | None,
+    **asked: Any,
+) -> None:
+    """Offer trainers their verbs once for all replicas, until Ctrl-C.
+
+    What brings weights sets the target, and rolls it. A pause holds all replicas or none.
+    """
+    require_http("fleet")
+    from wsm import fleet as fleets  # noqa: PLC0415 - httpx, for this command only
+    from wsm.fleet.serving import FleetCommands, routes  # noqa: PLC0415 - the same
+    from wsm.http import _serving as servers  # noqa: PLC0415 - the same
+    from wsm.http import create_app  # noqa: PLC0415 - the same
+    from wsm.strategies.trainer.targets import set_address  # noqa: PLC0415 - the same
+
+    rolls = {name: asked.pop(name) for name in ("lease_s", "at_a_time", "on_failure")}
+    looks = {name: asked.pop(name) for name in ("every_s", "deadline_s", "token_file", "insecure")}
+    with wrong_usage():
+        at = listening(address, trust=trust, token_file=tokens)
+        security = at.security()
+        watching = fleets.FleetWatch(store, lambda: fleets.read_replicas(replicas), told=_progress(), **looks)
+        chosen = surfaces_named(surfaces, lambda: configuration_of(None, config_file), asked)
+    commands = FleetCommands(watching, **rolls)
+    app = create_app(commands, surfaces=chosen, security=security, own=routes(watching))
+
+    def announce(where: str) -> None:
+        set_address(store, where)
+        tell(f"the fleet is commanded at {where}; Ctrl-C ends this, and what it holds")
+
+    servers.serve(app, at, announce, commands.keep)
 
 
 def _progress() -> Callable[[ReplicaRow], None]:

@@ -42,7 +42,7 @@ def _server_info(text: str) -> tuple[str, Any]:
         return name, value
 
 
-_of_surfaces = options(
+of_surfaces = options(
     click.option(
         "--adopt-root",
         "roots",
@@ -108,7 +108,7 @@ def listening_options(default_port: int | None) -> Callable[[Callable[..., None]
             help="Whose verbs are answered; the first one's own the paths that several have. Default: all, "
             "fastdeploy first.",
         ),
-        _of_surfaces,
+        of_surfaces,
         click.option(
             "--token-file",
             type=PATH,

@@ -10,6 +10,7 @@ module             responsible for
 :mod:`.member`     the target as one replica's own server reads it
 :mod:`.rolling`    brings all of them to a target, so many at a time (:func:`update`)
 :mod:`.watching`   keeps them there, and says who may get text (:class:`FleetWatch`)
+:mod:`.serving`    trainers' verbs once for all of them (:class:`FleetCommands`)
 =================  =========================================================================================
 
 What a replica counts as says :mod:`wsm.states.fleet`.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from wsm.fleet.rolling import ReplicaRow as ReplicaRow
     from wsm.fleet.rolling import update as update
     from wsm.fleet.rolling import update_async as update_async
+    from wsm.fleet.serving import FleetCommands as FleetCommands
     from wsm.fleet.watching import FleetWatch as FleetWatch
 
 import_when_named(
@@ -35,6 +37,7 @@ import_when_named(
         "wsm.fleet.member": "FleetMember",
         "wsm.fleet.replicas": "Replica read_replicas",
         "wsm.fleet.rolling": "FleetReport ReplicaRow update update_async",
+        "wsm.fleet.serving": "FleetCommands",
         "wsm.fleet.watching": "FleetWatch",
     },
 )

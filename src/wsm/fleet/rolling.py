@@ -23,6 +23,7 @@ import msgspec
 
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded, error_name
 from wsm.fleet.replicas import Connections, Replica, fleet_shrinks
+from wsm.http.many import MOST_REQUESTS, GroupClient
 from wsm.labels import checked_version
 from wsm.payload import PayloadError, convert
 from wsm.receipt import Outcome, Receipt
@@ -42,14 +43,13 @@ from wsm.states.fleet import (
     step_name,
     way_back,
 )
+from wsm.states.holding import Hold
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
 from wsm.strategies.snapshot.manifest import VersionManifest
 from wsm.strategies.snapshot.store import read_sealed
 from wsm.strategies.trainer.targets import newest_target, set_target
 
-#: Requests that are open at once.
-MOST_REQUESTS: Final = 64
 #: Seconds that a look may take, and between two tries of a step.
 _LOOK_S: Final = 10.0
 _AGAIN_S: Final = 0.2
@@ -61,17 +61,11 @@ ALL_SERVE, SOME_DO_NOT, SUPERSEDED = 0, 1, 3
 _Answer = TypeVar("_Answer")
 
 
-class ReplicaClient(Protocol):
+class ReplicaClient(GroupClient, Protocol):
     """What a replica answers; :class:`wsm.http.AsyncClient` asks it over HTTP."""
-
-    async def status(self) -> dict[str, Any]:
-        """Return what ``wsm status --json`` prints."""
 
     async def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""
-
-    async def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
-        """Give one command."""
 
 
 class _ReadTarget(msgspec.Struct, frozen=True):
@@ -93,12 +87,17 @@ class _Status(msgspec.Struct, frozen=True):
     over: bool = True
     operation: str | None = None
     fleet: _ReadTarget | None = None
+    hold: Hold | None = None
+    missing: tuple[str, ...] = ()
 
-    @property
-    def takes_text(self) -> bool:
-        """Whether text would reach what it holds now; of a group that drains for a load in place it waits."""
+    def takes_text(self, owner: str | None) -> bool:
+        """Whether text would reach what it holds now; of a group that drains for a load in place it waits.
+
+        `owner`: whose hold is no matter, since it is released with those of all others.
+        """
         stops = drains(self.operation, over=self.over)
-        return self.serving and not stops and (self.fleet is None or self.fleet.admits)
+        waits = self.hold is not None and self.hold.owner == owner and not self.missing
+        return (self.serving or waits) and not stops and (self.fleet is None or self.fleet.admits)
 
 
 @dataclass
@@ -267,61 +266,69 @@ async def update_async(
     BadInputError
         If the version is not there (code ``not-published``), or the list is no list.
     """
-    place, label = Path(store), checked_version(version)
     connections = Connections(token_file=token_file, insecure=insecure)
     connections.require_safe(replicas)
-    content = await asyncio.to_thread(content_of, place, label)
-    if content is None:
-        raise not_published(label=label, store=str(place))
-    asked: dict[str, Any] = {"at_a_time": at_a_time, "on_failure": FleetFailure(on_failure)}
-    target = await asyncio.to_thread(
-        _announced, place, content, force=force, strict=strict, replicas=len(replicas), **asked
+    terms = RollTerms(
+        Path(store),
+        connections.client if connect is None else connect,
+        told,
+        deadline_s,
+        at_a_time,
+        stage_ahead,
+        FleetFailure(on_failure),
     )
-    ways = connections.client if connect is None else connect
     try:
-        return await bring(
-            place,
-            target,
-            replicas,
-            ways,
-            told,
-            at_a_time=at_a_time,
-            stage_ahead=stage_ahead,
-            deadline_s=deadline_s,
-            goes_back=asked["on_failure"] is FleetFailure.BACK,
-        )
+        return await bring_version(terms, version, replicas, strict=strict, force=force)
     finally:
         await connections.close()
 
 
-async def bring(
-    store: Path,
-    target: FleetTarget,
+@dataclass(frozen=True)
+class RollTerms:
+    """How replicas are brought to a target, as :func:`update_async` says; `owner`: who may hold them."""
+
+    store: Path
+    connect: Callable[[Replica], ReplicaClient]
+    told: Callable[[ReplicaRow], object]
+    deadline_s: float
+    at_a_time: int = 1
+    stage_ahead: int | None = None
+    on_failure: FleetFailure = FleetFailure.STOP
+    owner: str | None = None
+
+
+async def bring_version(
+    terms: RollTerms,
+    version: str | int,
     replicas: Sequence[Replica],
-    connect: Callable[[Replica], ReplicaClient],
-    told: Callable[[ReplicaRow], object],
     *,
-    at_a_time: int,
-    deadline_s: float,
-    stage_ahead: int | None = None,
-    goes_back: bool = False,
+    strict: bool = False,
+    force: bool = False,
 ) -> FleetReport:
+    """Set a version as the target, and bring all replicas to it; as :func:`update_async`."""
+    label = checked_version(version)
+    content = await asyncio.to_thread(content_of, terms.store, label)
+    if content is None:
+        raise not_published(label=label, store=str(terms.store))
+    target = await asyncio.to_thread(_announced, terms, content, len(replicas), strict=strict, force=force)
+    return await bring(terms, target, replicas)
+
+
+async def bring(terms: RollTerms, target: FleetTarget, replicas: Sequence[Replica]) -> FleetReport:
     """Bring all replicas to a target that is set, as far as it goes; once all serve it, nothing else may."""
     rows = tuple(ReplicaRow(replica) for replica in replicas)
-    ahead = 2 * at_a_time if stage_ahead is None else max(stage_ahead, at_a_time)
-    roll = Roll(store, target, connect, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s)
+    asked: dict[str, Any] = {"at_a_time": terms.at_a_time, "replicas": len(replicas)}
+    roll = Roll(terms, target)
     await roll.bring(rows)
-    if roll.failed and not roll.superseded and goes_back:
+    if roll.failed and not roll.superseded and terms.on_failure is FleetFailure.BACK:
         with contextlib.suppress(WsmError, OSError):  # out of a store that cannot be used is no way back
-            found = await asyncio.to_thread(content_of, store, target.before.label if target.before else "")
-            before = way_back(target, found)
+            label = target.before.label if target.before else ""
+            before = way_back(target, await asyncio.to_thread(content_of, terms.store, label))
             if before is not None:
-                back = next_target(target, before, at_a_time=at_a_time, replicas=len(replicas))
-                if not await asyncio.to_thread(set_target, store, back):
+                back = next_target(target, before, **asked)
+                if not await asyncio.to_thread(set_target, terms.store, back):
                     return FleetReport(target, rows, SUPERSEDED)
-                roll = Roll(
-                    store, back, connect, told, at_a_time=at_a_time, ahead=ahead, deadline_s=deadline_s
-                )
+                roll = Roll(terms, back)
                 await roll.bring(rows)
                 return FleetReport(back, rows, SUPERSEDED if roll.superseded else SOME_DO_NOT, went_back=True)
     if roll.superseded:
@@ -329,10 +336,9 @@ async def bring(
     if not all(roll.serves(row) for row in rows):
         return FleetReport(target, rows, SOME_DO_NOT)
     if len(target.allowed) > 1:  # all serve it: the version before is allowed no longer
-        terms: dict[str, Any] = {"at_a_time": at_a_time, "on_failure": target.on_failure}
-        settled = next_target(target, target.content, strict=True, replicas=len(replicas), **terms)
+        settled = next_target(target, target.content, strict=True, on_failure=target.on_failure, **asked)
         with contextlib.suppress(OSError):  # else the same call again says so
-            await asyncio.to_thread(set_target, store, settled)
+            await asyncio.to_thread(set_target, terms.store, settled)
     return FleetReport(target, rows, ALL_SERVE)
 
 
@@ -353,19 +359,20 @@ def content_of(store: Path, label: str) -> NamedContent | None:
 
 
 def _announced(
-    store: Path, content: NamedContent, *, force: bool, strict: bool, replicas: int, **asked: Any
+    terms: RollTerms, content: NamedContent, replicas: int, *, strict: bool, force: bool
 ) -> FleetTarget:
     """Set the target of a content, unless it is the newest already. Blocks."""
+    asked: dict[str, Any] = {"at_a_time": terms.at_a_time, "on_failure": terms.on_failure}
     while True:
-        newest = newest_target(store)
+        newest = newest_target(terms.store)
         if newest is not None and 2 * replicas < newest.replicas and not force:
             raise fleet_shrinks(replicas=replicas, before=newest.replicas)
         target = next_target(newest, content, strict=strict, replicas=replicas, **asked)
-        if asked["on_failure"] is FleetFailure.BACK:
+        if terms.on_failure is FleetFailure.BACK:
             label = None if target.before is None else target.before.label
-            if way_back(target, None if label is None else content_of(store, label)) is None:
+            if way_back(target, None if label is None else content_of(terms.store, label)) is None:
                 raise no_way_back(label=label)
-        if target is newest or set_target(store, target):
+        if target is newest or set_target(terms.store, target):
             return target
 
 
@@ -389,21 +396,11 @@ def _passes(error: WsmError | OSError, generation: int) -> bool:
 class Roll:
     """One pass over all replicas, for one target."""
 
-    def __init__(
-        self,
-        store: Path,
-        target: FleetTarget,
-        connect: Callable[[Replica], ReplicaClient],
-        told: Callable[[ReplicaRow], object],
-        *,
-        at_a_time: int,
-        ahead: int,
-        deadline_s: float,
-    ) -> None:
-        self._store, self._target, self._connect, self._told = store, target, connect, told
+    def __init__(self, terms: RollTerms, target: FleetTarget) -> None:
+        self._terms, self._target, self._told = terms, target, terms.told
         self._requests = asyncio.Semaphore(MOST_REQUESTS)
-        self._staging, self._turns = asyncio.Semaphore(ahead), asyncio.Semaphore(at_a_time)
-        self._deadline_s = deadline_s
+        ahead = 2 * terms.at_a_time if terms.stage_ahead is None else max(terms.stage_ahead, terms.at_a_time)
+        self._staging, self._turns = asyncio.Semaphore(ahead), asyncio.Semaphore(terms.at_a_time)
         self.failed = self.superseded = False
 
     async def bring(self, rows: Sequence[ReplicaRow]) -> None:
@@ -417,7 +414,7 @@ class Roll:
         return row.state is FleetState.READY and row.digest == self._target.content.digest
 
     async def _bring(self, row: ReplicaRow) -> None:
-        begun, replica = time.monotonic(), self._connect(row.replica)
+        begun, replica = time.monotonic(), self._terms.connect(row.replica)
         try:
             async with self._staging:
                 said = await self.look(row, replica)
@@ -451,7 +448,8 @@ class Roll:
             told = error if isinstance(error, WsmError) else no_status(problem=str(error))
             self._tell_error(row, FleetEvent.SILENT, told)
             return None
-        answer = LookAnswer(row.looks, self._target.generation, said.manifest_digest, said.takes_text)
+        serving, generation = said.takes_text(self._terms.owner), self._target.generation
+        answer = LookAnswer(row.looks, generation, said.manifest_digest, serving)
         row.state = after(row.state, seen(answer, self._target, row.looks))
         row.version, row.digest = said.version, said.manifest_digest
         if self.serves(row):
@@ -467,7 +465,8 @@ class Roll:
         if row.digest != self._target.content.digest:
             raise other_content(found=row.digest, wanted=self._target.content.digest)
         newest = self._target.generation
-        raise not_serving(generation=said.fleet.generation if said.fleet else newest, newest=newest)
+        by = said.fleet.generation if said.fleet else newest
+        raise not_serving(generation=by if said.over else None, newest=newest)  # as where a hold just ends
 
     async def _step(self, row: ReplicaRow, replica: ReplicaClient, said: _Status) -> None:
         """Prepare a replica and commit it in its turn; in place where it has no room for both versions."""
@@ -480,7 +479,7 @@ class Roll:
                 await self._require_turn()
                 await self._ask(replica, "abort", pending)
             request_id = await self._free(replica, f"{named}-prepare")
-            digest = await self._prepare(row, replica, request_id, named)
+            digest = await self._prepare(row, replica, request_id, named, held=said.hold is not None)
             if digest is None:
                 return
             if digest != self._target.content.digest:
@@ -499,7 +498,7 @@ class Roll:
             await self._ask(replica, "commit", request_id)
 
     async def _prepare(
-        self, row: ReplicaRow, replica: ReplicaClient, request_id: str, named: str
+        self, row: ReplicaRow, replica: ReplicaClient, request_id: str, named: str, *, held: bool
     ) -> str | None:
         """Return the digest of what stands prepared; None: nothing does, and nothing is left to be done."""
         label = self._target.content.label
@@ -516,8 +515,9 @@ class Roll:
                 await self._require_turn()
                 row.state = after(row.state, FleetEvent.OTHER)  # drained first, it takes no text
                 self._told(row)
-                request_id = await self._free(replica, f"{named}-update")
-                terms = {"hot": False, "in_flight": "drain", "force": True}
+                drains = {} if held else {"in_flight": "drain"}  # what a hold set aside is not drained
+                request_id = await self._free(replica, f"{named}-update{'-held' * held}")
+                terms = {"hot": False, "force": True, **drains}
                 await self._ask(replica, "update", request_id, version=label, **terms)
             return None
         return (receipt.manifest_digest or "") if receipt.outcome is Outcome.PREPARED else None
@@ -527,7 +527,7 @@ class Roll:
         if self.failed:
             raise _RollStoppedError
         newest = await self._patiently(
-            lambda _left_s: asyncio.to_thread(newest_target, self._store, self._target)
+            lambda _left_s: asyncio.to_thread(newest_target, self._terms.store, self._target)
         )
         if self.superseded or not may_step(self._target.generation, newest):
             raise _SupersededError
@@ -549,7 +549,7 @@ class Roll:
 
     async def _ask(self, replica: ReplicaClient, operation: str, request_id: str, **keywords: Any) -> Receipt:
         """Give a command until it is answered: under its request id it is done once."""
-        limits = {} if operation in ("commit", "abort") else {"deadline_s": self._deadline_s}
+        limits = {} if operation in ("commit", "abort") else {"deadline_s": self._terms.deadline_s}
         return await self._patiently(
             lambda left_s: self._within(
                 left_s, operation, replica.command(operation, request_id, **limits, **keywords)
@@ -558,7 +558,7 @@ class Roll:
 
     async def _patiently(self, ask: Callable[[float], Awaitable[_Answer]]) -> _Answer:
         """Ask until it is answered, or what stands in its way stays; for a step's deadline at most."""
-        until, met = time.monotonic() + self._deadline_s, None
+        until, met = time.monotonic() + self._terms.deadline_s, None
         while True:
             left_s = until - time.monotonic()
             try:

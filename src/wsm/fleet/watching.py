@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +25,14 @@ from starlette.routing import Route
 from wsm import log
 from wsm.errors import WsmError
 from wsm.fleet.replicas import Connections, Replica
-from wsm.fleet.rolling import ReplicaClient, ReplicaRow, Roll, bring
+from wsm.fleet.rolling import ReplicaClient, ReplicaRow, Roll, RollTerms, bring
 from wsm.states.epochs import Backoff
 from wsm.states.fleet import FleetState, FleetTarget, admits, is_routable
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.trainer.targets import newest_target
 
+#: Where it is answered who is routable: of wsm's own, and for routers.
+ROUTABLE: Final = ("/wsm/v1/fleet/routable", "/workers")
 #: Behind rolls that did not bring all replicas to the target.
 _AGAIN: Final = Backoff(first_s=1.0, longest_s=60.0)
 
@@ -63,6 +65,17 @@ class FleetWatch:
     connect : callable or None
         Returns what asks a replica; None: over HTTP.
 
+    Attributes
+    ----------
+    terms : RollTerms
+        How replicas are asked.
+    replicas : tuple of Replica
+        Those that are listed.
+    target : FleetTarget or None
+        As it was read last.
+    is_held : callable
+        Whether the fleet is held as a whole, so that nobody is routable.
+
     Raises
     ------
     BadInputError, RefusedError
@@ -81,23 +94,24 @@ class FleetWatch:
         told: Callable[[ReplicaRow], object] = lambda _row: None,
         connect: Callable[[Replica], ReplicaClient] | None = None,
     ) -> None:
-        self._store, self._listed, self._told = store, listed, told
-        self._every_s, self._deadline_s = every_s, deadline_s
+        self._listed, self._told, self.every_s = listed, told, every_s
         self._connections = Connections(token_file=token_file, insecure=insecure)
-        self._connect = self._connections.client if connect is None else connect
-        self._replicas: tuple[Replica, ...] = ()
+        connect = self._connections.client if connect is None else connect
+        self.terms = RollTerms(store, connect, self._tell, deadline_s)
+        self.replicas: tuple[Replica, ...] = ()
         self._list()
-        self._target: FleetTarget | None = None
+        self.target: FleetTarget | None = None
+        self.is_held: Callable[[], bool] = lambda: False
         self._proofs: dict[str, _ServedProof] = {}
         self._told_last: dict[str, tuple[object, ...]] = {}
 
     def routable(self) -> dict[str, Any]:
         """Return the replicas that may get text, as SGLang's router lists workers. Safe for threads."""
-        now, target = time.monotonic(), self._target
+        now, target = time.monotonic(), self.target
         proofs = [
             proof
-            for proof in tuple(self._proofs.values())
-            if admits(proof.row.digest, target) and is_routable(0, int((now - proof.asked) / self._every_s))
+            for proof in (() if self.is_held() else tuple(self._proofs.values()))
+            if admits(proof.row.digest, target) and is_routable(0, int((now - proof.asked) / self.every_s))
         ]
         workers = [
             {
@@ -112,6 +126,14 @@ class FleetWatch:
             for proof in proofs
         ]
         return {"workers": workers, "total": len(workers)}
+
+    def is_routable(self, url: str) -> bool:
+        """Whether a replica may get text. Safe for threads."""
+        return any(worker["url"] == url for worker in self.routable()["workers"])
+
+    def clients(self) -> Mapping[str, ReplicaClient]:
+        """Return what asks each replica, by its address."""
+        return {replica.url: self.terms.connect(replica) for replica in self.replicas}
 
     async def run(self, file: Path | None = None) -> None:
         """Look, and bring, until it is cancelled; `file` lists who is routable, anew behind each look."""
@@ -131,7 +153,7 @@ class FleetWatch:
                     bringing, not_before = None, time.monotonic() + _AGAIN.after(failures)
                 if bringing is None and not all_serve and time.monotonic() >= not_before:
                     bringing = asyncio.ensure_future(self._bring())
-                await asyncio.sleep(max(begun + self._every_s - time.monotonic(), 0))
+                await asyncio.sleep(max(begun + self.every_s - time.monotonic(), 0))
         finally:
             if bringing is not None:
                 bringing.cancel()
@@ -146,15 +168,14 @@ class FleetWatch:
         with suppress(WsmError, OSError):  # a list that cannot be read leaves the one before
             await asyncio.to_thread(self._list)
         with suppress(WsmError, OSError):  # and so does a store
-            self._target = await asyncio.to_thread(newest_target, self._store, self._target)
-        target = self._target
+            self.target = await asyncio.to_thread(newest_target, self.terms.store, self.target)
+        target = self.target
         if target is None:
             return True
-        roll = Roll(  # looks wait for no turn
-            self._store, target, self._connect, self._tell, at_a_time=1, ahead=1, deadline_s=self._deadline_s
-        )
-        rows = [ReplicaRow(replica) for replica in self._replicas]
-        await asyncio.gather(*(roll.look(row, self._connect(row.replica), self._every_s) for row in rows))
+        roll = Roll(self.terms, target)  # looks wait for no turn
+        rows = [ReplicaRow(replica) for replica in self.replicas]
+        asked_of = self.terms.connect
+        await asyncio.gather(*(roll.look(row, asked_of(row.replica), self.every_s) for row in rows))
         ready = {row.replica.url: _ServedProof(row, asked) for row in rows if row.state is FleetState.READY}
         silent = {row.replica.url for row in rows if row.code is not None}
         self._proofs = {url: proof for url, proof in self._proofs.items() if url in silent} | ready
@@ -163,24 +184,17 @@ class FleetWatch:
     def _list(self) -> None:
         found = tuple(self._listed())
         self._connections.require_safe(found)
-        if 2 * len(found) >= len(self._replicas):  # else it may not be whole
-            self._replicas = found
+        if 2 * len(found) >= len(self.replicas):  # else it may not be whole
+            self.replicas = found
 
     async def _bring(self) -> bool:
         """Bring all to the target; whether they are there."""
-        target = self._target
+        target = self.target
         if target is None:
             return True
         try:
-            report = await bring(
-                self._store,
-                target,
-                self._replicas,
-                self._connect,
-                self._tell,
-                at_a_time=target.at_a_time,
-                deadline_s=self._deadline_s,
-            )
+            terms = replace(self.terms, at_a_time=target.at_a_time)
+            report = await bring(terms, target, self.replicas)
         except (WsmError, OSError) as error:
             log.logger("http").warning(log.REQUEST_FAILED, operation="watch", error=str(error))
             return False
@@ -203,13 +217,18 @@ def _plain(said: dict[str, Any]) -> str:
     return "".join(f"{worker['url']}\n" for worker in said["workers"])
 
 
-def routable_app(watch: FleetWatch) -> Starlette:
-    """Return the app that says who is routable: ``/wsm/v1/fleet/routable``, and ``/workers`` for routers."""
+def routable_at(watch: FleetWatch) -> Callable[..., Awaitable[Response]]:
+    """Return what answers who is routable, as JSON or a line each."""
 
-    async def routable(request: Request) -> Response:
+    async def routable(request: Request, _commands: object = None) -> Response:
         said = watch.routable()
         if request.headers.get("accept", "").startswith("text/plain"):
             return PlainTextResponse(_plain(said))
         return JSONResponse(said)
 
-    return Starlette(routes=[Route(path, routable) for path in ("/wsm/v1/fleet/routable", "/workers")])
+    return routable
+
+
+def routable_app(watch: FleetWatch) -> Starlette:
+    """Return the app that says who is routable."""
+    return Starlette(routes=[Route(path, routable_at(watch)) for path in ROUTABLE])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -9,7 +10,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -239,12 +240,30 @@ def _server(app: ASGIApp, at: Listening) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def serve(app: ASGIApp, at: Listening, announce: Callable[[str], object]) -> None:
-    """Answer until a signal ends this process. Blocks; to be called in the main thread."""
+def serve(
+    app: ASGIApp,
+    at: Listening,
+    announce: Callable[[str], object],
+    beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """Answer until a signal ends this process. Blocks; to be called in the main thread.
+
+    `beside`: what runs in the same event loop meanwhile.
+    """
     _allow_files()
+
+    async def both(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        running = None if beside is None else asyncio.ensure_future(beside())
+        try:
+            await server.serve(sockets)
+        finally:
+            if running is not None:
+                running.cancel()
+                await asyncio.wait({running})
+
     with _sockets(at) as (sockets, where):
         announce(where)
-        _server(app, at).run(sockets)
+        asyncio.run(both(_server(app, at), sockets))
 
 
 def _allow_files() -> None:

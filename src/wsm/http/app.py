@@ -47,6 +47,7 @@ def create_app(
     rest: ASGIApp | None = None,
     security: Security | None = None,
     most_texts: int | None = None,
+    own: Sequence[SurfaceRoute] = native.ROUTES,
 ) -> ASGIApp:
     """Return the app that commands a group over HTTP.
 
@@ -63,6 +64,8 @@ def create_app(
     most_texts : int or None
         Requests for text, and others that go to `rest`, that may be open at once; the next is answered 503.
         None: any number.
+    own : sequence of SurfaceRoute
+        What it answers besides: the native API, unless what is commanded is more than one group.
 
     Raises
     ------
@@ -74,8 +77,8 @@ def create_app(
     flags: dict[tuple[str, str], SurfaceRoute] = {}
     primary = surfaces[0] if surfaces else None
     health = native.health if primary is None or primary.health is None else primary.health
-    common = (*native.ROUTES, SurfaceRoute("GET", "/health", health, reads=True))
-    if rest is None:  # an engine has metrics of its own there
+    common = (*own, SurfaceRoute("GET", "/health", health, reads=True))
+    if rest is None and own is native.ROUTES:  # an engine has metrics of its own there
         common += (SurfaceRoute("GET", "/metrics", native.metrics, reads=True),)
     for surface, offered in ((None, common), *((each, each.routes) for each in surfaces)):
         for route in offered:

@@ -218,6 +218,11 @@ class Commands:
         """Ask something that blocks for a moment, in a thread."""
         return await _within(self._readers, question)
 
+    @property
+    def run_id(self) -> str:
+        """Names the group's start."""
+        return self.segment().run_id
+
     def segment(self) -> Segment:
         """Return the memory of the group, to be read."""
         return self._now()[1].group.segment
@@ -343,9 +348,12 @@ class Commands:
         kv_policy: KVPolicy = KVPolicy.KEEP,
         lease_s: Seconds | None = None,
         on_lease: OnLease | str = OnLease.STAY,
+        closed: ClosedHold | None = None,
         **options: Any,
     ) -> Receipt:
         """Let every rank stand at one step; a second hold of the same surface is a success.
+
+        With `closed` it is a closed one, unless the group has another version by now.
 
         Raises
         ------
@@ -363,9 +371,15 @@ class Commands:
             **options,
         }
 
-        return await self.run(
-            origin, "hold", asked, lambda controller, name: controller.hold(request_id=name, **asked)
-        )
+        def hold(controller: Controller, request_id: str) -> Receipt:
+            receipt = controller.hold(request_id=request_id, **asked)
+            if closed is not None:
+                verb, reason = closed.verb, closed.reason
+                why: dict[str, Any] = {"by": closed.by, "before": closed.version}
+                self.closed_holds.close(origin.surface, verb=verb, reason=reason, **why)
+            return receipt
+
+        return await self.run(origin, "hold", {**asked, "closed": closed}, hold)
 
     async def release(self, origin: Origin, *, force: bool = False, **options: Any) -> Receipt:
         """Let the ranks step again; of an open group it is a success.
@@ -488,6 +502,10 @@ class Commands:
         return await self.run(
             origin, "abort", asked, lambda controller, _: controller.abort(prepared, **keywords)
         )
+
+    async def reopen(self, surface: str) -> None:
+        """Let a closed hold be an ordinary one, since an update of this surface has succeeded."""
+        await asyncio.to_thread(self.closed_holds.reopen, surface, sent=False)
 
     async def fail_closed(self, origin: Origin, *, verb: str, reason: str, **how: Any) -> bool:
         """Close a hold, since a verb was refused, or failed, that its trainer may take for done.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from wsm.errors import BadInputError, GroupError, RefusedError, coded
 
 
@@ -34,6 +36,15 @@ def not_the_fleets(
     return RefusedError(
         f"version {label} with digest {digest} is not what target {generation} of the fleet at {fleet} "
         "allows, and was not committed: ask the fleet for it, or abort what is prepared"
+    )
+
+
+@coded("not-all")
+def not_all(*, verb: str, table: Sequence[Mapping[str, object]]) -> RefusedError:
+    """A command of many groups was not done by all of them."""
+    told = "; ".join(f"{row['replica']}: {row['code']}" for row in table if row["code"] is not None)
+    return RefusedError(
+        f"the {verb} was not done by all of {len(table)} replicas ({told}); see to them, and ask again"
     )
 
 

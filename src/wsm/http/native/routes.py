@@ -38,7 +38,7 @@ def origin_of(request: Request, surface: str) -> Origin:
 def _command(operation: str) -> Callable[[Request, Commands], Any]:
     async def command(request: Request, commands: Commands) -> HttpAnswer:
         asked = as_struct(object_of(await request.body()), BODIES[operation]).keywords()
-        origin = origin_of(request, NATIVE)
+        origin = origin_of(request, asked.pop("surface", NATIVE))
         if operation in ("commit", "abort"):
             asked["prepared"] = asked.pop("request_id", None)
         warning: str | None = None

@@ -12,7 +12,7 @@ from wsm.command import checked_tags
 from wsm.http.bodies import Label, Text
 from wsm.receipt import Receipt
 from wsm.states.fleet import FleetState
-from wsm.states.holding import Hold
+from wsm.states.holding import ClosedHold, Hold
 from wsm.states.vocabulary import (
     After,
     HotFallback,
@@ -50,16 +50,19 @@ class CommandBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReleaseBody(CommandBody):
-    """Of ``release``."""
+    """Of ``release``. `surface`: whose the hold is; missing: the native API's own."""
 
+    surface: Text | None = None
     deadline_s: Seconds | None = None
     hold: Text | None = None
     force: bool | None = None
 
 
 class HoldBody(CommandBody):
-    """Of ``hold``."""
+    """Of ``hold``. `surface`: as of ``release``. `closed`: why it is to be a closed one."""
 
+    surface: Text | None = None
+    closed: ClosedHold | None = None
     deadline_s: Seconds | None = None
     in_flight: InFlightPolicy | None = None
     kv_policy: KVPolicy | None = None

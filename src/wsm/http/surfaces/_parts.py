@@ -86,7 +86,7 @@ class UpdateInParts:
     async def begin(self, request: Request, commands: Commands) -> None:
         """Begin one; one that this surface began before, and prepared, is taken back."""
         await self.take_back(request, commands)
-        await self._remember(commands, _Parts(self._lease_over(), commands.segment().run_id))
+        await self._remember(commands, _Parts(self._lease_over(), commands.run_id))
 
     async def take_back(self, request: Request, commands: Commands) -> None:
         """End what is begun, and abort what is prepared, also of a server before this one."""
@@ -128,7 +128,7 @@ class UpdateInParts:
         WsmError
             As :meth:`.Commands.prepare`.
         """
-        parts = self._known(commands) or _Parts(self._lease_over(), commands.segment().run_id)
+        parts = self._known(commands) or _Parts(self._lease_over(), commands.run_id)
         if parts.receipt is not None:
             if parts.receipt.version == version:
                 return parts.receipt
@@ -200,7 +200,7 @@ class UpdateInParts:
 
     def _known(self, commands: Commands) -> _Parts | None:
         parts = _Parts.of(commands.kept.note(_BEGUN, self._surface))
-        over = parts is None or time.monotonic() >= parts.until or parts.run_id != commands.segment().run_id
+        over = parts is None or time.monotonic() >= parts.until or parts.run_id != commands.run_id
         return None if over else parts
 
     async def _remember(self, commands: Commands, parts: _Parts | None) -> None:

@@ -340,7 +340,7 @@ class Verbs:
             )
             raise
         if not self.parts.begun(commands):  # else it is its end that decides
-            await asyncio.to_thread(commands.closed_holds.reopen, self.surface, sent=False)
+            await commands.reopen(self.surface)
 
     async def _has(self, commands: Commands, version: str | None) -> bool:
         """Whether every rank holds the weights of a version."""

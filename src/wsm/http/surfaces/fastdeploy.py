@@ -6,7 +6,6 @@ FastDeploy's codes stay FastDeploy's: its clients know 200, 400 and 500 of the c
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -297,7 +296,7 @@ class _FastDeploy:
         tags = tags_of(request.query_params.getlist("tags"))
         receipt = await self._wake(request, commands, tags, serve=True)
         if receipt is not None and receipt.loaded:
-            await asyncio.to_thread(commands.closed_holds.reopen, self.verbs.surface, sent=False)
+            await commands.reopen(self.verbs.surface)
         if receipt is None or (receipt.hold is not None and not receipt.missing):
             return await self.verbs.resume(request, commands, "-resume")
         if receipt.serving:  # which ended the hold
