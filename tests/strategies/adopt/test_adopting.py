@@ -43,6 +43,7 @@ from wsm.strategies.adopt.record import RECORD_FILE, AdoptionRecord, stands_as_a
 from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.files.atomic_file import replace_file
+from wsm.strategies.snapshot import publish
 from wsm.strategies.snapshot.placement import (
     AxisSegment,
     Member,
@@ -54,7 +55,6 @@ from wsm.strategies.snapshot.placement import (
     split,
 )
 from wsm.strategies.snapshot.slice_digests import SliceDigests
-from wsm.strategies.trainer import staged_directory
 
 
 def placed(specs: Mapping[str, TensorSpec]) -> Mapping[str, Placement]:
@@ -689,7 +689,7 @@ def test_a_version_that_is_visible_is_not_called_unpublished_and_is_announced_ne
         replace_file(path, data, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(staged_directory, "replace_file", full)
+        patched.setattr(publish, "replace_file", full)
         with raising(strategies_errors.StorageError, match="version 2 can be loaded .* publish it again"):
             adopt(written, settings)
     assert read_version(settings.into) == "1"

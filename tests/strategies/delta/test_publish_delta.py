@@ -23,8 +23,8 @@ from wsm.strategies import (
 )
 from wsm.strategies.delta import errors as wrong
 from wsm.strategies.delta._manifest import DeltaShard
-from wsm.strategies.trainer import staged_directory
-from wsm.strategies.trainer.staged_directory import take_publisher_lock
+from wsm.strategies.snapshot import publish
+from wsm.strategies.trainer.publisher_lock import take_publisher_lock
 
 FINITE = {"w": (TensorSpec("w", "F32", (4096,)), b"\0" * 16384)}
 FINER = {"w": (FINITE["w"][0], b"\0\0\x80\x3f" + b"\0" * 16380)}
@@ -203,7 +203,7 @@ def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_
         taken.append(versions)
         return take_publisher_lock(versions, **options)
 
-    monkeypatch.setattr(staged_directory, "take_publisher_lock", take)
+    monkeypatch.setattr(publish, "take_publisher_lock", take)
     assert directory.delta(2, 1, B, crossover=0.0).whole == "size"
     assert len(taken) == 1
     with SnapshotPublisher(directory.path).version(3):  # it was given back

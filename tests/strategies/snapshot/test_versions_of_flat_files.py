@@ -147,6 +147,6 @@ def test_a_reader_follows_the_version_file_when_what_it_announced_is_gone(snapsh
     snapshot.publish(2, seed=2)
     announced = iter(["1", "2"])
     monkeypatch.setattr(
-        "wsm.strategies.trainer.publications.read_version", lambda _directory: next(announced)
+        "wsm.strategies.trainer.publications.announced_version", lambda _directory: next(announced)
     )
     assert load(snapshot.source(), snapshot.target()).version == "2"

@@ -34,8 +34,8 @@ from wsm.strategies.snapshot.publish import SnapshotPublisher
 from wsm.strategies.snapshot.slice_digests import SliceDigests, write_slice_promises
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.publications import published_last
+from wsm.strategies.trainer.publisher_lock import take_publisher_lock
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
-from wsm.strategies.trainer.staged_directory import take_publisher_lock
 from wsm.strategies.training_names import TrainingNames
 from wsm.typed import Count, CountFrom0, typed
 

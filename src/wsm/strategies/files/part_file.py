@@ -33,31 +33,13 @@ def imported_paddle(file: str) -> Any:
     return paddle
 
 
-def read_state(descriptor: int, *, file: str) -> dict[str, tuple[TensorSpec, memoryview]]:
-    """Return the tensors of a pickled state dict, each with its spec and its bytes. Blocks; runs pickle.
-
-    Parameters
-    ----------
-    descriptor : int
-        The open file; it is read by its descriptor, so that what was checked is what is read.
-    file : str
-        Its name, for messages.
-
-    Raises
-    ------
-    RefusedError
-        If paddle is not installed.
-    BadInputError
-        If the file cannot be read, or holds something else than a flat map of names to tensors.
-    """
+def unpickled(descriptor: int, *, file: str) -> Any:
+    """Return what a pickle file holds; RefusedError without paddle, BadInputError if it cannot read it."""
     paddle = imported_paddle(file)
     try:
-        state = paddle.load(f"/proc/self/fd/{descriptor}")
+        return paddle.load(f"/proc/self/fd/{descriptor}")
     except Exception as error:  # unpickling may raise anything
         raise errors.bad_pickle(file=file, problem=f"paddle cannot read it: {error}") from error
-    if not isinstance(state, dict) or not state:
-        raise errors.bad_pickle(file=file, problem=f"it holds a {type(state).__name__}, or nothing")
-    return {name: _tensor(name, value, file) for name, value in state.items()}
 
 
 def _tensor(name: object, value: Any, file: str) -> tuple[TensorSpec, memoryview]:
@@ -94,7 +76,11 @@ class PickleFile:
         self.path = path
         try:
             self.nbytes = os.fstat(descriptor).st_size
-            self._tensors = read_state(descriptor, file=path)
+            state = unpickled(descriptor, file=path)
+            if not isinstance(state, dict) or not state:
+                problem = f"it holds a {type(state).__name__}, or nothing"
+                raise errors.bad_pickle(file=path, problem=problem)
+            self._tensors = {name: _tensor(name, value, path) for name, value in state.items()}
         finally:
             os.close(descriptor)
         self.memory_bytes = sum(spec.nbytes for spec, _ in self._tensors.values())

@@ -34,7 +34,7 @@ from wsm.strategies.digest import digest_of, running_digest
 from wsm.strategies.documents import is_count, is_text
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.atomic_file import read_all, write_all
-from wsm.strategies.tensor import BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec, is_shape
+from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec, is_shape
 
 #: Bytes before the JSON.
 PREFIX_BYTES = 8
@@ -44,7 +44,6 @@ METADATA_KEY = "__metadata__"
 MAX_HEADER_BYTES = 100_000_000
 
 _quoted = json.encoder.encode_basestring
-_ALIGNMENT = 64  # data begins on a cache line; the format asks for 8
 _LARGE_BYTES = 1 << 20  # data from this size on begins where its copies do not alias
 _PAGE_BYTES = 4096
 
@@ -163,7 +162,7 @@ def lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[b
         begins.append(position)
         position = end
     data = f"{{{','.join(texts)}}}".encode()
-    boundary, begin = (_PAGE_BYTES, BEGIN_IN_PAGE) if position >= _LARGE_BYTES else (_ALIGNMENT, 0)
+    boundary, begin = (_PAGE_BYTES, BEGIN_IN_PAGE) if position >= _LARGE_BYTES else (ALIGNMENT, 0)
     data += b" " * ((begin - PREFIX_BYTES - len(data)) % boundary)
     header = SafetensorsHeader(tuple(specs), tuple(begins), metadata, PREFIX_BYTES + len(data), position)
     return len(data).to_bytes(PREFIX_BYTES, "little") + data, header

@@ -16,7 +16,7 @@ from typing import Any
 
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.files.part_file import imported_paddle
+from wsm.strategies.files.part_file import imported_paddle, unpickled
 from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.ipc.metas import HOST, TensorMeta, bad_device_meta
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -44,13 +44,7 @@ class PickledMetas:
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.path = path
-        paddle = imported_paddle(path)
-        try:
-            content = paddle.load(f"/proc/self/fd/{descriptor}")
-        except Exception as error:  # unpickling may raise anything
-            raise strategies_errors.bad_pickle(
-                file=path, problem=f"paddle cannot read it: {error}"
-            ) from error
+        content = unpickled(descriptor, file=path)
         if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
             raise strategies_errors.bad_pickle(file=path, problem="it is no map of names to metas")
         self._metas: dict[str, Sequence[Any]] = content

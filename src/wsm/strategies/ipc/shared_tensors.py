@@ -41,8 +41,8 @@ from wsm.strategies.ipc.shared_segment import (
     sweep,
 )
 from wsm.strategies.promise import PromisedTensor
-from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
-from wsm.strategies.trainer.staged_directory import SHARER_LOCK, take_publisher_lock
+from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec, aligned
+from wsm.strategies.trainer.publisher_lock import SHARER_LOCK, take_publisher_lock
 from wsm.strategies.trainer.tensors import (
     TrainerReport,
     TrainerTensors,
@@ -53,8 +53,6 @@ from wsm.strategies.trainer.tensors import (
 )
 from wsm.typed import Count, CountFrom0, typed_calls
 
-# Every tensor begins on a cache line, and no vector instruction minds where it was adopted.
-_ALIGNMENT = 64
 # Begins the names of files that say what was put and is not sealed yet.
 _STAGED = "ipc_staged-"
 
@@ -569,11 +567,7 @@ class _Shard:
 
 
 def _nbytes(specs: list[TensorSpec]) -> int:
-    return BEGIN_IN_PAGE + sum(_aligned(spec.nbytes) for spec in specs)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return BEGIN_IN_PAGE + sum(aligned(spec.nbytes) for spec in specs)
 
 
 def _write(
@@ -593,5 +587,5 @@ def _write(
             check_finite(spec, destination)
         promised.append(PromisedTensor(spec, digest.hexdigest()))
         places.append(TensorPlace(segment.name, offset))
-        offset += _aligned(spec.nbytes)
+        offset += aligned(spec.nbytes)
     return _Shard(tuple(promised), tuple(places))

@@ -12,28 +12,49 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from wsm.clock import Clock, SystemClock
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, RefusedError
 from wsm.labels import Label, checked_version
+from wsm.own_descriptor import OwnDescriptor
+from wsm.shared_directory import FileLock, is_at
 from wsm.strategies import errors
-from wsm.strategies.errors import ManifestError
+from wsm.strategies.digest import digest_of
+from wsm.strategies.errors import ManifestError, PublisherBusyError, StorageError, VersionExistsError
 from wsm.strategies.files import snapshot_names
-from wsm.strategies.files.atomic_file import sync_directory, write_new
-from wsm.strategies.files.version_file import write_version
+from wsm.strategies.files.atomic_file import replace_file, sync_directory, write_new
+from wsm.strategies.files.snapshot_names import VERSION_FILE, VERSIONS_DIRECTORY
+from wsm.strategies.files.version_file import version_bytes, write_version
 from wsm.strategies.promise import RankShard, ShardIdentity
 from wsm.strategies.snapshot._shard_writer import PART_BYTES, write_shard
 from wsm.strategies.snapshot.manifest import ManifestOfAll, ShardEntry, VersionManifest
 from wsm.strategies.snapshot.placement import Placement
-from wsm.strategies.trainer.publications import published_last
-from wsm.strategies.trainer.retention import KEEP_TWO, Retention, bring_in, retire
-from wsm.strategies.trainer.staged_directory import StagedDirectory
+from wsm.strategies.trainer.publications import label_in, next_ordinal, published_last
+from wsm.strategies.trainer.publisher_lock import take_publisher_lock
+from wsm.strategies.trainer.retention import (
+    KEEP_TWO,
+    Retention,
+    bring_in,
+    finish_removals,
+    remove_unless_read,
+    retire,
+    take_away,
+)
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, check_ranks, require_same
 from wsm.typed import Count, CountFrom0, typed, typed_calls
+
+_STAGING_PREFIX = ".staging-"
+#: What becomes visible, in a staging directory; and the file whose first byte its processes share.
+_WHOLE, _MEMBERS = "whole", "members.lock"
+# Each further attempt takes a publisher that removed the directory of dead processes as we entered it.
+_ATTEMPTS = 64
+
+StagedT = TypeVar("StagedT", bound="StagedVersion")
 
 
 @dataclass(frozen=True)
@@ -157,37 +178,97 @@ class SnapshotPublisher:
 
 
 @typed_calls
-class StagedVersion(StagedDirectory):
+class StagedVersion:
     """A version that the processes of a job put their shards into; see :meth:`SnapshotPublisher.version`.
+
+    It is written under ``.staging-...``, which readers do not look at, and renamed to its label once it is
+    complete. Several processes may write into one together: each of them shares a kernel lock on it, which
+    dies with the process, so what nobody has a lock on is a dead publisher's, and the next one removes it.
+    One process at a time makes a version visible, under the lock of all publishers into the directory.
 
     Parameters
     ----------
     publisher : SnapshotPublisher
         Where and how.
     version : str or int
-        As for every publication; see the base class, also for attributes and errors.
-    within : StagedDirectory, optional
+        Its label.
+    within : StagedVersion, optional
         Another publication into the same directory, which keeps other publishers out for both.
+
+    Attributes
+    ----------
+    path : Path
+        What becomes visible is written here; readers do not look there.
+    final : Path
+        Where readers will find it.
+    publication : str
+        What marks every file of this publication.
+
+    Raises
+    ------
+    PublisherBusyError
+        If another process publishes into the directory.
+    StorageError
+        If the file system refuses.
+    BadInputError
+        If `version` is none.
     """
 
-    _place_name = snapshot_names.VERSIONS_DIRECTORY
+    _place_name = VERSIONS_DIRECTORY
     _kind: type[ManifestOfAll] = VersionManifest
 
     def __init__(
-        self, publisher: SnapshotPublisher, version: str | int, *, within: StagedDirectory | None = None
+        self, publisher: SnapshotPublisher, version: str | int, *, within: StagedVersion | None = None
     ) -> None:
         self._publisher = publisher
         self._clock = publisher.clock or SystemClock()
         self._begun_ns = self._clock.monotonic_ns()
         self._sealed: tuple[Mapping[int, str], PublishReport] | None = None
-        super().__init__(
-            publisher.directory,
-            self._place_name,
-            version,
-            durable=publisher.durable,
-            job=publisher.job,
-            within=within,
-        )
+        self.version = checked_version(version)
+        job = publisher.job
+        named = None if job is None else digest_of(f"{job}\0{self.version}".encode())
+        self.publication = named or secrets.token_hex(8)
+        self._directory = Path(publisher.directory)
+        self._place = self._directory / self._place_name
+        self._durable = publisher.durable
+        self._stage = self._place / f"{_STAGING_PREFIX}{self.version}-{self.publication}"
+        self.path = self._stage / _WHOLE
+        self.final = self._place / self.version
+        self._within = within
+        self._visible: str | None = None
+        self._lock: FileLock | None = within._lock if within is not None else None
+        if within is None and job is None:
+            self._lock = self._take_lock()
+        try:
+            with self._storage():
+                self._place.mkdir(parents=True, exist_ok=True)
+                if self._lock is not None:
+                    self._tidy()
+                elif any(_is_dead(stage) for stage in self._stages()):
+                    with suppress(PublisherBusyError), self._alone():
+                        pass  # who has the lock tidies
+                self._membership = self._entered()
+                if job is None:
+                    self.path.mkdir()
+        except BaseException:
+            self._release()
+            raise
+
+    def discard(self) -> None:
+        """Leave what was staged, and let other publishers in. Idempotent.
+
+        The last process to leave removes it. In a forked child it does nothing: what was staged is its
+        parent's.
+        """
+        if self._membership.is_open:
+            _remove_dead(self._stage, self._membership)
+            self._release()
+
+    def __enter__(self: StagedT) -> StagedT:  # noqa: PYI019 - typing has Self from Python 3.11 on
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
 
     def put(self, rank: CountFrom0, tensors: TrainerTensors) -> str:
         """Write the shard of a rank, which no reader sees before the seal. Blocks.
@@ -365,6 +446,106 @@ class StagedVersion(StagedDirectory):
         self._check_vacant(replace=self._publisher.replace, lacking=lacking)
         return False
 
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        """Turn what the file system refuses within into a StorageError."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(path=self.path, error=error, visible=self._visible) from error
+
+    def _check_vacant(self, *, replace: bool, lacking: Sequence[str] | None = None) -> None:
+        """Refuse to take the place of a version that is there, unless it may be replaced.
+
+        Parameters
+        ----------
+        replace : bool
+            Whether it may.
+        lacking : sequence of str, optional
+            What it does not promise, if it holds the very same tensors.
+
+        Raises
+        ------
+        VersionExistsError
+            If it may not.
+        RefusedError
+            If the directory is that of another label, as on a file system where case does not count.
+        """
+        there = label_in(self.final)
+        if there not in (None, self.version):
+            raise RefusedError(
+                f"version {self.version} cannot be published: {self.final} holds version {there}, as happens "
+                "where the file system does not tell upper from lower case; publish under a label that "
+                "differs in more than case",
+                code="directory-of-other",
+                version=self.version,
+                there=there,
+                path=str(self.final),
+            )
+        if self.final.exists() and not replace:
+            raise VersionExistsError(version=self.version, path=str(self.final), lacking=lacking or ())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other publishers out within, and remove what dead ones staged first."""
+        if self._lock is not None:
+            yield
+            return
+        self._lock = self._take_lock()
+        try:
+            self._tidy()
+            yield
+        finally:
+            self._release()
+            self._lock = None
+
+    def _show(self) -> None:
+        """Make what was staged visible in one step. Blocks; raises OSError."""
+        bring_in(self.path, self.final)
+        self._visible = self.version
+        if self._durable:
+            sync_directory(self._place)
+
+    def _announce(self) -> None:
+        """Let ``version.yaml`` name the version, which is visible. Blocks; raises OSError."""
+        self._visible = self.version
+        path = self._directory / VERSION_FILE
+        replace_file(path, version_bytes(self.version), durable=self._durable, alone=True)
+
+    def _take_lock(self) -> FileLock:
+        return take_publisher_lock(self._directory / VERSIONS_DIRECTORY, directory=self._directory)
+
+    def _release(self) -> None:
+        if self._within is None and self._lock is not None:
+            self._lock.release()
+
+    def _stages(self) -> Iterator[Path]:
+        return self._place.glob(f"{_STAGING_PREFIX}*")
+
+    def _tidy(self) -> None:
+        finish_removals(self._place)
+        self._ordinal = next_ordinal(self._directory)
+        for stage in self._stages():
+            with suppress(OSError):
+                _remove_dead(stage, _members_of(stage))
+
+    def _entered(self) -> OwnDescriptor:
+        """Make the staging directory, or enter that of the job; it stays while what is returned is open."""
+        for _ in range(_ATTEMPTS):
+            with suppress(FileNotFoundError):  # removed between two of our calls
+                self._stage.mkdir(exist_ok=True)
+                members = _members_of(self._stage)
+                try:
+                    if members.try_lock_byte(0, shared=True) and is_at(
+                        self._stage / _MEMBERS, os.fstat(members.number)
+                    ):
+                        return members
+                except BaseException:
+                    members.close()
+                    raise
+                members.close()
+        raise PublisherBusyError(directory=str(self._directory))
+
     def _shard_directory(self, rank: int) -> Path:
         return self._stage / f"rank-{rank}"
 
@@ -436,6 +617,33 @@ class StagedVersion(StagedDirectory):
         if shard.seal != digest:
             raise self._incomplete(f"rank {rank} was put as {shard.seal}, and {digest} was heard of it")
         return shard
+
+
+def _members_of(stage: Path) -> OwnDescriptor:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return OwnDescriptor(partial(os.open, stage / _MEMBERS, flags, 0o666))
+
+
+def _is_dead(stage: Path) -> bool:
+    """Whether no process is in a staging directory; false where that cannot be known."""
+    with suppress(OSError):
+        members = _members_of(stage)
+        try:
+            return not members.is_byte_locked(0)
+        finally:
+            members.close()
+    return False
+
+
+def _remove_dead(stage: Path, members: OwnDescriptor) -> None:
+    """Remove a staging directory if no other process is in it, and close `members`."""
+    try:
+        with suppress(OSError):
+            # A publisher that died as it replaced a version may have left the old one there, with readers.
+            if members.try_lock_byte(0) and remove_unless_read(stage / _WHOLE):
+                take_away(stage)
+    finally:
+        members.close()
 
 
 def _link_or_move(name: str, directory: int, to: Path) -> None:

@@ -5,7 +5,7 @@ modules                               responsible for
 ====================================  ====================================================================
 tensors                               what a trainer may hand over, and what it is told afterwards
 torch_tensors                         those of torch as specs and bytes
-staged_directory                      a publication that becomes visible whole, or not at all; one at a time
+publisher_lock                        one publisher into a directory at a time
 publications                          which versions are there, and which was published last
 retention                             retire old versions, but none that may be loaded again
 targets                               what a fleet is to serve, beside the versions
