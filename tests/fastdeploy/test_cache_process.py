@@ -163,8 +163,8 @@ def test_a_cache_process_that_does_not_answer_is_named_and_waited_for(make_besid
     beside.job.end()
 
 
-@pytest.mark.parametrize(("asks", "answer"), [("lets_go", CLEARED), ("makes_anew", NORMAL)])
-def test_the_late_answer_of_a_slower_process_does_not_take_the_next_wish(tmp_path, monkeypatch, asks, answer):
+@pytest.mark.parametrize(("wish", "answer"), [(CLEARING, CLEARED), (UPDATING, NORMAL)])
+def test_the_late_answer_of_a_slower_process_does_not_take_the_next_wish(tmp_path, monkeypatch, wish, answer):
     """Each rank's process writes the answer of all: one can write that of the wish before over the next."""
     monkeypatch.setattr(_part_words, "ANSWERS_S", 2.0)
     before = {CLEARED: NORMAL, NORMAL: CLEARED}[answer]
@@ -180,7 +180,7 @@ def test_the_late_answer_of_a_slower_process_does_not_take_the_next_wish(tmp_pat
         word.store(answer)
 
     answering = threading.Thread(target=answers, daemon=True)
-    getattr(process, asks)(answers_late)
+    process.asks(wish, answers_late)
     assert word.read() == answer
     process.close()
     word.unlink()

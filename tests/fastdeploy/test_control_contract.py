@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
 
+from tests.raising import raising
+from wsm.actions.base import Plans
 from wsm.fastdeploy import _control_contract as control
-from wsm.fastdeploy._control_calls import DEADLINES_S, REST_S, TAGS
-from wsm.fastdeploy._control_contract import Passed
+from wsm.fastdeploy._control_calls import DEADLINES_S, REST_S, TAGS, ControlCalls, ControlRequest
 from wsm.states.decide import Resident
 from wsm.states.engine_words import Given
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
@@ -60,7 +62,12 @@ def test_only_a_rank_at_rest_or_one_that_ran_the_method_is_settled_by_a_request(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_is_refused_inside_another_and_passes_through_inside_its_own(method):
-    assert control.passes(method, None, inside=False) is Passed.COMMAND
-    for open_method, inside in itertools.product(METHODS, (True, False)):
-        passed = control.passes(method, open_method, inside=inside)
-        assert passed is (Passed.THROUGH if inside and open_method == method else Passed.REFUSED)
+    calls = ControlCalls()
+    assert not calls.passes_through(method)
+    for open_method in METHODS:
+        with calls.open(ControlRequest(open_method, ALL_TAGS), str, bool, Plans({})) as call:
+            with raising("call-open"):
+                calls.passes_through(method)
+            call.inside = True
+            with contextlib.nullcontext() if open_method == method else raising("call-open"):
+                assert calls.passes_through(method)

@@ -10,7 +10,6 @@ from living_group import eventually
 from tests.raising import raising
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, Plan, Plans
-from wsm.fastdeploy import errors
 from wsm.fastdeploy._control_calls import DEADLINES_S, ControlCalls, ControlRequest
 from wsm.signals.errors import RoleBusyError
 from wsm.states.errors import CommandOpenError
@@ -276,7 +275,7 @@ def test_a_request_says_what_its_method_takes_with_the_methods_own_defaults(
 
 @pytest.mark.parametrize("tags", ["weights", "", "weight,", 5, [5], ["weight", ["kv_cache"]]])
 def test_tags_that_are_none_are_refused_before_a_command_is_begun(tags):
-    with raising(errors.unknown_tag, match="known are weight, kv_cache"):
+    with raising("unknown-tag", match="known are weight, kv_cache"):
         ControlRequest.of("sleep", both_methods, tags)
 
 
@@ -318,7 +317,7 @@ def test_a_method_runs_in_its_own_command_alone_and_no_unit_runs_twice():
         assert load.deadline_s == DEADLINES_S["wakeup"]
         carry_out(4)
         carry_out(5)
-        with raising(errors.call_open, match="sleep was called while wakeup"):
+        with raising("call-open", match="sleep was called while wakeup"):
             calls.passes_through("sleep")
     assert load.deadline_s == 60.0
     assert (ran[:3], call.result) == ([(name, 4, None) for name in all_three], "done")

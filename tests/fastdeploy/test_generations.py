@@ -12,7 +12,6 @@ from tests.raising import raising
 from wsm.actions.base import ActionContext
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.fastdeploy import errors
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.fastdeploy._runner_surfaces import WorkerSurfaces, examine
 from wsm.states.vocabulary import InFlightPolicy
@@ -119,12 +118,12 @@ def test_a_runner_that_does_not_say_where_its_requests_are_is_refused_before_the
 
 
 def test_a_runner_of_another_kind_is_refused():
-    with raising(errors.unknown_generation, match="model runner v1"):
+    with raising("unknown-generation", match="model runner v1"):
         examine(SimpleNamespace(), facts())
 
 
 def test_a_runner_that_only_boots_is_refused_where_a_change_is_asked(tmp_path):
-    with raising(errors.boots_only, match="HpuRunner"):
+    with raising("boots-only", match="HpuRunner"):
         bound(runners.HpuRunner(), tmp_path)
 
 

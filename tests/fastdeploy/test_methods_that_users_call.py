@@ -27,10 +27,12 @@ from wsm import log
 from wsm.config import ConfigurationError
 from wsm.controller import Controller
 from wsm.controller.errors import CommandRefusedError, RankFailedError
-from wsm.fastdeploy import DynamicWeightManager, _configuration, _install, errors
+from wsm.errors import GroupError
+from wsm.fastdeploy import DynamicWeightManager, _configuration, _install
 from wsm.fastdeploy._calls import Fragment
 from wsm.fastdeploy._entries import Came
 from wsm.fastdeploy._membership import Membership
+from wsm.fastdeploy.errors import as_fastdeploys
 from wsm.http import Commands, create_app
 from wsm.http.surfaces import SURFACES, SurfaceOptions
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -173,7 +175,7 @@ def test_parts_of_a_snapshot_go_before_a_whole_file_and_by_their_numbers(job):
 
 
 def test_a_start_without_files_says_where_it_looked(job):
-    with raising(errors.no_boot, match=r"model_state\.tp0\.5\.pdparams"):
+    with raising("no-boot", match=r"model_state\.tp0\.5\.pdparams"):
         job.manager()
     assert DynamicWeightManager.present is None
     assert not list(job.directory.glob("wsm.*"))
@@ -241,7 +243,7 @@ def test_a_device_without_a_number_is_refused_by_name_where_files_carry_it(
 def test_a_way_that_needs_no_device_starts_where_the_device_has_no_number(job, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a1e")
     monkeypatch.setenv("FLAGS_selected_gpus", "0")
-    with raising(errors.no_boot, match=r"version\.yaml"):  # so it has come as far as the load
+    with raising("no-boot", match=r"version\.yaml"):  # so it has come as far as the load
         job.manager(strategy="rsync")
 
 
@@ -291,7 +293,7 @@ def test_a_rank_that_is_told_what_became_of_a_command_raises_the_same_type():
     mismatch = caught.value
     told = Came(*json.loads(json.dumps(Came.to(mismatch))))
     with pytest.raises(TypeError, match="F64"):
-        raise errors.as_fastdeploys(errors.call_failed(rank=1, why=told.failure), told.cause)
+        raise as_fastdeploys(GroupError(told.failure, code="call-failed"), told.cause)
 
 
 def test_an_unknown_way_is_a_value_error_and_all_else_a_runtime_error(job, manager, monkeypatch):
@@ -611,7 +613,7 @@ def test_the_check_of_the_loop_takes_fastdeploys_arguments_by_name(job, manager,
     [((), {}), ((1, 2, 3, 4, 5), {}), ((1, 2), {"pid": 0, "model_runner": 3}), ((1, 2), {"blok": True})],
 )
 def test_the_check_of_the_loop_refuses_arguments_of_no_generation(manager, placed, named):
-    with raising(errors.unknown_call, match="kv_cache_status, model_runner, pid, block"):
+    with raising("unknown-call", match="kv_cache_status, model_runner, pid, block"):
         manager.check_model_weights_status(None, *placed, **named)
 
 
@@ -693,9 +695,9 @@ class LoopOfFastDeploy:
 
 def test_the_second_line_is_handed_the_runner_and_says_so_where_it_is_not(job, manager):
     loop = LoopOfFastDeploy()
-    with raising(errors.no_runner, match=r"poll\(model_runner\)"):
+    with raising("no-runner", match=r"poll\(model_runner\)"):
         loop.turn(manager)
-    with raising(errors.unknown_generation):
+    with raising("unknown-generation"):
         loop.turn(manager, object())
     loop.turn(manager, loop.model_runner)
     loop.turn(manager)  # known by now
@@ -703,7 +705,7 @@ def test_the_second_line_is_handed_the_runner_and_says_so_where_it_is_not(job, m
 
 
 def test_with_one_changed_import_a_runner_is_looked_at_when_it_is_first_handed_in(job, manager):
-    with raising(errors.unknown_generation):
+    with raising("unknown-generation"):
         manager.check_model_weights_status(Signal(job.word), None, object(), job.port, block=True)
     manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, block=True)
 
@@ -729,7 +731,7 @@ def test_install_hands_in_the_runner_that_loads_which_is_looked_at_before_anythi
 
     for runner in (Loading, OfNoGeneration):
         _install._watch(runner)
-    with raising(errors.unknown_generation):
+    with raising("unknown-generation"):
         OfNoGeneration().load_model()
     assert not job.managers
     Loading().load_model()

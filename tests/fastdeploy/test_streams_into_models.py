@@ -24,7 +24,7 @@ from model_runners import worker_config
 from tests.raising import raising
 from wsm.actions.backends.memory import HostMemory
 from wsm.errors import WsmError
-from wsm.fastdeploy import DynamicWeightManager, _install, _models, errors
+from wsm.fastdeploy import DynamicWeightManager, _install, _models
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies import write_version
 from wsm.strategies.transports import configured
@@ -334,7 +334,7 @@ def test_over_rdma_a_ranks_own_tensors_come_by_name_and_all_of_them_must(job):
         assert manager.version == "step_2"
         assert model.model.weight.numpy().tolist() == sent["model.weight"].tolist()
     (job.directory / "version.yaml").unlink()
-    with raising(errors.no_version, match="rsync model version not set"):
+    with raising("no-version", match="rsync model version not set"):
         manager.update_weights_by_rdma()
 
 

@@ -4,8 +4,7 @@
 module             responsible for
 =================  ======================================================================================
 _dynamic_weights   :class:`DynamicWeightManager`: FastDeploy's constructor, attributes and methods
-_calls             the small parts of it that runners and tests call by name
-_direct_calls      FastDeploy's methods called one by one: a command of the group, or a single action
+_calls             the fragments of FastDeploy's log that stay; how its loop calls; its device's surfaces
 _control_calls     FastDeploy's control requests (V1): its own method inside one command of the group
 _control_contract  what a control request does, from which state: tables and pure functions
 _entries           a rank inside FastDeploy's loop: it polls until rank 0 says that all leave
@@ -15,7 +14,7 @@ _runner_surfaces   FastDeploy's objects as wsm's surfaces, bound when its loop h
 _models            FastDeploy's models as weights and loaders, and what is made of them behind a load
 _membership        which ranks are one group, and what its first rank tells the others
 _configuration     what ``fd_config`` and the environment say
-errors             what is refused
+errors             FastDeploy's types of what fails
 =================  ======================================================================================
 
 docs/fastdeploy.md tells how it is used.

@@ -102,6 +102,8 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
     by_requests = _is_on(variables, "FD_ENABLE_V1_UPDATE_WEIGHTS")
     method = _said(fd_config, "speculative_config.method", None)
     strategy = _load_strategy(load_config)
+    swaps = int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0
+    swaps = swaps or bool(_said(fd_config, "cache_config.kvcache_storage_backend", None))
     unified = any(_is_on(variables, name) for name in _UNIFIED)
     return WorkerFacts(
         options={
@@ -118,7 +120,7 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
         drafts=str(getattr(method, "value", method)).lower() == "mtp",
         routing_replay=bool(_said(fd_config, "routing_replay_config.enable_routing_replay", False)),
         by_requests=by_requests,
-        asks_cache_process=_swaps(fd_config) and not by_requests,
+        asks_cache_process=swaps and not by_requests,
         mtp_chunk_size=CheckpointTransferOptions.of(rsync_config).gdr_mtp_chunk_size,
         over_ipc=unified and strategy != "rsync",
     )
@@ -126,12 +128,6 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
 
 def _is_on(variables: Mapping[str, str], name: str) -> bool:
     return variables.get(name, "").strip().lower() not in _OFF
-
-
-def _swaps(fd_config: Any) -> bool:
-    """Whether a process of its own holds KV cache."""
-    storage = _said(fd_config, "cache_config.kvcache_storage_backend", None)
-    return int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0 or bool(storage)
 
 
 def _load_strategy(load_config: Any) -> str:

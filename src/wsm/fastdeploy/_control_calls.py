@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, Plans
 from wsm.actions.surfaces import GraphSurface, GroupKind, KVCacheSurface, Runner
-from wsm.fastdeploy import errors
+from wsm.errors import BadInputError, RefusedError
 from wsm.fastdeploy._calls import saying
-from wsm.fastdeploy._control_contract import Passed, passes
+from wsm.fastdeploy._runner_surfaces import not_bound
 from wsm.states.plan_key import COMMANDED, DISCARDS, Request
 from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
 
@@ -97,7 +97,13 @@ class ControlRequest(NamedTuple):
         words = [str(word).strip() for word in several] if isinstance(several, Iterable) else [str(asked)]
         for word in words:
             if word not in TAGS:
-                raise errors.unknown_tag(method=method, tag=word, known=list(TAGS))
+                raise BadInputError(
+                    f"{method} was asked for {word!r}; known are {', '.join(TAGS)}",
+                    code="unknown-tag",
+                    method=method,
+                    tag=word,
+                    known=tuple(TAGS),
+                )
         return cls(method, frozenset(TAGS[word] for word in words))
 
 
@@ -192,11 +198,17 @@ class ControlCalls:
         RefusedError (``call-open``)
             If another one is open.
         """
-        open_method = None if self._call is None else self._call.asked.method
-        passed = passes(method, open_method, inside=self.inside)
-        if passed is Passed.REFUSED:
-            raise errors.call_open(method=method, open_method=str(open_method))
-        return passed is Passed.THROUGH
+        if self._call is None:
+            return False
+        open_method = self._call.asked.method
+        if self._call.inside and method == open_method:
+            return True
+        raise RefusedError(
+            f"{method} was called while {open_method} is open on this rank; wait for its end, and ask again",
+            code="call-open",
+            method=method,
+            open_method=open_method,
+        )
 
     @contextmanager
     def open(
@@ -255,7 +267,7 @@ class ControlCalls:
     def _entered(self) -> tuple[OpenCall, ActionContext]:
         call = self._call
         if call is None or call.context is None:
-            raise errors.not_bound(surface="a control request")
+            raise not_bound("a control request")
         return call, call.context
 
     def _enter(self, call: OpenCall, plan: str, context: ActionContext) -> None:

@@ -6,7 +6,6 @@ runner sleeps behind it follows from what this rank holds, never from what was a
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -123,28 +122,3 @@ def keeps_from_polling(asleep: Collection[Tag], method: str | None = None) -> st
     if method is not None:
         return f"{method} has been asked for and may let it sleep"
     return "it sleeps: ask for wakeup" if asleep else ""
-
-
-class Passed(enum.Enum):
-    """What becomes of a call of a model runner's method."""
-
-    COMMAND = "a command of the group"
-    THROUGH = "its own body: a class calls the method of its base"
-    REFUSED = "refused: another request is open"
-
-
-def passes(method: str, open_method: str | None, *, inside: bool) -> Passed:
-    """Say what becomes of a call of a model runner's method.
-
-    Parameters
-    ----------
-    method : str
-        The one that is called.
-    open_method : str or None
-        That of the request which is open on this rank.
-    inside : bool
-        Whether FastDeploy's own method runs now.
-    """
-    if open_method is None:
-        return Passed.COMMAND
-    return Passed.THROUGH if inside and method == open_method else Passed.REFUSED

@@ -20,10 +20,9 @@ from wsm.controller import Controller, Pending
 from wsm.controller.engine_bridge import EngineWishes, held_by
 from wsm.controller.errors import UnsettledError
 from wsm.errors import GroupError, WsmError
-from wsm.fastdeploy import errors
 from wsm.fastdeploy._part_words import PartWord
+from wsm.fastdeploy.errors import as_fastdeploys, cause_of
 from wsm.receipt import Receipt
-from wsm.report import RankReport
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Liveness
 from wsm.signals.owner_settings import owner_adds, owner_awaits, settings_in
@@ -69,11 +68,6 @@ class Brought(NamedTuple):
     auxiliary: int = 0
 
     @classmethod
-    def of(cls, report: RankReport) -> Brought:
-        """Return what a rank's report says of its load."""
-        return cls.said({**report.facts, "tensors": report.tensors})
-
-    @classmethod
     def said(cls, facts: Mapping[str, Any]) -> Brought:
         """Return what the facts of a command on one rank say of its load."""
         apply_s = facts.get("apply_s")
@@ -105,7 +99,7 @@ class Came(NamedTuple):
     @classmethod
     def to(cls, error: WsmError) -> Came:
         """Return what the other ranks hear of a command that failed."""
-        return cls(_bounded(error), cause=errors.cause_of(error))
+        return cls(_bounded(error), cause=cause_of(error))
 
 
 class Said(NamedTuple):
@@ -218,8 +212,14 @@ class Entries:
             self._turn()
         came = self._came()
         if came.failure:
-            error = errors.call_failed(rank=self._worker.rank, why=came.failure)
-            raise errors.as_fastdeploys(error, came.cause)
+            rank, why = self._worker.rank, came.failure
+            error = GroupError(
+                f"what the ranks called for together failed, as rank 0 says to rank {rank}: {why}",
+                code="call-failed",
+                rank=rank,
+                why=why,
+            )
+            raise as_fastdeploys(error, came.cause)
         self._brought = came.brought
 
     def commands(self, sequence: int) -> bool:
@@ -294,7 +294,16 @@ class Entries:
         own, ranks = self._worker.rank, range(self._segment.world_size)
         gone = [rank for rank in ranks if rank != own and not self._places.has_place(rank)]
         if gone:
-            raise errors.rank_gone(rank=own, gone=gone, group=self._segment.name, entry=self.number)
+            group = self._segment.name
+            raise GroupError(
+                f"{named(gone)} of group {group!r} ended while rank {own} was in entry {self.number} of "
+                "FastDeploy's loop, which all ranks leave together: this process ends; start the job again",
+                code="rank-gone",
+                rank=own,
+                gone=tuple(gone),
+                group=group,
+                entry=self.number,
+            )
 
     def _said(self) -> Said:
         said = settings_in(self._segment.settings).entry
@@ -479,12 +488,16 @@ class Deciding(Entries):
                     self._until_at_rest(bound_s)
                     if error.context["decision"] != "COMMIT" or not self._controller.status().over:
                         raise
-            self._brought = () if receipt is None else tuple(Brought.of(said) for said in receipt.ranks)
+            self._brought = (
+                ()
+                if receipt is None
+                else tuple(Brought.said({**rank.facts, "tensors": rank.tensors}) for rank in receipt.ranks)
+            )
             came = Came(brought=self._brought)
         except WsmError as error:
             came = Came.to(error)
             self._until_at_rest(bound_s)
-            raise errors.as_fastdeploys(error) from error
+            raise as_fastdeploys(error) from error
         finally:
             self._commanded = 0
             self._say(self._now(), over=True, came=came)
@@ -599,7 +612,15 @@ class Deciding(Entries):
                     owner_awaits(self._segment, (), where="")
                 return
             if bound_s is not None and time.monotonic() > began + bound_s:
-                raise errors.ranks_late(late=missing, group=self._segment.name, waited_s=bound_s)
+                group = self._segment.name
+                raise GroupError(
+                    f"{named(missing)} of group {group!r} did not come to FastDeploy's control request "
+                    f"within {bound_s:g} s: nothing was begun; see where that rank is, and ask again",
+                    code="ranks-late",
+                    late=tuple(missing),
+                    group=group,
+                    waited_s=bound_s,
+                )
             if time.monotonic() > told_at:
                 told_at, told = time.monotonic() + MISSED_S, True
                 where = f"entry {self.number} of FastDeploy's loop"

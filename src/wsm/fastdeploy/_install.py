@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from wsm.fastdeploy import errors
+from wsm.errors import RefusedError
 from wsm.fastdeploy._control_calls import DEADLINES_S, ControlRequest
 from wsm.fastdeploy._dynamic_weights import DynamicWeightManager
 from wsm.fastdeploy._models import UTILITIES, WATCHED, keeping_attributes, remembering
@@ -75,24 +75,15 @@ class _ReplacingFinder(importlib.abc.MetaPathFinder):
                 continue
             spec: ModuleSpec | None = find(fullname, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _ReplacingLoader(spec.loader)
+                executes = spec.loader.exec_module
+
+                def exec_module(module: ModuleType) -> None:
+                    executes(module)  # noqa: B023 - returned right away
+                    _replace(module)
+
+                vars(spec.loader)["exec_module"] = exec_module
                 return spec
         return None
-
-
-class _ReplacingLoader(importlib.abc.Loader):
-    """Loads a module as its own loader does, then replaces what is wsm's in it."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _replace(module)
 
 
 def _replace(module: ModuleType) -> None:
@@ -142,7 +133,15 @@ def _watch(runner_class: Any) -> None:
             DynamicWeightManager.loading = None
         load_config = getattr(model_runner.fd_config, "load_config", None)
         if getattr(load_config, "dynamic_load_weight", False) and DynamicWeightManager.present is None:
-            raise errors.no_manager(runner=type(model_runner).__name__)
+            runner = type(model_runner).__name__
+            raise RefusedError(
+                f"{runner}.load_model makes no DynamicWeightManager, although "
+                "load_config.dynamic_load_weight is on: weights that this build serves cannot change; start "
+                "it without dynamic loading, or without wsm.fastdeploy",
+                code="no-manager",
+                runner=runner,
+                call="DynamicWeightManager",
+            )
         return result
 
     setattr(load_model, WATCHED, True)

@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from wsm.fastdeploy import errors
+from wsm.errors import RefusedError
 from wsm.fastdeploy._configuration import WorkerFacts
 
 #: Two processes with the same text here share memory: it names one boot of one kernel.
@@ -44,22 +44,6 @@ class Membership:
     world_size: int = 1
 
 
-class Told(NamedTuple):
-    """What the first rank tells the others before they attach.
-
-    Parameters
-    ----------
-    name, run_id : str
-        The group, and this start of it.
-    host : str
-        Where its segment lies.
-    """
-
-    name: str
-    run_id: str
-    host: str
-
-
 def membership_of(facts: WorkerFacts, parallel_config: Any) -> Membership:
     """Read the group of this process off FastDeploy's parallel configuration."""
     group = parallel_config.ep_group if facts.expert_parallel else getattr(parallel_config, "tp_group", None)
@@ -78,8 +62,8 @@ def membership_of(facts: WorkerFacts, parallel_config: Any) -> Membership:
     )
 
 
-def meet(member: Membership, facts: WorkerFacts) -> Told:
-    """Return what the first rank tells all. Collective, blocks for the slowest rank.
+def meet(member: Membership, facts: WorkerFacts) -> tuple[str, str]:
+    """Return the name of the group and of this start of it, as its first rank tells all. Collective, blocks.
 
     Raises
     ------
@@ -87,10 +71,17 @@ def meet(member: Membership, facts: WorkerFacts) -> Told:
         If this rank runs on another host than the first one.
     """
     host = _host()
-    told = Told(*member.broadcast((f"fastdeploy-{facts.port}", uuid.uuid4().hex, host)))
-    if told.host != host:
-        raise errors.several_hosts(rank=member.rank, group=told.name)
-    return told
+    name, run_id, there = member.broadcast((f"fastdeploy-{facts.port}", uuid.uuid4().hex, host))
+    if there != host:
+        raise RefusedError(
+            f"rank {member.rank} of group {name!r} runs on another host than rank 0, and a group shares the "
+            "memory of one host; start FastDeploy with ranks that step together on one node, or without "
+            "wsm.fastdeploy",
+            code="several-hosts",
+            rank=member.rank,
+            group=name,
+        )
+    return name, run_id
 
 
 def _host() -> str:

@@ -11,6 +11,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from wsm.actions.backends.model_loading import carrying_over
@@ -40,7 +41,7 @@ def surfaces_of_models(models: Sequence[Any]) -> WeightSurface:
 
     from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights  # noqa: PLC0415 - as above
 
-    layers: Mapping[str, Any] = {"": _Together(models)}
+    layers: Mapping[str, Any] = {"": SimpleNamespace(state_dict=lambda: state_of(models))}
     place = paddle.framework._current_expected_place()
     if place.is_cpu_place():
         return PaddleWeights(layers)
@@ -78,17 +79,6 @@ def state_of(models: Iterable[Any]) -> dict[str, Any]:
     """Return every tensor of the models by name; of two with one name the later counts, as in FastDeploy."""
     with_state = (model for model in models if hasattr(model, "state_dict"))
     return {name: tensor for model in with_state for name, tensor in model.state_dict().items()}
-
-
-class _Together:
-    """Several models under one set of names."""
-
-    def __init__(self, models: Sequence[Any]) -> None:
-        self._models = models
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return every tensor by name."""
-        return state_of(self._models)
 
 
 def keeping_attributes(transpose: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:

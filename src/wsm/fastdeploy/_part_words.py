@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from wsm.fastdeploy import errors
+from wsm.errors import GroupError
 from wsm.signals.errors import EngineWordMissingError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states import engine_words as contract
@@ -110,7 +110,7 @@ class TransferProcess:
     def takes(self, rebuild: Callable[[], None]) -> None:
         """Make the KV cache that it waits for, and wait until it has it. Blocks.
 
-        Raises as :meth:`lets_go`.
+        Raises as :meth:`asks`.
         """
         rebuild()
         wish = contract.UPDATING
@@ -125,28 +125,18 @@ class TransferProcess:
             time.sleep(_LATE_S)
         release()
 
-    def lets_go(self, release: Callable[[], None]) -> None:
-        """Ask it to let the KV cache go, release the rank's own, and wait for its answer. Blocks.
+    def close(self) -> None:
+        """Let go of the word. Idempotent."""
+        self._word.close()
+
+    def asks(self, wish: int, own_part: Callable[[], None]) -> None:
+        """Ask it to let the KV cache go, or to hold one again; do the rank's own part, and wait. Blocks.
 
         Raises
         ------
         GroupError (``cache-process-silent``)
             If it does not answer in time.
         """
-        self._through(contract.CLEARING, release)
-
-    def makes_anew(self, rebuild: Callable[[], None]) -> None:
-        """Ask it to hold KV cache again, rebuild the rank's own, and wait for its answer. Blocks.
-
-        Raises as :meth:`lets_go`.
-        """
-        self._through(contract.UPDATING, rebuild)
-
-    def close(self) -> None:
-        """Let go of the word. Idempotent."""
-        self._word.close()
-
-    def _through(self, wish: int, own_part: Callable[[], None]) -> None:
         before, answer = contract.BEFORE_AND_DONE[wish]
         until = time.monotonic() + ANSWERS_S
         if self._word.read() not in (None, wish, self._seen):
@@ -169,5 +159,14 @@ class TransferProcess:
     def _await(self, is_so: Callable[[int], bool], until: float, wish: int) -> None:
         while (said := self._word.read()) is not None and not is_so(said):
             if time.monotonic() > until:
-                raise errors.cache_process_silent(word=self._name, says=said, wish=wish, seconds=ANSWERS_S)
+                raise GroupError(
+                    f"the process that holds KV cache has not answered {wish} in {self._name} for "
+                    f"{ANSWERS_S:g} s, which says {said} still; see whether FastDeploy's "
+                    "cache_transfer_manager lives, and what its log says",
+                    code="cache-process-silent",
+                    word=self._name,
+                    says=said,
+                    wish=wish,
+                    seconds=ANSWERS_S,
+                )
             time.sleep(_LOOK_S)

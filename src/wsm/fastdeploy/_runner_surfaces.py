@@ -16,16 +16,12 @@ from typing import Any
 
 from wsm.actions.backends import call_missing, required_call
 from wsm.actions.surfaces import (
-    AuxiliarySurface,
     DeepEPSurface,
-    GraphSurface,
-    KVCacheSurface,
     MemorySurface,
     ProcessGroupSurface,
-    RoutingReplaySurface,
     WeightSurface,
 )
-from wsm.fastdeploy import errors
+from wsm.errors import BadInputError, InternalError, RefusedError
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.fastdeploy._part_words import TransferProcess
 from wsm.signals.fastdeploy import LiveSignal
@@ -78,32 +74,12 @@ def _under_caches(inputs: Any) -> Iterable[Any]:
     return inputs["caches"] if "caches" in inputs else ()  # noqa: SIM401 - not every build's inputs are a dict
 
 
-def _shared_caches(model_runner: Any) -> Iterable[Any]:
-    return _under_caches(model_runner.share_inputs)
-
-
-def _own_caches(model_runner: Any) -> Iterable[Any]:
-    return model_runner.caches or ()
-
-
-def _lets_nothing_go(_model_runner: Any) -> None:
-    """Do nothing: the build's own call has let everything go."""
-
-
 def _lets_own_caches_go(model_runner: Any) -> None:
     model_runner.caches = None
 
 
-def _unstopped(model_runner: Any) -> int:
-    return sum(not bool(flag) for flag in model_runner.share_inputs["stop_flags"].numpy().reshape(-1))
-
-
 def _stop_by_flags(model_runner: Any) -> None:
     model_runner.share_inputs["stop_flags"][:] = True
-
-
-def _with_tokens(model_runner: Any) -> int:
-    return sum(tokens > 0 for tokens in model_runner.request_state.num_tokens_per_seq)
 
 
 def _stop_by_tokens(model_runner: Any) -> None:
@@ -116,10 +92,10 @@ def _never_changes(model_runner: Any) -> bool:
 
 
 _WITH_FLAGS: Mapping[str, Any] = {
-    "caches": _shared_caches,
-    "lets_go": _lets_nothing_go,
+    "caches": lambda runner: _under_caches(runner.share_inputs),
+    "lets_go": lambda _runner: None,  # the build's own call has let everything go
     "slots": 'share_inputs["stop_flags"]',
-    "running": _unstopped,
+    "running": lambda runner: int((runner.share_inputs["stop_flags"].numpy() == 0).sum()),
     "stop": _stop_by_flags,
 }
 
@@ -145,13 +121,22 @@ GENERATIONS = (
         "model runner v1",
         lambda runner: hasattr(getattr(runner, "request_state", None), "num_tokens_per_seq"),
         (),
-        caches=_own_caches,
+        caches=lambda runner: runner.caches or (),
         lets_go=_lets_own_caches_go,  # its clear_cache forgets this list, and with it no memory is freed
         slots="request_state.num_tokens_per_seq",
-        running=_with_tokens,
+        running=lambda runner: sum(tokens > 0 for tokens in runner.request_state.num_tokens_per_seq),
         stop=_stop_by_tokens,
     ),
 )
+
+
+def not_bound(surface: str) -> InternalError:
+    """Return the error of a command that needs the model runner before FastDeploy's loop has handed it in."""
+    return InternalError(
+        f"{surface} belongs to FastDeploy's model runner, which is known from the first entry of its loop on",
+        code="not-bound",
+        surface=surface,
+    )
 
 
 def generation_of(model_runner: Any) -> RunnerGeneration:
@@ -165,8 +150,13 @@ def generation_of(model_runner: Any) -> RunnerGeneration:
     for generation in GENERATIONS:
         if generation.recognised(model_runner):
             return generation
-    raise errors.unknown_generation(
-        runner=type(model_runner).__name__, known=[generation.name for generation in GENERATIONS]
+    runner, known = type(model_runner).__name__, tuple(generation.name for generation in GENERATIONS)
+    raise RefusedError(
+        f"{runner} is of no generation of FastDeploy that wsm knows ({', '.join(known)}): it has neither "
+        "share_inputs nor request_state; run it without wsm.fastdeploy, or add its calls to the generations",
+        code="unknown-generation",
+        runner=runner,
+        known=known,
     )
 
 
@@ -307,7 +297,10 @@ class RunnerCache:
             process.takes(allocate)
         if self._there or says not in (None, contract.CLEARED):
             self._let_go = True
-            (process.lets_go if self._asks else process.is_let_go)(free)
+            if self._asks:
+                process.asks(contract.CLEARING, free)
+            else:
+                process.is_let_go(free)
         return freed
 
     def rebuild(self) -> int:
@@ -316,7 +309,7 @@ class RunnerCache:
         if self._process is None or not self._asks:
             allocate()
         elif not self._there or self._let_go:
-            self._process.makes_anew(allocate)
+            self._process.asks(contract.UPDATING, allocate)
             self._let_go = False
         return self.allocated_bytes()
 
@@ -332,7 +325,7 @@ class RunnerCache:
 
     def _bound(self) -> tuple[Callable[[], Any], Callable[[], Any]]:
         if self._calls is None:
-            raise errors.not_bound(surface="the KV cache")
+            raise not_bound("the KV cache")
         return self._calls
 
 
@@ -369,7 +362,7 @@ class RunnerGraphs:
     def capture(self) -> None:
         """Capture again, where they were dropped; FastDeploy has captured the first ones itself."""
         if self._capture is None:
-            raise errors.not_bound(surface="graph capture")
+            raise not_bound("graph capture")
         if not self._captured:
             self._capture()
 
@@ -477,19 +470,9 @@ class RunnerDraft:
 
     def __init__(self, *, graphs: bool) -> None:
         self.name = "mtp"
-        self._cache = RunnerCache()
-        self._captures = RunnerGraphs() if graphs else None
+        self.kv_cache = RunnerCache()
+        self.graphs = RunnerGraphs() if graphs else None
         self._reset: Callable[[], Any] | None = None
-
-    @property
-    def kv_cache(self) -> KVCacheSurface:
-        """Its own cache."""
-        return self._cache
-
-    @property
-    def graphs(self) -> GraphSurface | None:
-        """Its captured graphs."""
-        return self._captures
 
     def bind(self, model_runner: Any) -> None:
         """Take the proposer's calls.
@@ -502,15 +485,15 @@ class RunnerDraft:
         proposer = model_runner.proposer
         inputs = proposer.model_inputs
         self._reset = required_call(inputs, *_DRAFT_RESETS, needed_for="resetting MTP's inputs")
-        self._cache.bind(
+        self.kv_cache.bind(
             proposer,
             "clear_mtp_cache",
             rebuild=lambda: proposer.initialize_kv_cache(main_model_num_blocks=_blocks(model_runner)),
             tensors=lambda: _under_caches(inputs),
             lets_go=lambda: None,
         )
-        if self._captures is not None:
-            self._captures.bind(proposer.model, model_runner)
+        if self.graphs is not None:
+            self.graphs.bind(proposer.model, model_runner)
 
     def reset_inputs(self) -> None:
         """Forget cached inputs. Idempotent."""
@@ -596,11 +579,11 @@ class WorkerSurfaces:
         self.memory = memory
         self.groups = groups
         self._cache_process = TransferProcess(facts.port, directory) if facts.asks_cache_process else None
-        self._requests = RunnerRequests()
-        self._cache = RunnerCache(self._cache_process, asks=facts.tensor_parallel_rank == 0)
-        self._graphs = RunnerGraphs() if facts.graphs else None
-        self._draft = RunnerDraft(graphs=facts.graphs) if facts.drafts else None
-        self._replay = RunnerReplay() if facts.routing_replay else None
+        self.requests = RunnerRequests()
+        self.kv_cache = RunnerCache(self._cache_process, asks=facts.tensor_parallel_rank == 0)
+        self.graphs = RunnerGraphs() if facts.graphs else None
+        self.auxiliaries = (RunnerDraft(graphs=facts.graphs),) if facts.drafts else ()
+        self.routing_replay = RunnerReplay() if facts.routing_replay else None
         self.deepep: DeepEPSurface | None = None if deepep_buffers is None else RunnerDeepEP(deepep_buffers)
         self._runner: Any = None
 
@@ -610,31 +593,6 @@ class WorkerSurfaces:
         if self._cache_process is not None:
             self._cache_process.close()
 
-    @property
-    def requests(self) -> RunnerRequests:
-        """The scheduler's side."""
-        return self._requests
-
-    @property
-    def kv_cache(self) -> KVCacheSurface | None:
-        """The main model's cache."""
-        return self._cache
-
-    @property
-    def graphs(self) -> GraphSurface | None:
-        """The main model's graphs."""
-        return self._graphs
-
-    @property
-    def auxiliaries(self) -> Sequence[AuxiliarySurface]:
-        """The draft model, where there is one."""
-        return () if self._draft is None else (self._draft,)
-
-    @property
-    def routing_replay(self) -> RoutingReplaySurface | None:
-        """The records of expert choices, where they are kept."""
-        return self._replay
-
     def loaders(self) -> Sequence[CheckpointModel]:
         """Return the models that take a checkpoint, the main one first."""
         return self._models
@@ -643,8 +601,8 @@ class WorkerSurfaces:
         """Return what the trainer calls the models' tensors."""
         return self._names
 
-    def bind(self, model_runner: Any) -> bool:
-        """Take a model runner that FastDeploy hands in; return whether it is the first time.
+    def bind(self, model_runner: Any) -> None:
+        """Take a model runner that FastDeploy hands in; None: the one that was handed in before.
 
         Raises
         ------
@@ -655,25 +613,37 @@ class WorkerSurfaces:
         """
         model_runner = self._runner if model_runner is None else model_runner
         if model_runner is None:
-            raise errors.no_runner()
+            raise BadInputError(
+                "poll() was called without FastDeploy's model runner, and neither install() nor its loop has "
+                "handed one in; hand it in, at the top of the event loop: model_runner = "
+                "self.worker.model_runner; model_runner.dynamic_weight_manager.poll(model_runner)",
+                code="no-runner",
+            )
         if self._runner is model_runner:
-            return False
+            return
         generation = examine(model_runner, self._facts)
         if generation.boots_only:
-            raise errors.boots_only(runner=type(model_runner).__name__, generation=generation.name)
-        if self._replay is not None:
-            self._replay.bind(model_runner.routing_replay_manager)
-        if self._graphs is not None:
-            self._graphs.bind(model_runner.model, model_runner)
-        if self._draft is not None:
-            self._draft.bind(model_runner)
-        self._requests.bind(model_runner, generation)
-        self._cache.bind(
+            runner = type(model_runner).__name__
+            raise RefusedError(
+                f"{runner} ({generation.name}) has no clear_requests, clear_parameters, update_parameters: "
+                "its weights are loaded at start and stay; start it again with another version, or use a "
+                "build with these calls",
+                code="boots-only",
+                runner=runner,
+                generation=generation.name,
+            )
+        if self.routing_replay is not None:
+            self.routing_replay.bind(model_runner.routing_replay_manager)
+        if self.graphs is not None:
+            self.graphs.bind(model_runner.model, model_runner)
+        for draft in self.auxiliaries:
+            draft.bind(model_runner)
+        self.requests.bind(model_runner, generation)
+        self.kv_cache.bind(
             model_runner,
             "clear_cache",
             rebuild=lambda: model_runner.initialize_kv_cache(),  # noqa: PLW0108 - observed from here on
             tensors=lambda: generation.caches(model_runner),
             lets_go=lambda: generation.lets_go(model_runner),
         )
-        first, self._runner = self._runner is None, model_runner
-        return first
+        self._runner = model_runner
