@@ -14,7 +14,9 @@ from starlette.routing import Route
 
 from tests.raising import raising
 from tests.vllm.fake_workers import FakeEngine, write_checkpoint
+from wsm.fleet import Replica, update_async
 from wsm.fleet.rolling import content_of
+from wsm.http import AsyncClient
 from wsm.states.fleet import next_target
 from wsm.strategies import AdoptSettings, adopt
 from wsm.strategies.trainer.targets import newest_target, set_target
@@ -41,7 +43,7 @@ class FakeClient:
 
     async def pause_generation(self, *, mode, clear_cache):
         assert clear_cache
-        self.paused = True
+        self.paused, self.mode = True, mode
 
     async def resume_generation(self):
         self.paused = False
@@ -163,10 +165,10 @@ def test_a_replica_of_a_fleet_takes_text_for_what_its_target_allows_and_no_updat
 
     async def play(at):
         async def is_stale():
+            said = (await at.http.get("/wsm/v1/status")).json()
             answer = await at.http.post("/v1/completions")
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "fleet-stale")
             assert (await at.http.get("/wsm/v1/ready")).status_code == 503
-            said = (await at.http.get("/wsm/v1/status")).json()
             assert (said["open"], said["fleet"]["state"], said["fleet"]["admits"]) == (False, "stale", False)
             return True
 
@@ -189,10 +191,44 @@ def test_a_replica_of_a_fleet_takes_text_for_what_its_target_allows_and_no_updat
         assert (ready.status_code, ready.json()["serving"]) == (200, True)
         assert (await at.http.get("/wsm/v1/status")).json()["fleet"]["state"] == "ready"
         allow("one")
-        assert (await at.http.get("/wsm/v1/ready")).status_code == 503
         assert await is_stale()
 
     played(one, play)
+
+
+def test_a_fleet_s_caller_updates_it_in_its_turn_drained_and_once(one, two, tmp_path):
+    store = tmp_path / "store"
+    for where in (one, two):
+        adopt(where, AdoptSettings(store, [tmp_path], durable=False), version=where.name)
+
+    async def play(at):
+        def client(group):
+            transport = httpx.ASGITransport(at.app)
+            return AsyncClient("http://vllm", transport=transport, group=group)
+
+        async def brought(version, group="vllm"):
+            replicas = [Replica("http://vllm", group=group)]
+            return await update_async(store, version, replicas, connect=lambda each: client(each.group))
+
+        for version in ("two", "two", "one"):
+            report = await brought(version)
+            [row] = report.rows
+            assert (report.exit_code, row.state.value, row.version) == (0, "ready", version), row
+            assert row.digest == content_of(store, version).digest
+        assert at.client.mode == "wait"
+        receipts = (await at.http.get("/wsm/v1/receipts")).json()["receipts"]
+        assert [each["version"] for each in receipts] == ["two", "one"]
+        [request_id] = {each["request_id"] for each in receipts if each["version"] == "one"}
+        asked = await client(None).command("update", request_id, version="one", deadline_s=30.0)
+        assert asked.manifest_digest == content_of(store, "one").digest
+        assert len((await at.http.get("/wsm/v1/receipts")).json()["receipts"]) == 2, "it is done once"
+        assert (await client(None).request(request_id))["state"] == "succeeded"
+        with raising("request-unknown"):
+            await client(None).request("another")
+        [row] = (await brought("two", group="another")).rows
+        assert row.code == "wrong-group"
+
+    played(one, play, additional_config={"wsm": {"store": str(store)}})
 
 
 def test_a_replica_that_holds_what_is_allowed_when_it_starts_takes_text_at_once(one, tmp_path, monkeypatch):

@@ -1,12 +1,20 @@
-"""A real vLLM server as a replica of a fleet."""
+"""A fleet of a real vLLM server and a real group: one store, one target."""
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+import yaml
+
+from tests.leftovers import group_name
 from tests.vllm.random_llama import trained
 from tests.vllm.server import VllmServer
+from wsm import load_config
 from wsm.fleet.rolling import content_of
+from wsm.group_segment import own_group
 from wsm.states.fleet import next_target
 from wsm.strategies import AdoptSettings, adopt
 from wsm.strategies.trainer.targets import newest_target, set_target
@@ -27,6 +35,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def start(models, tmp_path):
+    """Starts vLLM with A."""
     started = []
 
     def starts():
@@ -41,17 +50,63 @@ def start(models, tmp_path):
         server.close()
 
 
-def test_a_server_serves_nothing_that_the_target_of_its_fleet_does_not_allow(start, models):
-    store = models / "store"
-    assert set_target(store, next_target(newest_target(store), content_of(store, "B"), strict=True))
-    server = start()
+@pytest.fixture
+def served_group(models, tmp_path):
+    """The address of a group's ``wsm serve``."""
+    name, file = group_name("fleet"), tmp_path / "wsm.yaml"
+    places = {"snapshot": {"directory": str(models / "store"), "shared_directory": str(tmp_path)}}
+    file.write_text(yaml.safe_dump({"name": name, "ranks": 1, "journal_directory": str(tmp_path), **places}))
+    segment = own_group(load_config(file))
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    program = [sys.executable, Path(__file__).with_name("group_rank.py"), file, models / "A"]
+    processes = [subprocess.Popen([*map(str, program)], **piped)]
+    try:
+        assert processes[0].stdout.readline() == "attached\n"
+        serve = ["serve", name, "--http", "0", "--fleet", str(models / "store")]
+        processes.append(subprocess.Popen([sys.executable, "-m", "wsm", *serve], **piped))
+        yield processes[1].stdout.readline().split()[4].rstrip(";")
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+        segment.unlink()
+        segment.close()
+
+
+def is_closed(server):
     status, answer = server.generate()
-    assert (status, answer["error"]["code"]) == (503, "fleet-stale")
-    assert server.call("GET", "/wsm/v1/ready")[0] == 503
+    assert (status, answer["error"]["code"]) == (503, "fleet-stale"), answer
+    return server.call("GET", "/wsm/v1/ready")[0] == 503
+
+
+def test_a_vllm_server_and_a_group_come_to_one_version_and_no_server_takes_text_for_another(
+    start, served_group, models, tmp_path
+):
+    store, tokens = models / "store", tmp_path / "tokens"
+    first = content_of(store, "B")
+    assert set_target(store, next_target(newest_target(store), first))
+    server = start()
+    assert is_closed(server), "it was started with A"
     status, answer = server.update(models / "A")
     assert (status, answer["error"]["code"]) == (409, "not-the-fleets")
-    status, receipt = server.call("POST", "/wsm/v1/update", {"version": "B"})
-    assert (status, receipt["outcome"]) == (200, "committed"), receipt
-    assert receipt["digest"] == content_of(store, "B").digest
-    assert server.versions() == ["B"]
-    assert server.call("GET", "/wsm/v1/ready")[0] == 200
+
+    def fleet_update(version):
+        url = f"http://127.0.0.1:{server.port}"
+        tokens.write_text(f"{url} key\n")
+        tokens.chmod(0o600)
+        program = [sys.executable, "-m", "wsm", "fleet", "update", version, "--store", str(store)]
+        listed = ["--replicas", f"{url},{served_group}", "--token-file", str(tokens)]
+        ended = subprocess.run([*program, *listed], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        status = server.call("GET", "/wsm/v1/status")[1]
+        assert status["manifest_digest"] == content_of(store, version).digest
+        assert status["fleet"]["state"] == "ready"
+        assert server.versions() == [version]
+        return len(server.call("GET", "/wsm/v1/receipts")[1]["receipts"])
+
+    assert [fleet_update("B"), fleet_update("B"), fleet_update("A"), fleet_update("B")] == [1, 1, 2, 3]
+    server.process.kill()
+    server.close()
+    server = start()
+    assert is_closed(server), "B alone is allowed, and vLLM has started with A again"
+    assert fleet_update("B") == 1

@@ -65,7 +65,7 @@ def test_a_digest_that_differs_on_one_rank_is_refused_and_nothing_is_paused(one,
         engine.answers = lies
         end = await engine.update(place(two))
         assert not end.committed
-        assert not end.touched
+        assert engine.workers[0].reloads == 0
         assert codes(end) == {(None, "votes-differ")}
         assert engine.pauses == 0
         assert engine.ranks.serving()
@@ -80,7 +80,7 @@ def test_a_reload_that_fails_on_one_rank_ends_with_the_version_before_on_all(one
     async def play(engine):
         engine.workers[rank].fails = [after]
         end = await engine.update(place(two))
-        assert (end.committed, end.touched, end.restored) == (False, True, True)
+        assert (end.committed, end.restored) == (False, True)
         assert codes(end) == {(rank, "RuntimeError")}
         assert end.errors[0].get("tensor") == ([*sorted(SHAPES)][after] if end.errors else None)
         assert engine.pauses == 1
@@ -97,7 +97,7 @@ def test_where_the_version_before_cannot_be_loaded_either_nothing_serves_until_a
     async def play(engine):
         engine.workers[1].fails = [2, 2, 2]
         end = await engine.update(place(two))
-        assert (end.committed, end.touched, end.restored) == (False, True, False)
+        assert (end.committed, end.restored) == (False, False)
         assert not engine.ranks.serving()
         await engine.ranks.look()
         assert not engine.ranks.serving()
@@ -194,7 +194,7 @@ def test_a_version_means_one_content(one, two, tmp_path):
     async def play(engine):
         end = await engine.update(place(two, "one"))
         assert kinds(end) == {"digest-mismatch"}
-        assert not end.touched
+        assert engine.workers[0].reloads == 0
         assert (await engine.update(place(two))).committed
         assert (await engine.update(place(one))).committed
 
@@ -255,7 +255,7 @@ def test_a_deadline_that_passes_while_ranks_read_leaves_the_old_version(one, two
         end = await engine.update(place(two), deadline_s=-1)
         assert not end.committed
         assert kinds(end) == {"deadline"}
-        assert not end.touched
+        assert engine.workers[0].reloads == 0
         assert engine.ranks.serving()
         assert engine.pauses == 0
 

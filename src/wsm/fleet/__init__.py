@@ -1,7 +1,8 @@
 """A fleet in one call: many replicas, one target, an answer that can be acted on. Needs ``wsm[http]``.
 
-A replica is a group behind a server of its own (``wsm serve``). No process holds the fleet: its
-target lies beside the versions (:mod:`wsm.strategies.trainer.targets`), and what is true the replicas say.
+A replica is a group behind a server of its own (``wsm serve``), or a vLLM server. No process holds the
+fleet: its target lies beside the versions (:mod:`wsm.strategies.trainer.targets`), and what is true the
+replicas say.
 
 =================  =========================================================================================
 module             responsible for

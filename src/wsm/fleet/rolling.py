@@ -82,8 +82,8 @@ class _Status(msgspec.Struct, frozen=True):
     serving: bool
     version: str | None
     manifest_digest: str | None
-    request_id: str | None
-    decision_left_s: float | None
+    request_id: str | None = None
+    decision_left_s: float | None = None
     over: bool = True
     operation: str | None = None
     fleet: _ReadTarget | None = None
@@ -378,8 +378,10 @@ def _announced(
 
 #: What stands in a step's way for a while: an answer that is lost, another command, a store.
 _PASSING: Final = frozenset(
-    {"upstream-unreachable", "server-busy", "role-busy", "decision-held", "bad-target"}
+    {"upstream-unreachable", "server-busy", "role-busy", "decision-held", "update-in-progress", "bad-target"}
 )
+#: What says that nothing can be prepared beside what serves: nothing does, or the server knows update alone.
+_IN_PLACE: Final = frozenset({"nothing-served", "not-found"})
 #: What a replica answers by an older target, too, which its server sees for a while, as over NFS.
 _BY_TARGET: Final = frozenset({"not-the-fleets", "not-serving"})
 
@@ -507,7 +509,7 @@ class Roll:
             terms = {"hot": True, "hot_fallback": "refuse", "lease_s": _LEASE_S}
             receipt = await self._ask(replica, "prepare", request_id, version=label, **terms)
         except WsmError as error:
-            if not (error.context.get("no_room") or error.code == "nothing-served"):
+            if not (error.context.get("no_room") or error.code in _IN_PLACE):
                 raise
             row.error, row.code = str(error), error.code
             self._told(row)

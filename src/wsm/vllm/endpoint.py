@@ -21,12 +21,14 @@ import hmac
 import importlib
 import os
 import secrets
+import uuid
 from collections import deque
 from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -34,15 +36,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, described
+from wsm.fleet.member import FleetMember
 from wsm.http import errors
 from wsm.http.answers import failed
 from wsm.labels import checked_version
+from wsm.receipt import Outcome
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, UpdateEnd
 from wsm.vllm.versions import VersionPlace
-
-if TYPE_CHECKING:
-    from wsm.fleet.member import FleetMember
 
 #: Releases of vLLM that this is tested with.
 SUPPORTED = ("0.32.",)
@@ -57,12 +58,18 @@ _GROUP = "vllm"
 
 
 class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of an update. `path`: a directory below the roots; else `version` is one of the store."""
+    """The body of an update. `path`: a directory below the roots; else `version` is one of the store.
+
+    `in_flight`, `hot`, `force`: what the native API says of a load in place; ``drain`` is vLLM's ``wait``.
+    """
 
     path: str | None = None
     version: str | None = None
     digest: str | None = None
     mode: Literal["keep", "wait", "abort"] = "keep"
+    in_flight: Literal["drain", "abort"] | None = None
+    hot: Literal[False] = False
+    force: bool = True
     deadline_s: float = 600.0
 
 
@@ -86,6 +93,7 @@ class EndpointPlugin:
     #: Since vLLM has started its engine; it listens only then.
     ranks: EngineRanks
     _client: Any
+    _options: ServerOptions
     _fleet: FleetMember | None = None
     name = "wsm"
     required_tasks = ("generate",)
@@ -93,10 +101,6 @@ class EndpointPlugin:
     def __init__(self) -> None:
         self.receipts: deque[dict[str, Any]] = deque(maxlen=256)
         self.is_open, self.is_updating = True, False
-        self.keys: list[str] = []
-        self._options = ServerOptions()
-        self._roots: list[str] = []
-        self._mode = "keep"
         self._asking = asyncio.Lock()
         self._holds, self._was_paused = False, False
 
@@ -115,66 +119,67 @@ class EndpointPlugin:
         del state
         _require_known(args)
         said = (args.additional_config or {}).get("wsm", {})
-        self._options = msgspec.convert(said, ServerOptions)
+        self._options = options = msgspec.convert(said, ServerOptions)
         self.keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
         self._client, config = engine_client, engine_client.vllm_config
         model = PurePath(os.getcwd(), config.model_config.model)  # noqa: PTH109 - nothing is read here
         # A cache of Hugging Face links the files of a snapshot to those beside it.
         around = [str(model.parent.parent)] if model.parent.name == "snapshots" else []
-        self._roots = self._options.roots or [str(each) for each in [model.parent] if each.name]
-        version = checked_version(self._options.version or model.name)
-        server = f"{os.getpid()}-{secrets.token_hex(4)}"
-        world_size, answer_s = config.parallel_config.world_size, self._options.answer_s
-        self.ranks = EngineRanks(
-            lambda question: engine_client.collective_rpc("wsm_answer", args=(question,)),
-            world_size,
-            server,
-            answer_s=answer_s,
-        )
+        options.roots = options.roots or [str(each) for each in [model.parent] if each.name]
+        version = checked_version(options.version or model.name)
+        server, world_size = f"{os.getpid()}-{secrets.token_hex(4)}", config.parallel_config.world_size
+        self.ranks = EngineRanks(self._call, world_size, server, answer_s=options.answer_s)
         first = VersionPlace(version, str(model), [str(model), *around])
         await self.ranks.hello(first)
         if store := os.environ.get("WSM_FLEET"):
-            from wsm.fleet.member import FleetMember  # noqa: PLC0415 - for replicas of a fleet only
-
-            self._fleet = FleetMember(Path(store))
+            self._fleet, options.store = FleetMember(Path(store)), options.store or store
             await asyncio.to_thread(self._fleet.look)
-            self._options.store = self._options.store or store
         await engine_client.update_weight_version(self.ranks.version)
+
+    async def _call(self, question: dict[str, Any]) -> list[Any]:
+        return list(await self._client.collective_rpc("wsm_answer", args=(question,)))
 
     async def _pause(self) -> None:
         if not self._holds:
             self._was_paused, self._holds = await self._of_engine(self._client.is_paused()), True
         await self._of_engine(self._client.pause_generation(mode=self._mode, clear_cache=True))
 
-    async def update(self, asked: UpdateRequest) -> dict[str, Any]:
-        """Bring a version, or keep the one before; return the receipt.
+    def known(self, request_id: str) -> dict[str, Any] | None:
+        """Return the receipt of a request; None: it has none yet, or no more."""
+        return next((each for each in reversed(self.receipts) if each["request_id"] == request_id), None)
+
+    async def update(self, asked: UpdateRequest, request_id: str) -> dict[str, Any]:
+        """Bring a version, or keep the one before; return the receipt. A request that committed is over.
 
         Raises
         ------
         RefusedError
             If another update runs (``update-in-progress``), or it is not the fleet's (``not-the-fleets``).
         """
-        ranks = self.ranks
+        ranks, options, known = self.ranks, self._options, self.known(request_id)
+        if known is not None and known["outcome"] == "committed":
+            return known
         if asked.path is None and asked.version is None:
             raise BadInputError("an update needs a path, or a version of the store", code="no-place")
         label = checked_version(asked.version or PurePath(asked.path or "").name)
         await self._require_the_fleets(label, None)
         if self.is_updating:
             raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
-        place = VersionPlace(label, asked.path, self._roots, self._options.store, asked.digest)
-        self.is_updating, self._mode, end, is_known = True, asked.mode, UpdateEnd(), True
+        place = VersionPlace(label, asked.path, options.roots or [], options.store, asked.digest)
+        self.is_updating, end, before = True, UpdateEnd(), ranks.version
+        self._mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
         try:
             async with self._asking:
                 await ranks.update(place, self._may_load, self._pause, end, deadline_s=asked.deadline_s)
                 if ranks.serving() and self._holds:
                     await self._go_on()
         except GroupError as error:
-            is_known = False
             end.errors.append(error_value(error))
         finally:
             self.is_updating, self.is_open = False, ranks.serving()
-        self.receipts.append(self._receipt(label, end, is_known=is_known))
-        return self.receipts[-1]
+        receipt = self._receipt(end, request_id=request_id, version=label, previous_version=before)
+        self.receipts.append(receipt)
+        return receipt
 
     async def _go_on(self) -> None:
         await self._of_engine(self._client.update_weight_version(self.ranks.version))
@@ -199,23 +204,31 @@ class EndpointPlugin:
         if self._fleet is not None:
             await asyncio.to_thread(self._fleet.require_own, label, digest)
 
-    def _receipt(self, label: str, end: UpdateEnd, *, is_known: bool) -> dict[str, Any]:
-        serves = self.ranks.version if self.ranks.serving() else None
+    def _receipt(self, end: UpdateEnd, **told: Any) -> dict[str, Any]:
+        serves, digest = self.ranks.version if self.ranks.serving() else None, None
         outcome = "committed" if end.committed else "rolled-back" if end.restored else "refused"
         if serves is None:
-            outcome = "closed" if is_known else "unknown"
-        told = {
+            outcome = "unknown" if self.ranks.fault else "closed"
+        if outcome == "committed":
+            digest, command, ms = self.ranks.digest, self.ranks.command, end.ms
+            took = {"seconds": ms["over"] / 1000, "pause_s": (ms["over"] - ms["voted"]) / 1000}
+            at = {"epoch": command.epoch, "sequence": command.sequence} if command else {}
+            state = {"outcome": Outcome.UPDATED.value, "loaded": True, "serving": True, "ranks": []}
+            native = {"receipt": {**told, "manifest_digest": digest, **took, **at, **state}}
+        else:
+            native = {"error": next(iter(end.errors), {"code": outcome, "message": f"it is {outcome}"})}
+        return {
+            **told,
+            **native,
             "outcome": outcome,
-            "version": label,
             "serves": serves,
-            "digest": end.votes[0]["digest"] if end.committed else None,
+            "digest": digest,
             "proof": "digests of the checkpoint's bytes as every rank's loaders read them",
             "votes": end.votes,
             "errors": end.errors,
             "ms": end.ms,
             "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         }
-        return told if outcome == "committed" else {**told, "error": end.errors[0]}
 
     def require_open(self) -> None:
         """See that requests may reach what serves.
@@ -247,13 +260,6 @@ class EndpointPlugin:
         text = f"Version {self.ranks.version} serves, whole on {self.ranks.ranks} ranks."
         return {"open": True, "text": text, "errors": []}
 
-    async def standing(self) -> dict[str, Any] | None:
-        """Read the target of the fleet, and say what this replica counts as; None: it is of no fleet."""
-        if self._fleet is None:
-            return None
-        said = await asyncio.to_thread(self._fleet.standing, self.ranks.digest, serving=self.is_open)
-        return dict(msgspec.to_builtins(said))
-
     async def status(self) -> dict[str, Any]:
         """Say where each rank is; the ranks are asked, unless an update runs."""
         ranks = self.ranks
@@ -262,8 +268,13 @@ class EndpointPlugin:
                 with suppress(WsmError):  # said by explain
                     await ranks.look()
                 self.is_open = ranks.serving()
+        standing = self._fleet and partial(self._fleet.standing, ranks.digest, serving=self.is_open)
         return {
-            "fleet": await self.standing(),
+            "fleet": standing and msgspec.to_builtins(await asyncio.to_thread(standing)),
+            "name": _GROUP,
+            "serving": self.is_open,
+            "over": not self._holds,
+            "manifest_digest": ranks.digest if ranks.serving() else None,
             "open": self.explain()["open"],
             "updating": self.is_updating,
             "version": ranks.version if ranks.serving() else None,
@@ -325,24 +336,31 @@ class Gate:
         return not keys or any(hmac.compare_digest(given, each.encode()) for each in keys)
 
     async def _own(self, request: Request, method: str, what: str) -> JSONResponse:
-        plugin = self._plugin
+        plugin, named = self._plugin, request.headers.get("x-wsm-group", _GROUP)
+        if named != _GROUP:
+            raise errors.wrong_group(asked=named, group=_GROUP)
         if (method, what) == ("POST", "update"):
             try:
                 asked = msgspec.json.decode(await request.body(), type=UpdateRequest)
             except msgspec.DecodeError as error:
                 raise errors.bad_body(field="the body", problem=str(error)) from error
-            receipt = await plugin.update(asked)
+            receipt = await plugin.update(asked, request.headers.get("idempotency-key", uuid.uuid4().hex))
             return JSONResponse(receipt, _STATUSES[receipt["outcome"]])
-        if method == "GET" and what == "status":
+        what, _, request_id = what.partition("/")
+        if method != "GET" or what not in ("status", "ready", "explain", "receipts", "commands"):
+            raise errors.not_found(method=method, path=request.url.path)
+        if what == "status":
             return JSONResponse(await plugin.status())
-        if method == "GET" and what == "ready":
-            await plugin.standing()
-            said = plugin.explain()
-            ready = {"serving": said["open"], "headline": said["text"]}
-            return JSONResponse(ready, 200 if said["open"] else 503)
-        if method == "GET" and what in ("explain", "receipts"):
-            return JSONResponse(plugin.explain() if what == "explain" else {"receipts": [*plugin.receipts]})
-        raise errors.not_found(method=method, path=request.url.path)
+        if what == "receipts":
+            return JSONResponse({"receipts": [*plugin.receipts]})
+        if what == "commands":
+            known = plugin.known(request_id)
+            if known is None:
+                raise errors.request_unknown(request_id=request_id)
+            return JSONResponse({**known, "state": "succeeded" if "receipt" in known else "failed"})
+        said = plugin.explain()
+        ready = {"serving": said["open"], "headline": said["text"]}
+        return JSONResponse(said | ready, 200 if said["open"] or what == "explain" else 503)
 
 
 def _require_known(args: Any) -> None:

@@ -80,24 +80,6 @@ def error_value(error: BaseException) -> dict[str, Any]:
     return {**about, "code": error.code, "message": str(error)}
 
 
-class _LiveMachines:
-    """The machines of a rank, at the command that is heard last."""
-
-    def __init__(self, life: LifeCycle) -> None:
-        self._life, self.command = life, CommandWord(1, 0, Operation.NONE)
-
-    @property
-    def joint(self) -> JointState:
-        return self._life.joint
-
-    def can(self, event: Event) -> bool:
-        return self._life.can(event)
-
-    def fire(self, event: Event, *, kept: bool = False, kv_kept: bool = True, cause: str = "") -> None:
-        at = {"at_ns": time.monotonic_ns(), "epoch": self.command.epoch, "sequence": self.command.sequence}
-        self._life.fire(event, **at, kept=kept, kv_kept=kv_kept, cause=cause)
-
-
 class RankSide:
     """One rank: what it serves, and how far it is with the command at hand.
 
@@ -109,7 +91,7 @@ class RankSide:
         self._life = LifeCycle()
         self._server: str | None = None
         self._term = 0
-        self._machines = _LiveMachines(self._life)
+        self._heard = CommandWord(1, 0, Operation.NONE)
         self._committed = CommittedWord(0, None)
         self._code = StatusCode.ATTACHED
         self._asked = Asked(Request.UPDATE, ALL_TAGS, self._life.joint)
@@ -119,6 +101,20 @@ class RankSide:
         self._served: HeldCheckpoint | None = None  # kept open: what a failed update is followed by
         self._layout: dict[str, TensorSpec] | None = None
         self._error: dict[str, Any] | None = None
+
+    @property
+    def joint(self) -> JointState:
+        """Where weights and KV cache are: a rank is the machines that the events of commands reach."""
+        return self._life.joint
+
+    def can(self, event: Event) -> bool:
+        """As :meth:`wsm.states.machine.LifeCycle.can`."""
+        return self._life.can(event)
+
+    def fire(self, event: Event, *, kept: bool = False, kv_kept: bool = True, cause: str = "") -> None:
+        """As :meth:`wsm.states.machine.LifeCycle.fire`, for the command that is heard last."""
+        at = {"at_ns": time.monotonic_ns(), "epoch": self._heard.epoch, "sequence": self._heard.sequence}
+        self._life.fire(event, **at, kept=kept, kv_kept=kv_kept, cause=cause)
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Take in what the server says, do what can be done, and say how far it is."""
@@ -133,22 +129,22 @@ class RankSide:
             )
         else:
             command = CommandWord.unpack(question["words"][0])
-            if _how_far(command) > _how_far(self._machines.command):
+            if _how_far(command) > _how_far(self._heard):
                 self._hear(command, question)
-            if command[:2] == self._machines.command[:2]:
+            if command[:2] == self._heard[:2]:
                 self._go_on(question)
         return self._said()
 
     def _hello(self, question: Mapping[str, Any]) -> None:
-        reading = self._reading if self._machines.command.operation is Operation.NONE else None
+        reading = self._reading if self._heard.operation is Operation.NONE else None
         if question["server"] != self._server:
             self._server, self._term = question["server"], self._term + 1
             if self._committed.version_id is None:
                 place = msgspec.convert(question["place"], VersionPlace)
                 self._committed = CommittedWord(0, version_id(place.version))
                 for moment in (command_events.begin, command_events.finish):  # vLLM has loaded it
-                    moment(self._asked, self._machines)
-                command_events.commit(self._machines)
+                    moment(self._asked, self)
+                command_events.commit(self)
                 self._reading = StagedRead(place, None)
         elif reading is not None and (reading.error or reading.held):
             self._error = error_value(reading.error) if reading.error else None
@@ -161,14 +157,14 @@ class RankSide:
         self._staged = self._reading = None
 
     def _hear(self, command: CommandWord, question: Mapping[str, Any]) -> None:
-        begins = command[:2] != self._machines.command[:2]
-        self._machines.command = command
+        begins = command[:2] != self._heard[:2]
+        self._heard = command
         if not begins:
             return
         self._drop_staged()
         self._error, self._begun, self._code = None, False, StatusCode.DRAINING
         self._asked = Asked(Request.UPDATE, ALL_TAGS, self._life.joint)
-        refused = command_events.objection(self._asked, self._machines)
+        refused = command_events.objection(self._asked, self)
         if refused is not None or command.operation is not Operation.UPDATE:
             self._code = StatusCode.REFUSED
             self._error = {"code": "refused", "message": refused} if refused else None
@@ -178,7 +174,7 @@ class RankSide:
             self._reading = StagedRead(msgspec.convert(question["place"], VersionPlace), self._layout)
 
     def _go_on(self, question: Mapping[str, Any]) -> None:
-        operation = self._machines.command.operation
+        operation = self._heard.operation
         if operation is Operation.UPDATE and self._code is StatusCode.DRAINING:
             if self._staged is None and self._reading is not None:
                 self._staged = self._reading.held
@@ -187,7 +183,7 @@ class RankSide:
             if self._staged is not None and question["load"]:
                 self._load(self._staged)
         elif operation.is_commit and self._code is StatusCode.PREPARED:
-            command_events.commit(self._machines)
+            command_events.commit(self)
             self._serve(self._staged)
             self._committed = CommittedWord.unpack(question["words"][1])
             self._code = StatusCode.DONE_COMMITTED
@@ -197,10 +193,10 @@ class RankSide:
     def _load(self, staged: HeldCheckpoint) -> None:
         self._begun, read = True, list[str]()
         try:
-            command_events.begin(self._asked, self._machines)
+            command_events.begin(self._asked, self)
             self._worker.reload_weights(weights_iterator=self._tensors(staged, read))
             self._require_whole(staged, read)
-            command_events.finish(self._asked, self._machines)
+            command_events.finish(self._asked, self)
             self._code = StatusCode.PREPARED
         except Exception as error:  # noqa: BLE001 - whatever a loader raises, this rank is touched
             last = {"tensor": read[-1]} if read else {}
@@ -226,11 +222,11 @@ class RankSide:
         if any_touched is None:
             return
         if any_touched:
-            command_events.drop(self._asked, self._machines)
-            command_events.freed(self._machines)
+            command_events.drop(self._asked, self)
+            command_events.freed(self)
             self._code = StatusCode.DONE_CLEARED
         else:
-            command_events.keep(self._asked, self._machines)
+            command_events.keep(self._asked, self)
             self._code = StatusCode.DONE_KEPT
         self._drop_staged()
 
@@ -240,7 +236,7 @@ class RankSide:
         self._staged = self._reading = None
 
     def _said(self) -> dict[str, Any]:
-        command, life, ready = self._machines.command, self._life, int(self._staged is not None)
+        command, life, ready = self._heard, self._life, int(self._staged is not None)
         status = StatusWord(*command[:2], self._code, 0, ready, int(life.weights), int(life.kv))
         return {
             "rank": self._worker.rank,

@@ -64,13 +64,12 @@ MayLoad: TypeAlias = Callable[["UpdateEnd"], Awaitable[bool]]
 class UpdateEnd:
     """How an update has ended.
 
-    `committed`: whether the version serves. `touched`: whether weights were overwritten. `restored`: whether
-    the version before was loaded again. `errors`: of each rank that said one. `ms`: since the beginning, when
-    all had voted, all was paused, all was loaded, all was over.
+    `committed`: whether the version serves. `restored`: whether the version before was loaded again.
+    `errors`: of each rank that said one. `ms`: since the beginning, when all had voted, all was paused, all
+    was over.
     """
 
     committed: bool = False
-    touched: bool = False
     restored: bool = False
     errors: list[dict[str, Any]] = field(default_factory=list)
     votes: list[dict[str, Any]] = field(default_factory=list)
@@ -81,13 +80,14 @@ class EngineRanks:
     """The ranks of one engine, as its server knows them. One task at a time.
 
     `answer_s`: in which every question is answered but that of a reload, which has the update's deadline; a
-    step may be long. `version`: what was committed last. `fault`: why the ranks cannot be asked; None: they
-    can. `answers`: what each said last. `command`: what was given last.
+    step may be long. `version`, `digest`: of what was committed last. `fault`: why the ranks cannot be asked;
+    None: they can. `answers`: what each said last. `command`: what was given last.
     """
 
     def __init__(self, call: Call, ranks: int, server: str, *, answer_s: float = 60.0) -> None:
         self.ranks = ranks
         self.version: str | None = None
+        self.digest: str | None = None
         self.fault: GroupError | None = None
         self.answers: list[dict[str, Any]] = []
         self.digests: dict[str, str] = {}  # of the versions that were committed
@@ -115,9 +115,9 @@ class EngineRanks:
         served = [answer["served"] for answer in self.answers if answer.get("served")]
         self.version = served[0]["version"] if served else place.version
         self._committed = CommittedWord(0, version_id(self.version))
-        digest = self._digest_of("served")
-        if digest is not None:
-            self.digests[self.version] = digest
+        self.digest = self._digest_of("served")
+        if self.digest is not None:
+            self.digests[self.version] = self.digest
 
     async def look(self) -> None:
         """Ask all ranks how far they are, and change nothing.
@@ -128,11 +128,6 @@ class EngineRanks:
             If they do not answer, or not this question; the last two are final.
         """
         await self._tell(self._answer_s, self._view(), load=False)
-
-    @property
-    def digest(self) -> str | None:
-        """Of what was committed last; None: it is not known."""
-        return self.digests.get(self.version or "")
 
     def serving(self) -> bool:
         """Whether all ranks serve the same whole version, as far as they have answered."""
@@ -194,8 +189,10 @@ class EngineRanks:
             elif move.todo in (GroupTodo.WAIT, GroupTodo.READ_REPORTS):
                 if voted and not (paused or expired or gave_up):
                     _lap(end, "voted", began_s)
-                    gave_up = not await _is_paused(pause, late_s)
-                    paused = True
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(pause(), max(late_s - time.monotonic(), 0.0))
+                        paused = True
+                    gave_up = not paused
                     _lap(end, "paused", began_s)
                     continue
                 loads = voted and paused
@@ -216,23 +213,21 @@ class EngineRanks:
             self._restores = move.arguments.restores
             self._place = self._place if self._restores else place
         if move.record is not None and move.record.version is not None:
-            self.version, digest = move.record.version, self._digest_of("staged")
-            self.digests[self.version] = digest or ""
+            self.version, self.digest = move.record.version, self._digest_of("staged")
+            self.digests[self.version] = self.digest or ""
         self._committed = move.committed or self._committed
         if move.command is not None:
             self.command, self._is_settled = move.command, False
 
     def _known(self, view: View, wanted: Opens | None, *, expired: bool, gave_up: bool) -> Known:
-        agree, version = self._digest_of("staged") is not None, self.version
-        if self._place is not None and not self._restores:
-            version = self._place.version
+        agree, place = self._digest_of("staged") is not None, None if self._restores else self._place
         return Known(
             May.DRIVE,
             wanted=wanted,
             expired=expired,
             gave_up=gave_up or (_all_voted(view) and not agree),
             agree=agree if decide.is_prepared(view) else None,
-            version=version,
+            version=self.version if place is None else place.version,
             committed=self.version,
             restores=self._restores,
             restore_limit=1,
@@ -251,7 +246,6 @@ class EngineRanks:
             end.restored = committed
         else:
             end.committed = committed
-            end.touched = committed or any_touched(view)
             if len({vote["digest"] for vote in end.votes}) > 1:
                 said = ", ".join(f"rank {vote['rank']} {vote['digest']}" for vote in end.votes)
                 message = f"the ranks have read different bytes: {said}"
@@ -308,14 +302,6 @@ class EngineRanks:
 
 def _lap(end: UpdateEnd, name: str, began_s: float) -> None:
     end.ms[name] = round((time.monotonic() - began_s) * 1000, 1)
-
-
-async def _is_paused(pause: Pause, late_s: float) -> bool:
-    """Pause; a pause that does not come in time is a reason to give up."""
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(pause(), max(late_s - time.monotonic(), 0.0))
-        return True
-    return False
 
 
 def _all_voted(view: View) -> bool:
