@@ -20,10 +20,9 @@ from wsm.strategies.conversation import listen
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake import _lease_server
-from wsm.strategies.mooncake._lease_client import RankLease
 from wsm.strategies.mooncake._lease_messages import MemoryRegion
 from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication
-from wsm.strategies.mooncake.mooncake_transport import ReadPlan
+from wsm.strategies.mooncake.mooncake_transport import RankLease, ReadPlan
 from wsm.strategies.mooncake.publisher import PlacedShard, grants_of, merged
 from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.observer import UNOBSERVED

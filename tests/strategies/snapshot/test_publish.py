@@ -22,8 +22,8 @@ from wsm.strategies import (
     read_version,
 )
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, is_leased
-from wsm.strategies.snapshot._shard_writer import cut_into_parts
 from wsm.strategies.snapshot.manifest import ShardManifest
+from wsm.strategies.snapshot.publish import cut_into_parts
 
 
 def versions(root):

@@ -21,7 +21,7 @@ from wsm.strategies import (
 pytestmark = pytest.mark.processes
 
 SPEC = TensorSpec("w", "U8", (64,))
-TRACED = ("snapshot/publish.py", "snapshot/_shard_writer.py", "retention.py")
+TRACED = ("snapshot/publish.py", "retention.py")
 
 
 def state(content: int) -> dict[str, tuple[TensorSpec, bytes]]:

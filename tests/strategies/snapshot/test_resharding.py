@@ -12,7 +12,7 @@ from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load, publish_snapshot
 from wsm.strategies.documents import seal
 from wsm.strategies.inventory import take_inventory
-from wsm.strategies.snapshot._slice_reader import STAGING_BYTES
+from wsm.strategies.snapshot._resliced_shard import STAGING_BYTES
 from wsm.strategies.snapshot.placement import (
     AxisSegment,
     Member,

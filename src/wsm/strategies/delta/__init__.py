@@ -3,8 +3,7 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-strategy, source                      by which way a rank reaches a version, and where it looks
-_open_delta                           one delta, opened and put on top of its base
+strategy, source                      deltas opened, and by which way a rank reaches a version; where it looks
 _blocks, _codec                       how a change is cut into blocks; their bytes
 _manifest                             what a rank's delta, and that of all ranks, consists of; their names
 publish                               the trainer's side: all ranks' blocks, made visible at once

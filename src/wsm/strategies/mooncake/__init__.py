@@ -7,7 +7,7 @@ mooncake_transport                    the rank's end, and its reads ahead
 source                                what a configuration says of it
 transfer_engine                       the engine as wsm uses it
 publisher                             the trainer's side; the memory that it lets ranks read
-_lease_server, _lease_client          both ends of a lease on that memory
+_lease_server                         the publisher's end of leases on that memory
 _lease_messages                       what is said about it, and where
 ====================================  ====================================================================
 """

@@ -36,9 +36,9 @@ from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings, addr
 from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise
 from wsm.strategies.tensor import TensorSpec, aligned
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of_rank
-from wsm.typed import CountFrom0, Seconds, Wait, typed_calls
+from wsm.typed import Seconds, Wait, typed_calls
 
-#: Tensors smaller than this share a region of copies.
+#: Tensors smaller than this share a region of copies, also where larger ones are read in place.
 PACKED_BELOW = 1 << 20
 
 
@@ -59,15 +59,11 @@ class PublishedMemory:
         Reads it for others.
     in_place : bool
         Whether the trainer's own memory may be registered.
-    packed_below : int
-        Tensors with fewer bytes are copied all the same.
     """
 
-    def __init__(
-        self, engine: Engine, *, in_place: bool = False, packed_below: CountFrom0 = PACKED_BELOW
-    ) -> None:
+    def __init__(self, engine: Engine, *, in_place: bool = False) -> None:
         self._engine = engine
-        self._packed_below = packed_below if in_place else sys.maxsize
+        self._packed_below = PACKED_BELOW if in_place else sys.maxsize
         self._packs: dict[int, memoryview] = {}
         self._registered: set[MemoryRegion] = set()
         self._alive: tuple[memoryview, ...] = ()
@@ -233,8 +229,6 @@ class MooncakePublisher:
         Let ranks read the trainer's own memory instead of a copy, which takes as much memory again. Then
         each process that reaches the engine can change the weights that are being trained, and training goes
         on with them: for hosts and networks where all users are trusted.
-    packed_below : int
-        Tensors with fewer bytes are copied beside each other all the same.
     clock : Clock, optional
         For leases and reports.
 
@@ -258,7 +252,6 @@ class MooncakePublisher:
         settings: EngineSettings | None = None,
         lease_s: Seconds = LEASE_S,
         in_place: bool = False,
-        packed_below: CountFrom0 = PACKED_BELOW,
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
@@ -270,7 +263,7 @@ class MooncakePublisher:
             listening.release()
             raise
         self.address = listening.address
-        self._memory = PublishedMemory(self._engine, in_place=in_place, packed_below=packed_below)
+        self._memory = PublishedMemory(self._engine, in_place=in_place)
         if in_place:
             _log.warning("memory.writable", address=self.address, by="each process that reaches the engine")
         self._version: str | None = None
