@@ -110,7 +110,6 @@ if TYPE_CHECKING:
     from wsm.strategies.errors import PublisherBusyError as PublisherBusyError
     from wsm.strategies.errors import SnapshotNotFoundError as SnapshotNotFoundError
     from wsm.strategies.errors import StorageError as StorageError
-    from wsm.strategies.errors import TensorReleasedError as TensorReleasedError
     from wsm.strategies.errors import UnreadableFileError as UnreadableFileError
     from wsm.strategies.errors import VersionExistsError as VersionExistsError
     from wsm.strategies.errors import VersionMismatchError as VersionMismatchError
@@ -118,6 +117,7 @@ if TYPE_CHECKING:
     from wsm.strategies.peer_errors import PeerFailedError as PeerFailedError
     from wsm.strategies.peer_errors import PeerSilentError as PeerSilentError
     from wsm.strategies.snapshot.source import SnapshotConfig as SnapshotConfig
+    from wsm.strategies.tensor import TensorReleasedError as TensorReleasedError
     from wsm.worker import HOLD as HOLD
     from wsm.worker import JOIN as JOIN
     from wsm.worker import SERVE as SERVE
@@ -159,11 +159,11 @@ import_when_named(
         "wsm.strategies.delta.errors": "DeltaBaseError",
         "wsm.strategies.errors": (
             "DigestMismatchError LoadCancelledError PublisherBusyError SnapshotNotFoundError "
-            "StorageError TensorReleasedError UnreadableFileError VersionExistsError "
-            "VersionMismatchError"
+            "StorageError UnreadableFileError VersionExistsError VersionMismatchError"
         ),
         "wsm.strategies.peer_errors": "PeerDiedError PeerFailedError PeerSilentError",
         "wsm.strategies.snapshot.source": "SnapshotConfig",
+        "wsm.strategies.tensor": "TensorReleasedError",
         "wsm.worker": "HOLD JOIN SERVE CacheParticipant StepPermit Turn Worker",
         "wsm.worker.errors": "FlipFailedError NotServingError",
     },

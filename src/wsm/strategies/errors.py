@@ -13,21 +13,7 @@ from pathlib import Path
 
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, coded, remedy
 from wsm.printable import counted
-from wsm.strategies.tensor import TensorReleasedError, TensorSpec
-
-__all__ = [
-    "DigestMismatchError",
-    "LoadCancelledError",
-    "ManifestError",
-    "PublisherBusyError",
-    "SnapshotNotFoundError",
-    "StorageError",
-    "TensorReleasedError",
-    "UnreadableFileError",
-    "VersionExistsError",
-    "VersionMismatchError",
-    "listed",
-]
+from wsm.strategies.tensor import TensorSpec
 
 _SHOWN = 6
 

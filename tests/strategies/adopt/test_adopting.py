@@ -37,7 +37,8 @@ from wsm.strategies import (
     read_version,
 )
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.adopt import checkpoint, taking
+from wsm.strategies.adopt import adopt as adopting
+from wsm.strategies.adopt import checkpoint
 from wsm.strategies.adopt.checkpoint import CheckpointPart, absent_shards
 from wsm.strategies.adopt.record import RECORD_FILE, AdoptionRecord, stands_as_adopted
 from wsm.strategies.applier.coverage import check_coverage
@@ -373,7 +374,7 @@ def test_blocks_are_shared_where_the_file_system_can_and_no_overwriting_costs_th
         assert request == 0x40049409
         os.copy_file_range(source, made, os.fstat(source).st_size, offset_src=0)
 
-    monkeypatch.setattr(taking.fcntl, "ioctl", share)
+    monkeypatch.setattr(adopting.fcntl, "ioctl", share)
     written = write_checkpoint(exchange / "step_7", make_state())
     adoption = adopt(written, settings)
     assert (adoption.way, adoption.warning) == (AdoptWay.COPY, None)

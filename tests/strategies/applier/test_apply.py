@@ -6,6 +6,7 @@ import pytest
 from stamped import apply_tensors
 
 from tests.raising import raising
+from wsm import TensorReleasedError
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.byte_copy import CHUNK_BYTES
@@ -172,7 +173,7 @@ def test_a_target_that_breaks_its_own_contract_is_an_internal_error(memory, prob
 
 def test_a_memory_target_holds_what_was_written_until_it_is_released():
     target = MemoryTarget([A, TensorSpec("z", "F32", (0,))])
-    with raising(errors.TensorReleasedError):
+    with raising(TensorReleasedError):
         target.readable("a")
     target.writable("a")[:] = b"123"
     target.writable("z")

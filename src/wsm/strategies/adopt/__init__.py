@@ -3,10 +3,9 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-adopt                                 the one call: what a caller names becomes a version, or is one already
+adopt                                 the one call: what a caller names becomes a version, linked or copied
 deciding                              what it is called, and whether there is anything to do; pure
 checkpoint                            the trainer's directory: held open, described, digested, unchanged
-taking                                its files as a version of ours: linked or copied, with manifests
 record                                which content was adopted under which label, over retirements
 configured                            what a group's configuration says of all this
 checkpoint_files                      the transport ``files``: a version whole, for the models' own loaders

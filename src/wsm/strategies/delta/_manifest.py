@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from wsm.labels import Label
-from wsm.strategies.delta._blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind, table_problem
+from wsm.strategies.delta._blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, table_problem
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files.snapshot_names import (
@@ -84,11 +84,6 @@ class DeltaTensor(Strict, frozen=True, dict=True):
     def stored(self) -> int:
         """Bytes of its blocks in the file."""
         return sum(block.stored for block in self.blocks)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is carried whole, every byte of it."""
-        return bool(self.blocks) and all(block.kind is BlockKind.FULL for block in self.blocks)
 
 
 class DeltaShard(RankShard, frozen=True, kw_only=True):

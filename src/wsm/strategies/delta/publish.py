@@ -47,7 +47,6 @@ from wsm.strategies.files.snapshot_names import DELTAS_DIRECTORY, VERSIONS_DIREC
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.snapshot.publish import (
     Published,
-    PublishReport,
     SnapshotPublisher,
     StagedVersion,
     standing_publication,
@@ -156,7 +155,7 @@ class StagedDelta(StagedVersion):
             write_new(directory / rank_manifest_name(rank), shard.encode(), durable=self._durable)
         self.shards.append(shard)
 
-    def publish(self, *, announce: bool) -> PublishReport:
+    def publish(self, *, announce: bool) -> DeltaReport:
         """Make the delta visible, then remove those that lead neither to it nor are kept. Blocks.
 
         Raises
@@ -167,10 +166,11 @@ class StagedDelta(StagedVersion):
         StorageError
             If the file system refuses.
         """
-        return self.seal({shard.rank: shard.seal for shard in self.shards}, announce=announce)
+        shown = self.seal({shard.rank: shard.seal for shard in self.shards}, announce=announce)
+        return self.report(None, shown.path, shown.manifest_digest, shown.retired)
 
-    def publish_whole(self, states: Mapping[int, TrainerTensors]) -> PublishReport:
-        """Publish the whole version instead. Blocks; raises as :meth:`publish`.
+    def publish_whole(self, states: Mapping[int, TrainerTensors], why: str) -> DeltaReport:
+        """Publish the whole version instead, and say `why`. Blocks; raises as :meth:`publish`.
 
         What leads elsewhere goes once the whole is there, and other publishers are kept out meanwhile.
         """
@@ -179,17 +179,19 @@ class StagedDelta(StagedVersion):
         for rank in states:  # it is not needed, and the whole needs room
             shutil.rmtree(self._shard_directory(rank), ignore_errors=True)
         with StagedVersion(self._publisher, self.version, within=self) as whole:
-            return whole.seal(
+            shown = whole.seal(
                 {rank: whole.put(rank, tensors) for rank, tensors in states.items()},
                 before_announcing=None if stays else partial(take_away, self.final),
             )
+        return self.report(why, shown.path, shown.manifest_digest, shown.retired)
 
     def report(
-        self, whole: str | None, *, path: str, manifest_digest: str, retired: tuple[str, ...]
+        self, whole: str | None, path: str, manifest_digest: str, retired: tuple[str, ...] = ()
     ) -> DeltaReport:
         """Count what was written for all ranks."""
         rows = [row for shard in self.shards for row in shard.tensors]
-        unchanged, full = sum(not row.blocks for row in rows), sum(row.is_full for row in rows)
+        unchanged = sum(not row.blocks for row in rows)
+        full = sum({block.kind for block in row.blocks} == {BlockKind.FULL} for row in rows)
         return DeltaReport(
             version=self.version,
             base_version=self._base_version,
@@ -411,8 +413,7 @@ def publish_delta(
         whole = None if _is_small(staged.shards, crossover) else "size"
         if whole is None and len(chain_to(directory, base_version, max_chain)) >= max_chain:
             whole = "chain"
-        shown = staged.publish(announce=True) if whole is None else staged.publish_whole(states)
-    return staged.report(whole, path=shown.path, manifest_digest=shown.manifest_digest, retired=shown.retired)
+        return staged.publish(announce=True) if whole is None else staged.publish_whole(states, whole)
 
 
 @typed
@@ -481,14 +482,9 @@ def delta_between(
                     before = published_tensors(source, base_version, base)
                     staged.write([tensor.spec for tensor in tensors], tensors, before)
             if _is_small(staged.shards, crossover):
-                shown = staged.publish(announce=False)
-                return staged.report(
-                    None, path=shown.path, manifest_digest=shown.manifest_digest, retired=shown.retired
-                )
+                return staged.publish(announce=False)
             path = f"{directory}/{VERSIONS_DIRECTORY}/{version}"
-            return staged.report(
-                "size", path=path, manifest_digest=offers[0].manifest_digest or "", retired=()
-            )
+            return staged.report("size", path, offers[0].manifest_digest or "")
 
 
 def _from_trainer(tensors: TrainerTensors) -> Iterator[OfferedTensor]:

@@ -41,7 +41,7 @@ from wsm.strategies.ipc.shared_segment import (
     sweep,
 )
 from wsm.strategies.promise import PromisedTensor
-from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec, aligned
+from wsm.strategies.tensor import BEGIN_IN_PAGE, aligned
 from wsm.strategies.trainer.publisher_lock import SHARER_LOCK, take_publisher_lock
 from wsm.strategies.trainer.tensors import (
     TrainerReport,
@@ -398,17 +398,27 @@ class SharedVersion:
     def _put(self, rank: int, tensors: TrainerTensors, progress: Callable[[int], None] | None) -> str:
         self._require_unsealed()
         shared, path = self._shared, self._staged_path(rank)
-        segment, new = shared._segment_for(_nbytes(specs_of(tensors)))
+        specs, offset = specs_of(tensors), BEGIN_IN_PAGE
+        segment, new = shared._segment_for(offset + sum(aligned(spec.nbytes) for spec in specs))
         self._created += segment.nbytes if new else 0
-        written = _write(segment, tensors, progress, finite=self._finite)
+        promised, places = [], []
+        for spec in specs:
+            digest = running_digest()
+            destination = segment.memory[offset : offset + spec.nbytes]
+            copy_and_digest(bytes_of(tensors, spec), destination, digest, progress)
+            if self._finite:
+                check_finite(spec, destination)
+            promised.append(PromisedTensor(spec, digest.hexdigest()))
+            places.append(TensorPlace(segment.name, offset))
+            offset += aligned(spec.nbytes)
         shard = IpcShard.with_tensors(
-            written.tensors,
+            promised,
             version=self.version,
             rank=rank,
             world_size=self._world_size,
             publication=self.publication,
             segments={segment.name: segment.nbytes},
-            places=written.places,
+            places=tuple(places),
             finite=self._finite,
         )
         segment.end_writing()
@@ -558,34 +568,3 @@ class _Put:
     segment: OwnedSegment
     shard: IpcShard
     data: bytes
-
-
-@dataclass(frozen=True)
-class _Shard:
-    tensors: tuple[PromisedTensor, ...]
-    places: tuple[TensorPlace, ...]
-
-
-def _nbytes(specs: list[TensorSpec]) -> int:
-    return BEGIN_IN_PAGE + sum(aligned(spec.nbytes) for spec in specs)
-
-
-def _write(
-    segment: OwnedSegment,
-    tensors: TrainerTensors,
-    progress: Callable[[int], None] | None,
-    *,
-    finite: bool,
-) -> _Shard:
-    offset = BEGIN_IN_PAGE
-    promised, places = [], []
-    for spec in specs_of(tensors):
-        digest = running_digest()
-        destination = segment.memory[offset : offset + spec.nbytes]
-        copy_and_digest(bytes_of(tensors, spec), destination, digest, progress)
-        if finite:
-            check_finite(spec, destination)
-        promised.append(PromisedTensor(spec, digest.hexdigest()))
-        places.append(TensorPlace(segment.name, offset))
-        offset += aligned(spec.nbytes)
-    return _Shard(tuple(promised), tuple(places))
