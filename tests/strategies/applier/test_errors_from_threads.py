@@ -47,7 +47,7 @@ def through_a_stager(work):
     nothing = SimpleNamespace(staged=None, facts={})
     context = SimpleNamespace(cancelled=lambda: False, done=nothing, facts=nothing.facts)
     action = SimpleNamespace(
-        name="fail", precondition=lambda _: None, run=lambda _: work(), probe=lambda _: None
+        name="fail", precondition=lambda _: None, carry_out=lambda _: work(), probe=lambda _: None
     )
     stager = Staging(0, SystemClock())
     stager.start([action], context)
