@@ -15,7 +15,7 @@ from wsm.http import Client
 from wsm.receipt import Outcome
 from wsm.states.epochs import Backoff
 from wsm.states.fleet import FleetState, NamedContent, next_target
-from wsm.strategies.trainer.targets import newest_target, set_address, set_target
+from wsm.strategies.trainer.targets import content_of, newest_target, set_address, set_target
 
 pytestmark = pytest.mark.processes
 
@@ -34,7 +34,7 @@ def standing(replica):
 
 def allow(store, label: str) -> None:
     """Set a target that allows this content alone."""
-    content = fleet.rolling.content_of(store, label)
+    content = content_of(store, label)
     assert content is not None
     assert set_target(store, next_target(newest_target(store), content, strict=True))
 
@@ -120,7 +120,7 @@ def test_an_update_whose_generation_passes_while_it_loads_is_not_committed(
     (replica,) = make_fleet(1, "--fleet", store, finish=finish)
     assert fleet.update(store, 1, [replica.replica]).exit_code == 0
     finish.unlink()
-    content = fleet.rolling.content_of(store, "2")
+    content = content_of(store, "2")
     assert content is not None
     assert set_target(store, next_target(newest_target(store), content))
 

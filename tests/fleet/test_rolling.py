@@ -18,7 +18,7 @@ from wsm.fleet import rolling
 from wsm.fleet.replicas import fleet_shrinks
 from wsm.http import Client
 from wsm.states.fleet import FleetState, next_target
-from wsm.strategies.trainer.targets import newest_target, set_target
+from wsm.strategies.trainer.targets import content_of, newest_target, set_target
 
 pytestmark = pytest.mark.processes
 
@@ -120,7 +120,7 @@ def test_an_older_caller_ends_once_a_newer_target_is_there_and_leaves_what_the_n
 
     def passes(row: fleet.ReplicaRow) -> None:
         if row.state is FleetState.STAGED:
-            content = rolling.content_of(store, "3")
+            content = content_of(store, "3")
             assert content is not None
             set_target(store, next_target(newest_target(store), content))
 

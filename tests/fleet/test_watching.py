@@ -20,7 +20,7 @@ from wsm import fleet
 from wsm.fleet.watching import FleetWatch
 from wsm.http.errors import upstream_unreachable
 from wsm.states.fleet import NamedContent, next_target
-from wsm.strategies.trainer.targets import newest_target, set_target
+from wsm.strategies.trainer.targets import content_of, newest_target, set_target
 
 PATIENCE_S = 60.0
 
@@ -119,7 +119,7 @@ def test_one_that_hangs_is_left_out_and_comes_back_once_it_has_proved_what_it_se
 
 
 def content(store: Path, label: str) -> NamedContent:
-    found = fleet.rolling.content_of(store, label)
+    found = content_of(store, label)
     assert found is not None
     return found
 

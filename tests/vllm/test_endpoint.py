@@ -15,11 +15,10 @@ from starlette.routing import Route
 from tests.raising import raising
 from tests.vllm.fake_workers import FakeEngine, write_checkpoint
 from wsm.fleet import Replica, update_async
-from wsm.fleet.rolling import content_of
 from wsm.http import AsyncClient
 from wsm.states.fleet import next_target
 from wsm.strategies import AdoptSettings, adopt
-from wsm.strategies.trainer.targets import newest_target, set_target
+from wsm.strategies.trainer.targets import content_of, newest_target, set_target
 from wsm.vllm.endpoint import EndpointPlugin
 
 

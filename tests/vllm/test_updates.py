@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 
 from tests.raising import raising
 from tests.vllm.fake_workers import SHAPES, FakeEngine, FakeWorker, place, write_checkpoint
-from wsm.fleet.rolling import content_of
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.strategies import AdoptSettings, TensorSpec, adopt, publish_snapshot
 from wsm.strategies.snapshot.placement import split
+from wsm.strategies.trainer.targets import content_of
 from wsm.vllm.versions import VersionPlace
 
 

@@ -167,24 +167,14 @@ def watch(
 @_of_replicas
 @_of_rolls
 @_of_looks
-@click.option(
-    "--lease", "lease_s", type=SECONDS, default=30.0, help="Seconds for which a hold outlives this."
-)
+@click.option("--lease", "lease_s", type=SECONDS, default=30.0, help="Seconds that a hold outlives it.")
 @click.option("--http", "address", metavar="[HOST:]PORT", default="127.0.0.1:8400", show_default=True)
 @click.option("--surface", "surfaces", metavar="NAME[,NAME...]", default="", help="As of 'wsm serve'.")
 @of_surfaces
 @click.option("--tokens", type=FILE, help="What its own callers need, as --token-file of 'wsm serve'.")
 @config_option("The configuration of a replica's group, by which directories are adopted into the store.")
 def serve(
-    *,
-    store: Path,
-    replicas: str,
-    address: str,
-    surfaces: str,
-    trust: tuple[str, ...],
-    tokens: Path | None,
-    config_file: Path | None,
-    **asked: Any,
+    *, store: Path, replicas: str, address: str, surfaces: str, config_file: Path | None, **asked: Any
 ) -> None:
     """Offer trainers their verbs once for all replicas, until Ctrl-C.
 
@@ -193,14 +183,13 @@ def serve(
     require_http("fleet")
     from wsm import fleet as fleets  # noqa: PLC0415 - httpx, for this command only
     from wsm.fleet.serving import FleetCommands, routes  # noqa: PLC0415 - the same
-    from wsm.http import _serving as servers  # noqa: PLC0415 - the same
-    from wsm.http import create_app  # noqa: PLC0415 - the same
+    from wsm.http import _serving, create_app  # noqa: PLC0415 - the same
     from wsm.strategies.trainer.targets import set_address  # noqa: PLC0415 - the same
 
     rolls = {name: asked.pop(name) for name in ("lease_s", "at_a_time", "on_failure")}
     looks = {name: asked.pop(name) for name in ("every_s", "deadline_s", "token_file", "insecure")}
     with wrong_usage():
-        at = listening(address, trust=trust, token_file=tokens)
+        at = listening(address, trust=asked["trust"], token_file=asked["tokens"])
         security = at.security()
         watching = fleets.FleetWatch(store, lambda: fleets.read_replicas(replicas), told=_progress(), **looks)
         chosen = surfaces_named(surfaces, lambda: configuration_of(None, config_file), asked)
@@ -211,7 +200,7 @@ def serve(
         set_address(store, where)
         tell(f"the fleet is commanded at {where}; Ctrl-C ends this, and what it holds")
 
-    servers.serve(app, at, announce, commands.keep)
+    _serving.serve(app, at, announce, commands.keep)
 
 
 def _progress() -> Callable[[ReplicaRow], None]:
@@ -232,8 +221,7 @@ def _show(report: FleetReport, *, as_json: bool) -> None:
             json_text({**target, "went_back": report.went_back, "exit_code": report.exit_code, "rows": rows})
         )
         return
-    heading = ("replica", "version", "digest", "state", "seconds", "error")
-    table = [heading, *map(_cells, report.rows)]
+    table = [("replica", "version", "digest", "state", "seconds", "error"), *map(_cells, report.rows)]
     widths = [max(len(row[column]) for row in table) for column in range(5)]
     for row in table:
         show("  ".join((*map(str.ljust, row, widths), row[5])).rstrip())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import msgspec
 
 from wsm.errors import BadInputError, RefusedError, coded
 from wsm.http.client import AsyncClient
+from wsm.http.security import is_loopback
 from wsm.payload import PayloadError, convert
 from wsm.shared_directory import ForeignPathError, read_ours
 
@@ -155,7 +155,8 @@ class Connections:
         fitting = [prefix for prefix in tokens if _begins(replica.url, prefix)]
         if not fitting:
             return None
-        if replica.url.startswith("http://") and not _is_loopback(replica.url) and not self._insecure:
+        url = httpx.URL(replica.url)
+        if url.scheme == "http" and not (self._insecure or is_loopback(url.host)):
             raise token_in_the_clear(url=replica.url)
         return tokens[max(fitting, key=len)]
 
@@ -178,11 +179,3 @@ def _begins(url: str, prefix: str) -> bool:
     asked, said = httpx.URL(url), httpx.URL(prefix)
     same: Any = (asked.scheme, asked.host, asked.port) == (said.scheme, said.host, said.port)
     return bool(same) and asked.path.startswith(said.path.rstrip("/"))
-
-
-def _is_loopback(url: str) -> bool:
-    host = httpx.URL(url).host
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -39,16 +38,13 @@ from wsm.states.fleet import (
     generation_of,
     may_step,
     next_target,
+    passes,
     seen,
     step_name,
     way_back,
 )
 from wsm.states.holding import Hold
-from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
-from wsm.strategies.snapshot.manifest import VersionManifest
-from wsm.strategies.snapshot.store import read_sealed
-from wsm.strategies.trainer.targets import newest_target, set_target
+from wsm.strategies.trainer.targets import content_of, newest_target, set_target
 
 #: Seconds that a look may take, and between two tries of a step.
 _LOOK_S: Final = 10.0
@@ -218,16 +214,12 @@ async def update_async(
     version: str | int,
     replicas: Sequence[Replica],
     *,
-    at_a_time: int = 1,
-    stage_ahead: int | None = None,
-    on_failure: FleetFailure | str = FleetFailure.STOP,
     strict: bool = False,
     force: bool = False,
-    deadline_s: float = 300.0,
     token_file: Path | None = None,
     insecure: bool = False,
-    told: Callable[[ReplicaRow], object] = lambda _row: None,
     connect: Callable[[Replica], ReplicaClient] | None = None,
+    **terms: Any,
 ) -> FleetReport:
     """Bring all replicas to a version of a store; the same call again goes on where it stopped.
 
@@ -239,24 +231,16 @@ async def update_async(
         Which.
     replicas : sequence of Replica
         All of the fleet.
-    at_a_time : int
-        How many are committed at once; 1: the first is a canary.
-    stage_ahead : int or None
-        How many stand prepared at most; None: twice as many as are committed at once.
-    on_failure : FleetFailure or str
-        ``stop``, or ``back`` to the version before.
     strict : bool
         Whether the version before is allowed no longer, from now on.
     force : bool
         Take a list that is less than half as long as the last one.
-    deadline_s : float
-        Seconds that a step of one replica may take.
     token_file, insecure
         As :class:`.replicas.Connections`.
-    told : callable
-        Is told each row that changes.
     connect : callable or None
         Returns what asks a replica; None: over HTTP.
+    **terms
+        How, as :class:`RollTerms`.
 
     Raises
     ------
@@ -268,49 +252,56 @@ async def update_async(
     """
     connections = Connections(token_file=token_file, insecure=insecure)
     connections.require_safe(replicas)
-    terms = RollTerms(
-        Path(store),
-        connections.client if connect is None else connect,
-        told,
-        deadline_s,
-        at_a_time,
-        stage_ahead,
-        FleetFailure(on_failure),
-    )
+    rolls = RollTerms(Path(store), connections.client if connect is None else connect, **terms)
     try:
-        return await bring_version(terms, version, replicas, strict=strict, force=force)
+        return await bring_version(rolls, version, replicas, strict=strict, force=force)
     finally:
         await connections.close()
 
 
 @dataclass(frozen=True)
 class RollTerms:
-    """How replicas are brought to a target, as :func:`update_async` says; `owner`: who may hold them."""
+    """How replicas are brought to a target.
+
+    Parameters
+    ----------
+    store : path
+        Where the versions lie, and the targets beside them.
+    connect : callable
+        Returns what asks a replica.
+    told : callable
+        Is told each row that changes.
+    deadline_s : float
+        Seconds that a step of one replica may take.
+    at_a_time : int
+        How many are committed at once; 1: the first is a canary.
+    stage_ahead : int or None
+        How many stand prepared at most; None: twice as many as are committed at once.
+    on_failure : FleetFailure or str
+        ``stop``, or ``back`` to the version before.
+    owner : str or None
+        Whose hold a replica may stand under meanwhile.
+    """
 
     store: Path
     connect: Callable[[Replica], ReplicaClient]
-    told: Callable[[ReplicaRow], object]
-    deadline_s: float
+    told: Callable[[ReplicaRow], object] = lambda _row: None
+    deadline_s: float = 300.0
     at_a_time: int = 1
     stage_ahead: int | None = None
-    on_failure: FleetFailure = FleetFailure.STOP
+    on_failure: FleetFailure | str = FleetFailure.STOP
     owner: str | None = None
 
 
 async def bring_version(
-    terms: RollTerms,
-    version: str | int,
-    replicas: Sequence[Replica],
-    *,
-    strict: bool = False,
-    force: bool = False,
+    terms: RollTerms, version: str | int, replicas: Sequence[Replica], **asked: bool
 ) -> FleetReport:
-    """Set a version as the target, and bring all replicas to it; as :func:`update_async`."""
+    """Set a version as the target, and bring all replicas to it; `asked`: as of :func:`update_async`."""
     label = checked_version(version)
     content = await asyncio.to_thread(content_of, terms.store, label)
     if content is None:
         raise not_published(label=label, store=str(terms.store))
-    target = await asyncio.to_thread(_announced, terms, content, len(replicas), strict=strict, force=force)
+    target = await asyncio.to_thread(_announced, terms, content, len(replicas), **asked)
     return await bring(terms, target, replicas)
 
 
@@ -320,7 +311,7 @@ async def bring(terms: RollTerms, target: FleetTarget, replicas: Sequence[Replic
     asked: dict[str, Any] = {"at_a_time": terms.at_a_time, "replicas": len(replicas)}
     roll = Roll(terms, target)
     await roll.bring(rows)
-    if roll.failed and not roll.superseded and terms.on_failure is FleetFailure.BACK:
+    if roll.failed and not roll.superseded and terms.on_failure == FleetFailure.BACK:
         with contextlib.suppress(WsmError, OSError):  # out of a store that cannot be used is no way back
             label = target.before.label if target.before else ""
             before = way_back(target, await asyncio.to_thread(content_of, terms.store, label))
@@ -342,33 +333,17 @@ async def bring(terms: RollTerms, target: FleetTarget, replicas: Sequence[Replic
     return FleetReport(target, rows, ALL_SERVE)
 
 
-def content_of(store: Path, label: str) -> NamedContent | None:
-    """Return what a label means in a store now; None: it is not there. Blocks.
-
-    Raises
-    ------
-    BadInputError
-        If its manifest cannot be read.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        path = store / VERSIONS_DIRECTORY / label
-        with closing(SnapshotDirectory(str(path))) as directory:
-            found = read_sealed(directory, VERSION_MANIFEST, VersionManifest)
-            return None if found is None else NamedContent(label, found.group_digest)
-    return None
-
-
 def _announced(
-    terms: RollTerms, content: NamedContent, replicas: int, *, strict: bool, force: bool
+    terms: RollTerms, content: NamedContent, replicas: int, *, strict: bool = False, force: bool = False
 ) -> FleetTarget:
     """Set the target of a content, unless it is the newest already. Blocks."""
-    asked: dict[str, Any] = {"at_a_time": terms.at_a_time, "on_failure": terms.on_failure}
+    asked: dict[str, Any] = {"at_a_time": terms.at_a_time, "on_failure": FleetFailure(terms.on_failure)}
     while True:
         newest = newest_target(terms.store)
         if newest is not None and 2 * replicas < newest.replicas and not force:
             raise fleet_shrinks(replicas=replicas, before=newest.replicas)
         target = next_target(newest, content, strict=strict, replicas=replicas, **asked)
-        if terms.on_failure is FleetFailure.BACK:
+        if terms.on_failure == FleetFailure.BACK:
             label = None if target.before is None else target.before.label
             if way_back(target, None if label is None else content_of(terms.store, label)) is None:
                 raise no_way_back(label=label)
@@ -376,23 +351,8 @@ def _announced(
             return target
 
 
-#: What stands in a step's way for a while: an answer that is lost, another command, a store.
-_PASSING: Final = frozenset(
-    {"upstream-unreachable", "server-busy", "role-busy", "decision-held", "update-in-progress", "bad-target"}
-)
 #: What says that nothing can be prepared beside what serves: nothing does, or the server knows update alone.
 _IN_PLACE: Final = frozenset({"nothing-served", "not-found"})
-#: What a replica answers by an older target, too, which its server sees for a while, as over NFS.
-_BY_TARGET: Final = frozenset({"not-the-fleets", "not-serving"})
-
-
-def _passes(error: WsmError | OSError, generation: int) -> bool:
-    """Whether what stands in the way of a step towards that target may pass. A step that failed does not."""
-    if not isinstance(error, WsmError):
-        return True  # of the store
-    if error.code in _BY_TARGET:
-        return (error.context.get("generation") or 0) < generation
-    return error.code in _PASSING
 
 
 class Roll:
@@ -517,9 +477,9 @@ class Roll:
                 await self._require_turn()
                 row.state = after(row.state, FleetEvent.OTHER)  # drained first, it takes no text
                 self._told(row)
-                drains = {} if held else {"in_flight": "drain"}  # what a hold set aside is not drained
+                ends = {} if held else {"in_flight": "drain"}  # what a hold has set aside is not drained
                 request_id = await self._free(replica, f"{named}-update{'-held' * held}")
-                terms = {"hot": False, "force": True, **drains}
+                terms = {"hot": False, "force": True, **ends}
                 await self._ask(replica, "update", request_id, version=label, **terms)
             return None
         return (receipt.manifest_digest or "") if receipt.outcome is Outcome.PREPARED else None
@@ -568,17 +528,18 @@ class Roll:
             except (WsmError, OSError) as error:
                 if error_name(error) == "step-timeout" and met is not None:
                     raise met from None  # of which there was less time to be told again
-                if not _passes(error, self._target.generation) or left_s <= _AGAIN_S:
+                if not self._passes(error) or left_s <= _AGAIN_S:
                     raise
                 met = error
             await asyncio.sleep(_AGAIN_S)
 
-    async def _within(self, seconds: float, step: str, asked: Awaitable[_Answer]) -> _Answer:
-        async def waited() -> _Answer:
-            async with self._requests:
-                return await asyncio.wait_for(asked, seconds)
+    def _passes(self, error: WsmError | OSError) -> bool:
+        seen = error.context.get("generation") if isinstance(error, WsmError) else None
+        return passes(error_name(error), seen, self._target.generation) or not isinstance(error, WsmError)
 
-        try:
-            return await waited()
-        except asyncio.TimeoutError:
-            raise step_timeout(step=step, seconds=seconds) from None
+    async def _within(self, seconds: float, step: str, asked: Awaitable[_Answer]) -> _Answer:
+        async with self._requests:
+            try:
+                return await asyncio.wait_for(asked, seconds)
+            except asyncio.TimeoutError:
+                raise step_timeout(step=step, seconds=seconds) from None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,14 +127,6 @@ class FleetWatch:
         ]
         return {"workers": workers, "total": len(workers)}
 
-    def is_routable(self, url: str) -> bool:
-        """Whether a replica may get text. Safe for threads."""
-        return any(worker["url"] == url for worker in self.routable()["workers"])
-
-    def clients(self) -> Mapping[str, ReplicaClient]:
-        """Return what asks each replica, by its address."""
-        return {replica.url: self.terms.connect(replica) for replica in self.replicas}
-
     async def run(self, file: Path | None = None) -> None:
         """Look, and bring, until it is cancelled; `file` lists who is routable, anew behind each look."""
         bringing: asyncio.Future[bool] | None = None
@@ -174,8 +166,7 @@ class FleetWatch:
             return True
         roll = Roll(self.terms, target)  # looks wait for no turn
         rows = [ReplicaRow(replica) for replica in self.replicas]
-        asked_of = self.terms.connect
-        await asyncio.gather(*(roll.look(row, asked_of(row.replica), self.every_s) for row in rows))
+        await asyncio.gather(*(roll.look(row, self.terms.connect(row.replica), self.every_s) for row in rows))
         ready = {row.replica.url: _ServedProof(row, asked) for row in rows if row.state is FleetState.READY}
         silent = {row.replica.url for row in rows if row.code is not None}
         self._proofs = {url: proof for url, proof in self._proofs.items() if url in silent} | ready

@@ -17,14 +17,14 @@ from wsm.committed_record import CommittedRecord
 from wsm.errors import WsmError
 from wsm.http import errors
 from wsm.http.commands import Commands, Origin
-from wsm.http.hold_table import HoldState, Meaning, meaning
+from wsm.http.hold_table import OWNERS, HoldState, Meaning, meaning
 from wsm.http.kept import KeptRequests
 from wsm.http.native.schema import ToldRank
 from wsm.metrics.history import ServerCounts
 from wsm.payload import PayloadError, convert
 from wsm.receipt import Outcome, Receipt
 from wsm.states.holding import ClosedBy, ClosedHold, Hold
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, OnLease
+from wsm.states.vocabulary import ALL_TAGS, After, InFlightPolicy, KVPolicy, OnLease, Tag
 from wsm.status import GroupStatus
 from wsm.status.facts import RankStatus
 
@@ -73,6 +73,11 @@ class ManyCommands(Commands):
         Seconds after which groups release what was held for this process, once it has died.
     deadline_s : float
         Seconds that a command of one group may take.
+
+    Attributes
+    ----------
+    brought : str or None
+        The digest that was to be brought to all and is not, where some may have it.
     """
 
     def __init__(
@@ -89,6 +94,8 @@ class ManyCommands(Commands):
         self._lease_s, self._deadline_s = lease_s, deadline_s
         self._turn = asyncio.Lock()  # of what holds and releases
         self._held: dict[str, Any] | None = None  # the terms of the hold in force
+        self._prepared: dict[str, str] = {}
+        self.brought: str | None = None
 
     # What is known ------------------------------------------------------------------------------------------
 
@@ -188,6 +195,46 @@ class ManyCommands(Commands):
             await self.give("release", surface=surface_of(origin), force=force)
         return self.receipt(origin, Outcome.RELEASED)
 
+    async def update(
+        self,
+        origin: Origin,
+        version: str | int | None = None,
+        *,
+        source: str | None = None,
+        tags: frozenset[Tag] = ALL_TAGS,
+        after: After = After.AS_BEFORE,
+        **keywords: Any,
+    ) -> Receipt:
+        """Bring a version to all; a half alone is loaded where it is missing. Raises as :meth:`hold`."""
+        del source, keywords  # what brings it has its own
+        label = self.label_of(version)
+        if after is After.HELD and not self.holds:
+            await self.hold(origin)
+        if tags == ALL_TAGS:
+            await self.bring(label, f"{OWNERS}{surface_of(origin)}")
+        else:
+            await self.give("update", tags=tags, version=label if Tag.WEIGHTS in tags else None)
+        if after is After.SERVE:
+            await self.release(origin)
+        return self.receipt(origin, Outcome.UPDATED, label)
+
+    async def prepare(self, origin: Origin, version: str | int | None = None, **_: Any) -> Receipt:
+        """Keep in mind which version the commit is to bring."""
+        label = self._prepared[origin.request_id or ""] = self.label_of(version)
+        return self.receipt(origin, Outcome.PREPARED, label)
+
+    async def commit(self, origin: Origin, prepared: str, **_: Any) -> Receipt:
+        """Bring what was prepared under that request id to all; raises as :meth:`hold`."""
+        return await self.update(origin, self._prepared.pop(prepared))
+
+    def label_of(self, version: str | int | None) -> str:
+        """Return the label of a version; None: of the one that all are to have."""
+        raise NotImplementedError
+
+    async def bring(self, label: str, owner: str) -> None:
+        """Bring a version to all, which may stand under a hold of `owner`; raises as :meth:`hold`."""
+        raise NotImplementedError
+
     async def clear(self, origin: Origin, **asked: Any) -> Receipt:
         """Let all release weights, KV cache or both; raises as :meth:`hold`."""
         await self.give("clear", **asked)
@@ -203,10 +250,10 @@ class ManyCommands(Commands):
         verb: str,
         reason: str,
         by: ClosedBy = ClosedBy.REFUSED,
-        brought: str | None = None,
         **_: Any,
     ) -> bool:
-        """Close the hold in force, but for groups that have the digest `brought`; whether there is one."""
+        """Close the hold in force, but for groups that have what was to be brought; whether there is one."""
+        brought, self.brought = self.brought, None
         if self._held is None:
             return False
         held = self._leased(self._held)

@@ -207,6 +207,23 @@ def may_step(generation: int, newest: FleetTarget | None) -> bool:
     return newest is not None and newest.generation <= generation
 
 
+#: What stands in a step's way for a while: an answer that is lost, another command, a store.
+_PASSING = frozenset(
+    {"upstream-unreachable", "server-busy", "role-busy", "decision-held", "update-in-progress", "bad-target"}
+)
+#: What a replica answers by an older target, too, which its server sees for a while, as over NFS.
+_BY_TARGET = frozenset({"not-the-fleets", "not-serving"})
+
+
+def passes(code: str, seen: int | None, generation: int) -> bool:
+    """Whether what stands in the way of a step may pass. A step that failed does not.
+
+    `code`: of the error. `seen`: the generation of the target by which it was answered. `generation`: of that
+    towards which the step is.
+    """
+    return (seen or 0) < generation if code in _BY_TARGET else code in _PASSING
+
+
 def drains(operation: str | None, *, over: bool) -> bool:
     """Whether a group lets requests end since a command will stop it: text that comes now would wait.
 
