@@ -13,11 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
-from small_model import publish
+from small_model import SPECS, publish
 
 from wsm import Controller, fleet
 from wsm.controller.errors import hold_closed
 from wsm.strategies.trainer.targets import address, newest_target
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
+from written_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.processes
 
@@ -116,6 +119,25 @@ def test_one_step_of_a_trainer_is_done_by_all_replicas_and_sets_their_target(ser
     assert httpx.get(f"{served.url}/weight_info").json()["weight_version"] == "1"
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(PATIENCE_S) == 130
+
+
+def test_a_directory_is_adopted_once_for_all_replicas(serve, replicas, store, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "engine_of_a_fleet.py").write_text(
+        "from wsm.strategies.snapshot.placement import Replicated\n"
+        "def placed(specs):\n    return dict.fromkeys(specs, Replicated())\n"
+    )
+    config = tmp_path / "policy.yaml"
+    of_group = {"ranks": 2, "snapshot": {"directory": str(store)}, "placements": "engine_of_a_fleet:placed"}
+    config.write_text(json.dumps({"name": "policy", **of_group}))
+    state = {spec.name: (spec, bytes([7]) * spec.nbytes) for spec in SPECS}
+    written = write_checkpoint(tmp_path / "exchange" / "weight_v000012", state)
+    served = serve(replicas, "--adopt-root", written.parent, "--config", config)
+    outside = served.asked("update_weights", {"update_info": {"path": str(tmp_path)}})
+    assert outside.status_code == 400
+    told = served.asked("update_weights", {"update_info": {"path": str(written)}}).json()["wsm"]
+    assert (told["version"], newest_target(store).content.label) == ("12", "12")
+    assert [standing(each) for each in replicas] == [("12", *OPEN)] * 2
 
 
 def test_memory_that_is_let_go_comes_back_on_all_replicas(serve, replicas) -> None:

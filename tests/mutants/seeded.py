@@ -160,9 +160,41 @@ MUTANTS = (
     Mutant(
         "a replica of a fleet commits whatever stands prepared",
         "http/commands.py",
-        "            self._require_the_fleets(prepared)\n",
-        "",
+        'self.fleet.require_own(receipt.get("version"), receipt.get("manifest_digest") or "")',
+        "pass",
         "tests/fleet/test_replica_decides.py::test_a_late_commit_of_what_is_allowed_no_longer_is_refused",
+    ),
+    Mutant(
+        "an update of a replica of a fleet is committed though its generation has passed while it loaded",
+        "http/commands.py",
+        'self.fleet.require_own(prepared.receipt.version, prepared.receipt.manifest_digest or "")',
+        "pass",
+        "tests/fleet/test_replica_decides.py::"
+        "test_an_update_whose_generation_passes_while_it_loads_is_not_committed",
+    ),
+    Mutant(
+        "a fleet of which one cannot be held leaves the others held",
+        "http/many.py",
+        "                await self._ask_all(undo)\n",
+        "",
+        "tests/fleet/test_serving.py::"
+        "test_a_pause_holds_all_or_none_and_a_dead_replica_counts_once_it_is_not_routable",
+    ),
+    Mutant(
+        "a fleet holds what is dead though text may still be sent there",
+        "http/many.py",
+        'code != "upstream-unreachable" or self._takes_text(url)',
+        'code != "upstream-unreachable"',
+        "tests/fleet/test_serving.py::"
+        "test_a_pause_holds_all_or_none_and_a_dead_replica_counts_once_it_is_not_routable",
+    ),
+    Mutant(
+        "what a fleet holds stays held behind the death of its server",
+        "http/many.py",
+        '"on_lease": OnLease.SERVE',
+        '"on_lease": OnLease.STAY',
+        "tests/fleet/test_serving.py::"
+        "test_a_hold_lasts_while_its_server_lives_and_is_over_soon_after_its_death",
     ),
     Mutant(
         "a store that shows no target any more takes back the one that is known",
