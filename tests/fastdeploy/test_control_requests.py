@@ -302,7 +302,7 @@ def test_a_method_runs_in_its_own_command_alone_and_no_unit_runs_twice():
 
     def body() -> str:
         ran.append("body")
-        calls.load(verify_checksum=False)
+        calls.inside.load(verify_checksum=False)
         return "done"
 
     def carry_out(sequence) -> None:

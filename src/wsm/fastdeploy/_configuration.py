@@ -102,6 +102,7 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
     by_requests = _is_on(variables, "FD_ENABLE_V1_UPDATE_WEIGHTS")
     method = _said(fd_config, "speculative_config.method", None)
     strategy = _load_strategy(load_config)
+    parts = _listed(_said(fd_config, "parallel_config.engine_worker_queue_port", ()))
     swaps = int(_said(fd_config, "cache_config.num_cpu_blocks", 0) or 0) > 0
     swaps = swaps or bool(_said(fd_config, "cache_config.kvcache_storage_backend", None))
     unified = any(_is_on(variables, name) for name in _UNIFIED)
@@ -112,7 +113,7 @@ def read(fd_config: Any, load_config: Any, environment: Mapping[str, str] | None
             **_way(fd_config, strategy, rsync_config, variables, unified=unified, whole=expert_parallel),
         },
         port=(port := _port(fd_config)),
-        ports=_ports(fd_config) if expert_parallel else (port,),
+        ports=tuple(parts if len(parts) > 1 else ()) if expert_parallel else (port,),
         tensor_parallel_rank=int(_said(fd_config, "parallel_config.tensor_parallel_rank")),
         tensor_parallel_size=tensor_parallel_size,
         expert_parallel=expert_parallel,
@@ -155,34 +156,26 @@ def _way(
 
     `unified`: by the newer interface of CheckpointTransfer; `whole`: the ranks of all parts are one group.
     """
-    model = str(_said(fd_config, "model_config.model"))
+    model, place = (
+        str(_said(fd_config, "model_config.model")),
+        _place_in_job(fd_config, expert_parallel=whole),
+    )
     rsync = {
         "verify_checksum": False,
         "requires_manifest": False,  # FastDeploy's flag is the package's own check
         "rsync_config": rsync_config,
-        **_place_in_job(fd_config, expert_parallel=whole),
+        **place,
     }
     if strategy == "rsync":
         mode = {"transfer_mode": "gdr"} if unified else {}
         return {"strategy": "rsync", "rsync": {**rsync, **mode, "directory": model}}
     if unified:
         return {"strategy": "gdr", "rsync": {**rsync, "transfer_mode": "ipc"}}
-    directory = {"ipc_snapshot": model, "ipc": SHARED_DIRECTORY}[strategy]
-    section = _shards(fd_config, directory, variables, expert_parallel=whole)
-    return {"strategy": strategy, "snapshot" if strategy == "ipc_snapshot" else "ipc": section}
-
-
-def _shards(
-    fd_config: Any, directory: str, variables: Mapping[str, str], *, expert_parallel: bool
-) -> dict[str, Any]:
-    """Return the section of files that are named by a rank of the whole job and its device.
-
-    Both kinds may be pickled, as FastDeploy's own trainers write them; it trusts who may write there, too.
-    """
     # Each load reads the device off the same variables; what cannot be read there is refused at start.
     device_id_from_environment(0, variables)
-    place = _place_in_job(fd_config, expert_parallel=expert_parallel)
-    return {"directory": directory, "allow_pickle": True, **place}
+    # May be pickled, as FastDeploy's own trainers write them; it trusts who may write there, too.
+    section, directory = {"ipc_snapshot": ("snapshot", model), "ipc": ("ipc", SHARED_DIRECTORY)}[strategy]
+    return {"strategy": strategy, section: {"directory": directory, "allow_pickle": True, **place}}
 
 
 def _place_in_job(fd_config: Any, *, expert_parallel: bool) -> dict[str, int]:
@@ -210,26 +203,18 @@ def _rsync_config(load_config: Any) -> Mapping[str, Any]:
     return dict(said)
 
 
-def _ports(fd_config: Any) -> tuple[str, ...]:
-    """Return the ports of the parts of a job, in order; a single one is that of this part alone."""
-    ports = _said(fd_config, "parallel_config.engine_worker_queue_port", ())
-    if isinstance(ports, str):
-        ports = ports.split(",")
-    several = isinstance(ports, (list, tuple)) and len(ports) > 1
-    return tuple(str(port).strip() for port in ports) if several else ()
+def _listed(ports: Any) -> list[str]:
+    """Return ports that stand in a list, in a text with commas, or alone."""
+    several = ports.split(",") if isinstance(ports, str) else ports
+    return [str(port).strip() for port in (several if isinstance(several, (list, tuple)) else [several])]
 
 
 def _port(fd_config: Any) -> str:
     """Return the port of the engine worker queue of this part, which ends the names of its words."""
-    ports = _said(fd_config, "parallel_config.local_engine_worker_queue_port", None)
-    if ports is None:
-        ports = _said(fd_config, "parallel_config.engine_worker_queue_port")
-    if isinstance(ports, str):
-        ports = ports.split(",")
-    if isinstance(ports, (list, tuple)):
-        part = int(_said(fd_config, "parallel_config.local_data_parallel_id", 0) or 0)
-        return str(ports[part if part < len(ports) else 0]).strip()
-    return str(ports)
+    own = _said(fd_config, "parallel_config.local_engine_worker_queue_port", None)
+    ports = _listed(_said(fd_config, "parallel_config.engine_worker_queue_port") if own is None else own)
+    part = int(_said(fd_config, "parallel_config.local_data_parallel_id", 0) or 0)
+    return ports[part if part < len(ports) else 0]
 
 
 _REQUIRED = object()

@@ -20,7 +20,6 @@ from wsm.actions.base import Action, ActionContext, Plans
 from wsm.actions.surfaces import GraphSurface, GroupKind, KVCacheSurface, Runner
 from wsm.errors import BadInputError, RefusedError
 from wsm.fastdeploy._calls import saying
-from wsm.fastdeploy._runner_surfaces import not_bound
 from wsm.states.plan_key import COMMANDED, DISCARDS, Request
 from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
 
@@ -128,8 +127,8 @@ class OpenCall:
         Whether FastDeploy's method was begun, and whether it runs now.
     plan : str
         The plan that it runs in.
-    context : ActionContext or None
-        Of that command.
+    context : ActionContext
+        Of that command, once the method was begun.
     result : object
         What the method has returned; None where there was nothing to do.
     done : set of str
@@ -147,7 +146,7 @@ class OpenCall:
     entered: bool = False
     inside: bool = False
     plan: str = ""
-    context: ActionContext | None = None
+    context: ActionContext = field(init=False)
     result: Any = None
     done: set[str] = field(default_factory=set)
     down: Sequence[GroupKind] = ()
@@ -155,8 +154,52 @@ class OpenCall:
 
     def has_run(self, action: Action, context: ActionContext) -> bool:
         """Whether an action of the request's command is a unit that the method has run."""
-        own = self.context is not None and self.context.done is context.done and self.plan == action.plan
+        own = self.entered and self.context.done is context.done and self.plan == action.plan
         return own and action.name in self.done
+
+    def enter(self, plan: str, context: ActionContext) -> None:
+        """Run FastDeploy's method; where it fails, what it did to caches is taken back or owned up to."""
+        self.entered, self.plan, self.context = True, plan, context
+        before = [cache.allocated_bytes() > 0 for cache in _caches(context.runner)]
+        groups, buffer = context.runner.groups, context.runner.deepep
+        if groups is not None:  # a buffer's group is taken down first, as in a clear
+            self.down = [
+                kind for kind in reversed(GroupKind) if kind in groups.kinds() and not groups.alive(kind)
+            ]
+        self.buffer_gone = buffer is not None and not buffer.allocated()
+        self.inside, began = True, time.monotonic()
+        try:
+            self.result = self.body()
+        except BaseException:
+            for cache, was_there in zip(_caches(context.runner), before, strict=True):
+                is_there = cache.allocated_bytes() > 0
+                context.done.weights_touched |= was_there and not is_there
+                if is_there and not was_there:
+                    cache.release()
+            raise
+        finally:
+            self.inside = False
+            context.facts["control_request"] = self.asked.method
+            context.facts["control_request_s"] = round(time.monotonic() - began, 4)
+        self.done.update(_DOES.get(self.asked.method, ()))
+
+    def units(self, *wanted: str) -> None:
+        """Run those units of the command's plan that it has and that did not run yet, with their checks."""
+        units = {action.name: action for action in self.plans.named(self.plan)}
+        for name in wanted:
+            if name in units and name not in self.done:
+                action = units[name]
+                action.precondition(self.context)
+                saying(action, self.context, partial(action.run, self.context))
+                action.probe(self.context)
+                self.done.add(name)
+
+    def load(self, *, verify_checksum: bool | None = None, transfer_mode: str | None = None) -> None:
+        """Load and verify, as the method says."""
+        own: dict[str, Any] = {"verify_checksum": verify_checksum}
+        own["transfer_mode"] = None if transfer_mode is None else TransferMode(transfer_mode)
+        self.context = replace(self.context, **{name: said for name, said in own.items() if said is not None})
+        self.units(names.FREE_CACHES_FOR_LOAD, names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED)
 
     def take_down(self) -> None:
         """Take down the groups that the method brought up in a command that failed, and the buffer on them.
@@ -164,7 +207,7 @@ class OpenCall:
         Another rank may have failed before it came to that, so nothing is met upon: all ranks do this, and
         the next request creates the groups on every rank alike.
         """
-        if self.context is None:
+        if not self.entered:
             return
         buffer, groups = self.context.runner.deepep, self.context.runner.groups
         if self.buffer_gone and buffer is not None and buffer.allocated():
@@ -181,14 +224,9 @@ class ControlCalls:
         self._call: OpenCall | None = None
 
     @property
-    def inside(self) -> bool:
-        """Whether FastDeploy's method runs now, so that what it calls of the manager are units."""
-        return self._call is not None and self._call.inside
-
-    @property
-    def context(self) -> ActionContext:
-        """That of the command, while the method runs."""
-        return self._entered()[1]
+    def inside(self) -> OpenCall | None:
+        """The request whose method runs now, so that what it calls of the manager are units."""
+        return self._call if self._call is not None and self._call.inside else None
 
     def passes_through(self, method: str) -> bool:
         """Whether a method is called by itself: a class calls the one of its base.
@@ -239,62 +277,10 @@ class ControlCalls:
             _drop_graphs(context.runner)  # the method may have captured them in a command that failed
         if call is not None and action.plan in _PLANS and action.name not in _FIRST:
             if not call.entered and call.is_its(context.sequence):
-                self._enter(call, action.plan, context)
+                call.enter(action.plan, context)
             if call.has_run(action, context):
                 return
         saying(action, context, run)
-
-    def units(self, *wanted: str) -> None:
-        """Run those units of the command's plan that it has and that did not run yet, with their checks."""
-        call, context = self._entered()
-        units = {action.name: action for action in call.plans.named(call.plan)}
-        for name in wanted:
-            if name in units and name not in call.done:
-                action = units[name]
-                action.precondition(context)
-                saying(action, context, partial(action.run, context))
-                action.probe(context)
-                call.done.add(name)
-
-    def load(self, *, verify_checksum: bool | None = None, transfer_mode: str | None = None) -> None:
-        """Load and verify, as the method says."""
-        call, context = self._entered()
-        own: dict[str, Any] = {"verify_checksum": verify_checksum}
-        own["transfer_mode"] = None if transfer_mode is None else TransferMode(transfer_mode)
-        call.context = replace(context, **{name: said for name, said in own.items() if said is not None})
-        self.units(names.FREE_CACHES_FOR_LOAD, names.LOAD_WEIGHTS, names.PROCESS_LOADED, names.VERIFY_LOADED)
-
-    def _entered(self) -> tuple[OpenCall, ActionContext]:
-        call = self._call
-        if call is None or call.context is None:
-            raise not_bound("a control request")
-        return call, call.context
-
-    def _enter(self, call: OpenCall, plan: str, context: ActionContext) -> None:
-        """Run FastDeploy's method; where it fails, what it did to caches is taken back or owned up to."""
-        call.entered, call.plan, call.context = True, plan, context
-        before = [cache.allocated_bytes() > 0 for cache in _caches(context.runner)]
-        groups, buffer = context.runner.groups, context.runner.deepep
-        if groups is not None:  # a buffer's group is taken down first, as in a clear
-            call.down = [
-                kind for kind in reversed(GroupKind) if kind in groups.kinds() and not groups.alive(kind)
-            ]
-        call.buffer_gone = buffer is not None and not buffer.allocated()
-        call.inside, began = True, time.monotonic()
-        try:
-            call.result = call.body()
-        except BaseException:
-            for cache, was_there in zip(_caches(context.runner), before, strict=True):
-                is_there = cache.allocated_bytes() > 0
-                context.done.weights_touched |= was_there and not is_there
-                if is_there and not was_there:
-                    cache.release()
-            raise
-        finally:
-            call.inside = False
-            context.facts["control_request"] = call.asked.method
-            context.facts["control_request_s"] = round(time.monotonic() - began, 4)
-        call.done.update(_DOES.get(call.asked.method, ()))
 
 
 def give_back_unheld(runner: Runner, *, weights: bool, kv: bool) -> None:

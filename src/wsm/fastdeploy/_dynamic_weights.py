@@ -382,18 +382,14 @@ class DynamicWeightManager:
         if command.given is Given.CLEAR:
             return controller.begin_clear(tags=command.tags, **options)
         options["on_failure"] = OnFailure.CLEAR
-        loads = Tag.WEIGHTS in command.tags  # for an engine: what lies there now
-        version = self._served_last(controller) if loads else None
+        loads, version = Tag.WEIGHTS in command.tags, None  # for an engine: what lies there now
         if request.method == "update_weights":
             version = self._asked_or_announced(request.version)
+        elif loads:  # what was served last; where the source has it no more, what is announced
+            served = controller.status().version
+            if served is not None and not is_unnamed(served) and self._worker.finds(served):
+                version = served
         return controller.begin_update(version, tags=command.tags, force=loads, **options, **request.options)
-
-    def _served_last(self, controller: Controller) -> str | None:
-        """Return the label that was served last; None where the source has it no more: the announced one."""
-        version = controller.status().version
-        if version is None or is_unnamed(version) or not self._worker.finds(version):
-            return None
-        return version
 
     def _settle_behind(self, model_runner: Any) -> None:
         """Let the runner step only with all that a step needs, and hold nothing that the group does not."""
@@ -489,8 +485,9 @@ class DynamicWeightManager:
 
     def clear_model_weight(self) -> None:
         """Give the weights back on every rank. Collective, blocks; raises as :meth:`clear_parameters`."""
-        if self._calls.inside:
-            self._calls.units(names.RELEASE_WEIGHTS)
+        inside = self._calls.inside
+        if inside is not None:
+            inside.units(names.RELEASE_WEIGHTS)
             return
         self._entries.together(lambda controller: controller.begin_clear(tags={Tag.WEIGHTS}))
 
@@ -536,14 +533,14 @@ class DynamicWeightManager:
             verify_checksum=verify_checksum,
             transfer_mode=transfer_mode,
         )
-        total_s = time.perf_counter() - began
+        total_s, inside = time.perf_counter() - began, self._calls.inside
         brought = self._brought
         calls.say(calls.Fragment.STREAM_ENDS, seconds=round(total_s, 2), version=self._worker.version)
         return {
             "sync_cost": brought.sync_s,
             "update_cost": total_s - brought.sync_s if brought.apply_s is None else brought.apply_s,
             "total_cost": total_s,
-            "version": self._calls.context.facts["version"] if self._calls.inside else self._worker.version,
+            "version": self._worker.version if inside is None else inside.context.facts["version"],
             "rank": self.local_rank,
         }
 
@@ -593,8 +590,9 @@ class DynamicWeightManager:
 
         Inside a control request its command says which version that is.
         """
-        if self._calls.inside:
-            self._calls.load(**options)
+        inside = self._calls.inside
+        if inside is not None:
+            inside.load(**options)
             return
         given = {name: value for name, value in options.items() if value is not None}
         given["on_failure"] = OnFailure.CLEAR
@@ -606,8 +604,9 @@ class DynamicWeightManager:
 
     def _units(self, *wanted: str) -> None:
         """Run single actions with their checks: of the control request that is open, else beside any plan."""
-        if self._calls.inside:
-            self._calls.units(*wanted)
+        inside = self._calls.inside
+        if inside is not None:
+            inside.units(*wanted)
             return
         self._singles += 1
         rank, plans = self._worker.rank, self._worker.plans
@@ -623,7 +622,8 @@ class DynamicWeightManager:
     @property
     def _brought(self) -> Brought:
         """What the last load has brought to this rank."""
-        return Brought.said(self._calls.context.facts) if self._calls.inside else self._entries.brought
+        inside = self._calls.inside
+        return self._entries.brought if inside is None else Brought.said(inside.context.facts)
 
     def _asked_or_announced(self, version: str | None) -> str:
         asked = version or (UNNAMED_OVER_IPC if self._over_ipc else self.read_model_version_from_file())

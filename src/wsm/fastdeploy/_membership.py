@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def meet(member: Membership, facts: WorkerFacts) -> tuple[str, str]:
     RefusedError (``several-hosts``)
         If this rank runs on another host than the first one.
     """
-    host = _host()
+    host = os.uname().nodename
+    with suppress(OSError):
+        host = _BOOT_ID.read_text(encoding="ascii").strip()
     name, run_id, there = member.broadcast((f"fastdeploy-{facts.port}", uuid.uuid4().hex, host))
     if there != host:
         raise RefusedError(
@@ -82,10 +85,3 @@ def meet(member: Membership, facts: WorkerFacts) -> tuple[str, str]:
             group=name,
         )
     return name, run_id
-
-
-def _host() -> str:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return os.uname().nodename

@@ -139,27 +139,6 @@ def not_bound(surface: str) -> InternalError:
     )
 
 
-def generation_of(model_runner: Any) -> RunnerGeneration:
-    """Find out of which generation a model runner is.
-
-    Raises
-    ------
-    RefusedError (``unknown-generation``)
-        If it is of none that is known.
-    """
-    for generation in GENERATIONS:
-        if generation.recognised(model_runner):
-            return generation
-    runner, known = type(model_runner).__name__, tuple(generation.name for generation in GENERATIONS)
-    raise RefusedError(
-        f"{runner} is of no generation of FastDeploy that wsm knows ({', '.join(known)}): it has neither "
-        "share_inputs nor request_state; run it without wsm.fastdeploy, or add its calls to the generations",
-        code="unknown-generation",
-        runner=runner,
-        known=known,
-    )
-
-
 def examine(model_runner: Any, facts: WorkerFacts) -> RunnerGeneration:
     """Find the generation of a runner, and see that its build has every call that the configuration needs.
 
@@ -171,7 +150,16 @@ def examine(model_runner: Any, facts: WorkerFacts) -> RunnerGeneration:
     RefusedError (``unknown-generation``), BadInputError (``call-missing``)
         If it is of none that is known, or lacks a call.
     """
-    generation = generation_of(model_runner)
+    generation = next((each for each in GENERATIONS if each.recognised(model_runner)), None)
+    if generation is None:
+        runner, known = type(model_runner).__name__, tuple(each.name for each in GENERATIONS)
+        raise RefusedError(
+            f"{runner} is of no generation of FastDeploy that wsm knows ({', '.join(known)}): it has neither "
+            "share_inputs nor request_state; run it without wsm.fastdeploy, or add its calls to these",
+            code="unknown-generation",
+            runner=runner,
+            known=known,
+        )
     if generation.boots_only:
         return generation
     for call, needed_for in _CALLS.items():
