@@ -54,22 +54,23 @@ class LivingGroup:
         for version in (1, 2):
             publish(self.snapshots, version)
         self.segment = own_group(load_config(self.config_file))
-        self.processes: list[subprocess.Popen[str]] = []
+        self.processes: list[Any] = []
 
     def start(self) -> None:
         for rank in range(RANKS):
             self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, self._program, self.config_file, str(rank), *self._arguments],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
+                self.begin(self._program, str(self.config_file), str(rank), *self._arguments)
             )
         for process in self.processes:
             assert process.stdout is not None
-            assert process.stdout.readline() == "attached\n"
+            assert process.stdout.readline() in ("attached\n", b"attached\n")
         self.until(lambda status: status.over)
+
+    def begin(self, program: str, *arguments: str) -> Any:
+        """Start a rank's process, which says on standard output that it has attached."""
+        return subprocess.Popen(
+            [sys.executable, program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -99,11 +100,14 @@ class LivingGroup:
 
     def close(self) -> None:
         for process in self.processes:
-            process.kill()
-            process.communicate()
+            self.end(process)
         if not self.segment.is_closed:
             self.segment.unlink()
             self.segment.close()
+
+    def end(self, process: Any) -> None:
+        process.kill()
+        process.communicate()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import httpx
 import pytest
+from commanded_group import COMMANDED_RANK
 
 from wsm import Controller, RefusedError, fleet
 from wsm.fleet import member
@@ -117,7 +118,7 @@ def test_an_update_whose_generation_passes_while_it_loads_is_not_committed(
 ) -> None:
     finish = tmp_path / "finish"
     finish.touch()
-    (replica,) = make_fleet(1, "--fleet", store, finish=finish)
+    (replica,) = make_fleet(1, "--fleet", store, engine=(COMMANDED_RANK, finish))
     assert fleet.update(store, 1, [replica.replica]).exit_code == 0
     finish.unlink()
     content = content_of(store, "2")
