@@ -49,6 +49,7 @@ def alone(screen: Screen, place: Path, first: Path, second: Path) -> None:
     files = {each.name: sorted(each.glob("*.safetensors")) for each in (first, second)}
     server = Server(place, first, "--weight-transfer-config", _FILES, plugins="files")
     try:
+        server.await_up()
         server.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
 
         def sends(parts: list[Path]) -> int:
@@ -78,6 +79,7 @@ def with_wsm(screen: Screen, place: Path, first: Path, second: Path) -> None:
     screen.say("vLLM with wsm: wsm vllm serve MODEL, POST /wsm/v1/update")
     server = Server(place, first, "--worker-extension-cls", "wsm.vllm.Worker", plugins="wsm")
     try:
+        server.await_up()
         screen.serves(server)
         part = max(second.glob("*.safetensors"))
         kept = part.rename(place / part.name)

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 PATIENCE_S = 600.0
-_REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[2]
 _SHARED_MEMORY = Path("/dev") / "shm"
 _FLAGS = (
     *("--tokens-only", "--skip-tokenizer-init", "--enforce-eager", "--served-model-name", "m"),
     *("--max-model-len", "64", "--max-num-seqs", "8", "--tensor-parallel-size", "2"),
     *("--distributed-executor-backend", "mp", "--host", "127.0.0.1"),
 )
-_ENVIRONMENT = {
+#: vLLM on a CPU, on loopback, and nothing fetched.
+ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_HOST_IP": "127.0.0.1",
@@ -40,12 +42,14 @@ _ENVIRONMENT = {
     "ONEDNN_MAX_CPU_ISA": "AVX2",  # else a CPU packs the weights, which a GPU does not
     "OMP_NUM_THREADS": "1",
 }
+#: The demo's engine.
+_DISTRIBUTIONS = {"files": "[vllm.general_plugins]\nfiles = examples.vllm_demo.engine:register\n"}
 #: vLLM asks for its version under its name, and its CPU build is called otherwise.
 _METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 
-def write_model(directory: Path, seed: int) -> tuple[Path, Path]:
-    """Write a random model as two files and their index; return the files."""
+def random_model(seed: int) -> LlamaForCausalLM:
+    """Make a model of widths that no packing kernel takes, so that its parameters are plain, as on a GPU."""
     torch.manual_seed(seed)
     shape = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
     heads = {
@@ -56,9 +60,14 @@ def write_model(directory: Path, seed: int) -> tuple[Path, Path]:
     }
     ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
     config = LlamaConfig(**shape, **heads, **ends, initializer_range=1.0, dtype="bfloat16")
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(directory)
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def write_model(directory: Path, seed: int) -> tuple[Path, Path]:
+    """Write a random model as two files and their index; return the files."""
+    model = random_model(seed)
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(directory)
     tensors = {name: each.contiguous() for name, each in model.state_dict().items()}
     names, places = sorted(tensors), {}
     files = tuple(directory / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
@@ -71,46 +80,65 @@ def write_model(directory: Path, seed: int) -> tuple[Path, Path]:
 
 
 class Server:
-    """One ``vllm serve``: `plugins` is what ``VLLM_PLUGINS`` says. It is up once this is made."""
+    """One ``vllm serve``: `plugins` is what ``VLLM_PLUGINS`` says, `distributions` which else there are."""
 
-    def __init__(self, directory: Path, model: Path, *flags: str, plugins: str) -> None:
-        for name, version, entry_points in (
-            ("vllm", "0.32.0+cpu", ""),
-            ("files", "1.0", "[vllm.general_plugins]\nfiles = examples.vllm_demo.engine:register\n"),
-        ):
+    def __init__(
+        self,
+        directory: Path,
+        model: Path,
+        *flags: str,
+        plugins: str,
+        distributions: Mapping[str, str] = _DISTRIBUTIONS,
+        **environment: str,
+    ) -> None:
+        for name, entry_points in {"vllm": "", **distributions}.items():
+            version = "0.32.0+cpu" if name == "vllm" else "1.0"
             shim = directory / "shim" / f"{name}-{version}.dist-info"
             shim.mkdir(parents=True)
             (shim / "METADATA").write_text(_METADATA.format(name=name, version=version))
             (shim / "entry_points.txt").write_text(entry_points)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        port = self._url.rpartition(":")[2]
+            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        port = self.url.rpartition(":")[2]
         program = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *_FLAGS]
-        path = os.pathsep.join([str(directory / "shim"), str(_REPOSITORY)])
+        path = os.pathsep.join([str(directory / "shim"), str(REPOSITORY)])
+        said = {"VLLM_PLUGINS": plugins, "PYTHONPATH": path, **environment}
         self._log = directory / "log"
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - its words are ours
+            self.process = subprocess.Popen(  # noqa: S603 - its words are ours
                 [*program, "--port", port, *flags],
                 cwd=directory,
-                env={**os.environ, **_ENVIRONMENT, "VLLM_PLUGINS": plugins, "PYTHONPATH": path},
+                env={**os.environ, **ENVIRONMENT, **said},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        late = time.monotonic() + PATIENCE_S
-        while self.call("GET", "/health")[0] != 200:
-            if self._process.poll() is not None or time.monotonic() > late:
-                self.close()
-                raise RuntimeError(f"vLLM did not come up:\n{self._log.read_text()[-4000:]}")
-            time.sleep(0.25)
+        self._family: set[psutil.Process] = set()
+        self._memory: set[Path] = set()
 
-    def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    def said(self) -> str:
+        """Return its log."""
+        return self._log.read_text()
+
+    def await_up(self) -> None:
+        """Wait until it answers; it is closed where it does not."""
+        late = time.monotonic() + PATIENCE_S
+        while self.call("GET", "/health", timeout=5)[0] != 200:
+            if self.process.poll() is not None or time.monotonic() > late:
+                self.close()
+                raise RuntimeError(f"vLLM did not come up:\n{self.said()[-8000:]}")
+            time.sleep(0.25)
+        self._look()
+
+    def call(
+        self, method: str, path: str, body: object = None, *, timeout: float = 120.0, key: str | None = None
+    ) -> tuple[int, Any]:
         """Return status and answer; status 0 where there is none."""
         content = None if body is None else json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(self._url + path, content, headers, method=method)  # noqa: S310 - loopback
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        request = urllib.request.Request(self.url + path, content, headers, method=method)  # noqa: S310 - loopback
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - the same
+            with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310 - the same
                 status, text = answer.status, answer.read()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read()
@@ -120,39 +148,42 @@ class Server:
             return status, json.loads(text or b"null")
         return status, text.decode()
 
-    def tokens(self) -> list[int]:
-        """Return what it answers to a prompt, without chance."""
-        sampling = {"temperature": 0, "max_tokens": 10, "ignore_eos": True}
+    def generate(self, *, tokens: int = 10, timeout: float = 120.0) -> tuple[int, Any]:
+        """Ask for the tokens behind a prompt, without chance."""
+        sampling = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
         body = {"model": "m", "token_ids": [1, 2, 3, 4, 5], "sampling_params": sampling}
-        status, said = self.call("POST", "/inference/v1/generate", body)
+        return self.call("POST", "/inference/v1/generate", body, timeout=timeout)
+
+    def tokens(self) -> list[int]:
+        """Return what it answers to that prompt."""
+        status, said = self.generate()
         if status != 200:
             raise RuntimeError(f"{status}: {said}")
         return list(said["choices"][0]["token_ids"])
 
     def close(self) -> None:
         """End it, with its engine and its workers."""
-        family = []
-        with contextlib.suppress(psutil.Error):
-            server = psutil.Process(self._process.pid)
-            family = [server, *server.children(recursive=True)]
-        memory = set().union(*map(_shared_memory_of, family))
-        self._process.send_signal(signal.SIGTERM)
+        self._look()
+        self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(60)
-        # multiprocessing's resource trackers unlink what their processes left, once these have ended.
-        _, alive = psutil.wait_procs(family, timeout=10)
+            self.process.wait(60)
+        # multiprocessing's resource trackers unlink what their processes left, once these have ended; workers
+        # outlive a server that was killed.
+        _, alive = psutil.wait_procs(self._family, timeout=10)
         for process in alive:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        self._process.wait(60)
-        psutil.wait_procs(family, timeout=60)
-        for path in memory:  # workers that were killed leave it
+        self.process.wait(60)
+        psutil.wait_procs(self._family, timeout=60)
+        for path in self._memory:  # workers that were killed leave it
             path.unlink(missing_ok=True)
 
-
-def _shared_memory_of(process: psutil.Process) -> set[Path]:
-    """Return what a process has mapped of the host's shared memory."""
-    with contextlib.suppress(psutil.Error):
-        paths = (Path(each.path) for each in process.memory_maps())
-        return {path for path in paths if path.parent == _SHARED_MEMORY}
-    return set()
+    def _look(self) -> None:
+        """See which processes it has, and what they have mapped of the host's shared memory."""
+        with contextlib.suppress(psutil.Error):
+            server = psutil.Process(self.process.pid)
+            self._family |= {server, *server.children(recursive=True)}
+        for process in self._family:
+            with contextlib.suppress(psutil.Error):
+                paths = (Path(each.path) for each in process.memory_maps())
+                self._memory |= {path for path in paths if path.parent == _SHARED_MEMORY}

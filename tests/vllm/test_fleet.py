@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from examples.vllm_demo.server import random_model
 from tests.leftovers import group_name
-from tests.vllm.random_llama import trained
 from tests.vllm.server import VllmServer
 from wsm import load_config
 from wsm.group_segment import own_group
@@ -27,7 +27,7 @@ def models(tmp_path_factory):
     """Versions A and B, in directories and in a store."""
     directory = tmp_path_factory.mktemp("models")
     for seed, name in ((1, "A"), (2, "B")):
-        trained(seed).save_pretrained(directory / name)
+        random_model(seed).save_pretrained(directory / name)
         adopt(directory / name, AdoptSettings(directory / "store", [directory], durable=False), version=name)
     return directory
 
@@ -90,7 +90,7 @@ def test_a_vllm_server_and_a_group_come_to_one_version_and_no_server_takes_text_
     assert (status, answer["error"]["code"]) == (409, "not-the-fleets")
 
     def fleet_update(version):
-        url = f"http://127.0.0.1:{server.port}"
+        url = server.url
         tokens.write_text(f"{url} key\n")
         tokens.chmod(0o600)
         program = [sys.executable, "-m", "wsm", "fleet", "update", version, "--store", str(store)]

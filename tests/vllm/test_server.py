@@ -8,7 +8,7 @@ import threading
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.vllm.random_llama import trained
+from examples.vllm_demo.server import random_model
 from tests.vllm.server import PATIENCE_S, VllmServer
 from wsm.states.words import CommandWord, CommittedWord, Operation
 
@@ -22,7 +22,7 @@ EXTENSION = ("--worker-extension-cls", "tests.vllm.faulty.FaultyWorker")
 def models(tmp_path_factory):
     directory = tmp_path_factory.mktemp("models")
     for seed, name in ((1, "A"), (2, "B")):
-        trained(seed).save_pretrained(directory / name)
+        random_model(seed).save_pretrained(directory / name)
     return directory
 
 
