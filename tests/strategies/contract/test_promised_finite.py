@@ -101,8 +101,8 @@ def test_a_promise_that_comes_with_the_same_tensors_is_made(arrival):
     rank.load(1)
     with trainer_that_does_not_look():
         arrival.publish(1, bad, finite=True)
-    with raising("not-finite"):
-        rank.load(1)
+        with raising("not-finite"):  # a trainer that streams looks while the rank loads
+            rank.load(1)
 
 
 def whole(root: Path, state: State) -> None:
