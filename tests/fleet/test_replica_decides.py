@@ -16,7 +16,8 @@ from wsm.http import Client
 from wsm.receipt import Outcome
 from wsm.states.epochs import Backoff
 from wsm.states.fleet import FleetState, NamedContent, next_target
-from wsm.strategies.trainer.targets import content_of, newest_target, set_address, set_target
+from wsm.strategies.snapshot.store import content_of
+from wsm.strategies.trainer.targets import newest_target, set_address, set_target
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,8 @@ from wsm.fleet import rolling
 from wsm.fleet.replicas import fleet_shrinks
 from wsm.http import Client
 from wsm.states.fleet import FleetState, next_target
-from wsm.strategies.trainer.targets import content_of, newest_target, set_target
+from wsm.strategies.snapshot.store import content_of
+from wsm.strategies.trainer.targets import newest_target, set_target
 
 pytestmark = pytest.mark.processes
 

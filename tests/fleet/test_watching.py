@@ -20,7 +20,8 @@ from wsm import fleet
 from wsm.fleet.watching import FleetWatch
 from wsm.http.errors import upstream_unreachable
 from wsm.states.fleet import NamedContent, next_target
-from wsm.strategies.trainer.targets import content_of, newest_target, set_target
+from wsm.strategies.snapshot.store import content_of
+from wsm.strategies.trainer.targets import newest_target, set_target
 
 PATIENCE_S = 60.0
 

@@ -18,7 +18,8 @@ from wsm.fleet import Replica, update_async
 from wsm.http import AsyncClient
 from wsm.states.fleet import next_target
 from wsm.strategies import AdoptSettings, adopt
-from wsm.strategies.trainer.targets import content_of, newest_target, set_target
+from wsm.strategies.snapshot.store import content_of
+from wsm.strategies.trainer.targets import newest_target, set_target
 from wsm.vllm.endpoint import EndpointPlugin
 
 

@@ -16,7 +16,8 @@ from wsm import load_config
 from wsm.group_segment import own_group
 from wsm.states.fleet import next_target
 from wsm.strategies import AdoptSettings, adopt
-from wsm.strategies.trainer.targets import content_of, newest_target, set_target
+from wsm.strategies.snapshot.store import content_of
+from wsm.strategies.trainer.targets import newest_target, set_target
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 EXTENSION = ("--worker-extension-cls", "wsm.vllm.Worker", "--dtype", "bfloat16")

@@ -14,7 +14,7 @@ from tests.vllm.fake_workers import SHAPES, FakeEngine, FakeWorker, place, write
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.strategies import AdoptSettings, TensorSpec, adopt, publish_snapshot
 from wsm.strategies.snapshot.placement import split
-from wsm.strategies.trainer.targets import content_of
+from wsm.strategies.snapshot.store import content_of
 from wsm.vllm.versions import VersionPlace
 
 

@@ -44,7 +44,8 @@ from wsm.states.fleet import (
     way_back,
 )
 from wsm.states.holding import Hold
-from wsm.strategies.trainer.targets import content_of, newest_target, set_target
+from wsm.strategies.snapshot.store import content_of
+from wsm.strategies.trainer.targets import newest_target, set_target
 
 #: Seconds that a look may take, and between two tries of a step.
 _LOOK_S: Final = 10.0

@@ -96,8 +96,7 @@ class FleetWatch:
     ) -> None:
         self._listed, self._told, self.every_s = listed, told, every_s
         self._connections = Connections(token_file=token_file, insecure=insecure)
-        connect = self._connections.client if connect is None else connect
-        self.terms = RollTerms(store, connect, self._tell, deadline_s)
+        self.terms = RollTerms(store, connect or self._connections.client, self._tell, deadline_s)
         self.replicas: tuple[Replica, ...] = ()
         self._list()
         self.target: FleetTarget | None = None
@@ -184,8 +183,7 @@ class FleetWatch:
         if target is None:
             return True
         try:
-            terms = replace(self.terms, at_a_time=target.at_a_time)
-            report = await bring(terms, target, self.replicas)
+            report = await bring(replace(self.terms, at_a_time=target.at_a_time), target, self.replicas)
         except (WsmError, OSError) as error:
             log.logger("http").warning(log.REQUEST_FAILED, operation="watch", error=str(error))
             return False

@@ -9,7 +9,7 @@ published last. Opens directories and manifests, and no files of tensors.
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ from typing import TypeVar
 from wsm import log
 from wsm.errors import BadInputError
 from wsm.labels import is_label
+from wsm.states.fleet import NamedContent
 from wsm.strategies import errors
 from wsm.strategies.errors import (
     ManifestError,
@@ -25,7 +26,7 @@ from wsm.strategies.errors import (
 )
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
-from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
+from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
 from wsm.strategies.files.version_file import announced_version
 from wsm.strategies.promise import Sealed
 from wsm.strategies.snapshot.manifest import ShardManifest, VersionManifest
@@ -149,6 +150,22 @@ def _look(
     publication = read_sealed(shared, VERSION_MANIFEST, VersionManifest)
     promise = read_sealed(shared, snapshot_names.shard_manifest_name(base), ShardManifest)
     return FoundVersion(shared, version, publication, promise, (name,))
+
+
+def content_of(store: Path, label: str) -> NamedContent | None:
+    """Return what a label means in a store now; None: it is not there. Blocks.
+
+    Raises
+    ------
+    BadInputError
+        If its manifest cannot be read.
+    """
+    with suppress(FileNotFoundError):
+        path = store / VERSIONS_DIRECTORY / label
+        with closing(SnapshotDirectory(str(path))) as directory:
+            found = read_sealed(directory, VERSION_MANIFEST, VersionManifest)
+            return None if found is None else NamedContent(label, found.group_digest)
+    return None
 
 
 def read_sealed(directory: SnapshotDirectory, name: str, kind: type[SealedT]) -> SealedT | None:

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from wsm.errors import BadInputError, coded
 from wsm.payload import PayloadError, decode, encode
-from wsm.states.fleet import FleetTarget, NamedContent, is_target_read
+from wsm.states.fleet import FleetTarget, is_target_read
 from wsm.strategies.files.atomic_file import replace_file, sync_directory, write_new
-from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
-from wsm.strategies.snapshot.manifest import VersionManifest
-from wsm.strategies.snapshot.store import read_sealed
 
 TARGETS_DIRECTORY = "targets"
 _COPY = "target.json"
@@ -55,22 +51,6 @@ def newest_target(store: Path, known: FleetTarget | None = None) -> FleetTarget 
     if not is_target_read(known, found):
         raise bad_target(file=str(store), problem="the store shows an older one than it did")
     return found
-
-
-def content_of(store: Path, label: str) -> NamedContent | None:
-    """Return what a label means in a store now; None: it is not there. Blocks.
-
-    Raises
-    ------
-    BadInputError
-        If its manifest cannot be read.
-    """
-    with suppress(FileNotFoundError):
-        path = store / VERSIONS_DIRECTORY / label
-        with closing(SnapshotDirectory(str(path))) as directory:
-            found = read_sealed(directory, VERSION_MANIFEST, VersionManifest)
-            return None if found is None else NamedContent(label, found.group_digest)
-    return None
 
 
 def set_target(store: Path, target: FleetTarget) -> bool:
