@@ -17,6 +17,8 @@ from wsm.http.commands import plain_arguments
 from wsm.receipt import Receipt
 from wsm.typed import typed_calls
 
+#: Seconds that a server may take to answer what only reads: more than a fleet's look waits for it.
+_ANSWER_S: Final = 15.0
 #: Seconds beyond a command's own deadlines that an answer may take.
 _MARGIN_S: Final = 30.0
 _DEADLINES: Final = {"update": 300.0, "prepare": 300.0}
@@ -38,7 +40,7 @@ class _Asking:
             raise errors.bad_address(address=self.url, problem=str(error)) from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise errors.bad_address(address=self.url, problem="say http://HOST:PORT or unix:PATH")
-        return {"base_url": parsed, "headers": self._headers, "trust_env": False}
+        return {"base_url": parsed, "headers": self._headers, "trust_env": False, "timeout": _ANSWER_S}
 
     def _uds(self) -> str | None:
         return self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
