@@ -131,6 +131,22 @@ def test_an_older_caller_ends_once_a_newer_target_is_there_and_leaves_what_the_n
     assert (newer.exit_code, versions(replicas)) == (0, ["3"])
 
 
+def test_a_target_that_another_process_settles_meanwhile_is_no_other_one(make_fleet, store) -> None:
+    """As a watcher does, whose looks find first that all serve it."""
+    replicas = make_fleet(1)
+    listed = [replicas[0].replica]
+    assert fleet.update(store, 1, listed).exit_code == 0
+
+    def settles(row: fleet.ReplicaRow) -> None:
+        if row.state is FleetState.STAGED:
+            rolled = newest_target(store)
+            assert rolled is not None
+            set_target(store, next_target(rolled, rolled.content, strict=True))
+
+    report = fleet.update(store, 2, listed, told=settles)
+    assert (report.exit_code, codes(report), versions(replicas)) == (0, [None], ["2"])
+
+
 def test_a_cancelled_caller_leaves_whole_versions_and_two_callers_at_once_converge(make_fleet, store) -> None:
     replicas = make_fleet(2)
     listed = [each.replica for each in replicas]

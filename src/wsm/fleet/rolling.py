@@ -36,6 +36,7 @@ from wsm.states.fleet import (
     after,
     drains,
     generation_of,
+    is_settled,
     may_step,
     next_target,
     passes,
@@ -312,7 +313,15 @@ async def bring(terms: RollTerms, target: FleetTarget, replicas: Sequence[Replic
     asked: dict[str, Any] = {"at_a_time": terms.at_a_time, "replicas": len(replicas)}
     roll = Roll(terms, target)
     await roll.bring(rows)
-    if roll.failed and not roll.superseded and terms.on_failure == FleetFailure.BACK:
+    while roll.superseded:
+        newest = None
+        with contextlib.suppress(WsmError, OSError):
+            newest = await asyncio.to_thread(newest_target, terms.store, target)
+        if newest is None or not is_settled(target, newest):
+            return FleetReport(target, rows, SUPERSEDED)
+        target, roll = newest, Roll(terms, newest)
+        await roll.bring(rows)
+    if roll.failed and terms.on_failure == FleetFailure.BACK:
         with contextlib.suppress(WsmError, OSError):  # out of a store that cannot be used is no way back
             label = target.before.label if target.before else ""
             before = way_back(target, await asyncio.to_thread(content_of, terms.store, label))
@@ -323,8 +332,6 @@ async def bring(terms: RollTerms, target: FleetTarget, replicas: Sequence[Replic
                 roll = Roll(terms, back)
                 await roll.bring(rows)
                 return FleetReport(back, rows, SUPERSEDED if roll.superseded else SOME_DO_NOT, went_back=True)
-    if roll.superseded:
-        return FleetReport(target, rows, SUPERSEDED)
     if not all(roll.serves(row) for row in rows):
         return FleetReport(target, rows, SOME_DO_NOT)
     if len(target.allowed) > 1:  # all serve it: the version before is allowed no longer

@@ -224,6 +224,11 @@ def passes(code: str, seen: int | None, generation: int) -> bool:
     return (seen or 0) < generation if code in _BY_TARGET else code in _PASSING
 
 
+def is_settled(target: FleetTarget, newest: FleetTarget) -> bool:
+    """Whether a newer target names the same content: a watcher saw all serve it, and nothing else may."""
+    return newest.content == target.content
+
+
 def drains(operation: str | None, *, over: bool) -> bool:
     """Whether a group lets requests end since a command will stop it: text that comes now would wait.
 
