@@ -1,4 +1,4 @@
-"""A fleet of a real vLLM server and a real group: one store, one target."""
+"""A fleet of two real vLLM servers and a real group: one store, one target."""
 
 from __future__ import annotations
 
@@ -79,34 +79,38 @@ def is_closed(server):
     return server.call("GET", "/wsm/v1/ready")[0] == 503
 
 
-def test_a_vllm_server_and_a_group_come_to_one_version_and_no_server_takes_text_for_another(
+def test_vllm_servers_and_a_group_come_to_one_version_and_no_server_takes_text_for_another(
     start, served_group, models, tmp_path
 ):
     store, tokens = models / "store", tmp_path / "tokens"
     first = content_of(store, "B")
     assert set_target(store, next_target(newest_target(store), first))
-    server = start()
+    server, other = start(), start()
     assert is_closed(server), "it was started with A"
     status, answer = server.update(models / "A")
     assert (status, answer["error"]["code"]) == (409, "not-the-fleets")
 
-    def fleet_update(version):
-        url = server.url
-        tokens.write_text(f"{url} key\n")
+    def fleet_update(version, *servers, exit_code=0):
+        tokens.write_text("".join(f"{each.url} key\n" for each in servers))
         tokens.chmod(0o600)
         program = [sys.executable, "-m", "wsm", "fleet", "update", version, "--store", str(store)]
-        listed = ["--replicas", f"{url},{served_group}", "--token-file", str(tokens)]
+        urls = ",".join([*(each.url for each in servers), served_group])
+        listed = ["--replicas", urls, "--token-file", str(tokens)]
         ended = subprocess.run([*program, *listed], capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert ended.returncode == exit_code, ended.stdout + ended.stderr
         status = server.call("GET", "/wsm/v1/status")[1]
         assert status["manifest_digest"] == content_of(store, version).digest
         assert status["fleet"]["state"] == "ready"
-        assert server.versions() == [version]
+        assert {version} >= set(server.versions())
         return len(server.call("GET", "/wsm/v1/receipts")[1]["receipts"])
 
-    assert [fleet_update("B"), fleet_update("B"), fleet_update("A"), fleet_update("B")] == [1, 1, 2, 3]
-    server.process.kill()
-    server.close()
-    server = start()
-    assert is_closed(server), "B alone is allowed, and vLLM has started with A again"
-    assert fleet_update("B") == 1
+    assert [fleet_update(each, server, other) for each in "BBAB"] == [1, 1, 2, 3]
+    assert other.versions() == ["B"]
+    other.process.kill()
+    assert fleet_update("A", server, other, exit_code=1) == 4, "the one that is gone fails in its own row"
+    other.close()
+    assert fleet_update("B", server) == 5
+    other = start()
+    assert is_closed(other), "B alone is allowed, and vLLM has started with A again"
+    assert fleet_update("B", server, other) == 5
+    assert other.versions() == ["B"]
