@@ -6,6 +6,8 @@ import contextlib
 import json
 from pathlib import Path
 
+import psutil
+
 from examples.vllm_demo.server import PATIENCE_S, Server
 
 __all__ = ["PATIENCE_S", "VllmServer"]
@@ -19,8 +21,15 @@ def shared_memory_of_vllm():
     return {path for path in SHARED_MEMORY.iterdir() if path.name.startswith(names)}
 
 
+def maps_of(process):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    return ""
+
+
 class VllmServer(Server):
     def __init__(self, directory, model, *flags, plugins="wsm", **environment):
+        self._before = shared_memory_of_vllm()
         self.fault_file = directory / "fault.json"
         told = {"VLLM_LOGGING_LEVEL": "INFO", "WSM_TEST_FAULT": str(self.fault_file), **environment}
         key = ("--api-key", "key")
@@ -28,6 +37,13 @@ class VllmServer(Server):
 
     def call(self, method, path, body=None, *, timeout=120.0, key="key"):
         return super().call(method, path, body, timeout=timeout, key=key)
+
+    def close(self):
+        super().close()
+        mapped = "".join(map(maps_of, psutil.process_iter()))
+        for path in shared_memory_of_vllm() - self._before:  # what workers have left that a fault killed
+            if str(path) not in mapped:
+                path.unlink(missing_ok=True)
 
     def update(self, path, **more):
         return self.call("POST", "/wsm/v1/update", {"path": str(path), **more})
