@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "cli"))
 from commanded_group import LivingGroup
 from small_model import publish
 
-__all__ = ["ServedReplica", "publish"]
+__all__ = ["ServedReplica", "publish", "until"]
+
+PATIENCE_S = 60.0
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 class ForkedGroup(LivingGroup):

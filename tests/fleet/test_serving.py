@@ -15,6 +15,7 @@ import httpx
 import pytest
 from small_model import SPECS, publish
 
+from tests.fleet.served_replica import until
 from wsm import Controller, fleet
 from wsm.controller.errors import hold_closed
 from wsm.strategies.trainer.targets import address, newest_target
@@ -25,13 +26,6 @@ from written_checkpoint import write_checkpoint
 pytestmark = pytest.mark.processes
 
 PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class ServedFleet:

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.fleet.served_replica import until
 from wsm import fleet
 from wsm.fleet.watching import FleetWatch
 from wsm.http.errors import upstream_unreachable
@@ -24,13 +24,6 @@ from wsm.strategies.snapshot.store import content_of
 from wsm.strategies.trainer.targets import newest_target, set_target
 
 PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Watching:
