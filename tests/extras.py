@@ -103,6 +103,6 @@ MADE_OF = {
     "prometheus_client": ("wsm.metrics.families",),
 }
 
-MADE_OF["starlette"] = (*MADE_OF["starlette"], "wsm.vllm.endpoint")
+MADE_OF["starlette"] = (*MADE_OF["starlette"], "wsm.vllm.endpoint", "wsm.vllm.gate")
 #: The client is a part of the package that serves.
 MADE_OF["httpx"] = MADE_OF["starlette"]

@@ -6,7 +6,8 @@ module                   responsible for
 :mod:`.versions`         what a version is for vLLM's loaders: files held open, digested as they are read
 :mod:`.extension`        each worker's side: one method, which never raises
 :mod:`.fanout`           the server's side: answers to a view, moves to questions
-:mod:`.endpoint`         vLLM's endpoint plugin: the gate before its app, and updates over HTTP
+:mod:`.endpoint`         vLLM's endpoint plugin: updates, and what is said of them
+:mod:`.gate`             what stands before vLLM's app, and is answered over HTTP
 =======================  ===================================================================================
 
 torch is imported inside a function, and vLLM nowhere.

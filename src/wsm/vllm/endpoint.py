@@ -1,13 +1,9 @@
-"""The endpoint plugin of vLLM's API server: a gate before its app, updates, and what is said of them.
+"""The endpoint plugin of vLLM's API server: updates, and what is said of them.
 
 Theory of operation
 -------------------
-The gate stands before vLLM's own routes. While no whole version is proved, what asks for tokens is answered
-503, and nothing resumes the engine. vLLM's own verbs that write weights, or call methods of its workers, are
-refused always: behind them nobody knows what serves. One update at a time; what runs in it waits in vLLM's
-pause. A pause that another has given is given back as it was.
-
-The routes are asked for vLLM's API key, where it has one: vLLM itself guards ``/v1`` and its like alone.
+One update at a time; what runs in it waits in vLLM's pause. A pause that another has given is given back as
+it was.
 
 A replica of a fleet (``WSM_FLEET``) reads the fleet's target itself: what serves and is not allowed closes
 the gate, and an update that is not the fleet's is refused, by its label at first, and by its digest before a
@@ -17,60 +13,30 @@ byte of it is loaded.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import importlib
 import os
 import secrets
-import uuid
 from collections import deque
 from collections.abc import Awaitable
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, described
 from wsm.fleet.member import FleetMember
-from wsm.http import errors
-from wsm.http.answers import failed
 from wsm.labels import checked_version
 from wsm.receipt import Outcome
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, UpdateEnd
+from wsm.vllm.gate import GROUP, Gate, UpdateRequest
 from wsm.vllm.versions import VersionPlace
 
 #: Releases of vLLM that this is tested with.
 SUPPORTED = ("0.32.",)
-#: Verbs that must wait for the end of an update, or of a closed gate.
-_RESUMES = frozenset({"/resume", "/wake_up"})
-_PAUSES = frozenset({"/pause", "/sleep"})
-#: What is answered while the gate is closed, besides everything that only reads.
-_HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
-_STATUSES = {"committed": 200, "refused": 409, "rolled-back": 409, "closed": 500, "unknown": 504}
-#: What the group is called whose ranks are vLLM's workers.
-_GROUP = "vllm"
-
-
-class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of an update. `path`: a directory below the roots; else `version` is one of the store.
-
-    `in_flight`, `hot`, `force`: what the native API says of a load in place; ``drain`` is vLLM's ``wait``.
-    """
-
-    path: str | None = None
-    version: str | None = None
-    digest: str | None = None
-    mode: Literal["keep", "wait", "abort"] = "keep"
-    in_flight: Literal["drain", "abort"] | None = None
-    hot: Literal[False] = False
-    force: bool = True
-    deadline_s: float = 600.0
 
 
 class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -241,7 +207,7 @@ class EndpointPlugin:
         """
         if self.is_open:
             if self._fleet is not None:
-                self._fleet.require_admitted(_GROUP, self.ranks.digest)
+                self._fleet.require_admitted(GROUP, self.ranks.digest)
             return
         fault, failures = self.ranks.fault, [each["errors"] for each in self.receipts if "error" in each]
         found = [error_value(fault)] if fault else failures[-1] if failures else []
@@ -271,7 +237,7 @@ class EndpointPlugin:
         standing = self._fleet and partial(self._fleet.standing, ranks.digest, serving=self.is_open)
         return {
             "fleet": standing and msgspec.to_builtins(await asyncio.to_thread(standing)),
-            "name": _GROUP,
+            "name": GROUP,
             "serving": self.is_open,
             "over": not self._holds,
             "manifest_digest": ranks.digest if ranks.serving() else None,
@@ -282,85 +248,6 @@ class EndpointPlugin:
             "paused": self._holds,
             "ranks": ranks.answers,
         }
-
-
-class Gate:
-    """The ASGI app before vLLM's."""
-
-    def __init__(self, app: ASGIApp, plugin: EndpointPlugin) -> None:
-        self._app, self._plugin = app, plugin
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what must not pass, and what is asked of wsm; else let vLLM's app answer."""
-        if scope["type"] == "websocket" and not self._plugin.explain()["open"]:
-            await send({"type": "websocket.close", "code": 1013})
-            return
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            answer = await self._answer(request, request.url.path, request.method)
-        except WsmError as error:
-            told = failed(error)
-            answer = Response(told.content(), told.status, told.headers, "application/json")
-        await (answer or self._app)(scope, receive, send)
-
-    async def _answer(self, request: Request, path: str, method: str) -> Response | None:
-        plugin = self._plugin
-        # Behind vLLM's own verbs of weights, and a sleep that drops them, nobody knows what serves.
-        level = request.query_params.get("level")
-        held = method == "POST" and ("weight" in path or path == "/collective_rpc" or level == "2")
-        ours, waits = path.startswith("/wsm/v1/"), path in _RESUMES | _PAUSES
-        if (ours or held or waits) and method != "OPTIONS" and not self._may(request):
-            raise errors.unauthorized()
-        if ours:
-            return await self._own(request, method, path.removeprefix("/wsm/v1/"))
-        if method != "POST":
-            return None
-        if held:
-            message = f"wsm keeps {path} from changing weights behind it; POST /wsm/v1/update"
-            raise RefusedError(message, code="held-by-wsm")
-        if waits and plugin.is_updating:
-            raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
-        if path in _RESUMES and not plugin.explain()["open"]:
-            raise RefusedError(plugin.explain()["text"], code="held-by-wsm")
-        if path not in _HARMLESS:
-            plugin.require_open()
-        return None
-
-    def _may(self, request: Request) -> bool:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = key.encode() if scheme.lower() == "bearer" else b""
-        keys = self._plugin.keys
-        return not keys or any(hmac.compare_digest(given, each.encode()) for each in keys)
-
-    async def _own(self, request: Request, method: str, what: str) -> JSONResponse:
-        plugin, named = self._plugin, request.headers.get("x-wsm-group", _GROUP)
-        if named != _GROUP:
-            raise errors.wrong_group(asked=named, group=_GROUP)
-        if (method, what) == ("POST", "update"):
-            try:
-                asked = msgspec.json.decode(await request.body(), type=UpdateRequest)
-            except msgspec.DecodeError as error:
-                raise errors.bad_body(field="the body", problem=str(error)) from error
-            receipt = await plugin.update(asked, request.headers.get("idempotency-key", uuid.uuid4().hex))
-            return JSONResponse(receipt, _STATUSES[receipt["outcome"]])
-        what, _, request_id = what.partition("/")
-        if method != "GET" or what not in ("status", "ready", "explain", "receipts", "commands"):
-            raise errors.not_found(method=method, path=request.url.path)
-        if what == "status":
-            return JSONResponse(await plugin.status())
-        if what == "receipts":
-            return JSONResponse({"receipts": [*plugin.receipts]})
-        if what == "commands":
-            known = plugin.known(request_id)
-            if known is None:
-                raise errors.request_unknown(request_id=request_id)
-            return JSONResponse({**known, "state": "succeeded" if "receipt" in known else "failed"})
-        said = plugin.explain()
-        ready = {"serving": said["open"], "headline": said["text"]}
-        return JSONResponse(said | ready, 200 if said["open"] or what == "explain" else 503)
 
 
 def _require_known(args: Any) -> None:
