@@ -1,6 +1,8 @@
 """``python -m bench.walks``: what one tiny version walks through, and what the rooms of its code hold.
 
-For each way: files, functions, calls, and switches from one file of wsm to another, counted by a profiler.
+For each way: files, functions, their lines without docstrings, calls, and switches from one file of wsm to
+another, counted by a profiler. The last way is FastDeploy's loop: one boot, one clear, two updates of one
+rank of paddle, asked by its words; it needs the extra `cpu`, and is left out without it.
 For each room: lines of code and files, lines with docstrings, functions and those of one statement, classes,
 types and makers of errors.
 """
@@ -8,17 +10,25 @@ types and makers of errors.
 from __future__ import annotations
 
 import ast
+import functools
+import importlib.util
+import logging
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 import wsm
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states.vocabulary import WeightState
 from wsm.strategies import (
     AdoptSettings,
     BucketSender,
@@ -60,6 +70,31 @@ class Walk:
         self.calls += 1
         caller = frame.f_back
         self.switches += caller is not None and caller.f_code.co_filename != code.co_filename
+
+    @property
+    def lines(self) -> int:
+        """Lines of code of all functions, each once; a function within one is its own."""
+        return sum(len(_functions_of(path).get(first, ())) for path, _, first in self.functions)
+
+
+@functools.cache
+def _functions_of(path: str) -> dict[int, set[int]]:
+    """Return the lines of code of each function of a file, without docstrings, by its first line."""
+    text = Path(path).read_text().splitlines()
+    code = {
+        number for number, line in enumerate(text, 1) if line.strip() and not line.strip().startswith("#")
+    }
+    found: dict[int, set[int]] = {}
+    for node in ast.walk(ast.parse("\n".join(text))):  # from the outer to the inner
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            own = code & set(range(first, (node.end_lineno or first) + 1))
+            if ast.get_docstring(node, clean=False) is not None:
+                own -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+            for outer in found.values():
+                outer.difference_update(own)
+            found[first] = own
+    return found
 
 
 @contextmanager
@@ -165,6 +200,59 @@ def _adopt(place: Path) -> Walk:
     return _walked(lambda: adopt(written, settings))
 
 
+def _fastdeploy(place: Path) -> Walk:
+    import paddle  # noqa: PLC0415 - the other ways do without it
+
+    from wsm.actions.backends.memory import HostMemory  # noqa: PLC0415 - the same
+    from wsm.fastdeploy import DynamicWeightManager  # noqa: PLC0415 - the same
+
+    model, runner = paddle.nn.Linear(4, 2), _Runner()
+    port, published = 10_000 + (id(place) & 0xFFFFFF), place / "model"
+    published.mkdir()
+    word = EngineWord.create(
+        EngineWordKind.WEIGHTS, port, WeightState.NORMAL.fastdeploy_code, directory=place
+    )
+    status = SimpleNamespace(value=np.memmap(word.path, dtype=np.int32, mode="r+", shape=(1,)))
+    of_one = {
+        "tensor_parallel_rank": 0,
+        "tensor_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "tp_group": None,
+        "engine_worker_queue_port": port,
+        "shutdown_comm_group_if_worker_idle": False,
+    }
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(**of_one),
+        load_config=SimpleNamespace(load_strategy="ipc_snapshot", rsync_config=None),
+        model_config=SimpleNamespace(model=str(published)),
+    )
+    weights = dict(model.state_dict())
+
+    def turns() -> None:
+        manager = DynamicWeightManager(config, model, directory=place, memory=HostMemory())
+        for wish in (WeightState.CLEARING, WeightState.UPDATING, WeightState.UPDATING):
+            word.store(wish.fastdeploy_code)
+            manager.check_model_weights_status(status, None, runner, port, False)
+        manager.close()
+
+    paddle.save(weights, str(published / "model_state.tp0.0.pdparams"), safetensors=True)
+    return _walked(turns)
+
+
+class _Runner:
+    """What FastDeploy's loop needs of its model runner."""
+
+    def __init__(self) -> None:
+        import paddle  # noqa: PLC0415 - only this way needs it
+
+        self.share_inputs = {"stop_flags": paddle.ones([2, 1], dtype="bool"), "caches": []}
+
+    def clear_requests(self) -> None:
+        """Forget requests; there are none."""
+
+    clear_cache = initialize_kv_cache = clear_requests
+
+
 def room(name: str) -> tuple[int, ...]:
     """Return code lines, files, lines with docstrings, functions, those of one statement, classes, errors."""
     code = files = told = functions = short = classes = errors = 0
@@ -197,12 +285,21 @@ def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
 
 
+def _row(name: str, walk: Walk) -> str:
+    counted = (len(walk.functions), 11), (walk.lines, 8), (walk.calls, 8), (walk.switches, 10)
+    return f"{name:24}{len(walk.files):8}" + "".join(f"{number:{width}}" for number, width in counted)
+
+
 def main() -> None:
-    """Print both tables."""
-    say(f"{'':24}{'files':>8}{'functions':>11}{'calls':>8}{'switches':>10}")
+    """Print both tables; what paddle and the loop's log say besides is left out."""
+    logging.disable(logging.INFO)
+    warnings.simplefilter("ignore")
+    say(f"{'':24}{'files':>8}{'functions':>11}{'lines':>8}{'calls':>8}{'switches':>10}")
     with tempfile.TemporaryDirectory() as directory:
         for name, walk in walks(Path(directory)):
-            say(f"{name:24}{len(walk.files):8}{len(walk.functions):11}{walk.calls:8}{walk.switches:10}")
+            say(_row(name, walk))
+        if importlib.util.find_spec("paddle") is not None:
+            say(_row("FastDeploy's loop", _fastdeploy(Path(directory))))
     names = ("code", "files", "with docs", "functions", "of one", "classes", "errors")
     say(f"\n{'':24}" + "".join(f"{each:>11}" for each in names))
     for name in ROOMS:
