@@ -18,9 +18,8 @@ from wsm.strategies.adopt.record import AdoptedContent, AdoptionRecord
 from wsm.strategies.delta._blocks import Block, BlockKind
 from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents import seal
 from wsm.strategies.ipc.metas import IpcMetas, TensorPlace
-from wsm.strategies.promise import PromisedTensor, table_of
+from wsm.strategies.promise import PromisedTensor, seal, table_of
 from wsm.strategies.snapshot.manifest import PartEntry, ShardEntry, ShardManifest, VersionManifest
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split
 from wsm.strategies.tensor import TensorSpec

@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from wsm.states.vocabulary import Tag as Tag
     from wsm.states.vocabulary import TransferMode as TransferMode
     from wsm.states.vocabulary import WeightState as WeightState
-    from wsm.strategies.delta.errors import DeltaBaseError as DeltaBaseError
+    from wsm.strategies.delta.source import DeltaBaseError as DeltaBaseError
     from wsm.strategies.errors import DigestMismatchError as DigestMismatchError
     from wsm.strategies.errors import LoadCancelledError as LoadCancelledError
     from wsm.strategies.errors import PublisherBusyError as PublisherBusyError
@@ -156,7 +156,7 @@ import_when_named(
         "wsm.states.vocabulary": (
             "ALL_TAGS After HotFallback InFlightPolicy KVPolicy KVState OnLease Tag TransferMode WeightState"
         ),
-        "wsm.strategies.delta.errors": "DeltaBaseError",
+        "wsm.strategies.delta.source": "DeltaBaseError",
         "wsm.strategies.errors": (
             "DigestMismatchError LoadCancelledError PublisherBusyError SnapshotNotFoundError "
             "StorageError UnreadableFileError VersionExistsError VersionMismatchError"

@@ -20,7 +20,7 @@ from wsm.strategies import (
     publish_delta,
 )
 from wsm.strategies import load as load_snapshot
-from wsm.strategies.delta.errors import DeltaBaseError
+from wsm.strategies.delta.source import DeltaBaseError
 from wsm.strategies.registry import STRATEGIES, strategy_for
 from wsm.worker.errors import NotServingError
 

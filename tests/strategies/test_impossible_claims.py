@@ -27,7 +27,6 @@ from wsm.strategies.buckets import wire
 from wsm.strategies.delta._manifest import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.digest import digest_of
-from wsm.strategies.documents import seal
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.safetensors import parse_header
 from wsm.strategies.ipc.metas import IpcMetas
@@ -36,6 +35,7 @@ from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.mooncake import _lease_messages as mooncake_words
 from wsm.strategies.mooncake._lease_messages import MemoryRegion
 from wsm.strategies.mooncake.mooncake_transport import ReadPlan
+from wsm.strategies.promise import seal
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.transports.stream_manifest import StreamManifest
 

@@ -22,10 +22,9 @@ from wsm.cli._base import (
 )
 from wsm.cli._groups import configuration_of
 from wsm.config import WsmConfig
-from wsm.strategies.adopt.adopt import AdoptSettings, AdoptWay, PlacementHook, adopt
+from wsm.strategies.adopt.adopt import AdoptSettings, AdoptWay, PlacementHook, adopt, adopt_settings
 from wsm.strategies.adopt.checkpoint import bad_placements
-from wsm.strategies.adopt.configured import adopt_settings
-from wsm.strategies.adopt.deciding import Relabel
+from wsm.strategies.adopt.record import Relabel
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.trainer.retention import Retention
 from wsm.strategies.training_names import TrainingNames, names_from_files, stripping

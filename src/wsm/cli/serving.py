@@ -178,7 +178,7 @@ def surfaces_named(
     from wsm.cli.adopting import settings_of_group  # noqa: PLC0415 - what adopts, for such commands only
     from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting, standing  # noqa: PLC0415 - as in listening()
     from wsm.strategies.adopt.adopt import AdoptWay  # noqa: PLC0415 - what adopts
-    from wsm.strategies.adopt.deciding import Relabel  # noqa: PLC0415 - what adopts
+    from wsm.strategies.adopt.record import Relabel  # noqa: PLC0415 - what adopts
 
     asked = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in asked if name not in SURFACES]

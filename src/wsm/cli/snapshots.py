@@ -80,7 +80,7 @@ def convert(source: Path, destination: Path) -> None:
       wsm convert old-snapshot new-snapshot
           every pickled snapshot file of a directory
     """
-    from wsm.strategies.snapshot.convert import convert as convert_files  # noqa: PLC0415 - may need paddle
+    from wsm.strategies.files.part_file import convert as convert_files  # noqa: PLC0415 - may need paddle
 
     report = convert_files(source, destination)
     for old, new in report.converted:

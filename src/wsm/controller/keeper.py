@@ -147,7 +147,7 @@ class Keeper:
         self._recovering: tuple[float, str] | None = None  # since when, and after what
         self._is_faulted = False
         retired_from = strategy_called(config.strategy).retired_from
-        from wsm.strategies.snapshot.version_pins import VersionPins  # noqa: PLC0415 - no rank keeps a group
+        from wsm.strategies.files.snapshot_directory import VersionPins  # noqa: PLC0415 - no rank keeps a group
 
         self._pins = VersionPins(retired_from(config.strategy_sections()))
         self._log = log.logger("controller.keeper", group=config.name)

@@ -48,7 +48,7 @@ from wsm.signals.segment import Segment
 from wsm.states.holding import ClosedHold
 from wsm.states.vocabulary import ALL_TAGS, After, InFlightPolicy, KVPolicy, OnLease, Tag
 from wsm.status import Explanation, GroupStatus, explain, read_facts
-from wsm.strategies.adopt.deciding import asked_label
+from wsm.strategies.adopt.record import asked_label
 from wsm.typed import Seconds, Wait, typed, typed_calls
 
 #: Commands that may be under way or wait for their turn at once.

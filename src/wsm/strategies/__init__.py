@@ -26,7 +26,6 @@ trainer                               what all trainers' sides share
 peer_errors                           what goes wrong between a trainer and a rank that talk
 conversation                          frames, addresses and refusals of a trainer and a rank that talk
 promise                               what a publisher promises of a version, whatever way it travels
-documents                             sealed JSON: manifests, metas, lists
 files                                 formats, names, directories, files written whole or not at all
 byte_copy, paddle_dtypes              copying bytes with the lock of Python let go; paddle's dtypes
 ====================================  ====================================================================
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
     from wsm.strategies.adopt.adopt import AdoptSettings as AdoptSettings
     from wsm.strategies.adopt.adopt import AdoptWay as AdoptWay
     from wsm.strategies.adopt.adopt import adopt as adopt
-    from wsm.strategies.adopt.configured import adopt_settings as adopt_settings
-    from wsm.strategies.adopt.deciding import Relabel as Relabel
+    from wsm.strategies.adopt.adopt import adopt_settings as adopt_settings
+    from wsm.strategies.adopt.record import Relabel as Relabel
     from wsm.strategies.applier.coverage import EVERY_NAME as EVERY_NAME
     from wsm.strategies.applier.memory_target import MemoryTarget as MemoryTarget
     from wsm.strategies.buckets.sender import BucketSender as BucketSender
@@ -93,9 +92,8 @@ if TYPE_CHECKING:
 import_when_named(
     __name__,
     {
-        "wsm.strategies.adopt.adopt": "Adoption AdoptSettings AdoptWay adopt",
-        "wsm.strategies.adopt.configured": "adopt_settings",
-        "wsm.strategies.adopt.deciding": "Relabel",
+        "wsm.strategies.adopt.adopt": "Adoption AdoptSettings AdoptWay adopt adopt_settings",
+        "wsm.strategies.adopt.record": "Relabel",
         "wsm.strategies.applier.coverage": "EVERY_NAME",
         "wsm.strategies.applier.memory_target": "MemoryTarget",
         "wsm.strategies.buckets.sender": "BucketSender Sending SendReport",

@@ -2,26 +2,176 @@
 
 A :class:`ShardPromise` is one rank's: whose it is, and every tensor with dtype, shape, placement and the
 digest of its bytes. A :class:`Publication` ties those of all ranks together. Each way derives its documents
-from them, and adds where the bytes are and nothing else. Files carry them sealed (:class:`Sealed`); what is
-not sealed is read by :func:`read_json`. Knows no files and no targets.
+from them, and adds where the bytes are and nothing else. Files carry them sealed (:class:`Sealed`), with the
+digest of their own content in canonical form: keys sorted, no blanks, ASCII. What is not sealed is read by
+:func:`read_json`. JSON from elsewhere has one meaning or is refused: Python's parser takes the last of
+duplicated keys, ``NaN``, and lone surrogates that no log can carry. Knows no files and no targets.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
 from wsm.labels import MAX_LENGTH, Label
-from wsm.strategies import documents, errors
-from wsm.strategies.digest import DIGEST_LENGTH, digest_of, shard_digest
-from wsm.strategies.documents import are_digests
+from wsm.strategies import errors
+from wsm.strategies.digest import DIGEST_LENGTH, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import ManifestError, VersionMismatchError
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+
+
+class StrictJsonError(ValueError):
+    """The bytes are no JSON document with a single meaning; the text says why."""
+
+
+def parse(data: bytes) -> Any:
+    """Parse a UTF-8 JSON document.
+
+    Raises
+    ------
+    StrictJsonError
+        If it is no JSON, repeats a key, holds NaN, an infinity or a lone surrogate, or is nested too deeply.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise StrictJsonError(f"it is not UTF-8 at byte {error.start}") from error
+    try:
+        if _SURROGATE.search(text):  # of which Python's parser takes halves
+            msgspec.json.decode(data)
+        return _DECODER.decode(text)
+    except StrictJsonError:
+        raise
+    except RecursionError as error:
+        raise StrictJsonError("it is nested too deeply") from error
+    except ValueError as error:  # of either parser, and integers beyond Python's digit limit
+        raise StrictJsonError(f"it is not JSON ({error})") from error
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def is_count(value: object) -> bool:
+    """Whether `value` is a non-negative integer; JSON's true and false are none."""
+    return type(value) is int and value >= 0
+
+
+def is_text(value: object) -> bool:
+    """Whether `value` is a string that can be written out again (no lone surrogates)."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]  # set.add returns None by design
+        raise StrictJsonError(f"the key {twice!r} occurs twice")
+    return found
+
+
+def _refuse_constant(name: str) -> Any:
+    raise StrictJsonError(f"it holds {name}, which is not JSON")
+
+
+# Made once: with hooks, json.loads makes one per call, which takes longer than to parse a short message.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+
+
+def content_digest(fields: Mapping[str, Any]) -> str:
+    """Return the digest of the canonical form of `fields`, a ``digest`` among them left out."""
+    return digest_of(_canonical({key: value for key, value in fields.items() if key != "digest"}))
+
+
+def seal(fields: Mapping[str, Any]) -> bytes:
+    """Return the canonical document of `fields` with its ``digest`` added."""
+    return _canonical({**fields, "digest": content_digest(fields)}) + b"\n"
+
+
+def unseal(data: bytes, *, file: str, form: str, layout: int) -> dict[str, Any]:
+    """Parse a sealed document and check its seal.
+
+    Parameters
+    ----------
+    data : bytes
+        The whole file.
+    file : str
+        Its name, for messages.
+    form, layout : str, int
+        What its fields ``format`` and ``layout`` must hold.
+
+    Raises
+    ------
+    ManifestError
+        If it is no such document, or its digest does not match its content.
+    """
+    try:
+        fields = parse(data)
+    except StrictJsonError as error:
+        raise ManifestError(file=file, problem=str(error)) from error
+    if not isinstance(fields, dict):
+        raise ManifestError(file=file, problem="it is not a JSON object")
+    if fields.get("format") != form:
+        raise ManifestError(file=file, problem=f"its format is not {form!r}")
+    if type(fields.get("layout")) is not int or fields["layout"] != layout:  # JSON's true equals 1
+        raise ManifestError(file=file, problem=f"its layout is not {layout}, the one this wsm reads")
+    if not _is_sealed(data, fields.get("digest")):
+        raise ManifestError(
+            file=file, problem="its digest does not match its content, it was damaged or edited"
+        )
+    return fields
+
+
+def _is_sealed(data: bytes, digest: object) -> bool:
+    """Whether the bytes without their ``digest`` have that digest: as good as canonicalising them anew.
+
+    A document that is not in canonical form has another digest than its canonical form, and so is refused.
+    """
+    if not isinstance(digest, str):
+        return False
+    mark = b'"digest":' + json.dumps(digest).encode("ascii")
+    before, found, after = data.partition(mark)
+    if not found or not data.endswith(b"\n"):
+        return False
+    # The comma behind the field goes with it, or else the one before it.
+    if after.startswith(b","):
+        after = after[1:]
+    elif before.endswith(b","):
+        before = before[:-1]
+    running = running_digest()
+    running.update(before)
+    running.update(memoryview(after)[:-1])
+    return running.hexdigest() == digest
+
+
+def _canonical(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+_HEXADECIMAL = re.compile("[0-9a-f]*")
+
+
+def are_digests(values: Collection[Any]) -> bool:
+    """Whether all of many values are digests; all at once, because there are as many as tensors."""
+    return (
+        not set(map(type, values)) - {str}
+        and not set(map(len, values)) - {DIGEST_LENGTH}
+        and _HEXADECIMAL.fullmatch("".join(values)) is not None
+    )
+
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 FileName = Annotated[str, msgspec.Meta(pattern=r"\A(?!\.{1,2}\Z)[^/\0]+\Z")]
@@ -56,11 +206,11 @@ class Sealed(Strict, frozen=True, kw_only=True, dict=True):
     @cached_property
     def seal(self) -> str:
         """Digest of the whole document; of one that was read, that of the very bytes that were read."""
-        return documents.content_digest(self._fields())
+        return content_digest(self._fields())
 
     def encode(self) -> bytes:
         """Return the bytes of the document's file."""
-        return documents.seal(self._fields())
+        return seal(self._fields())
 
     @classmethod
     def decode(cls: type[SealedT], data: bytes, *, file: str) -> SealedT:  # noqa: PYI019 - Self is of Python 3.11
@@ -72,7 +222,7 @@ class Sealed(Strict, frozen=True, kw_only=True, dict=True):
             If it is damaged, of an unknown layout, says something that is not known here, or contradicts
             itself. Any bytes give this or a document.
         """
-        fields = documents.unseal(data, file=file, form=cls.FORMAT, layout=cls.LAYOUT)
+        fields = unseal(data, file=file, form=cls.FORMAT, layout=cls.LAYOUT)
         said = {name: value for name, value in fields.items() if name not in _ENVELOPE}
         try:
             for label in ("version", "base_version"):
@@ -110,7 +260,7 @@ def read_json(kind: type[ReadT], data: bytes) -> ReadT:
     ValueError
         If it is no JSON with one meaning, or not of this kind; the text says why.
     """
-    documents.parse(data)
+    parse(data)
     return msgspec.json.decode(data, type=kind)
 
 
@@ -325,6 +475,4 @@ class Publication(Sealed, frozen=True, kw_only=True):
 
 def name_digest(version: str, publication: str, world_size: int) -> str:
     """Return what stands for a group digest where shards come one by one, and their digests with them."""
-    return documents.content_digest(
-        {"version": version, "publication": publication, "world_size": world_size}
-    )
+    return content_digest({"version": version, "publication": publication, "world_size": world_size})

@@ -226,7 +226,7 @@ class Strategy(ABC):
         """Return the directory whose ``versions/`` hold what is loaded, and are retired by publishers.
 
         Versions there that a group may have to load again are held
-        (:class:`wsm.strategies.snapshot.version_pins.VersionPins`). None, by default: nothing is held.
+        (:class:`wsm.strategies.files.snapshot_directory.VersionPins`). None, by default: nothing is held.
         """
         return None
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from wsm.errors import BadInputError
-from wsm.strategies import documents, errors
+from wsm.strategies import errors
 from wsm.strategies.offer import Offer, OfferedTensor
+from wsm.strategies.promise import StrictJsonError, parse
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors
 from wsm.typed import typed
@@ -199,8 +200,8 @@ def names_from_files(names: Path | str | None, names_to_training: Path | str | N
 
 def _said(file: Path | str) -> dict[str, object]:
     try:
-        said = documents.parse(Path(file).read_bytes())
-    except (OSError, documents.StrictJsonError) as error:
+        said = parse(Path(file).read_bytes())
+    except (OSError, StrictJsonError) as error:
         raise errors.bad_names(file=str(file), problem=str(error)) from error
     if not isinstance(said, dict):
         raise errors.bad_names(file=str(file), problem="it is no object of names by names")

@@ -34,7 +34,7 @@ from wsm.states.table import Event
 from wsm.states.vocabulary import ALL_TAGS
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.torch_tensors import DTYPES_BY_NAME
+from wsm.strategies.trainer.tensors import DTYPES_BY_NAME
 from wsm.vllm.versions import HeldCheckpoint, StagedRead, VersionPlace
 
 _TORCH_NAMES = {dtype: name for name, dtype in DTYPES_BY_NAME.items()}

@@ -50,7 +50,7 @@ from wsm.states.plan_key import Request
 from wsm.states.vocabulary import Admission, After, KVState, Tag, UnknownTensors, WeightState
 from wsm.states.words import StatusCode
 from wsm.strategies.errors import source_changed
-from wsm.strategies.files.file_looks import FileLook, first_changed
+from wsm.strategies.files.atomic_file import FileLook, first_changed
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker import errors
 from wsm.worker._group_words import GroupWords
@@ -58,7 +58,7 @@ from wsm.worker._hot_run import HotRun, Staging
 from wsm.worker._run import RankTools, Run
 
 if TYPE_CHECKING:
-    from wsm.strategies.snapshot.version_pins import VersionPins
+    from wsm.strategies.files.snapshot_directory import VersionPins
 
 
 class Found(NamedTuple):

@@ -35,10 +35,10 @@ from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.applier.tensor_ledger import TensorLedger
 from wsm.strategies.checkpoint_models import CheckpointModel
 from wsm.strategies.errors import LoadCancelledError, listed
-from wsm.strategies.files.file_looks import look_at
+from wsm.strategies.files.atomic_file import look_at
+from wsm.strategies.files.snapshot_directory import VersionPins
 from wsm.strategies.load import LoadReport, inspect, load
 from wsm.strategies.registry import strategy_called
-from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.strategy import Sections
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.training_names import TrainingNames, names_from_files, stripping

@@ -6,7 +6,7 @@ import pytest
 
 from tests.raising import raising
 from wsm.labels import MAX_LENGTH, bad_version
-from wsm.strategies.adopt.deciding import Decision, KnownLabel, Relabel, asked_label, decide, label_for
+from wsm.strategies.adopt.record import Decision, KnownLabel, Relabel, asked_label, decide, label_for
 
 ONE, TWO, LIKE_TWO = "1" * 32, "2" * 32, "2" * 8 + "3" * 24
 

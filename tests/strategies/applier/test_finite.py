@@ -10,7 +10,7 @@ from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot
 from wsm.strategies.applier.finite import first_not_finite
 from wsm.strategies.byte_copy import CHUNK_BYTES
-from wsm.strategies.documents import seal
+from wsm.strategies.promise import seal
 from wsm.strategies.snapshot.manifest import ShardManifest
 
 BAD = {

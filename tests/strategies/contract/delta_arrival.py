@@ -15,7 +15,7 @@ from snapshot_arrival import flip
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
 from wsm.strategies import errors, publish_snapshot
-from wsm.strategies.delta import errors as delta_errors
+from wsm.strategies.delta import source as delta_errors
 from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard
 from wsm.strategies.delta.publish import publish_delta
 from wsm.strategies.delta.source import DeltaSource

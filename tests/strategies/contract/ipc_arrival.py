@@ -17,10 +17,10 @@ from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
 from wsm.private_directory import private_directory
 from wsm.strategies import errors
-from wsm.strategies.documents import seal
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_tensors import SharedTensors
 from wsm.strategies.ipc.source import IpcSource
+from wsm.strategies.promise import seal
 
 # A trainer that is killed when the memory is half written.
 _DYING_TRAINER = """

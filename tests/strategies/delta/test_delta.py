@@ -20,7 +20,7 @@ from wsm.strategies import (
     inspect,
     load,
 )
-from wsm.strategies.delta import errors as wrong
+from wsm.strategies.delta import source as wrong
 from wsm.strategies.delta.strategy import OpenDelta
 
 

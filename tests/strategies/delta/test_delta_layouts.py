@@ -19,7 +19,7 @@ from wsm.strategies import (
     load,
     publish_snapshot,
 )
-from wsm.strategies.delta.errors import DeltaBaseError
+from wsm.strategies.delta.source import DeltaBaseError
 from wsm.strategies.snapshot.placement import split
 
 

@@ -21,10 +21,10 @@ from wsm.strategies import (
     load,
     publish_delta,
 )
-from wsm.strategies.delta import errors as wrong
+from wsm.strategies.delta import source as wrong
 from wsm.strategies.delta._manifest import DeltaShard
 from wsm.strategies.snapshot import publish
-from wsm.strategies.trainer.publisher_lock import take_publisher_lock
+from wsm.strategies.trainer.retention import take_publisher_lock
 
 FINITE = {"w": (TensorSpec("w", "F32", (4096,)), b"\0" * 16384)}
 FINER = {"w": (FINITE["w"][0], b"\0\0\x80\x3f" + b"\0" * 16380)}

@@ -10,8 +10,8 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
+from wsm.strategies.files.part_file import convert
 from wsm.strategies.files.safetensors import build_header
-from wsm.strategies.snapshot.convert import convert
 
 NAME = "model_state.tp0.0.pdparams"
 SPECS = [

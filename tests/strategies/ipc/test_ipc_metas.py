@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from wsm.strategies import TensorSpec
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents import seal
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.ipc.metas import HOST, IpcMetas, TensorMeta, TensorPlace
-from wsm.strategies.promise import PromisedTensor
+from wsm.strategies.promise import PromisedTensor, seal
 from wsm.strategies.tensor import ITEM_BYTES
 
 SPECS = (TensorSpec("a", "F32", (5,)), TensorSpec("b", "BF16", (3, 2)), TensorSpec("c", "I64", ()))

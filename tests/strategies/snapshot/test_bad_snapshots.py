@@ -16,8 +16,7 @@ from msgspec import structs
 from tests.raising import raising
 from wsm.labels import bad_version
 from wsm.strategies import MemoryTarget, ShardManifest, TensorSpec, errors, inspect, load
-from wsm.strategies.documents import seal
-from wsm.strategies.promise import table_of
+from wsm.strategies.promise import seal, table_of
 from wsm.typed import bad_keyword
 
 PART0 = "model_state.tp0.0.part0.pdparams"

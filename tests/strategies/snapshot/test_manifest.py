@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
 from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents import seal, unseal
 from wsm.strategies.ipc.metas import IpcMetas
-from wsm.strategies.promise import PromisedTensor, table_of
+from wsm.strategies.promise import PromisedTensor, seal, table_of, unseal
 from wsm.strategies.snapshot.manifest import PartEntry, ShardEntry
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Replicated, Split
 from wsm.strategies.transports.stream_manifest import StreamManifest

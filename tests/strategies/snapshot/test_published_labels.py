@@ -8,7 +8,7 @@ import shutil
 
 from tests.raising import raising
 from wsm.strategies import Retention, errors, load, read_version
-from wsm.strategies.documents import seal
+from wsm.strategies.promise import seal
 
 
 def versions(root):

@@ -10,8 +10,8 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load, publish_snapshot
-from wsm.strategies.documents import seal
 from wsm.strategies.inventory import take_inventory
+from wsm.strategies.promise import seal
 from wsm.strategies.snapshot._resliced_shard import STAGING_BYTES
 from wsm.strategies.snapshot.placement import (
     AxisSegment,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wsm.strategies import publish_snapshot
-from wsm.strategies.snapshot.version_pins import VersionPins
+from wsm.strategies.files.snapshot_directory import VersionPins
 
 
 @pytest.fixture

@@ -29,8 +29,8 @@ from wsm.strategies import (
     load,
     publish_snapshot,
 )
+from wsm.strategies.files.snapshot_directory import VersionPins
 from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
-from wsm.strategies.snapshot.version_pins import VersionPins
 
 pytestmark = pytest.mark.processes
 

@@ -13,7 +13,7 @@ import pytest
 from tests.another_user import acting, as_another_user, makers, shared_place
 from wsm.shared_directory import ForeignPathError
 from wsm.strategies import MemoryTarget, SharedTensors, SnapshotSource, TensorSpec, load, publish_snapshot
-from wsm.strategies.snapshot.version_pins import VersionPins
+from wsm.strategies.files.snapshot_directory import VersionPins
 from wsm.strategies.trainer.retention import Retention
 
 WEIGHTS = {0: {"w": np.arange(4, dtype="float32")}}

@@ -33,7 +33,7 @@ from wsm.receipt import Receipt
 from wsm.states.holding import ClosedBy
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy, KVState, OnLease, Tag
 from wsm.status import GroupStatus
-from wsm.strategies.adopt.deciding import asked_label
+from wsm.strategies.adopt.record import asked_label
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 

@@ -40,13 +40,22 @@ from wsm.strategies.adopt.checkpoint import (
     no_checkpoint,
     open_checkpoint,
 )
-from wsm.strategies.adopt.deciding import Decision, Relabel, decide, label_for
-from wsm.strategies.adopt.record import AdoptedContent, AdoptionRecord, known_labels, mtimes_of
+from wsm.strategies.adopt.record import (
+    AdoptedContent,
+    AdoptionRecord,
+    Decision,
+    Relabel,
+    decide,
+    known_labels,
+    label_for,
+    mtimes_of,
+)
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import PublisherBusyError, StorageError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.files.safetensors import lay_out
+from wsm.strategies.files.shard_source import ShardSource
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.files.version_file import announced_version, write_version
 from wsm.strategies.promise import PromisedTensor, ShardIdentity
@@ -54,11 +63,12 @@ from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, VersionMa
 from wsm.strategies.snapshot.placement import Placement, bad_placement, runs, whole_shape
 from wsm.strategies.snapshot.publish import SnapshotPublisher
 from wsm.strategies.snapshot.slice_digests import SliceDigests, write_slice_promises
+from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.publications import published_last
-from wsm.strategies.trainer.publisher_lock import take_publisher_lock
-from wsm.strategies.trainer.retention import KEEP_TWO, Retention
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention, take_publisher_lock
 from wsm.strategies.training_names import TrainingNames
+from wsm.strategies.transports.by_version import Gdr
 from wsm.typed import Count, CountFrom0, typed
 
 _CHUNK_BYTES = 1 << 21
@@ -603,3 +613,60 @@ def _placed(
         whole_shape(spec.name, said[spec.name], spec.shape, 0, 1)
         runs(spec.name, said[spec.name], spec.shape, 0, ranks)
     return {spec: said[spec.name] for spec in specs}
+
+
+@typed
+def adopt_settings(
+    strategy: Strategy,
+    sections: Sections,
+    ranks: Count,
+    *,
+    roots: Sequence[Path | str],
+    way: AdoptWay = AdoptWay.LINK,
+    relabel: Relabel = Relabel.MARK,
+    placements: PlacementHook | None = None,
+    names: TrainingNames | None = None,
+    retain: Retention = KEEP_TWO,
+) -> AdoptSettings:
+    """Return how directories are adopted for a group.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        By which the group loads.
+    sections : Sections
+        What its configuration says to that.
+    ranks : int
+        How many it has.
+    roots, way, relabel, placements, names, retain
+        As for :class:`wsm.strategies.adopt.adopt.AdoptSettings`.
+
+    Raises
+    ------
+    RefusedError (``nothing-to-adopt-into``)
+        If it loads no published files, and bytes are to be taken in; or if several groups share its files.
+    """
+    into = strategy.retired_from(sections)
+    source = strategy.source(sections, 0, ranks) if into is not None else None
+    shared = isinstance(source, ShardSource) and source.world_size is None
+    if way is not AdoptWay.NONE and (into is None or shared):
+        raise RefusedError(
+            f"versions come by {type(strategy).__name__} here, which loads no files that could be adopted; "
+            "name the version alone (--adopt none), or configure strategy: ipc_snapshot, or gdr with "
+            "transport: files",
+            code="nothing-to-adopt-into",
+            strategy=type(strategy).__name__,
+        )
+    # With more ranks than one nothing is called after their devices.
+    device_id = source.resolved_device_id() if ranks == 1 and isinstance(source, ShardSource) else 0
+    return AdoptSettings(
+        into=into or "",
+        roots=roots,
+        way=way,
+        relabel=relabel,
+        ranks=None if isinstance(strategy, Gdr) else ranks,
+        placements=placements,
+        names=names,
+        device_id=device_id,
+        retain=retain,
+    )

@@ -24,7 +24,6 @@ from wsm.errors import BadInputError, RefusedError
 from wsm.labels import checked_version
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.applier.finite import check_finite
-from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta._blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind
 from wsm.strategies.delta._manifest import (
     DeltaManifest,
@@ -37,8 +36,7 @@ from wsm.strategies.delta._manifest import (
     rank_manifest_name,
     whole_manifest,
 )
-from wsm.strategies.delta.errors import delta_not_found
-from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource, codec
+from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource, bad_delta, codec, delta_not_found
 from wsm.strategies.delta.strategy import places, published_tensors, whole_offer
 from wsm.strategies.digest import running_digest
 from wsm.strategies.errors import VersionExistsError, listed
@@ -269,7 +267,7 @@ def _check_model(specs: Sequence[TensorSpec], base: Mapping[str, OfferedTensor],
 
 def _check(tensor: OfferedTensor, digest: str) -> None:
     if tensor.digest is not None and tensor.digest != digest:
-        raise delta_errors.bad_delta(
+        raise bad_delta(
             file=tensor.origin,
             tensor=tensor.spec.name,
             problem=f"digest {digest} instead of {tensor.digest}",

@@ -27,7 +27,6 @@ from wsm.errors import BadInputError, InternalError, RefusedError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.applier.tensor_copy import CopyJob, copy_on_threads
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta._blocks import BlockKind
 from wsm.strategies.delta._manifest import (
     DeltaManifest,
@@ -40,8 +39,14 @@ from wsm.strategies.delta._manifest import (
     version_with_digest,
     whole_manifest,
 )
-from wsm.strategies.delta.errors import DeltaBaseError, delta_not_found
-from wsm.strategies.delta.source import DeltaConfig, DeltaSource, codec
+from wsm.strategies.delta.source import (
+    DeltaBaseError,
+    DeltaConfig,
+    DeltaSource,
+    bad_delta,
+    codec,
+    delta_not_found,
+)
 from wsm.strategies.digest import running_digest, shard_digest
 from wsm.strategies.errors import SnapshotNotFoundError, VersionMismatchError, listed
 from wsm.strategies.files.atomic_file import read_all
@@ -121,7 +126,7 @@ class OpenDelta:
                 digest.update(piece)
                 begin += len(piece)
             if digest.hexdigest() != row.stored_digest:
-                raise delta_errors.bad_delta(
+                raise bad_delta(
                     file=self.path,
                     tensor=row.name,
                     problem=f"digest {digest.hexdigest()} instead of {row.stored_digest}",
@@ -188,7 +193,7 @@ class OpenDelta:
         try:
             patch = blocks.decode(block, data, length=length, item=ITEM_BYTES[row.dtype])
         except blocks.BlockError as error:
-            raise delta_errors.bad_delta(
+            raise bad_delta(
                 file=self.path,
                 tensor=row.name,
                 problem=f"block {index}: {error}",
@@ -450,7 +455,7 @@ class Delta(Strategy):
 
         Raises
         ------
-        wsm.strategies.delta.errors.DeltaBaseError
+        wsm.strategies.delta.source.DeltaBaseError
             If it does not hold the base, and no whole files are there or allowed.
         wsm.strategies.errors.BadInputError
             If there is nothing, or it is damaged. Nothing was changed.

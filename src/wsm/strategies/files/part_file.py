@@ -9,16 +9,28 @@ reading it runs what its writer put into it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from wsm.errors import BadInputError, RefusedError
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.errors import UnreadableFileError
-from wsm.strategies.files.safetensors import PREFIX_BYTES, SafetensorsFile, SafetensorsHeader
+from wsm.strategies.errors import StorageError, UnreadableFileError
+from wsm.strategies.files.atomic_file import sync_directory
+from wsm.strategies.files.safetensors import (
+    PREFIX_BYTES,
+    SafetensorsFile,
+    SafetensorsHeader,
+    file_order,
+    write_safetensors,
+)
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_names import is_snapshot_file
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
 
@@ -209,3 +221,98 @@ def is_pickle(descriptor: int) -> bool:
     # A safetensors header of 1152 bytes begins with 80 04 as well; only that one goes on with '{' and fits.
     fits = int.from_bytes(head[:PREFIX_BYTES], "little") <= os.fstat(descriptor).st_size
     return not (head[PREFIX_BYTES:] == b"{" and fits)
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What was converted: pairs of (source, destination), and snapshot files that were no pickles."""
+
+    converted: tuple[tuple[str, str], ...]
+    skipped: tuple[str, ...]
+
+
+def convert(source: Path | str, destination: Path | str) -> ConversionReport:
+    """Convert one pickle file, or every pickled snapshot file of a directory. Blocks; runs pickle.
+
+    Parameters
+    ----------
+    source : path or str
+        A file with a flat state dict, or a directory with ``model_state.*.pdparams`` files.
+    destination : path or str
+        The file to write; or a directory, in which files keep their names. Nothing is overwritten.
+
+    Raises
+    ------
+    UnreadableFileError
+        If `source` does not exist or cannot be read.
+    BadInputError
+        If there is no pickle in it.
+    RefusedError
+        If a file would be overwritten; nothing was converted then.
+    RefusedError, BadInputError
+        If a pickle cannot be read.
+    StorageError
+        If the file system refuses.
+    """
+    source, destination = Path(source), Path(destination)
+    files = _candidates(source)
+    pickles = [file for file in files if _is_pickle(file)]
+    if not pickles:
+        raise BadInputError(
+            f"{source} holds no state dict in pickle format; nothing has to be converted",
+            code="not-pickle",
+            where=str(source),
+            unfit=True,
+        )
+    into_directory = source.is_dir() or destination.is_dir()
+    pairs = [(file, destination / file.name if into_directory else destination) for file in pickles]
+    for _, target in pairs:
+        if target.exists():
+            raise errors.destination_exists(file=str(target))
+    try:
+        (destination if into_directory else destination.parent).mkdir(parents=True, exist_ok=True)
+        for file, target in pairs:
+            _convert_file(file, target)
+    except OSError as error:
+        raise StorageError(path=destination, error=error) from error
+    return ConversionReport(
+        converted=tuple((str(file), str(target)) for file, target in pairs),
+        skipped=tuple(str(file) for file in files if file not in pickles),
+    )
+
+
+def _candidates(source: Path) -> Sequence[Path]:
+    if not source.is_dir():
+        return [source]
+    return sorted(path for path in source.iterdir() if is_snapshot_file(path.name))
+
+
+def _is_pickle(path: Path) -> bool:
+    descriptor = _open(path)
+    try:
+        return is_pickle(descriptor)
+    except OSError as error:
+        raise UnreadableFileError(file=str(path), reason=error.strerror or str(error)) from error
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise UnreadableFileError(file=str(path), reason=error.strerror or str(error)) from error
+
+
+def _convert_file(source: Path, destination: Path) -> None:
+    temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}")
+    with closing(PickleFile(_open(source), str(source))) as part:
+        specs = file_order(part.specs())
+        try:
+            write_safetensors(temporary, specs, (part.data(spec.name) for spec in specs), {}, durable=True)
+            os.link(temporary, destination)  # unlike a rename, it never overwrites
+        except FileExistsError as error:
+            raise errors.destination_exists(file=str(destination)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+    sync_directory(destination.parent)

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from wsm.errors import BadInputError
-from wsm.strategies import documents, errors
+from wsm.strategies import errors
 from wsm.strategies.digest import digest_of, running_digest
-from wsm.strategies.documents import is_count, is_text
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.atomic_file import read_all, write_all
+from wsm.strategies.promise import StrictJsonError, is_count, is_text, parse
 from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec, is_shape
 
 #: Bytes before the JSON.
@@ -119,8 +119,8 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> SafetensorsHeade
     if not text.startswith(b"{"):
         raise errors.bad_safetensors(file=file, problem="its header does not begin with '{'")
     try:
-        fields = documents.parse(text)
-    except documents.StrictJsonError as error:
+        fields = parse(text)
+    except StrictJsonError as error:
         raise errors.bad_safetensors(file=file, problem=f"in its header, {error}") from error
     metadata = _metadata(fields.pop(METADATA_KEY, None), file)
     rows = sorted((_row(name, fields[name], file) for name in fields), key=lambda row: (row[0], row[1]))

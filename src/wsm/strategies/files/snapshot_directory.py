@@ -3,7 +3,7 @@
 Files are opened relative to the directory's descriptor: when a publisher renames a version away, the
 reader goes on in the one that it began with. A link is followed from that descriptor, too, and what it led to
 is looked at before it is opened. While it is read, a published directory is leased, so that no publisher
-retires it (:mod:`wsm.strategies.files.snapshot_directory`). Knows nothing about names or contents.
+retires it; a process that may load it again holds that lease for longer (:class:`VersionPins`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Collection
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 from wsm.errors import BadInputError
 from wsm.own_descriptor import OwnDescriptor, path_of, reopened
 from wsm.strategies.errors import UnreadableFileError, not_a_regular_file
+from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, VERSION_MANIFEST
 
 _CAREFULLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -255,3 +257,57 @@ def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirector
             return stack.enter_context(closing(directory))
         directory.close()
     return None
+
+
+class VersionPins:
+    """The pins of one process in one snapshot directory. For one thread.
+
+    Parameters
+    ----------
+    directory : path, str or None
+        Where versions are published; None: nothing is published there, and nothing is pinned.
+    """
+
+    def __init__(self, directory: Path | str | None) -> None:
+        self._directory = directory
+        self._held: dict[str, SnapshotDirectory] = {}
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The versions that are pinned."""
+        return frozenset(self._held)
+
+    def add(self, version: str) -> bool:
+        """Pin a version, besides what is pinned; return whether it is. Does not block.
+
+        A version that does not exist, or that a publisher has begun to retire, is not pinned: its load says
+        so. A version that was published again in the meantime is pinned as it is now.
+        """
+        if self._directory is None:
+            return False
+        before = self._held.get(version)
+        if before is not None and before.hold():
+            return True
+        self._let_go(version)
+        with suppress(OSError, BadInputError):
+            path = Path(self._directory) / snapshot_names.VERSIONS_DIRECTORY / str(version)
+            place = SnapshotDirectory(str(path), boundary=str(self._directory))
+            if place.hold():
+                self._held[version] = place
+                return True
+            place.close()
+        return False
+
+    def keep(self, versions: Collection[str | None]) -> None:
+        """Let go of every version but these. Adds none."""
+        for version in self._held.keys() - set(versions):
+            self._let_go(version)
+
+    def close(self) -> None:
+        """Let go of all. Idempotent."""
+        self.keep(())
+
+    def _let_go(self, version: str) -> None:
+        place = self._held.pop(version, None)
+        if place is not None:
+            place.close()

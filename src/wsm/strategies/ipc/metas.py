@@ -13,9 +13,17 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import msgspec
 
 from wsm.errors import BadInputError, coded
-from wsm.strategies.documents import is_count, is_text
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.promise import Count, Digest, FileName, PromisedShard, Publication, ShardPromise
+from wsm.strategies.promise import (
+    Count,
+    Digest,
+    FileName,
+    PromisedShard,
+    Publication,
+    ShardPromise,
+    is_count,
+    is_text,
+)
 from wsm.strategies.tensor import TensorSpec, is_shape
 
 #: The device of a meta whose memory is host memory.

@@ -44,7 +44,7 @@ from wsm.strategies.ipc.shared_segment import HEAD_BYTES, OwnedSegment, sweep
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.publisher_lock import take_publisher_lock
+from wsm.strategies.trainer.retention import take_publisher_lock
 from wsm.typed import Count, CountFrom0, Wait, typed_calls
 
 _LOOK_EVERY_S = 0.01

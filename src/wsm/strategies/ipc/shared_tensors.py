@@ -42,7 +42,7 @@ from wsm.strategies.ipc.shared_segment import (
 )
 from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import BEGIN_IN_PAGE, aligned
-from wsm.strategies.trainer.publisher_lock import SHARER_LOCK, take_publisher_lock
+from wsm.strategies.trainer.retention import SHARER_LOCK, take_publisher_lock
 from wsm.strategies.trainer.tensors import (
     TrainerReport,
     TrainerTensors,

@@ -14,9 +14,8 @@ from wsm.strategies import errors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.snapshot._resliced_shard import open_resliced
-from wsm.strategies.snapshot._shard_parts import open_own, read_ahead
 from wsm.strategies.snapshot.source import SnapshotConfig, SnapshotSource
-from wsm.strategies.snapshot.store import FoundVersion, find
+from wsm.strategies.snapshot.store import FoundVersion, find, open_own, read_ahead
 from wsm.strategies.strategy import Sections, Strategy
 
 

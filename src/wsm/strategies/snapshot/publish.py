@@ -47,7 +47,6 @@ from wsm.strategies.snapshot.manifest import (
 from wsm.strategies.snapshot.placement import Placement, bad_placement, whole_shape
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.publications import label_in, next_ordinal, published_last
-from wsm.strategies.trainer.publisher_lock import take_publisher_lock
 from wsm.strategies.trainer.retention import (
     KEEP_TWO,
     Retention,
@@ -56,6 +55,7 @@ from wsm.strategies.trainer.retention import (
     remove_unless_read,
     retire,
     take_away,
+    take_publisher_lock,
 )
 from wsm.strategies.trainer.tensors import (
     TrainerReport,

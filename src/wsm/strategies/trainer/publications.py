@@ -15,7 +15,6 @@ from pathlib import Path
 
 from wsm.errors import WsmError, shortage_of
 from wsm.labels import is_label, recorded_version
-from wsm.strategies import documents
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import (
     DELTA_MANIFEST,
@@ -24,6 +23,7 @@ from wsm.strategies.files.snapshot_names import (
     VERSIONS_DIRECTORY,
 )
 from wsm.strategies.files.version_file import announced_version
+from wsm.strategies.promise import is_count, unseal
 
 #: What the manifests of all ranks call themselves.
 MANIFEST_FORMATS = {VERSION_MANIFEST: "wsm.version-manifest", DELTA_MANIFEST: "wsm.delta-manifest"}
@@ -138,7 +138,7 @@ def _manifest(path: Path, *, whole: bool = False) -> tuple[str, int] | None:
                 if data is None:
                     return None
                 file = directory.locate(name)
-                fields = documents.unseal(data, file=file, form=form, layout=1)
+                fields = unseal(data, file=file, form=form, layout=1)
                 ordinal = fields.get("ordinal", 0)
-                return recorded_version(fields.get("version")), ordinal if documents.is_count(ordinal) else 0
+                return recorded_version(fields.get("version")), ordinal if is_count(ordinal) else 0
     return None

@@ -1,7 +1,7 @@
 """Which published versions stay, and how one goes without disturbing its readers.
 
 A version vanishes by a rename to a hidden name, in one step; its files are removed after that. One that
-another process reads, or may have to read again (:mod:`wsm.strategies.snapshot.version_pins`), is left for
+another process reads, or may have to read again (:mod:`wsm.strategies.files.snapshot_directory`), is left for
 the next time; a few of them at most, since every user who may read a version may say so. One that is replaced
 changes places with its successor in one step, where the file system can; where it cannot, it is put back if
 the publisher died in between. All of it happens under the publisher's lock. Knows nothing about tensors.
@@ -21,10 +21,49 @@ from pathlib import Path
 
 from wsm import log
 from wsm.labels import recorded_version
+from wsm.shared_directory import FileLock, try_lock_file
+from wsm.strategies.errors import PublisherBusyError, StorageError
 from wsm.strategies.files.snapshot_directory import is_leased
 from wsm.strategies.trainer.publications import listed_versions
 from wsm.strategies.trainer.targets import labels_named
 from wsm.typed import Count, CountFrom0, typed
+
+#: Of those who publish whole versions and deltas; those who share memory have another one.
+PUBLISHER_LOCK, SHARER_LOCK = ".publisher.lock", ".ipc_metas.lock"
+
+
+def take_publisher_lock(
+    place: Path, name: str = PUBLISHER_LOCK, *, directory: Path | None = None
+) -> FileLock:
+    """Keep other publishers out until the lock is released. Does not wait.
+
+    Parameters
+    ----------
+    place : path
+        The directory that the lock file lies in; created if it does not exist.
+    name : str
+        Of the lock file.
+    directory : path, optional
+        What errors call the directory; `place` if not given.
+
+    Raises
+    ------
+    PublisherBusyError
+        If another process publishes there.
+    StorageError
+        If the file system refuses.
+    wsm.shared_directory.ForeignPathError
+        If the lock file is no regular file, or in a directory of all users another user's.
+    """
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        lock = try_lock_file(place / name)
+    except OSError as error:
+        raise StorageError(path=place, error=error) from error
+    if lock is None:
+        raise PublisherBusyError(directory=str(directory or place))
+    return lock
+
 
 # What no reader needs any more.
 _REMOVED_PREFIX = ".removed-"
@@ -53,7 +92,7 @@ class Retention:
         How many of the last publications, the new one included; at least 1.
     protect : iterable of str or int
         Versions that stay whatever their age. What a group on this host, or on a file system with locks,
-        serves or is loading stays anyway: its ranks hold it (:mod:`wsm.strategies.snapshot.version_pins`).
+        serves or is loading stays anyway: its ranks hold it (:mod:`wsm.strategies.files.snapshot_directory`).
     held : int
         How many versions more stay because readers hold them. A group holds two or three, and up to 64 parts
         after partial updates. Beyond that the oldest go all the same; readers keep what they have open.
