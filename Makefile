@@ -4,7 +4,7 @@
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
 #   make test      linters, types, and all tests but the long ones (8 minutes on two cores)
 #   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load (17 minutes)
-#   make nightly   make test and all long ones; .ci/run plays half of the long ones, which turns with the date
+#   make nightly   make test, all long ones and all mutants; .ci/run plays half of the long ones, which turns with the date
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
 #   make test-torch  the tests of engines of torch, in an environment of its own (downloads torch once);
 #                  on a machine with a GPU: ARGUMENTS="-m gpu" TORCH_PYTHON=/path/to/python with torch and pytest
@@ -15,6 +15,7 @@
 #   make models    check the Promela models within all their bounds (about an hour, 2 x 6 GiB; needs spin and gcc)
 #   make campaign  kill, stop, tear and fill up real groups at every line of their journals (hours)
 #   make fuzz      throw damaged bytes at everything that reads bytes of others, for a minute
+#   make mutants   put 600 small faults into wsm, one at a time, and see that each is still found (an hour)
 #   make explore   try every order of events of small groups: more than ten million worlds (up to half an hour)
 #   make lint      linters and types alone
 #   make diagrams  write diagrams/ anew from the transition tables
@@ -71,7 +72,7 @@ VLLM_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.13 python3.12 python
 # The interpreter whose paddle is built with CUDA, and has pytest beside it.
 GPU_PYTHON ?= $(GPU_WHEEL)/bin/python
 
-.PHONY: help install demo test test-slow nightly test-torch test-vllm demo-vllm test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams site clean
+.PHONY: help install demo test test-slow nightly test-torch test-vllm demo-vllm test-gpu-wheel test-gpu lint bench models explore campaign fuzz mutants diagrams site clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -99,7 +100,7 @@ test: lint
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow $(ARGUMENTS) </dev/null
 
-nightly: test test-slow
+nightly: test test-slow mutants
 
 test-torch:
 	@test "$(TORCH_PYTHON)" != "$(TORCH)/bin/python" || $(MAKE) --no-print-directory $(TORCH)/.installed
@@ -168,6 +169,9 @@ fuzz: $(STAMP)
 		echo "atheris cannot be installed here; Hypothesis draws alone" >&2
 	@$(BIN)/python -m fuzz $(ARGUMENTS)
 
+mutants: $(STAMP)
+	@$(BIN)/python -m mutants $(ARGUMENTS)
+
 # Where its tools cannot be installed there is no site, and that is said.
 site: $(STAMP)
 	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[site]' </dev/null && \
@@ -178,5 +182,5 @@ diagrams: $(STAMP)
 	@$(BIN)/python -m drawing
 
 clean:
-	rm -rf $(VENV) $(GPU_WHEEL) $(TORCH) $(VLLM) site demo-out fuzz-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests bench campaign drawing examples explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(GPU_WHEEL) $(TORCH) $(VLLM) site demo-out fuzz-out mutants-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests bench campaign drawing examples explorer fuzz models mutants -name __pycache__ -type d -prune -exec rm -rf {} +

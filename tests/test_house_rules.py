@@ -35,7 +35,7 @@ EVENTS = {
 }
 EVENT_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 
-TOOLS = ("bench", "campaign", "drawing", "examples", "explorer", "fuzz")
+TOOLS = ("bench", "campaign", "drawing", "examples", "explorer", "fuzz", "mutants")
 FILES = sorted(
     [*SOURCE.rglob("*.py"), *(path for name in TOOLS for path in (REPOSITORY / name).rglob("*.py"))]
 )

@@ -1,7 +1,6 @@
-"""Faults of a few words in wsm's own code, each with the test that finds it.
+"""Faults of a few words, each a mistake that somebody could make, and which lived once with all tests green.
 
-Unlike those of ``tests/exploration/mutations.py``, which are made from Python's syntax, each of these is a
-mistake that somebody could make in a shell or a table, and that lived once with all tests green.
+Each has the test that finds it. A bug that all tests let live becomes one more.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Mutant(NamedTuple):
+class Seeded(NamedTuple):
     """One fault.
 
     Attributes
@@ -31,29 +30,29 @@ class Mutant(NamedTuple):
     test: str
 
 
-MUTANTS = (
-    Mutant(
+SEEDED = (
+    Seeded(
         "a release of a group that is not held is accepted without standing",
         "states/phases.py",
         "OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.RELEASES, _W.HELD), _P.WORKING",
         "OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.RELEASES,), _P.WORKING",
         "tests/states/test_phase_check.py::test_the_tables_are_sound",
     ),
-    Mutant(
+    Seeded(
         "with one half asleep a clear of both needs no work",
         "states/decide.py",
         "not owed and tags <= held.missing",
         "not owed and bool(tags & held.missing)",
         "tests/tags/test_every_half.py::test_a_command_moves_what_it_names_and_is_not_there_and_nothing_else",
     ),
-    Mutant(
+    Seeded(
         "a caller's lease that ran out aborts nothing",
         "states/group.py",
         "GroupRow(_S.UNDECIDED, (_W.PREPARED, _W.GIVEN_UP), _T.LOOK, _R.ABORT)",
         "GroupRow(_S.UNDECIDED, (_W.PREPARED, _W.GIVEN_UP, _W.EXPIRED), _T.LOOK, _R.ABORT)",
         "tests/states/test_group.py::test_a_lease_holds_a_decision_without_a_process",
     ),
-    Mutant(
+    Seeded(
         "the tables are asked, and the machine is moved to where they lead",
         "states/machine.py",
         "return bool(self._machine.events[event.value].trigger(self.model, facts=facts))",
@@ -65,28 +64,28 @@ MUTANTS = (
         "tests/worker/test_machine_decides.py::"
         "test_a_command_that_needs_an_edge_is_refused_by_a_machine_that_lacks_it",
     ),
-    Mutant(
+    Seeded(
         "staging is not stopped when the epoch ends",
         "worker/_loop.py",
         "                self.run.stop_staging(wait_s=_LEAVE_S)\n            self._leaving =",
         "                pass\n            self._leaving =",
         "tests/worker/test_hot_update.py::test_a_new_epoch_stops_the_staging_of_the_old_one",
     ),
-    Mutant(
+    Seeded(
         "the arguments of all commands lie in one slot",
         "signals/segment.py",
         "return self._arguments[sequence % len(self._arguments)]",
         "return self._arguments[0]",
         "tests/signals/test_slot.py::test_arguments_of_consecutive_commands_do_not_overwrite_each_other",
     ),
-    Mutant(
+    Seeded(
         "the key of a slot is not in its checksum",
         "signals/slot.py",
         "return zlib.crc32(data, zlib.crc32(_KEY.pack(epoch, sequence, kind, len(data))))",
         "return zlib.crc32(data, zlib.crc32(_KEY.pack(0, 0, 0, len(data))))",
         "tests/signals/test_slot.py::test_a_head_that_is_torn_between_two_keys_gives_nobodys_payload",
     ),
-    Mutant(
+    Seeded(
         "a reader keeps lines that were overwritten while it copied",
         "journal/lines.py",
         "return kept[overtaken:]",
@@ -94,7 +93,7 @@ MUTANTS = (
         "tests/signals/test_ring.py::"
         "test_a_reader_drops_the_lines_that_were_overwritten_while_it_copied_them",
     ),
-    Mutant(
+    Seeded(
         "a report names the version that was asked for where the source proved none",
         "strategies/load.py",
         "version=offer.version,\n        manifest_digest=offer.manifest_digest or applied.digest",
@@ -102,7 +101,7 @@ MUTANTS = (
         "tests/strategies/test_load.py::"
         "test_a_report_names_the_version_that_the_source_proves_and_not_the_one_that_was_asked_for",
     ),
-    Mutant(
+    Seeded(
         "a cancel behind the last tensor says that nothing was touched",
         "strategies/load.py",
         "with stamping(once):\n            raise",
@@ -110,7 +109,7 @@ MUTANTS = (
         "tests/strategies/test_load.py::"
         "test_a_load_that_is_cancelled_behind_its_last_tensor_says_that_the_weights_were_touched",
     ),
-    Mutant(
+    Seeded(
         "a partial update forgets the load options of its base",
         "controller/_records.py",
         "load = {**group.committed(view).load, **load}",
@@ -118,7 +117,7 @@ MUTANTS = (
         "tests/controller/test_transaction.py::"
         "test_a_partial_update_is_restored_by_the_load_options_of_the_version_that_it_was_put_on",
     ),
-    Mutant(
+    Seeded(
         "a command of another epoch with the same sequence is taken for one's own",
         "controller/_transaction.py",
         "        if view.command[:2] != self._command[:2]:",
@@ -126,14 +125,14 @@ MUTANTS = (
         "tests/controller/test_transaction.py::"
         "test_a_command_of_another_epoch_is_not_taken_for_ones_own_by_its_sequence",
     ),
-    Mutant(
+    Seeded(
         "the rank that died last is always blamed",
         "controller/_transaction.py",
         "to_blame = lost if first.lost or (set(lost) - set(broken) and not first.expired) else ()",
         "to_blame = lost",
         "tests/controller/test_transaction.py::test_a_rank_that_dies_behind_a_deadline_is_not_to_blame_for_it",
     ),
-    Mutant(
+    Seeded(
         "words that are seen before their reports are decided at once",
         "controller/_drive.py",
         "        return None if prepared is None else not outcome.disagreement(prepared)\n",
@@ -141,7 +140,7 @@ MUTANTS = (
         "tests/controller/test_transaction.py::"
         "test_words_that_come_before_their_reports_are_looked_at_once_more",
     ),
-    Mutant(
+    Seeded(
         "a commit that is said after the lease is accepted",
         "states/group.py",
         "known.verdict is True and not known.lease_over",
@@ -149,7 +148,7 @@ MUTANTS = (
         "tests/controller/test_prepared.py::"
         "test_a_commit_that_is_said_after_the_lease_is_over_comes_too_late",
     ),
-    Mutant(
+    Seeded(
         "a replica of a fleet lets text reach whatever it holds",
         "http/app.py",
         "    commands.require_allowed()\n",
@@ -157,14 +156,14 @@ MUTANTS = (
         "tests/fleet/test_replica_decides.py::"
         "test_what_is_held_and_not_allowed_takes_no_text_until_the_fleet_is_brought_to_it",
     ),
-    Mutant(
+    Seeded(
         "a replica of a fleet commits whatever stands prepared",
         "http/commands.py",
         'self.fleet.require_own(receipt.get("version"), receipt.get("manifest_digest") or "")',
         "pass",
         "tests/fleet/test_replica_decides.py::test_a_late_commit_of_what_is_allowed_no_longer_is_refused",
     ),
-    Mutant(
+    Seeded(
         "an update of a replica of a fleet is committed though its generation has passed while it loaded",
         "http/commands.py",
         'self.fleet.require_own(prepared.receipt.version, prepared.receipt.manifest_digest or "")',
@@ -172,7 +171,7 @@ MUTANTS = (
         "tests/fleet/test_replica_decides.py::"
         "test_an_update_whose_generation_passes_while_it_loads_is_not_committed",
     ),
-    Mutant(
+    Seeded(
         "a fleet of which one cannot be held leaves the others held",
         "http/many.py",
         "                await self._ask_all(undo)\n",
@@ -180,7 +179,7 @@ MUTANTS = (
         "tests/fleet/test_serving.py::"
         "test_a_pause_holds_all_or_none_and_a_dead_replica_counts_once_it_is_not_routable",
     ),
-    Mutant(
+    Seeded(
         "a fleet holds what is dead though text may still be sent there",
         "http/many.py",
         'code != "upstream-unreachable" or self._takes_text(url)',
@@ -188,7 +187,7 @@ MUTANTS = (
         "tests/fleet/test_serving.py::"
         "test_a_pause_holds_all_or_none_and_a_dead_replica_counts_once_it_is_not_routable",
     ),
-    Mutant(
+    Seeded(
         "what a fleet holds stays held behind the death of its server",
         "http/many.py",
         '"on_lease": OnLease.SERVE',
@@ -196,7 +195,7 @@ MUTANTS = (
         "tests/fleet/test_serving.py::"
         "test_a_hold_lasts_while_its_server_lives_and_is_over_soon_after_its_death",
     ),
-    Mutant(
+    Seeded(
         "a store that shows no target any more takes back the one that is known",
         "states/fleet.py",
         "return known is None or (found is not None and found.generation >= known.generation)",
