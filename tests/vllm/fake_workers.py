@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -10,8 +13,9 @@ from safetensors.numpy import save_file
 
 from wsm.vllm.extension import WorkerExtension
 from wsm.vllm.fanout import EngineRanks, UpdateEnd
-from wsm.vllm.versions import VersionPlace
+from wsm.vllm.versions import MemoryTerms, VersionPlace
 
+_NAMES = itertools.count(1)
 SHAPES = {"embed.weight": (8, 4), "layer.0.weight": (4, 4), "layer.1.weight": (4, 4), "norm.weight": (4,)}
 
 
@@ -63,15 +67,15 @@ class FakeWorker(WorkerExtension):
 class FakeEngine:
     """Ranks behind messages; `pauses` counts, and `at_pause` is called then."""
 
-    def __init__(self, first, ranks=2):
+    def __init__(self, first, ranks=2, **memory):
         self.workers = [FakeWorker(rank) for rank in range(ranks)]
         for worker in self.workers:
             worker.holds = dict.fromkeys(SHAPES, 1.0)  # vLLM has loaded it
-        self.first = first
+        self.first, self.memory = first, MemoryTerms(**memory)
         self.pauses = 0
         self.at_pause = lambda: None
         self.answers = lambda answers: answers
-        self.ranks = EngineRanks(self.call, ranks, "server")
+        self.ranks = EngineRanks(self.call, ranks, f"server{next(_NAMES)}")
 
     async def call(self, question):
         sent = msgspec.msgpack.encode(question)
@@ -85,7 +89,7 @@ class FakeEngine:
         return bool(end.votes)
 
     async def begin(self):
-        await self.ranks.hello(place(self.first))
+        await self.ranks.hello(place(self.first), self.memory)
         return self
 
     async def update(self, where, **more):
@@ -97,3 +101,59 @@ class FakeEngine:
     @property
     def fills(self):
         return [worker.fill for worker in self.workers]
+
+
+class RankProcess:
+    """A rank in a process of its own; `read_bytes` by the kernel's count."""
+
+    def __init__(self, rank):
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_answers, args=[rank, theirs], daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def wsm_answer(self, question):
+        self.connection.send(question)
+        return self.connection.recv()
+
+    @property
+    def fill(self):
+        return self.wsm_answer("fill")
+
+    @property
+    def read_bytes(self):
+        counts = dict(line.split(": ") for line in self._proc("io").splitlines())
+        return int(counts["rchar"])
+
+    def _proc(self, name):
+        return Path(f"/proc/{self.process.pid}/{name}").read_text()
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+
+def _answers(rank, connection):
+    worker = FakeWorker(rank)
+    while True:
+        question = connection.recv()
+        connection.send(worker.fill if question == "fill" else worker.wsm_answer(question))
+
+
+class ProcessEngine(FakeEngine):
+    """Ranks that are processes."""
+
+    def __init__(self, first, ranks=2, **memory):
+        super().__init__(first, ranks, **memory)
+        self.workers = [RankProcess(rank) for rank in range(ranks)]
+
+    async def call(self, question):
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(question))
+        for worker in self.workers:
+            worker.connection.send(sent)
+        return self.answers([worker.connection.recv() for worker in self.workers])
+
+    def close(self):
+        for worker in self.workers:
+            worker.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -239,6 +240,89 @@ def test_a_replica_that_holds_what_is_allowed_when_it_starts_takes_text_at_once(
 
     async def play(at):
         assert (await at.http.post("/v1/completions")).status_code == 200
+
+    played(one, play)
+
+
+def test_what_was_committed_serves_when_vllm_is_started_again(one, two, tmp_path):
+    async def updates(at):
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(two)})
+        assert (answer.json()["serves"], answer.json()["warning"]) == ("two", None)
+
+    async def is_restored(at):
+        assert at.client.engine.fills == [2.0, 2.0]
+        assert at.client.version == "two"
+        assert not at.client.paused
+        assert (await at.http.post("/v1/completions")).status_code == 200
+        [receipt] = (await at.http.get("/wsm/v1/receipts")).json()["receipts"]
+        assert (receipt["request_id"], receipt["outcome"]) == ("start", "committed")
+        assert (await at.http.post("/wsm/v1/update", json={"path": str(one)})).status_code == 200
+
+    async def is_as_started(at):
+        assert at.client.engine.fills == [1.0, 1.0]
+        assert (await at.http.get("/wsm/v1/receipts")).json()["receipts"] == []
+
+    told = {"wsm": {"committed": str(tmp_path / "committed.json")}}
+    for play in (updates, is_restored, is_as_started):
+        played(one, play, additional_config=told)
+
+
+def test_where_what_was_committed_is_gone_nothing_is_served_until_an_update_succeeds(one, two, tmp_path):
+    async def updates(at):
+        assert (await at.http.post("/wsm/v1/update", json={"path": str(two)})).status_code == 200
+
+    async def is_closed(at):
+        assert at.client.engine.fills == [1.0, 1.0]
+        answer = await at.http.post("/v1/completions")
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (await at.http.get("/wsm/v1/ready")).status_code == 503
+        assert (await at.http.post("/resume")).status_code == 409
+        said = (await at.http.get("/wsm/v1/explain")).json()
+        assert "Version two was committed before this start, and is not brought" in said["text"]
+        assert str(two) in said["text"]
+        status = (await at.http.get("/wsm/v1/status")).json()
+        assert (status["open"], status["version"], status["manifest_digest"]) == (False, None, None)
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(two)})
+        assert answer.json()["outcome"] == "closed"
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(one)})
+        assert (answer.status_code, answer.json()["serves"]) == (200, "one")
+        assert (await at.http.post("/v1/completions")).status_code == 200
+
+    told = {"wsm": {"committed": str(tmp_path / "committed.json")}}
+    played(one, updates, additional_config=told)
+    shutil.rmtree(two)
+    played(one, is_closed, additional_config=told)
+
+
+@pytest.mark.parametrize("said", ["{", "{}", '{"versoin": "two"}'])
+def test_a_file_that_does_not_say_what_was_committed_ends_the_start(one, tmp_path, said):
+    file = tmp_path / "committed.json"
+    file.write_text(said)
+    with raising("bad-record", match=str(file)):
+        played(one, None, additional_config={"wsm": {"committed": str(file)}})
+
+
+def test_a_version_that_could_not_be_recorded_serves_and_its_receipt_warns(one, two, tmp_path):
+    async def play(at):
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(two)})
+        assert answer.json()["serves"] == "two"
+        assert "a restart brings another version" in answer.json()["warning"]
+
+    played(one, play, additional_config={"wsm": {"committed": str(tmp_path / "nowhere" / "file")}})
+
+
+def test_a_replica_of_a_fleet_brings_what_its_target_allows_before_it_listens(
+    one, two, tmp_path, monkeypatch
+):
+    store = tmp_path / "store"
+    adopt(two, AdoptSettings(store, [tmp_path], durable=False), version="two")
+    assert set_target(store, next_target(None, content_of(store, "two")))
+    monkeypatch.setenv("WSM_FLEET", str(store))
+
+    async def play(at):
+        assert at.client.engine.fills == [2.0, 2.0]
+        assert (await at.http.post("/v1/completions")).status_code == 200
+        assert (await at.http.get("/wsm/v1/status")).json()["fleet"]["state"] == "ready"
 
     played(one, play)
 

@@ -83,10 +83,13 @@ def test_vllm_servers_and_a_group_come_to_one_version_and_no_server_takes_text_f
     start, served_group, models, tmp_path
 ):
     store, tokens = models / "store", tmp_path / "tokens"
+    server = start()
+    assert is_closed(server), "no target allows anything"
     first = content_of(store, "B")
     assert set_target(store, next_target(newest_target(store), first))
-    server, other = start(), start()
     assert is_closed(server), "it was started with A"
+    other = start()
+    assert other.versions() == ["B"], "it has brought the target before it listens"
     status, answer = server.update(models / "A")
     assert (status, answer["error"]["code"]) == (409, "not-the-fleets")
 
@@ -111,6 +114,5 @@ def test_vllm_servers_and_a_group_come_to_one_version_and_no_server_takes_text_f
     other.close()
     assert fleet_update("B", server) == 5
     other = start()
-    assert is_closed(other), "B alone is allowed, and vLLM has started with A again"
+    assert other.versions() == ["B"], "B alone is allowed, and vLLM has started with A again"
     assert fleet_update("B", server, other) == 5
-    assert other.versions() == ["B"]

@@ -4,6 +4,7 @@
 module                   responsible for
 =======================  ===================================================================================
 :mod:`.versions`         what a version is for vLLM's loaders: files held open, digested as they are read
+:mod:`.node_copy`        its bytes once per node, in memory that the ranks share
 :mod:`.extension`        each worker's side: one method, which never raises
 :mod:`.fanout`           the server's side: answers to a view, moves to questions
 :mod:`.endpoint`         vLLM's endpoint plugin: updates, and what is said of them

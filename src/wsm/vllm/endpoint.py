@@ -30,10 +30,13 @@ from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, descri
 from wsm.fleet.member import FleetMember
 from wsm.labels import checked_version
 from wsm.receipt import Outcome
+from wsm.shared_directory import read_ours
+from wsm.states.fleet import admits
+from wsm.strategies.files.atomic_file import replace_file
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, UpdateEnd
 from wsm.vllm.gate import GROUP, Gate, UpdateRequest
-from wsm.vllm.versions import VersionPlace
+from wsm.vllm.versions import MemoryTerms, VersionPlace
 
 #: Releases of vLLM that this is tested with.
 SUPPORTED = ("0.32.",)
@@ -44,13 +47,18 @@ class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     `roots`: below which versions may lie; without it, the directory that the model lies in. `store`: where
     they are published. `version`: what vLLM was started with; else the name of its directory. `answer_s`:
-    in which the ranks answer whatever they are asked; they do between two steps.
+    in which the ranks answer whatever they are asked; they do between two steps. `memory_bytes`,
+    `keep_previous`: as :class:`.MemoryTerms`, of each node. `committed`: the file that says what was
+    committed last, as the body of an update.
     """
 
     roots: list[str] | None = None
     store: str | None = None
     version: str | None = None
     answer_s: float = 60.0
+    memory_bytes: int | None = None
+    keep_previous: bool = False
+    committed: str | None = None
 
 
 class EndpointPlugin:
@@ -69,18 +77,21 @@ class EndpointPlugin:
         self.is_open, self.is_updating = True, False
         self._asking = asyncio.Lock()
         self._holds, self._was_paused = False, False
+        self._owed: str | None = None  # what was committed before this start
+        self._recorded: str | None = None
 
     def attach_router(self, app: Any) -> None:
         """Put the gate before vLLM's app."""
         app.add_middleware(Gate, plugin=self)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Say hello to the workers; vLLM listens only behind it.
+        """Say hello to the workers, and bring what was committed; vLLM listens only behind it.
 
         Raises
         ------
-        RefusedError
-            If this build or command line of vLLM is none that wsm knows; vLLM does not start.
+        WsmError
+            If this build or command line of vLLM is none that wsm knows, or the file that should say what was
+            committed does not; vLLM does not start.
         """
         del state
         _require_known(args)
@@ -96,11 +107,51 @@ class EndpointPlugin:
         server, world_size = f"{os.getpid()}-{secrets.token_hex(4)}", config.parallel_config.world_size
         self.ranks = EngineRanks(self._call, world_size, server, answer_s=options.answer_s)
         first = VersionPlace(version, str(model), [str(model), *around])
-        await self.ranks.hello(first)
+        await self.ranks.hello(first, MemoryTerms(options.memory_bytes, options.keep_previous))
         if store := os.environ.get("WSM_FLEET"):
             self._fleet, options.store = FleetMember(Path(store)), options.store or store
-            await asyncio.to_thread(self._fleet.look)
+        wanted = await asyncio.to_thread(self._wanted_at_start)
+        if wanted is not None:
+            with suppress(RefusedError):  # the fleet's target is another by now
+                await self.update(wanted, "start")
         await engine_client.update_weight_version(self.ranks.version)
+
+    def _wanted_at_start(self) -> UpdateRequest | None:
+        """Return what must serve, by the fleet or else by the file, if it is not what vLLM was started with.
+
+        Blocks. A version that the file owes is brought by an update, or none serves until one was.
+        """
+        digest, file = self.ranks.digest, self._options.committed
+        if self._fleet is not None:
+            target = self._fleet.look()
+            if target is None or admits(digest, target):
+                return None
+            return UpdateRequest(version=target.content.label, digest=target.content.digest)
+        if file is None or not Path(file).exists():
+            return None
+        try:
+            wanted = msgspec.json.decode(read_ours(Path(file)), type=UpdateRequest)
+            label = _label(wanted)
+        except (msgspec.DecodeError, BadInputError) as error:
+            problem = f"{file} does not say what was committed: {error}"
+            raise BadInputError(f"{problem}; correct it, or remove it", code="bad-record") from error
+        if wanted.digest is not None and wanted.digest == digest:
+            return None
+        self._owed, self.is_open = label, False
+        return wanted
+
+    def _record(self) -> str | None:
+        """Store what was committed, for the next start; return why that fails. Blocks."""
+        file, ranks = self._options.committed, self.ranks
+        if file is None or self._fleet is not None or ranks.place is None or ranks.digest == self._recorded:
+            return None
+        said = {"version": ranks.version, "path": ranks.place.path, "digest": ranks.digest}
+        try:
+            replace_file(Path(file), msgspec.json.encode(said))
+        except OSError as error:
+            return f"{file} does not say that it is committed: {error}; a restart brings another version"
+        self._recorded = ranks.digest
+        return None
 
     async def _call(self, question: dict[str, Any]) -> list[Any]:
         return list(await self._client.collective_rpc("wsm_answer", args=(question,)))
@@ -125,9 +176,7 @@ class EndpointPlugin:
         ranks, options, known = self.ranks, self._options, self.known(request_id)
         if known is not None and known["outcome"] == "committed":
             return known
-        if asked.path is None and asked.version is None:
-            raise BadInputError("an update needs a path, or a version of the store", code="no-place")
-        label = checked_version(asked.version or PurePath(asked.path or "").name)
+        label, warning = _label(asked), None
         await self._require_the_fleets(label, None)
         if self.is_updating:
             raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
@@ -137,17 +186,29 @@ class EndpointPlugin:
         try:
             async with self._asking:
                 await ranks.update(place, self._may_load, self._pause, end, deadline_s=asked.deadline_s)
-                if ranks.serving() and self._holds:
+                if ranks.serving():
+                    warning = await asyncio.to_thread(self._record)
                     await self._go_on()
         except GroupError as error:
             end.errors.append(error_value(error))
         finally:
-            self.is_updating, self.is_open = False, ranks.serving()
-        receipt = self._receipt(end, request_id=request_id, version=label, previous_version=before)
+            self.is_updating = False
+            self._look_whether_open()
+        told = {"request_id": request_id, "version": label, "previous_version": before, "warning": warning}
+        receipt = self._receipt(end, **told)
         self.receipts.append(receipt)
         return receipt
 
+    def _look_whether_open(self) -> None:
+        self.is_open = self.ranks.serving() and not self._owes
+
+    @property
+    def _owes(self) -> bool:
+        return self._owed is not None and self.ranks.place is None
+
     async def _go_on(self) -> None:
+        if not self._holds:
+            return
         await self._of_engine(self._client.update_weight_version(self.ranks.version))
         if not self._was_paused:
             await self._of_engine(self._client.resume_generation())
@@ -171,7 +232,7 @@ class EndpointPlugin:
             await asyncio.to_thread(self._fleet.require_own, label, digest)
 
     def _receipt(self, end: UpdateEnd, **told: Any) -> dict[str, Any]:
-        serves, digest = self.ranks.version if self.ranks.serving() else None, None
+        serves, digest = self.ranks.version if self.is_open else None, None
         outcome = "committed" if end.committed else "rolled-back" if end.restored else "refused"
         if serves is None:
             outcome = "unknown" if self.ranks.fault else "closed"
@@ -191,6 +252,9 @@ class EndpointPlugin:
             "digest": digest,
             "proof": "digests of the checkpoint's bytes as every rank's loaders read them",
             "votes": end.votes,
+            "node_memory_bytes": max(
+                [each["memory_bytes"] + each["kept_bytes"] for each in end.votes], default=0
+            ),
             "errors": end.errors,
             "ms": end.ms,
             "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -214,7 +278,10 @@ class EndpointPlugin:
         names = [[f"{name} {each[name]}, " for name in ("rank", "tensor") if name in each] for each in found]
         why = ["".join([*where, each["message"]]) for where, each in zip(names, found, strict=True)]
         todo = "Update to a whole version, which opens the gate, or restart vLLM."
-        text = f"No whole version is proved, and nothing is served. {'; '.join(why)}. {todo}"
+        what = "No whole version is proved"
+        if self._owes:
+            what = f"Version {self._owed} was committed before this start, and is not brought"
+        text = f"{what}, and nothing is served. {'; '.join(why)}. {todo}"
         raise RefusedError(text, code="weights-not-whole", errors=found)
 
     def explain(self) -> dict[str, Any]:
@@ -233,21 +300,28 @@ class EndpointPlugin:
             async with self._asking:
                 with suppress(WsmError):  # said by explain
                     await ranks.look()
-                self.is_open = ranks.serving()
+                self._look_whether_open()
         standing = self._fleet and partial(self._fleet.standing, ranks.digest, serving=self.is_open)
         return {
             "fleet": standing and msgspec.to_builtins(await asyncio.to_thread(standing)),
             "name": GROUP,
             "serving": self.is_open,
             "over": not self._holds,
-            "manifest_digest": ranks.digest if ranks.serving() else None,
+            "manifest_digest": ranks.digest if self.is_open else None,
             "open": self.explain()["open"],
             "updating": self.is_updating,
-            "version": ranks.version if ranks.serving() else None,
+            "version": ranks.version if self.is_open else None,
             "restorable": ranks.is_restorable,
+            "memory": {"bytes": self._options.memory_bytes, "keep_previous": self._options.keep_previous},
             "paused": self._holds,
             "ranks": ranks.answers,
         }
+
+
+def _label(asked: UpdateRequest) -> str:
+    if asked.path is None and asked.version is None:
+        raise BadInputError("an update needs a path, or a version of the store", code="no-place")
+    return checked_version(asked.version or PurePath(asked.path or "").name)
 
 
 def _require_known(args: Any) -> None:

@@ -35,7 +35,7 @@ from wsm.states.vocabulary import ALL_TAGS
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import DTYPES_BY_NAME
-from wsm.vllm.versions import HeldCheckpoint, StagedRead, VersionPlace
+from wsm.vllm.versions import HeldCheckpoint, MemoryTerms, StagedRead, VersionPlace
 
 _TORCH_NAMES = {dtype: name for name, dtype in DTYPES_BY_NAME.items()}
 
@@ -43,7 +43,7 @@ _TORCH_NAMES = {dtype: name for name, dtype in DTYPES_BY_NAME.items()}
 class WorkerExtension:
     """A part of vLLM's worker; ``--worker-extension-cls wsm.vllm.Worker``."""
 
-    def wsm_tensor(self, spec: TensorSpec, data: bytearray) -> Any:
+    def wsm_tensor(self, spec: TensorSpec, data: bytearray | memoryview) -> Any:
         """Return the bytes of a tensor as one of torch, which looks at them where they lie."""
         import torch  # noqa: PLC0415 - only a worker of vLLM has it
 
@@ -58,9 +58,9 @@ class WorkerExtension:
         Parameters
         ----------
         question : dict
-            ``token``: repeated in the answer. ``do``: ``hello``, with ``server`` and the ``place`` of what
-            serves; or ``tell``, with ``server``, ``words`` (command, committed), and ``place``, ``restores``,
-            ``load`` and ``touched`` of the command.
+            ``token``: repeated in the answer. ``do``: ``hello``, with ``server``, the ``place`` of what
+            serves and the ``memory`` that versions may take; or ``tell``, with ``server``, ``words``
+            (command, committed), and ``place``, ``restores``, ``load`` and ``touched`` of the command.
         """
         token = question.get("token") if isinstance(question, dict) else None
         try:
@@ -99,6 +99,7 @@ class RankSide:
         self._reading: StagedRead | None = None  # of the command at hand; of the first version until then
         self._staged: HeldCheckpoint | None = None  # verified: this rank's vote
         self._served: HeldCheckpoint | None = None  # kept open: what a failed update is followed by
+        self._memory = MemoryTerms()
         self._layout: dict[str, TensorSpec] | None = None
         self._error: dict[str, Any] | None = None
 
@@ -133,19 +134,24 @@ class RankSide:
                 self._hear(command, question)
             if command[:2] == self._heard[:2]:
                 self._go_on(question)
+            if self._served is not None:
+                self._served.is_on_all_ranks()
+                if not self._memory.keep_previous:
+                    self._served.give_memory_back()
         return self._said()
 
     def _hello(self, question: Mapping[str, Any]) -> None:
         reading = self._reading if self._heard.operation is Operation.NONE else None
         if question["server"] != self._server:
             self._server, self._term = question["server"], self._term + 1
+            self._memory = msgspec.convert(question["memory"], MemoryTerms)
             if self._committed.version_id is None:
                 place = msgspec.convert(question["place"], VersionPlace)
                 self._committed = CommittedWord(0, version_id(place.version))
                 for moment in (command_events.begin, command_events.finish):  # vLLM has loaded it
                     moment(self._asked, self)
                 command_events.commit(self)
-                self._reading = StagedRead(place, None)
+                self._reading = self._read(place, None)
         elif reading is not None and (reading.error or reading.held):
             self._error = error_value(reading.error) if reading.error else None
             self._serve(reading.held)
@@ -171,7 +177,11 @@ class RankSide:
         elif question["restores"]:
             self._staged = self._served
         else:
-            self._reading = StagedRead(msgspec.convert(question["place"], VersionPlace), self._layout)
+            self._reading = self._read(msgspec.convert(question["place"], VersionPlace), self._layout)
+
+    def _read(self, place: VersionPlace, layout: Mapping[str, TensorSpec] | None) -> StagedRead:
+        name = f"{self._server}.{self._heard.epoch}.{self._heard.sequence}"
+        return StagedRead(place, layout, name, self._memory.room_bytes(self._served))
 
     def _go_on(self, question: Mapping[str, Any]) -> None:
         operation = self._heard.operation
@@ -191,6 +201,7 @@ class RankSide:
             self._stop(question["touched"])
 
     def _load(self, staged: HeldCheckpoint) -> None:
+        staged.is_on_all_ranks()
         self._begun, read = True, list[str]()
         try:
             command_events.begin(self._asked, self)

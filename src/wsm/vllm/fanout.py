@@ -35,7 +35,7 @@ from wsm.states.group import GroupMove, GroupState, GroupTodo, Known, May, Opens
 from wsm.states.view import RankAnswer, View, all_stopped, any_touched, view_of_answers
 from wsm.states.vocabulary import OnFailure
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusWord
-from wsm.vllm.versions import VersionPlace
+from wsm.vllm.versions import MemoryTerms, VersionPlace
 
 #: Seconds between two looks at ranks that read.
 _LOOK_S = 0.02
@@ -80,14 +80,16 @@ class EngineRanks:
     """The ranks of one engine, as its server knows them. One task at a time.
 
     `answer_s`: in which every question is answered but that of a reload, which has the update's deadline; a
-    step may be long. `version`, `digest`: of what was committed last. `fault`: why the ranks cannot be asked;
-    None: they can. `answers`: what each said last. `command`: what was given last.
+    step may be long. `version`, `digest`: of what was committed last. `place`: where that is; None: it is
+    what vLLM was started with. `fault`: why the ranks cannot be asked; None: they can. `answers`: what each
+    said last. `command`: what was given last.
     """
 
     def __init__(self, call: Call, ranks: int, server: str, *, answer_s: float = 60.0) -> None:
         self.ranks = ranks
         self.version: str | None = None
         self.digest: str | None = None
+        self.place: VersionPlace | None = None
         self.fault: GroupError | None = None
         self.answers: list[dict[str, Any]] = []
         self.digests: dict[str, str] = {}  # of the versions that were committed
@@ -101,8 +103,10 @@ class EngineRanks:
         self._restores = False
         self._is_settled = True  # whether each command that was given has been seen to its end
 
-    async def hello(self, place: VersionPlace) -> None:
+    async def hello(self, place: VersionPlace, memory: MemoryTerms) -> None:
         """Say hello to all ranks, and wait until each has read what vLLM was started with, or cannot.
+
+        `memory`: what of a node's memory versions may take.
 
         Raises
         ------
@@ -110,7 +114,8 @@ class EngineRanks:
             If they do not answer, or not this question; the last two are final.
         """
         while not (self.answers and all(answer["first_is_read"] for answer in self.answers)):
-            await self._ask(self._answer_s, do="hello", place=msgspec.to_builtins(place))
+            about = {"place": msgspec.to_builtins(place), "memory": msgspec.to_builtins(memory)}
+            await self._ask(self._answer_s, do="hello", **about)
             await asyncio.sleep(_LOOK_S)
         served = [answer["served"] for answer in self.answers if answer.get("served")]
         self.version = served[0]["version"] if served else place.version
@@ -118,6 +123,7 @@ class EngineRanks:
         self.digest = self._digest_of("served")
         if self.digest is not None:
             self.digests[self.version] = self.digest
+        await self.look()
 
     async def look(self) -> None:
         """Ask all ranks how far they are, and change nothing.
@@ -176,7 +182,7 @@ class EngineRanks:
             view = self._view()
             voted, expired = _all_voted(view), time.monotonic() > late_s
             if voted and wanted is None and not (self._restores or end.votes):
-                end.votes = [{"rank": each["rank"], **each["staged"]} for each in self.answers]
+                end.votes = [_vote(each) for each in self.answers]
                 gave_up = not (self._digest_of("staged") and await may_load(end))
             known = self._known(view, wanted, expired=expired, gave_up=gave_up)
             move = advance(state, view, known)
@@ -215,6 +221,7 @@ class EngineRanks:
         if move.record is not None and move.record.version is not None:
             self.version, self.digest = move.record.version, self._digest_of("staged")
             self.digests[self.version] = self.digest or ""
+            self.place = self.place if self._restores else self._place
         self._committed = move.committed or self._committed
         if move.command is not None:
             self.command, self._is_settled = move.command, False
@@ -298,6 +305,11 @@ class EngineRanks:
                 said = answer["error"]
                 raise GroupError(f"rank {answer['rank']}: {said['message']}", code=said["code"])
         self.answers = answers
+
+
+def _vote(answer: dict[str, Any]) -> dict[str, Any]:
+    kept = answer["served"]["memory_bytes"] if answer["served"] else 0
+    return {"rank": answer["rank"], **answer["staged"], "kept_bytes": kept}
 
 
 def _lap(end: UpdateEnd, name: str, began_s: float) -> None:

@@ -2,9 +2,11 @@
 
 Theory of operation
 -------------------
-Every rank's loaders read the whole checkpoint and cut their part out of it. So no copy is kept: a version is
-its open files, and the digests of its tensors as they were staged. What is deleted meanwhile can still be
-read; what is written in place meanwhile is found, because each tensor is digested again as a loader gets it.
+Every rank's loaders read the whole checkpoint and cut their part out of it. So a version is read and digested
+once per node, into memory that its ranks share (:mod:`.node_copy`): what becomes of the files then is no
+matter. Where there is no room for that, a version is its open files, and the digests of its tensors as they
+were staged. What is deleted meanwhile can still be read; what is written in place meanwhile is found, because
+each tensor is digested again as a loader gets it.
 
 A version comes from a directory that a trainer has written, below declared roots, or from a store where it
 was published for one rank, with the digests that its publisher promised.
@@ -16,22 +18,23 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from wsm.actions.backends.memory import available_bytes
 from wsm.errors import BadInputError, RefusedError
 from wsm.strategies.adopt.checkpoint import open_checkpoint
 from wsm.strategies.adopt.checkpoint_files import CheckpointFiles
 from wsm.strategies.applier.coverage import check_coverage
-from wsm.strategies.digest import digest_of, running_digest, shard_digest
+from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.promise import PromisedShard, Publication
 from wsm.strategies.tensor import TensorSpec
-
-_CHUNK_BYTES = 1 << 21
+from wsm.vllm.node_copy import NodeCopy, read_digest
 
 
 class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -48,21 +51,41 @@ class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     digest: str | None = None
 
 
+class MemoryTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What of a node's memory versions may take.
+
+    `memory_bytes`: how much, all in all; None: half of what is free when a version is read; 0: nothing, and
+    files are read where they lie. `keep_previous`: whether what serves stays in memory, so that it can be
+    loaded again although its files were written over.
+    """
+
+    memory_bytes: int | None = None
+    keep_previous: bool = False
+
+    def room_bytes(self, kept: HeldCheckpoint | None) -> int:
+        """Return how many bytes the next version may take beside what is kept. Reads files of the kernel."""
+        if self.memory_bytes is None:
+            return (available_bytes() or 0) // 2
+        return self.memory_bytes - (kept.memory_bytes if kept else 0)
+
+
 @dataclass
 class HeldCheckpoint:
     """The tensors of a version, its files held open until :meth:`close`.
 
     `published`: the digest that its publication has in a store; None: it lies in none. `digests`: of the
     tensors, in their order; empty until :meth:`stage`. `digest`: of the version, as every group that loads it
-    from a store says it.
+    from a store says it. `read_bytes`: how many this process has read to know that.
     """
 
     place: VersionPlace
     tensors: Sequence[OfferedTensor]
     published: str | None = None
+    read_bytes: int = 0
     digests: list[str] = field(default_factory=list)
     digest: str = ""
     _open: ExitStack = field(default_factory=ExitStack)
+    _copy: NodeCopy | None = None
 
     @classmethod
     def found(cls, place: VersionPlace) -> HeldCheckpoint:
@@ -102,17 +125,38 @@ class HeldCheckpoint:
         """Return what a receipt says of it."""
         nbytes = sum(tensor.spec.nbytes for tensor in self.tensors)
         about = {"version": self.place.version, "digest": self.digest}
-        return {**about, "tensors": len(self.tensors), "bytes": nbytes}
+        memory = {"read_bytes": self.read_bytes, "memory_bytes": self.memory_bytes}
+        return {**about, "tensors": len(self.tensors), "bytes": nbytes, **memory}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that it takes of the node's memory, which its ranks share; 0: it is read from its files."""
+        return self._copy.nbytes if self._copy else 0
 
     @property
     def layout(self) -> dict[str, TensorSpec]:
         """The tensors without their bytes, by name."""
         return {tensor.spec.name: tensor.spec for tensor in self.tensors}
 
-    def stage(self, layout: Mapping[str, TensorSpec] | None, is_dropped: Callable[[], bool]) -> None:
+    def stage(
+        self,
+        layout: Mapping[str, TensorSpec] | None,
+        is_dropped: Callable[[], bool],
+        copy_name: str = "",
+        room_bytes: int = 0,
+    ) -> None:
         """Read all tensors and hold them against what was promised. Blocks; gives up if `is_dropped`.
 
-        `layout`: the tensors that a version must have, and no others; None: unknown.
+        Parameters
+        ----------
+        layout : mapping or None
+            The tensors that a version must have, and no others; None: unknown.
+        is_dropped : callable
+            Whether nobody waits for it any more.
+        copy_name : str
+            What the ranks of this engine call this version's copy in memory.
+        room_bytes : int
+            How large that may be; else the tensors are read from their files.
 
         Raises
         ------
@@ -124,17 +168,16 @@ class HeldCheckpoint:
         """
         if layout is not None:
             check_coverage([(tensor.spec, tensor.origin) for tensor in self.tensors], layout)
-        found: list[str] = []
-        buffer = memoryview(bytearray(_CHUNK_BYTES))
-        for tensor in self.tensors:
-            digest = running_digest()
-            for offset in range(0, tensor.spec.nbytes, _CHUNK_BYTES):
-                if is_dropped():
-                    raise RefusedError("the version is not wanted any more", code="dropped")
-                chunk = buffer[: min(_CHUNK_BYTES, tensor.spec.nbytes - offset)]
-                tensor.read_into(offset, chunk)
-                digest.update(chunk)
-            found.append(_checked(tensor, digest.hexdigest(), tensor.digest))
+        copy = NodeCopy(copy_name, self.tensors)
+        is_copied = copy.fill(room_bytes, is_dropped)
+        if is_copied:
+            self._copy, found = copy, copy.digests
+        else:
+            found = [read_digest(tensor, is_dropped) for tensor in self.tensors]
+        if copy.is_reader or not is_copied:
+            self.read_bytes = sum(tensor.spec.nbytes for tensor in self.tensors)
+        for tensor, digest in zip(self.tensors, found, strict=True):
+            _require_digest(tensor, digest, tensor.digest)
         specs = [tensor.spec for tensor in self.tensors]
         # What is in no store has the digest that it would have once it was adopted under this label.
         shard = PromisedShard(content_digest=shard_digest(zip(specs, found, strict=True)))
@@ -152,7 +195,7 @@ class HeldCheckpoint:
             )
         self.digests, self.digest = found, whole
 
-    def read(self) -> Iterator[tuple[TensorSpec, bytearray]]:
+    def read(self) -> Iterator[tuple[TensorSpec, bytearray | memoryview]]:
         """Yield each tensor with its bytes, which are the caller's. Blocks.
 
         Raises
@@ -160,14 +203,29 @@ class HeldCheckpoint:
         DigestMismatchError
             If they are not what was staged.
         """
-        for tensor, digest in zip(self.tensors, self.digests, strict=True):
+        for index, (tensor, digest) in enumerate(zip(self.tensors, self.digests, strict=True)):
+            if self._copy is not None:
+                yield tensor.spec, self._copy.tensor(index)
+                continue
             data = bytearray(tensor.spec.nbytes)
             tensor.read_into(0, memoryview(data))
-            _checked(tensor, digest_of(data), digest)
+            _require_digest(tensor, digest_of(data), digest)
             yield tensor.spec, data
 
+    def is_on_all_ranks(self) -> None:
+        """Take in that all ranks have staged it."""
+        if self._copy is not None:
+            self._copy.take_name_away()
+
+    def give_memory_back(self) -> None:
+        """Be its files alone from now on. Idempotent."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+
     def close(self) -> None:
-        """Close the files. Idempotent."""
+        """Close the files, and give memory back. Idempotent."""
+        self.give_memory_back()
         self._open.close()
 
 
@@ -177,18 +235,22 @@ class StagedRead:
     `held`: set once it is verified. `error`: what went wrong; both None: it is still read.
     """
 
-    def __init__(self, place: VersionPlace, layout: Mapping[str, TensorSpec] | None) -> None:
+    def __init__(
+        self, place: VersionPlace, layout: Mapping[str, TensorSpec] | None, copy_name: str, room_bytes: int
+    ) -> None:
         self.held: HeldCheckpoint | None = None
         self.error: Exception | None = None
         self._dropped = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=[place, layout], daemon=True)
+        read = partial(self._read, place, layout, copy_name, room_bytes)
+        self._thread = threading.Thread(target=read, daemon=True)
         self._thread.start()
 
-    def _read(self, place: VersionPlace, layout: Mapping[str, TensorSpec] | None) -> None:
+    def _read(self, place: VersionPlace, *how: Any) -> None:
         held: HeldCheckpoint | None = None
         try:
             held = HeldCheckpoint.found(place)
-            held.stage(layout, self._dropped.is_set)
+            layout, *copied = how
+            held.stage(layout, self._dropped.is_set, *copied)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to the next question
             self.error = error
             if held is not None:
@@ -204,9 +266,8 @@ class StagedRead:
             self.held.close()
 
 
-def _checked(tensor: OfferedTensor, found: str, expected: str | None) -> str:
+def _require_digest(tensor: OfferedTensor, found: str, expected: str | None) -> None:
     if expected not in (None, found):
         raise DigestMismatchError(
             tensor=tensor.spec.name, origin=tensor.origin, expected=str(expected), actual=found
         )
-    return found
