@@ -38,7 +38,7 @@ class FakeWorker(WorkerExtension):
         self.rank = rank
         self.holds = {}
         self.fails = []
-        self.reloads = 0
+        self.reloads = self.forgot = 0
         self.meta = []
         parameters = [("embed.weight", SimpleNamespace(is_meta=False))]
         model = SimpleNamespace(
@@ -49,7 +49,11 @@ class FakeWorker(WorkerExtension):
     def wsm_tensor(self, spec, data):
         return np.frombuffer(data, np.float32)
 
+    def wsm_forget(self):
+        self.forgot = self.reloads
+
     def reload_weights(self, weights_iterator):
+        assert self.forgot == self.reloads, "what failed before is not gone"
         self.reloads += 1
         fails = self.fails.pop(0) if self.fails else None
         for count, (name, data) in enumerate(weights_iterator):

@@ -14,6 +14,8 @@ from wsm.states.words import CommandWord, CommittedWord, Operation
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 LAST = "model.norm.weight"
+#: It lies in one layer with others, of which one has come before it.
+FUSED = "model.layers.0.self_attn.q_proj.weight"
 REFUSALS = dict.fromkeys(["missing", "unknown"], "not-covered") | {"shape": "shape-mismatch"}
 EXTENSION = ("--worker-extension-cls", "tests.vllm.faulty.FaultyWorker")
 
@@ -79,12 +81,12 @@ def test_a_digest_that_differs_on_one_rank_is_refused_without_a_pause(server, mo
         assert serves_still(server, made)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_commit_that_fails_on_one_rank_ends_with_the_version_before(server, models, made, rank):
-    with server.fault(rank=rank, kind="tensor", name=LAST):
+@pytest.mark.parametrize(("rank", "name"), [(0, FUSED), (1, FUSED), (0, LAST), (1, LAST)])
+def test_a_commit_that_fails_on_one_rank_ends_with_the_version_before(server, models, made, rank, name):
+    with server.fault(rank=rank, kind="tensor", name=name):
         status, receipt = server.update(models / "B")
     assert (status, receipt["outcome"], receipt["serves"]) == (409, "rolled-back", "A"), receipt
-    assert [(error["rank"], LAST in error["message"]) for error in receipt["errors"]] == [(rank, True)]
+    assert [(error["rank"], name in error["message"]) for error in receipt["errors"]] == [(rank, True)]
     assert serves_still(server, made)
 
 

@@ -9,7 +9,8 @@ of its question.
 A rank votes once it has read and verified the version, in a thread, while it serves (``ready`` in its status
 word). It reloads only when it is told that all have voted alike and the engine is paused; that is its update
 in place, at whose end it is PREPARED. So nothing is left that can fail when it hears COMMIT. A reload that
-fails leaves parameters that may be on the meta device: the rank is touched, and drops.
+fails leaves parameters that may be on the meta device: the rank is touched, and drops. vLLM keeps what a
+layer had got of it, and the next reload would go on there; so that is let go first.
 
 The machines of :mod:`wsm.states` decide, here as everywhere. CLEARED says of these weights that nothing whole
 is there; vLLM keeps their memory.
@@ -51,6 +52,22 @@ class WorkerExtension:
         if not data:
             return torch.empty(spec.shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype).reshape(spec.shape)
+
+    def wsm_forget(self) -> None:
+        """Let go what a reload that failed has left in vLLM's layers: else the next one goes on with it."""
+        from vllm.config import set_current_vllm_config  # noqa: PLC0415 - the same
+        from vllm.model_executor.model_loader.reload import (  # noqa: PLC0415 - the same
+            finalize_layerwise_reload,
+            layerwise,
+        )
+
+        config, model = self.vllm_config, self.model_runner.get_model()  # type: ignore[attr-defined] # vLLM's
+        for layer in model.modules():
+            begun = layerwise.get_layerwise_info(layer)
+            begun.loaded_weights.clear()
+            begun.load_numel = 0
+        with set_current_vllm_config(config):
+            finalize_layerwise_reload(model, config.model_config)
 
     def wsm_answer(self, question: Any) -> dict[str, Any]:
         """Answer the server's question, and go on with what it tells. Does not wait for files; never raises.
@@ -205,6 +222,7 @@ class RankSide:
         self._begun, read = True, list[str]()
         try:
             command_events.begin(self._asked, self)
+            self._worker.wsm_forget()
             self._worker.reload_weights(weights_iterator=self._tensors(staged, read))
             self._require_whole(staged, read)
             command_events.finish(self._asked, self)
