@@ -65,7 +65,8 @@ def _chosen(asked: argparse.Namespace) -> list[Entry]:
         quick.sort(key=lambda entry: zlib.crc32(entry.key.encode()))
         first = int(time.time() / 86400) * asked.today
         turning = [quick[(first + number) % len(quick)] for number in range(min(asked.today, len(quick)))]
-        entries = [*(entry for entry in entries if entry.room == BY_HAND), *turning]
+        by_hand = [entry for entry in entries if entry.room == BY_HAND and entry.verdict == "killed"]
+        entries = [*by_hand, *turning]
     return entries
 
 

@@ -86,10 +86,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "store": (
         (
-            *(
-                f"strategies/snapshot/{name}.py"
-                for name in ("store", "placement", "manifest", "version_pins")
-            ),
+            *(f"strategies/snapshot/{name}.py" for name in ("store", "placement", "manifest")),
             *(f"strategies/files/{name}.py" for name in ("snapshot_directory", "part_file", "version_file")),
         ),
         ("tests/strategies/snapshot", "tests/strategies/files", "tests/strategies/contract"),
@@ -152,7 +149,15 @@ def listed() -> list[Entry]:
     for line in lines:
         room, key, verdict, tier, seconds, told = line.split("\t")
         entries.append(Entry(room, key, verdict, tier, float(seconds), told))
-    by_hand = [Entry(BY_HAND, f"{each.module}::{each.name}", "killed", told=each.test) for each in SEEDED]
+    by_hand = [
+        Entry(
+            BY_HAND,
+            f"{each.module}::{each.name}",
+            "equivalent" if each.proof else "killed",
+            told=each.proof or each.test,
+        )
+        for each in SEEDED
+    ]
     return [*by_hand, *entries]
 
 
@@ -190,6 +195,10 @@ def draw(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def _drawn(room: str, modules: Iterable[str], here: list[Entry]) -> list[Entry]:
+    if missing := [module for module in modules if not (SOURCES / module).exists()]:
+        raise FileNotFoundError(
+            f"{room}: {', '.join(missing)} is gone: say in ROOMS what is drawn from instead"
+        )
     known = {entry.key for entry in here}
     left = [key for module in modules for key in _faults(SOURCES / module) if key not in known]
     left.sort(key=lambda key: hashlib.sha256(f"{SEED}:{room}:{key}".encode()).digest())

@@ -7,25 +7,30 @@ import contextlib
 import importlib.util
 import json
 import os
+import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import pytest
 
 from mutants.entries import ROOMS, SOURCES, Entry, applied
 from mutants.reach import Reach
 from mutants.watching import FAILED
-from tests.leftovers import SESSION
 
 REPOSITORY = Path(__file__).parent.parent
 
-#: Seconds of tests, as they were when they passed, that are played together: the fastest first.
-_BATCHES_S = (3.0, 20.0, 300.0)
+#: What tests import, and wsm: it takes longer than a test.
+_IMPORTED = ("click", "hypothesis", "msgspec", "numpy", "structlog", "transitions", "xxhash", "yaml")
+#: What each process of a run of tests has in its environment (:mod:`tests.leftovers`).
+_SESSION = "WSM_TEST_SESSION"
+
+#: How many tests are played together at most, and how many seconds they took when they passed.
+_BATCHES = ((30, 3.0), (500, 20.0), (2000, 40.0))
 #: What takes that many times as long as it did, and this much more, hangs: a test, and a batch of them.
 _TIMES = 6
 _TEST_S = 30
@@ -57,7 +62,9 @@ class Copy:
         self._sources = directory / "src"
         shutil.copytree(SOURCES.parent, self._sources, ignore=shutil.ignore_patterns("__pycache__"))
         compileall.compile_dir(self._sources, quiet=2)
-        self._own_mounts = _own_mounts()
+        self._session = secrets.token_hex(4)
+        for name in _IMPORTED:
+            importlib.import_module(name)
 
     def play(self, entry: Entry, reach: Reach) -> Played:
         """Play what has killed a fault, then all that is known to run it, until something fails. Blocks."""
@@ -70,9 +77,10 @@ class Copy:
             if not (tests := reach.of(entry)):
                 paths = ROOMS[entry.room][1] if entry.room in ROOMS else []
                 return self._run(["-m", "not slow", *paths], _ROOM_S / _TIMES) or Played("survives")
-            for most_s in _BATCHES_S:
-                batch, seconds = [], 0.0
-                while tests and seconds < most_s:
+            for most, most_s in _BATCHES:
+                batch: list[str] = []
+                seconds = 0.0
+                while tests and len(batch) < most and seconds < most_s:
                     seconds += tests[0].seconds
                     batch.append(tests.pop(0).name)
                 if batch and (played := self._run(batch, seconds)):
@@ -92,67 +100,78 @@ class Copy:
 
     def _run(self, tests: Sequence[str], seconds: float) -> Played | None:
         """Return what fails of some tests, and None if nothing does, or none is there any more."""
-        arguments, failed, output = (self._root / name for name in ("arguments", "failed", "output"))
-        arguments.write_text("".join(f"{test}\n" for test in tests))
+        failed, output = self._root / "failed", self._root / "output"
         failed.unlink(missing_ok=True)
-        session = f"mutants-{os.getpid()}"
-        limit_s = _TEST_S + _TIMES * min(seconds, _BATCHES_S[1])
-        command = [
-            *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"),
-            *("-p", "mutants.watching", f"--timeout={limit_s}", f"--basetemp={self._root / 'tests'}"),
-            *("--hypothesis-seed=0", f"@{arguments}"),
+        arguments = [
+            *("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutants.watching"),
+            *("-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-seed=0"),
+            *(
+                f"--timeout={_TEST_S + _TIMES * min(seconds, _BATCHES[1][1])}",
+                f"--basetemp={self._root / 'tests'}",
+            ),
+            *tests,
         ]
-        variables = {
-            "PYTHONPATH": str(self._sources),
-            FAILED: str(failed),
-            SESSION: session,
-            "HYPOTHESIS_PROFILE": "ci",
-        }
-        with output.open("w") as said:
-            process = subprocess.Popen(  # noqa: S603 - pytest, on tests of this repository
-                [*self._own_mounts, *command],
-                env={**os.environ, **variables},
-                cwd=REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(_START_S + _TIMES * seconds)
-            except subprocess.TimeoutExpired:
-                status = None
-            finally:
-                _end_session(session)
-                process.wait()
+        variables = {"PYTHONPATH": str(self._sources), FAILED: str(failed), _SESSION: self._session}
+        status = _apart(lambda: self._play_here(arguments, variables, output), _START_S + _TIMES * seconds)
+        _end(self._session)
         unknown = [line for line in output.read_text().splitlines() if "not found: " in line]
-        if status == 4 and unknown:
+        if status == pytest.ExitCode.USAGE_ERROR and unknown:
             there = [test for test in tests if not any(line.endswith(test) for line in unknown)]
             return self._run(there, seconds) if 0 < len(there) < len(tests) else None
-        if status == 0:
+        if status == pytest.ExitCode.OK:
             return None
         told = {"test": tests[0], "tier": "thread", "how": "is not even imported", "seconds": 0.0}
         told |= json.loads(failed.read_text()) if failed.exists() else {}
         tier = "hang" if status is None or told["how"] == "hangs" else told["tier"]
         return Played("killed", str(tier), round(float(str(told["seconds"])), 1), str(told["test"]))
 
+    def _play_here(self, arguments: list[str], variables: Mapping[str, str], output: Path) -> int:
+        """Play in this process, which ends then."""
+        with output.open("w") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.chdir(REPOSITORY)
+        os.environ.update(variables)
+        sys.path.insert(0, str(self._sources))
+        return int(pytest.main(arguments))
 
-def _own_mounts() -> list[str]:
-    """Return what gives a process a ``/dev/shm`` of its own, which goes with it, where that is allowed."""
-    command = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
+
+def _apart(work: Callable[[], int], limit_s: float) -> int | None:
+    """Return what a process returns that is forked from this one; None if it was ended, for it took too long.
+
+    This one has imported what tests import, but nothing of wsm.
+    """
+    child = os.fork()
+    if not child:
+        os.setsid()
+        try:
+            os._exit(work())
+        finally:
+            os._exit(pytest.ExitCode.INTERNAL_ERROR)
+    process = psutil.Process(child)
     try:
-        done = subprocess.run([*command, "true"], capture_output=True, check=False)  # noqa: S603 - a constant
-    except FileNotFoundError:
-        return []
-    return [] if done.returncode else command
+        return process.wait(limit_s)
+    except psutil.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for each in [*process.children(recursive=True), process]:
+                each.kill()
+            process.wait()
 
 
-def _end_session(session: str) -> None:
-    """End everything that a run has started, whatever became of who started it."""
+def _end(session: str) -> None:
+    """End everything that a run has started, whatever became of who started it, and what it has left."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(SESSION) == session:
+            if process.environ().get(_SESSION) == session:
                 process.kill()
+    for path in Path("/dev/shm").glob(f"*{session}*"):  # noqa: S108 - what carries our name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

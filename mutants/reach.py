@@ -21,9 +21,10 @@ OUT = REPOSITORY / "mutants-out"
 
 
 class Test(NamedTuple):
-    """A test that passed, and how long it took."""
+    """A test that passed: the fewer functions it runs, the more it says of each."""
 
     slow: bool
+    functions: int
     seconds: float
     name: str
 
@@ -60,7 +61,7 @@ class Reach:
     def of(self, entry: Entry) -> list[Test]:
         """Return the tests that run the function of a fault, or anything of its module if it is in none."""
         return sorted(
-            Test(tier != "thread", seconds, test)
+            Test(tier != "thread", len(places), seconds, test)
             for test, (seconds, tier, places) in self._of_tests.items()
             if any(_runs(place, entry) for place in places)
         )

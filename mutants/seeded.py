@@ -20,7 +20,9 @@ class Seeded(NamedTuple):
     was, becomes : str
         Text that stands there once, and what stands in its place.
     test : str
-        What finds it.
+        What finds it; empty where nothing can.
+    proof : str
+        Why nothing can.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Seeded(NamedTuple):
     was: str
     becomes: str
     test: str
+    proof: str = ""
 
 
 SEEDED = (
@@ -37,6 +40,15 @@ SEEDED = (
         "OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.RELEASES, _W.HELD), _P.WORKING",
         "OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.RELEASES,), _P.WORKING",
         "tests/states/test_phase_check.py::test_the_tables_are_sound",
+    ),
+    Seeded(
+        "a rank that has stopped, and had accepted, may join a step",
+        "states/phases.py",
+        "LookRow(_P.STOPPED, (_W.NOT_ACCEPTED, _W.BEHIND), _T.JOIN)",
+        "LookRow(_P.STOPPED, (_W.BEHIND,), _T.JOIN)",
+        test="",
+        proof="it accepted where all stood at one step; a peer leaves that one only when it has finished the "
+        "command, and who has finished is not behind anybody (view.is_behind)",
     ),
     Seeded(
         "with one half asleep a clear of both needs no work",
@@ -70,6 +82,13 @@ SEEDED = (
         "                self.run.stop_staging(wait_s=_LEAVE_S)\n            self._leaving =",
         "                pass\n            self._leaving =",
         "tests/worker/test_hot_update.py::test_a_new_epoch_stops_the_staging_of_the_old_one",
+    ),
+    Seeded(
+        "the pause of every command is counted from where the first one took the rank from service",
+        "worker/_loop.py",
+        "move.step.kind is StepKind.PARKED and self.life.serving:",
+        "move.step.kind is StepKind.PARKED and self.life.serving and self._paused_since_ns is None:",
+        "tests/worker/test_reports.py::test_the_pause_of_each_command_begins_when_its_rank_serves_no_more",
     ),
     Seeded(
         "the arguments of all commands lie in one slot",

@@ -89,3 +89,13 @@ def test_a_failing_action_is_reported_whatever_its_traceback_looks_like(make_lon
     assert caught.value.action == "load_weights"
     assert len(caught.value.cause) <= 2048
     assert lone.worker.weights.name == "CLEARED"
+
+
+def test_the_pause_of_each_command_begins_when_its_rank_serves_no_more(lone):
+    assert lone.update(2).pause_s < 50.0
+    lone.group.clock.advance(100.0)
+    assert lone.update(3).pause_s < 50.0
+    assert lone.update(4, hot=True).pause_s < 50.0
+    lone.clear()
+    lone.group.clock.advance(100.0)
+    assert 100.0 <= lone.update(5).pause_s < 150.0
