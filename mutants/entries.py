@@ -175,13 +175,13 @@ def applied(entry: Entry, sources: Path = SOURCES) -> bytes | None:
         (seeded,) = (each for each in SEEDED if entry.key == f"{each.module}::{each.name}")
         text = path.read_text() if path.exists() else ""
         return text.replace(seeded.was, seeded.becomes).encode() if text.count(seeded.was) == 1 else None
-    fault = _faults(path).get(entry.key)
+    fault = _faults(sources, entry.module).get(entry.key)
     return None if fault is None else fault.applied(path.read_bytes())
 
 
 @cache
-def _faults(path: Path) -> dict[str, Fault]:
-    module = str(path.relative_to(SOURCES))
+def _faults(sources: Path, module: str) -> dict[str, Fault]:
+    path = sources / module
     return faults(module, path.read_bytes()) if path.exists() else {}
 
 
@@ -200,17 +200,18 @@ def _drawn(room: str, modules: Iterable[str], here: list[Entry]) -> list[Entry]:
             f"{room}: {', '.join(missing)} is gone: say in ROOMS what is drawn from instead"
         )
     known = {entry.key for entry in here}
-    left = [key for module in modules for key in _faults(SOURCES / module) if key not in known]
+    left = [key for module in modules for key in _faults(SOURCES, module) if key not in known]
     left.sort(key=lambda key: hashlib.sha256(f"{SEED}:{room}:{key}".encode()).digest())
     of_operator = Counter(_operator(key) for key in known)
     new: list[Entry] = []
     for key in left:
         if len(here) + len(new) == OF_EACH_ROOM:
             break
-        path = SOURCES / key.partition(":")[0]
-        if of_operator[_operator(key)] < OF_EACH_OPERATOR and is_fault(_faults(path)[key], path.read_bytes()):
+        entry = Entry(room, key)
+        fault, source = _faults(SOURCES, entry.module)[key], (SOURCES / entry.module).read_bytes()
+        if of_operator[_operator(key)] < OF_EACH_OPERATOR and is_fault(fault, source):
             of_operator[_operator(key)] += 1
-            new.append(Entry(room, key))
+            new.append(entry)
     return new
 
 

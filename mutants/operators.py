@@ -38,6 +38,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.RShift: (">>", "<<"),
 }
 _OTHER_FUNCTIONS = {"any": "all", "all": "any", "min": "max", "max": "min"}
+_OF_A_PART = {"row-deleted", "rows-swapped", "operand-dropped"}
 _FOR_PEOPLE = {"__all__", "__slots__", "__str__", "__repr__"}
 _NAMES_OF_TEXTS = {"note", "why", "meanings", "help", "message", "problem", "remedy"}
 
@@ -107,7 +108,9 @@ class _Faults:
 
     def _within(self, node: ast.AST, places: tuple[str, ...]) -> Iterator[Fault]:
         for operator, *edits in self._changes(node, in_function=_is_in_function(places)):
-            yield Fault(".".join(places) or "<module>", operator, tuple(edits), self._text(node))
+            start, end, _ = edits[0]  # of a table the row alone, for others change
+            text = self._source[start:end].decode() if operator in _OF_A_PART else self._text(node)
+            yield Fault(".".join(places) or "<module>", operator, tuple(edits), text)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             places = (*places, node.name)
         for child in _read_by_python(node):
@@ -121,9 +124,9 @@ class _Faults:
         if isinstance(node, ast.Raise | ast.AugAssign) or _is_effect(node):
             yield "statement-deleted", (*self._range(node), b"pass")
         if isinstance(node, ast.Tuple | ast.List) and not in_function:
-            for number, (one, other) in enumerate(pairwise(node.elts)):
+            for one, other in pairwise(node.elts):
                 if isinstance(one, ast.Call | ast.Tuple):
-                    yield f"rows-swapped-{number}", *self._swapped(one, other)
+                    yield "rows-swapped", *self._swapped(one, other)
 
     def _comparison(self, node: ast.Compare) -> Iterator[tuple[Any, ...]]:
         for operator, (left, right) in zip(node.ops, pairwise([node.left, *node.comparators]), strict=True):
@@ -132,7 +135,7 @@ class _Faults:
     def _operands(self, node: ast.BoolOp) -> Iterator[tuple[Any, ...]]:
         word = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
         yield "and-or", *(self._between(*two, rf"\b{word[0]}\b", word[1]) for two in pairwise(node.values))
-        yield from self._without_one(node.values, "operand-dropped")
+        yield from self._without_one([*map(self._range, node.values)], "operand-dropped")
 
     def _arithmetic(self, node: ast.BinOp) -> Iterator[tuple[Any, ...]]:
         if type(node.op) in _ARITHMETIC and not _is_text(node):
@@ -181,17 +184,13 @@ class _Faults:
 
     def _row(self, node: ast.Tuple | ast.List | ast.Set) -> Iterator[tuple[Any, ...]]:
         if isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
-            yield from self._without_one(node.elts, "row-deleted")
+            yield from self._without_one([*map(self._range, node.elts)], "row-deleted")
 
     def _dictionary(self, node: ast.Dict) -> Iterator[tuple[Any, ...]]:
-        rows = [
-            (*self._range(key)[:1], self._range(value)[1])
-            for key, value in zip(node.keys, node.values, strict=True)
-            if key
-        ]
-        for number, (start, end) in enumerate(rows):
-            stop = rows[number + 1][0] if number + 1 < len(rows) else end
-            yield f"row-deleted-{number}", (start, stop, b"")
+        rows = zip(node.keys, node.values, strict=True)
+        ranges = [(self._range(key)[0], self._range(value)[1]) for key, value in rows if key]
+        if not _is_sentence(node.values[-1] if node.values else node):
+            yield from self._without_one(ranges, "row-deleted")
 
     def _slice(self, node: ast.Slice) -> Iterator[tuple[Any, ...]]:
         for name, bound in (("lower", node.lower), ("upper", node.upper)):
@@ -207,18 +206,13 @@ class _Faults:
     def _jump(self, node: ast.Break | ast.Continue) -> Iterator[tuple[Any, ...]]:
         yield "other-jump", (*self._range(node), b"continue" if isinstance(node, ast.Break) else b"break")
 
-    def _without_one(self, nodes: list[ast.expr], operator: str) -> Iterator[tuple[Any, ...]]:
-        if len(nodes) < 2:
-            return
-        ranges = [self._range(node) for node in nodes]
-        for number, (start, end) in enumerate(ranges):
-            if number + 1 < len(ranges):
-                yield f"{operator}-{number}", (start, ranges[number + 1][0], b"")
-            else:
-                yield (
-                    f"{operator}-{number}",
-                    (ranges[number - 1][1], end, b"," if operator == "row-deleted" and number == 1 else b""),
-                )
+    def _without_one(self, ranges: list[tuple[int, int]], operator: str) -> Iterator[tuple[Any, ...]]:
+        for (start, _), (following, _) in pairwise(ranges):
+            yield operator, (start, following, b"")
+        if len(ranges) > 1:
+            alone = len(ranges) == 2 and not self._source[ranges[-1][1] :].lstrip().startswith(b",")
+            comma = b"," if alone and operator == "row-deleted" else b""  # else it is no tuple
+            yield operator, (ranges[-2][1], ranges[-1][1], comma)
 
     def _swapped(self, one: ast.AST, other: ast.AST) -> tuple[tuple[int, int, bytes], ...]:
         first, second = self._range(one), self._range(other)
@@ -310,6 +304,10 @@ def _is_text(node: ast.BinOp) -> bool:
         isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
         for side in sides
     )
+
+
+def _is_sentence(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
 
 
 def _is_in_function(places: tuple[str, ...]) -> bool:

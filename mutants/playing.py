@@ -68,7 +68,7 @@ class Copy:
 
     def play(self, entry: Entry, reach: Reach) -> Played:
         """Play what has killed a fault, then all that is known to run it, until something fails. Blocks."""
-        changed = applied(entry)
+        changed = applied(entry, self._sources / "wsm")
         if changed is None:
             return Played("gone")
         with self._instead(entry.module, changed):
@@ -91,10 +91,11 @@ class Copy:
     def _instead(self, module: str, changed: bytes) -> Iterator[None]:
         path = self._sources / "wsm" / module
         compiled = Path(importlib.util.cache_from_source(str(path)))
+        before = path.read_bytes()
         compiled.unlink()
         path.write_bytes(changed)
         yield
-        shutil.copy2(SOURCES / module, path)
+        path.write_bytes(before)
         compiled.unlink(missing_ok=True)
         compileall.compile_file(path, quiet=2)
 
