@@ -76,15 +76,6 @@ def test_a_version_that_is_not_finite_is_not_published_where_it_must_be(tmp_path
     assert load(source(tmp_path), target_of(state), version=1).tensors == 2
 
 
-def test_a_finite_version_loads_and_its_manifest_says_so(tmp_path):
-    state = shard(a=values(10), b=values(CHUNK_BYTES))
-    path = tmp_path / "versions" / "1" / "model_state.tp0.0.manifest.json"
-    publish_snapshot(tmp_path, 1, {0: state}, durable=False, finite=True)
-    manifest = ShardManifest.decode(path.read_bytes(), file="f")
-    assert manifest.finite
-    assert load(source(tmp_path), target_of(state), version=1).tensors == 2
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("size", "bad"), [(10, 7), (CHUNK_BYTES, CHUNK_BYTES - 3)])
 def test_a_load_refuses_what_is_not_finite_and_names_tensor_and_element(tmp_path, threads, size, bad):

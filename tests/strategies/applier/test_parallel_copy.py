@@ -54,19 +54,6 @@ def loading_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("wsm-load")]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 16])
-def test_any_number_of_threads_brings_the_same_bytes_and_digest(threads):
-    target, seen = target_of(), []
-    observer = LoadObserver(progress=lambda *pair: seen.append(pair))
-    applied = apply_tensors([*(offered(name) for name in NAMES), small()], target, observer, threads=threads)
-    assert all(target.readable(name) == data_of(name) for name in NAMES)
-    one = apply_tensors([small(), *(offered(name) for name in NAMES)], target_of(), LoadObserver())
-    assert applied == one
-    assert seen == sorted(seen)
-    assert seen[-1] == (applied.bytes, applied.bytes)
-    assert not loading_threads()
-
-
 def test_two_tensors_are_read_at_the_same_time():
     together = threading.Barrier(2, timeout=60)
 
@@ -115,14 +102,6 @@ def test_the_first_error_of_any_thread_ends_the_load_and_the_others_stop_at_thei
     assert not loading_threads()
     before = list(reads)
     assert ("w5", 0) not in before
-
-
-def test_a_wrong_digest_on_another_thread_is_the_load_s_error():
-    tensors = [*(offered(name, digest=digest_of(b"x") if name == "w3" else None) for name in NAMES), small()]
-    with pytest.raises(errors.DigestMismatchError, match="'w3' of somewhere is corrupt") as caught:
-        apply_tensors(tensors, target_of(), LoadObserver(), threads=3)
-    assert caught.value.touched
-    assert not loading_threads()
 
 
 def test_a_cancellation_ends_all_threads_before_it_is_raised():

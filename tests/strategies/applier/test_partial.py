@@ -7,7 +7,6 @@ import pytest
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier.apply import apply_tensors
-from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 
@@ -24,18 +23,6 @@ def target():
     for name, data in (("a", b"old"), ("b", b"ol"), ("z", b"")):
         made.writable(name)[:] = data
     return made
-
-
-@pytest.mark.parametrize("declared", [True, False])
-def test_what_is_not_brought_stays_and_counts_in_the_digest(target, declared):
-    applied = apply_tensors(
-        iter([of_bytes("b", b"22")]), target, LoadObserver(), declared=declared, partial=True
-    )
-    assert (bytes(target.readable("a")), bytes(target.readable("b"))) == (b"old", b"22")
-    assert (applied.tensors, applied.bytes, applied.missing) == (1, 2, ("a", "z"))
-    assert applied.digest == shard_digest(
-        [(A, digest_of(b"old")), (B, digest_of(b"22")), (EMPTY, digest_of(b""))]
-    )
 
 
 @pytest.mark.parametrize("declared", [True, False])

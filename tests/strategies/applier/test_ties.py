@@ -37,20 +37,6 @@ EVERYHOW = pytest.mark.parametrize("declared", [True, False, "collected"])
 
 
 @EVERYHOW
-@pytest.mark.parametrize("promised", [True, False])
-@pytest.mark.parametrize(
-    "names",
-    [["embed", "head"], ["head", "embed"], ["head"], ["draft.head", "head"], ["head", "embed", "draft.head"]],
-)
-def test_the_tensor_is_applied_once_whatever_its_names(names, promised, declared):
-    tensors = [tensor(name, b"111222", promised=promised) for name in names]
-    applied, into = apply([*tensors, tensor("bias", b"34", promised=promised)], declared=declared)
-    assert into.readable("embed") == b"111222"
-    assert (applied.bytes, applied.tensors, applied.verified) == (8, 2, 2 if promised else 0)
-    assert list(into.held()) == ["embed", "bias"]
-
-
-@EVERYHOW
 def test_bytes_that_nobody_promised_are_compared_as_they_come(declared):
     into, data = (
         MemoryTarget([TensorSpec("w", "U8", (CHUNK_BYTES + 5,))], tied={"v": "w"}),

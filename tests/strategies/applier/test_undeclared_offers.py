@@ -9,7 +9,7 @@ from tests.raising import raising
 from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier.coverage import RunningCoverage
-from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 
@@ -41,19 +41,6 @@ class Rank:
         self.tainted += 1
 
 
-def test_all_tensors_arrive_in_the_order_in_which_they_come():
-    rank, seen = Rank(), []
-    applied = rank.apply(
-        [of_bytes("b", b"22", digest=digest_of(b"22")), of_bytes("a", b"111")],
-        progress=lambda *pair: seen.append(pair),
-    )
-    assert rank.holds(b"111", b"22")
-    assert rank.tainted == 1
-    assert (applied.bytes, applied.tensors, applied.verified) == (5, 2, 1)
-    assert applied.digest == shard_digest([(A, digest_of(b"111")), (B, digest_of(b"22"))])
-    assert seen == [(2, 5), (5, 5)]
-
-
 def test_memory_is_used_again_for_the_next_tensor_once_it_is_asked_for():
     def stream():
         buffer = bytearray(3)
@@ -73,16 +60,6 @@ WRONGS = [
     (of_bytes("b", b"22", dtype="I8"), "dtype-mismatch", "'b' has dtype I8 in a stream"),
     (of_bytes("b", b"22", shape=(2, 1)), "shape-mismatch", r"'b' has shape \(2, 1\) in a stream"),
 ]
-
-
-@pytest.mark.parametrize(("wrong", "error", "text"), WRONGS)
-def test_a_first_tensor_that_does_not_fit_leaves_the_target_untouched(wrong, error, text):
-    rank = Rank()
-    with raising(error, match=text) as caught:
-        rank.apply([wrong, of_bytes("a", b"111")])
-    assert not caught.value.touched
-    assert rank.tainted == 0
-    assert rank.holds(b"old", b"ol")
 
 
 @pytest.mark.parametrize(
@@ -132,22 +109,6 @@ def test_a_stream_that_was_collected_is_applied_like_any_other_and_its_memory_ma
     assert rank.holds(b"111", b"22")
     assert (applied.bytes, applied.tensors, applied.verified) == (5, 2, 1)
     assert seen == [(0, 5, 0), (0, 5, 0), (2, 5, 1), (5, 5, 1)]  # it shows that it lives while it collects
-
-
-def test_what_is_missing_is_an_error_at_the_end():
-    rank = Rank()
-    with raising(errors.not_covered, match="1 missing: 'b'") as caught:
-        rank.apply([of_bytes("a", b"111")])
-    assert caught.value.touched
-    assert caught.value.missing == ("b",)
-
-
-def test_a_stream_without_a_tensor_touches_nothing():
-    rank = Rank()
-    with raising(errors.not_covered, match="2 missing: 'a', 'b'") as caught:
-        rank.apply([])
-    assert not caught.value.touched
-    assert rank.tainted == 0
 
 
 def test_what_is_allowed_by_name_is_left_out_and_does_not_count_as_touching():

@@ -119,12 +119,6 @@ def test_what_a_rank_leaves_out_passes_however_large_it_is(over_ipc, threads):
         assert pending.result()[1] == {name: data for name, (_, data) in shard(1, rank).items()}
 
 
-def test_a_trainer_commands_while_a_thread_sends(over_ipc, threads):
-    with over_ipc.sending(4, shards(4)) as sending:
-        reports = list(threads.map(lambda rank: receive(over_ipc, rank, 4)[0], range(2)))
-    assert sending.result().digests == {rank: report.digest for rank, report in enumerate(reports)}
-
-
 def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(over_ipc, threads):
     refused = []
 
@@ -233,21 +227,6 @@ def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(ove
 
 
 @pytest.mark.processes
-def test_a_rank_that_is_killed_while_it_applies_is_named(over_ipc, launch):
-    process = launch(0, 1, "applying")
-
-    def kill_it(done, total):
-        if done > WINDOW and process.poll() is None:
-            assert process.stdout.readline() == b"applying\n"
-            process.kill()
-            process.wait()
-
-    with raising(stream_errors.PeerDiedError, match="rank 0 has ended") as caught:
-        over_ipc.send(1, shards(1), progress=kill_it, silence_s=600)
-    assert caught.value.peer == "rank 0"
-
-
-@pytest.mark.processes
 def test_a_rank_that_is_stopped_is_silent_and_named(over_ipc, launch):
     process = launch(1, 1, "applying")
 
@@ -342,17 +321,6 @@ def test_a_load_that_is_cancelled_while_it_waits_says_how_much_was_applied(over_
         pending.result()
 
 
-def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, threads):
-    def refuse(done, total):
-        raise KeyboardInterrupt
-
-    pending = threads.submit(receive, over_ipc, 0, 1)
-    with pytest.raises(KeyboardInterrupt):
-        over_ipc.send(1, shards(1), progress=refuse)
-    with raising(stream_errors.PeerFailedError, match="KeyboardInterrupt"):
-        pending.result()
-
-
 def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
     nobody = frame_of(wire.Hello(7, 2, None, look=False))
     garbage = (b"", b"hello", frame_of(wire.Ack(0)), frame_of(wire.Done(0, "0" * 32)), nobody)
@@ -409,12 +377,6 @@ def test_a_socket_in_a_directory_that_does_not_exist_is_an_error(tmp_path):
 def test_buckets_that_cannot_be_are_refused(options):
     with raising(("bad-bucket-size", bad_keyword)):
         BucketSender("tcp://127.0.0.1:*", **options)
-
-
-@pytest.mark.parametrize("given", [{}, {1: {}}, {0: {}, 2: {}}], ids=str)
-def test_shards_that_are_not_one_per_rank_are_refused(over_ipc, given):
-    with raising(errors.incomplete_publication):
-        over_ipc.send(1, given)
 
 
 def test_a_shard_without_tensors_is_refused(over_ipc):
@@ -501,21 +463,6 @@ def test_a_rank_is_who_has_the_memory_and_a_second_one_comes_too_late(stream):
     assert not stream.begin()  # without a lease
     begin(stream)
     assert not stream.begin()
-
-
-@pytest.mark.processes
-def test_what_a_killed_sender_left_is_swept_by_the_next_one(tmp_path):
-    program = (
-        "import os, signal, sys; from wsm.strategies.buckets.sender import BucketSender;"
-        "sender = BucketSender(sys.argv[1], bucket_bytes=64); sender._segment(0);"
-        "print(sender._segments[0].name, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    command = [sys.executable, "-c", program, f"ipc://{tmp_path}/buckets"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL
-    left = private_directory() / done.stdout.strip()
-    with BucketSender(f"ipc://{tmp_path}/elsewhere"):
-        assert not left.exists()
 
 
 _DYING_SENDER = """

@@ -63,11 +63,6 @@ def test_a_peer_cannot_have_the_segment_of_another_group_removed(load_from_liar)
         group.unlink()
 
 
-def test_a_peer_cannot_have_any_other_file_removed(load_from_liar, victim):
-    assert error_name(load_from_liar(victim.name)) == "peer-message"
-    assert victim.exists()
-
-
 def test_a_file_that_is_called_like_the_memory_of_a_stream_is_not_taken_for_one(load_from_liar, victim):
     called = victim.rename(victim.with_name(f"{wire.SEGMENT_PREFIX}{secrets.token_hex(8)}"))
     try:

@@ -124,15 +124,6 @@ def test_a_trainer_that_died_before_it_was_asked_is_told_by_the_socket_it_left(
     assert error.absent_s < 20.0
 
 
-def test_a_trainer_that_takes_over_what_a_dead_one_left_is_found(tmp_path, busy_trainer, loading):
-    process, address = busy_trainer(f"ipc://{tmp_path}/buckets")
-    end(process)
-    pending = loading(address)
-    with BucketSender(address) as sender:
-        sent = sender.send(1, {0: {"a": (SPEC, b"new")}})
-        assert outcome(pending).manifest_digest == sent.manifest_digest
-
-
 def test_where_nobody_ever_was_the_error_says_so_and_after_what_time(tmp_path, loading):
     error = outcome(loading(f"ipc://{tmp_path}/buckets", connect_s=0.3, silence_s=0.1))
     assert isinstance(error, PeerSilentError)

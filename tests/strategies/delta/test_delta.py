@@ -32,28 +32,6 @@ def directory(tmp_path: Path) -> Directory:
 # -- what changes, and only that ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", [0.0, 0.01, 0.03, 0.1, 0.5, 1.0])
-def test_a_change_of_any_size_gives_the_bytes_of_the_whole_version(directory, part):
-    new = changed(A, part, 5)
-    directory.whole(1, A)
-    report = directory.delta(2, 1, new, crossover=2.0)
-    assert report.whole is None
-    target = holding(A)
-    loaded = directory.load(2, target)
-    assert holds(target, new)
-    assert loaded.digest == report.digests[0] == digest_of_state(new)
-    assert loaded.files == (f"{directory.path}/deltas/2/delta.tp0.blocks",)
-
-
-def test_nothing_changed_takes_no_bytes(directory):
-    directory.whole(1, A)
-    report = directory.delta(2, 1, A)
-    assert (report.bytes, report.unchanged, report.changed, report.full) == (0, len(A), 0, 0)
-    target = holding(A)
-    assert directory.load(2, target).version == "2"
-    assert holds(target, A)
-
-
 def test_the_report_counts_what_became_of_the_tensors(directory):
     directory.whole(1, A)
     foreign = make_state(9)
@@ -154,19 +132,6 @@ def test_another_base_is_refused_with_both_named_and_weights_untouched(directory
     for text in ("version 1", "version 5", digest_of_state(A), digest_of_state(C), "load a full version"):
         assert text in str(error)
     assert holds(target, C)
-
-
-def test_one_changed_bit_of_the_base_is_enough_to_refuse(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    target = holding(A)
-    target.writable("layer.weight")[100] ^= 1
-    before = bytes(target.readable("layer.weight"))
-    with raising(wrong.DeltaBaseError) as caught:
-        directory.load(2, target, fallback="refuse")
-    assert caught.value.tensors == ("layer.weight",)
-    assert caught.value.found_version is None
-    assert target.readable("layer.weight") == before
 
 
 def test_released_weights_are_refused_where_no_whole_files_are(directory):
@@ -297,18 +262,6 @@ def test_what_has_not_changed_is_not_written(directory):
     assert loaded.digest == digest_of_state(new)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_threads_make_no_difference(directory, threads):
-    specs = [TensorSpec(f"large.{index}", "BF16", (512, 700)) for index in range(5)]
-    old = {spec.name: (spec, np.random.default_rng(4).bytes(spec.nbytes)) for spec in specs} | A
-    new = changed(old, 0.02, 6)
-    directory.whole(1, old)
-    directory.delta(2, 1, new, block_bytes=1 << 16)
-    for target in (holding(old), holding(new), released(old)):
-        load(directory.source(), target, name="delta", version=2, threads=threads)
-        assert holds(target, new)
-
-
 def test_a_failed_load_holds_on_to_no_memory_of_the_target(directory):
     directory.whole(1, A)
     directory.delta(2, 1, B)
@@ -364,25 +317,6 @@ def test_a_base_that_changes_under_the_load_is_found_by_the_result(directory):
     with raising(errors.DigestMismatchError) as caught:
         directory.load(2, target)
     assert caught.value.touched
-
-
-def test_a_damaged_block_file_is_found_before_the_first_byte_at_every_position(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    file = directory.path / "deltas/2/delta.tp0.blocks"
-    good = file.read_bytes()
-    target = holding(A)
-    for position in range(0, len(good), max(1, len(good) // 40)):
-        data = bytearray(good)
-        data[position] ^= 1
-        file.write_bytes(data)
-        with raising(wrong.bad_delta) as caught:
-            directory.load(2, target)
-        assert not caught.value.touched
-        assert holds(target, A)
-    file.write_bytes(good)
-    directory.load(2, target)
-    assert holds(target, B)
 
 
 def test_a_link_out_of_the_directory_is_refused(directory, tmp_path):

@@ -9,16 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from delta_directory import A, B, C, Directory, changed, digest_of_state, holding, holds, make_state, released
+from delta_directory import A, B, C, Directory, changed, digest_of_state, holding, holds, released
 
 from tests.raising import raising
 from wsm.strategies import (
-    DeltaSource,
     Retention,
     SnapshotPublisher,
     TensorSpec,
     errors,
-    load,
     publish_delta,
 )
 from wsm.strategies.delta import source as wrong
@@ -38,19 +36,6 @@ def promised(directory: Directory) -> bool:
 @pytest.fixture
 def directory(tmp_path: Path) -> Directory:
     return Directory(tmp_path / "versions")
-
-
-def test_each_rank_has_its_own_delta_and_all_have_one_manifest(directory):
-    other, changed_other = make_state(11), changed(make_state(11), 0.02, 12)
-    directory.whole(1, A, other)
-    report = directory.delta(2, 1, B, changed_other)
-    digests = set()
-    for rank, (old, new) in enumerate(((A, B), (other, changed_other))):
-        target = holding(old)
-        source = DeltaSource(directory.path, rank, device_id=rank, world_size=2)
-        digests.add(load(source, target, name="delta", version=2).manifest_digest)
-        assert holds(target, new)
-    assert digests == {report.manifest_digest}
 
 
 def test_a_base_that_was_not_published_as_such_is_refused_to_the_trainer(directory):
@@ -208,13 +193,6 @@ def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_
     assert len(taken) == 1
     with SnapshotPublisher(directory.path).version(3):  # it was given back
         pass
-
-
-def test_one_publisher_at_a_time_whatever_it_publishes(directory):
-    directory.whole(1, A)
-    with SnapshotPublisher(directory.path).version(2), raising(errors.PublisherBusyError):
-        directory.delta(2, 1, B)
-    directory.delta(2, 1, B)
 
 
 def test_deltas_that_lead_from_a_whole_version_to_the_newest_stay(directory):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.labels import labels
 from tests.raising import raising
-from wsm.errors import BadInputError
-from wsm.labels import bad_version, checked_version
+from wsm.labels import bad_version
 from wsm.strategies import errors, read_version, write_version
 from wsm.strategies.files.version_file import parse_version
 from wsm.typed import bad_keyword
@@ -143,14 +142,3 @@ def test_what_is_no_version_is_not_written(tmp_path, value):
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     with raising(errors.StorageError):
         write_version(tmp_path / "nowhere", 1)
-
-
-@given(
-    st.binary(max_size=64) | st.text(alphabet="step: 0123456789-[]{}!&*\n'\"", max_size=40).map(str.encode)
-)
-def test_any_bytes_give_a_version_or_a_typed_error(data):
-    try:
-        version = parse_version(data, file="version.yaml")
-    except BadInputError:
-        return
-    assert checked_version(version) == version

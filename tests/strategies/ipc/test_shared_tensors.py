@@ -153,17 +153,6 @@ def test_a_dead_trainers_version_is_copied_and_never_kept(directory, dead_traine
 
 
 @pytest.mark.processes
-def test_a_dead_trainers_version_is_refused_where_orphans_are(directory, dead_trainer):
-    target = MemoryTarget([SPEC])
-    with raising("owner-died", match="has ended") as caught:
-        load(source(directory, orphans="refuse"), target, name="ipc", version=1)
-    assert caught.value.file == str(directory / "ipc_metas_0")
-    assert list(target.held()) == []
-    with SharedTensors(directory) as shared:
-        shared.publish(2, {0: B})
-
-
-@pytest.mark.processes
 def test_a_trainer_that_is_killed_while_a_rank_loads_takes_nothing_away(directory):
     process = subprocess.Popen(
         [sys.executable, "-c", _TRAINER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

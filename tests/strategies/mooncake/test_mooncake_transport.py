@@ -282,15 +282,6 @@ def test_a_load_whose_digests_are_all_right_succeeds_though_its_trainer_is_gone_
     assert rank.load(1, progress=when(TOTAL, kill)).verified == len(SIZES)
 
 
-def test_a_rank_that_reads_on_keeps_its_lease(tmp_path, ranks):
-    state = make_state(1)
-    with MooncakePublisher(f"ipc://{tmp_path}/p", lease_s=30.0) as publisher:
-        publisher.publish(1, {0: state})
-        rank = ranks(publisher.address, **SMALL)
-        rank.load(1)
-        assert rank.holds(state)
-
-
 def test_a_rank_that_dies_gives_its_lease_back(publisher):
     publisher.publish(1, {0: make_state(1)})
     command = [sys.executable, "-c", _DYING_RANK, publisher.address, repr(SIZES)]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.raising import raising
-from wsm.errors import BadInputError
 from wsm.strategies.conversation import listen
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake import _lease_messages as say
@@ -36,32 +35,12 @@ SHARD = PlacedShard(
     tuple(PromisedTensor(spec, DIGEST) for spec in SPECS), (MemoryRegion(4096, 1000),), ((0, 0),) * 2
 )
 GRANT = grants_of("step_7", {0: SHARD, 1: SHARD}, publisher=DIGEST, session="127.0.0.1:15000")[1]
-ANSWERS = [
-    GRANT,
-    say.Refuse("version", "another one", "3"),
-    say.Refuse("world_size", "other ranks", 3),
-    say.Revoked("the trainer goes on"),
-]
-ASKS = [say.Ask(0, None, None, look=True), say.Ask(3, 8, "12", look=False)]
 
 
 def heard(data: bytes) -> object:
     length, frame = data[: say.LENGTH_BYTES], data[say.LENGTH_BYTES :]
     assert say.frame_bytes(length, say.MOST_TO_RANK, "p") == len(frame)
     return say.ask_of(frame) if b'"ask"' in frame else say.answer_of(frame, "p")
-
-
-@pytest.mark.parametrize("message", [*ASKS, *ANSWERS], ids=lambda message: type(message).__name__)
-def test_what_is_said_is_what_is_heard(message):
-    assert heard(say.to_bytes(message)) == message
-
-
-@given(st.binary(max_size=200), st.booleans())
-def test_bytes_that_are_no_message_are_an_error(body, right):
-    frame = (bytes.fromhex(digest_of(body)) if right else bytes(16)) + body
-    for read in (lambda: say.ask_of(frame), lambda: say.answer_of(frame, "nobody in particular")):
-        with contextlib.suppress(BadInputError):
-            assert heard(say.to_bytes(read())) == read()
 
 
 def changed(**fields: object) -> say.Grant:

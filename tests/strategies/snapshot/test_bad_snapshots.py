@@ -1,4 +1,4 @@
-"""Every way in which a snapshot can be wrong: a typed error, the weights as before, a good load after it."""
+"""What only a snapshot can have wrong: a typed error, the weights as before, a good load after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec import structs
 
 from tests.raising import raising
 from wsm.labels import bad_version
-from wsm.strategies import MemoryTarget, ShardManifest, TensorSpec, errors, inspect, load
+from wsm.strategies import ShardManifest, errors, inspect, load
 from wsm.strategies.promise import seal, table_of
 from wsm.typed import bad_keyword
 
@@ -46,12 +46,6 @@ def append(path):
         file.write(b"x")
 
 
-def flip_header_bit(path):
-    data = bytearray(path.read_bytes())
-    data[20] ^= 4
-    path.write_bytes(data)
-
-
 def replace_by(path, make):
     path.unlink()
     make(path)
@@ -70,10 +64,6 @@ def link_outside(path):
     (path / PART0).symlink_to(outside / "part")
 
 
-def header(text: str, data: bytes = b"") -> bytes:
-    return len(text).to_bytes(8, "little") + text.encode() + data
-
-
 def socket_at(path):
     """A socket's name may have 108 bytes, so it is made under a short one."""
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
@@ -84,43 +74,6 @@ def socket_at(path):
 U8 = '{"dtype":"U8","shape":[4],"data_offsets":'
 
 DAMAGES = {
-    "wrong magic": (
-        lambda path: (path / PART0).write_bytes(header("[]")),
-        errors.bad_safetensors,
-        "does not begin with",
-    ),
-    "header longer than the file": (
-        lambda path: (path / PART0).write_bytes((1 << 20).to_bytes(8, "little") + b"{}"),
-        errors.bad_safetensors,
-        "header of 1048576 bytes is longer than the file",
-    ),
-    "header of eight bytes of ones": (
-        lambda path: (path / PART0).write_bytes(b"\xff" * 64),
-        errors.bad_safetensors,
-        "is larger than 100000000 bytes",
-    ),
-    "overlapping tensors": (
-        lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}},"b":{U8}[2,6]}}}}', b"123456")),
-        errors.bad_safetensors,
-        "'b' overlaps the one before it",
-    ),
-    "tensor outside of the file": (
-        lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}}}}', b"12")),
-        errors.bad_file_size,
-        "truncated",
-    ),
-    "tensor far outside of the file": (
-        lambda path: (path / PART0).write_bytes(
-            header('{"a":{"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]}}')
-        ),
-        errors.bad_file_size,
-        "truncated",
-    ),
-    "duplicated name": (
-        lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}},"a":{U8}[4,8]}}}}', b"12345678")),
-        errors.bad_safetensors,
-        "the key 'a' occurs twice",
-    ),
     "part of another version": (
         lambda path: (path / PART0).write_bytes(
             (path / PART0).read_bytes().replace(b'"wsm.version":"1"', b'"wsm.version":"2"')
@@ -163,21 +116,8 @@ DAMAGES = {
         "outside-directory",
         "/etc/hostname",
     ),
-    "truncated part": (lambda path: truncate(path / PART0), errors.bad_file_size, PART0),
     "longer part": (lambda path: append(path / PART0), errors.bad_file_size, PART0),
-    "empty part": (lambda path: (path / PART0).write_bytes(b""), errors.bad_safetensors, "is empty"),
-    "header bit flipped": (lambda path: flip_header_bit(path / PART0), errors.bad_safetensors, PART0),
-    "text instead of data": (
-        lambda path: (path / PART1).write_text("no weights today"),
-        errors.bad_safetensors,
-        "header of",
-    ),
     "part missing": (lambda path: (path / PART1).unlink(), errors.differs_from_manifest, "parts missing"),
-    "last part missing": (
-        lambda path: max(path.glob("*tp0.0.part*")).unlink(),
-        errors.differs_from_manifest,
-        "parts missing",
-    ),
     "first part missing": (lambda path: (path / PART0).unlink(), errors.differs_from_manifest, PART0),
     "all parts missing": (
         lambda path: [part.unlink() for part in path.glob("*tp0.0.part*")],
@@ -193,17 +133,6 @@ DAMAGES = {
         lambda path: shutil.copy(path / "model_state.tp1.1.part0.pdparams", path / PART0),
         errors.mixed_parts,
         "rank",
-    ),
-    "everything of another rank": (swap_in_rank_1, errors.shard_identity, "rank 1"),
-    "pickle": (
-        lambda path: (path / PART0).write_bytes(b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94."),
-        "pickle-refused",
-        "wsm convert SOURCE DESTINATION",
-    ),
-    "old pickle": (
-        lambda path: (path / PART0).write_bytes(b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u."),
-        "pickle-refused",
-        "allow_pickle",
     ),
     "directory for a part": (
         lambda path: replace_by(path / PART0, lambda part: part.mkdir()),
@@ -221,16 +150,6 @@ DAMAGES = {
         errors.UnreadableFileError,
         PART0,
     ),
-    "manifest damaged": (
-        lambda path: truncate(path / MANIFEST) or (path / MANIFEST).write_bytes(b"{"),
-        errors.ManifestError,
-        MANIFEST,
-    ),
-    "manifest edited": (
-        lambda path: (path / MANIFEST).write_text((path / MANIFEST).read_text().replace("F32", "I32")),
-        errors.ManifestError,
-        "damaged or edited",
-    ),
     "manifest is a directory": (
         lambda path: replace_by(path / MANIFEST, lambda part: part.mkdir()),
         errors.not_a_regular_file,
@@ -240,16 +159,6 @@ DAMAGES = {
         lambda path: (path / MANIFEST).unlink(),
         errors.differs_from_manifest,
         f"{MANIFEST} is missing",
-    ),
-    "manifest for another world size": (
-        lambda path: reseal(path / MANIFEST, world_size=4),
-        errors.shard_identity,
-        "world size 4",
-    ),
-    "manifest for another version": (
-        lambda path: reseal(path / MANIFEST, version=9),
-        errors.VersionMismatchError,
-        "holds version 9",
     ),
     "manifest of another publication": (
         lambda path: reseal(path / MANIFEST, publication="00"),
@@ -316,20 +225,6 @@ def test_a_sealed_manifest_that_tells_of_other_tensors_than_the_parts_is_refused
         assert held(target) == before
 
 
-def test_a_file_that_shrinks_while_it_is_read_gives_an_error_and_no_signal(snapshot, plain):
-    path = plain(
-        "model_state.tp0.0.pdparams", {"a": ("U8", (3 << 20,), bytes(3 << 20))}, directory=snapshot.root
-    )
-    target = MemoryTarget([TensorSpec("a", "U8", (3 << 20,))])
-
-    def shrink(done, total):
-        os.truncate(path, 1 << 20)
-
-    with raising(errors.bad_file_size, match="truncated") as caught:
-        load(snapshot.source(), target, progress=shrink)
-    assert caught.value.touched
-
-
 def test_a_file_that_grows_while_it_is_read_gives_what_was_published(snapshot, held, bytes_of):
     path = snapshot.publish(1)
     target = snapshot.target()
@@ -377,17 +272,6 @@ def test_what_stands_where_the_announcement_should_be_is_refused_and_never_waite
         load(snapshot.source(), target)
     assert held(target) == before
     assert load(snapshot.source(), target, version=1).version == "1"
-
-
-def test_another_model_is_refused_with_what_is_missing_and_unknown(snapshot, held):
-    snapshot.publish(1)
-    target = MemoryTarget([TensorSpec("other", "U8", (4,))])
-    with raising(errors.not_covered) as caught:
-        load(snapshot.source(), target)
-    assert caught.value.missing == ("other",)
-    assert "embed.weight" in caught.value.unknown
-    with raising(errors.not_covered):
-        inspect(snapshot.source(), target=target)
 
 
 def test_without_manifests_the_parts_still_tell_whose_they_are(snapshot):
@@ -439,13 +323,6 @@ def test_damaged_metadata_of_ours_is_refused(snapshot, plain):
         inspect(snapshot.source())
 
 
-def test_the_same_tensor_in_two_parts_is_refused(snapshot, plain):
-    for index in range(2):
-        plain(f"model_state.tp0.0.part{index}.pdparams", {"a": ("U8", (1,), b"1")}, directory=snapshot.root)
-    with raising(errors.not_covered, match="1 duplicate: 'a'"):
-        load(snapshot.source(), MemoryTarget([TensorSpec("a", "U8", (1,))]))
-
-
 def test_a_file_for_a_directory_and_a_directory_that_may_not_be_read(snapshot, tmp_path):
     (tmp_path / "file").write_text("x")
     with raising(errors.not_a_regular_file, match="expected a directory"):
@@ -473,13 +350,6 @@ def test_the_directory_itself_may_be_a_link(snapshot, tmp_path):
     snapshot.publish(1)
     (tmp_path / "current").symlink_to(snapshot.root)
     assert load(snapshot.source(directory=tmp_path / "current"), snapshot.target()).version == "1"
-
-
-def test_an_unknown_strategy_and_a_foreign_source_are_refused(snapshot):
-    with raising("unknown-strategy", match="ipc_snapshot"):
-        load(snapshot.source(), snapshot.target(), name="rdma")
-    with raising("bad-source-type", match="SnapshotSource"):
-        load("somewhere", snapshot.target())
 
 
 @pytest.mark.parametrize("version", [-1, True, "", "latest", "a/b", "unnamed-1.1.1", 10**128, "é", "1\n"])

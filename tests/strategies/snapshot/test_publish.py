@@ -1,22 +1,17 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors
 
 from tests.raising import raising
 from wsm.strategies import (
-    ManifestScope,
-    MemoryTarget,
     Retention,
     SnapshotPublisher,
     TensorSpec,
     errors,
-    inspect,
     load,
     publish_snapshot,
     read_version,
@@ -43,72 +38,6 @@ def promised(path):
 def hidden(root):
     names = {path.name for path in (root / "versions").iterdir()}
     return {name for name in names if name.startswith(".")} - {".publisher.lock"}
-
-
-def test_what_was_published_is_what_every_rank_loads(snapshot, held, bytes_of):
-    path = snapshot.publish(7)
-    digests = set()
-    for rank in range(2):
-        target = snapshot.target(rank)
-        report = load(snapshot.source(rank, world_size=2), target)
-        assert held(target) == bytes_of(rank)
-        assert (report.version, report.tensors, report.verified) == ("7", 7, 7)
-        assert report.manifest_scope is ManifestScope.GROUP
-        assert report.peak_extra_bytes == 0
-        digests.add(report.manifest_digest)
-    assert len(digests) == 1
-    assert read_version(snapshot.root) == read_version(path) == "7"
-
-
-def test_the_report_names_the_digests_that_the_loads_will_have(snapshot, tmp_path):
-    state = {"w": np.arange(6, dtype=np.float32)}
-    report = publish_snapshot(tmp_path, 1, {0: state})
-    loaded = load(snapshot.source(directory=tmp_path), MemoryTarget([TensorSpec("w", "F32", (6,))]))
-    assert loaded.manifest_digest == report.manifest_digest
-    assert loaded.digest == report.digests[0]
-    assert loaded.bytes == 24
-    assert report.files == 1
-
-
-def test_an_inspection_tells_what_a_load_would_do_and_touches_nothing(snapshot):
-    snapshot.publish(7)
-    target = snapshot.target()
-    preview = inspect(snapshot.source(), 7, target=target)
-    report = load(snapshot.source(), snapshot.target(), version=7)
-    for field in ("version", "manifest_digest", "manifest_scope", "bytes", "tensors", "files"):
-        assert getattr(preview, field) == getattr(report, field)
-    assert list(target.held()) == []
-
-
-def test_a_version_directory_is_a_flat_fastdeploy_directory_by_itself(snapshot):
-    path = snapshot.publish(7)
-    report = load(snapshot.source(directory=path), snapshot.target())
-    assert (report.version, report.manifest_scope) == ("7", ManifestScope.GROUP)
-    assert min(name.name for name in path.glob("model_state.tp1.1.*")) == "model_state.tp1.1.manifest.json"
-
-
-def test_every_part_is_a_file_that_the_safetensors_library_reads(snapshot):
-    for part in snapshot.publish(1).glob("*.pdparams"):
-        assert safetensors.deserialize(part.read_bytes())
-
-
-def test_an_older_version_can_be_asked_for_by_number(snapshot, held, bytes_of):
-    snapshot.publish(1, seed=1)
-    snapshot.publish(2, seed=2)
-    target = snapshot.target()
-    assert load(snapshot.source(), target, version=1).version == "1"
-    assert held(target) == bytes_of(seed=1)
-    assert load(snapshot.source(), target).version == "2"
-    assert held(target) == bytes_of(seed=2)
-
-
-def test_versions_a_b_a_have_the_digests_a_b_a(snapshot):
-    digests = []
-    target = snapshot.target()
-    for version, seed in enumerate((1, 2, 1)):
-        snapshot.publish(version, seed=seed, part_bytes=100 + 400 * version)
-        digests.append(load(snapshot.source(), target).digest)
-    assert digests[0] == digests[2] != digests[1]
 
 
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(snapshot):
@@ -141,15 +70,6 @@ def test_a_protected_version_stays(snapshot):
     assert versions(snapshot.root) == ["1", "4"]
 
 
-def test_newest_means_last_published_and_not_largest(snapshot):
-    for version in (5, 6, 2):
-        path = snapshot.publish(version, seed=version)
-        os.utime(path, ns=(0, [5, 6, 2].index(version) + 1))
-    snapshot.publish(3, seed=3)
-    assert versions(snapshot.root) == ["2", "3"]
-    assert read_version(snapshot.root) == "3"
-
-
 def test_a_version_that_is_being_read_stays_until_nobody_reads_it(snapshot, held, bytes_of):
     snapshot.publish(1, seed=1)
     target = snapshot.target()
@@ -164,21 +84,6 @@ def test_a_version_that_is_being_read_stays_until_nobody_reads_it(snapshot, held
     assert versions(snapshot.root) == ["1", "3"]
     snapshot.publish(4, seed=4, retain=Retention(keep=1))
     assert versions(snapshot.root) == ["4"]
-
-
-def test_what_is_no_version_in_the_versions_directory_is_left_alone(snapshot):
-    snapshot.publish(1, seed=1)
-    (snapshot.root / "versions" / "12").write_text("a file")
-    (snapshot.root / "versions" / "best").mkdir()
-    for version in (2, 3):
-        snapshot.publish(version, seed=version)
-    assert sorted(path.name for path in (snapshot.root / "versions").iterdir()) == [
-        ".publisher.lock",
-        "12",
-        "2",
-        "3",
-        "best",
-    ]
 
 
 def test_the_same_content_again_is_announced_as_it_stands(snapshot):
@@ -249,24 +154,6 @@ def test_a_second_publisher_is_refused_while_the_first_writes(snapshot, tmp_path
     with publisher.version(1), raising(errors.PublisherBusyError):
         publisher.version(2)
     publisher.version(2).discard()
-
-
-def test_no_shard_is_seen_before_all_are_sealed(snapshot, tmp_path, held, bytes_of, states):
-    with SnapshotPublisher(tmp_path, world_size=2, device_ids={0: 6, 1: 7}).version(4) as staged:
-        digests = {rank: staged.put(rank, states(rank)) for rank in (1, 0)}
-        assert inspect_or_none(snapshot.source(directory=tmp_path, device_id=6)) is None
-        staged.seal(digests)
-    for rank in range(2):
-        target = snapshot.target(rank)
-        load(snapshot.source(rank, directory=tmp_path, device_id=rank + 6), target)
-        assert held(target) == bytes_of(rank)
-
-
-def inspect_or_none(source):
-    try:
-        return inspect(source)
-    except errors.SnapshotNotFoundError:
-        return None
 
 
 def test_a_publication_that_lacks_a_rank_publishes_nothing(snapshot, tmp_path, states):

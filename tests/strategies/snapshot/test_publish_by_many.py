@@ -127,13 +127,6 @@ def test_it_seals_what_was_heard_and_nothing_else(tmp_path):
         assert (code, "no rank 2" in message) == ("incomplete-publication", True)
 
 
-def test_a_rank_that_was_not_put_is_named(tmp_path):
-    with Trainer(tmp_path, 2) as trainer:
-        digest = trainer.processes[0].call("put", 0, 7)
-        code, message = trainer.processes[0].call("seal", {0: digest, 1: digest})
-        assert (code, "nothing was put for rank 1" in message) == ("incomplete-publication", True)
-
-
 def test_of_shards_that_are_put_twice_the_last_whole_one_counts(tmp_path):
     with Trainer(tmp_path, 2) as trainer:
         before = trainer.put(7)

@@ -94,9 +94,10 @@ def test_only_a_directory_whose_manifest_names_its_label_is_removed(snapshot):
     gone = snapshot.publish("second", seed=2)
     (gone / "model_state.manifest.json").unlink()
     (snapshot.root / "versions" / "notes").mkdir()
+    (snapshot.root / "versions" / "12").write_text("a file")
     for label in ("third", "fourth", "fifth"):
         snapshot.publish(label, seed=len(label))
-    assert versions(snapshot.root) == ["copy-of-first", "fifth", "fourth", "notes", "second"]
+    assert versions(snapshot.root) == ["12", "copy-of-first", "fifth", "fourth", "notes", "second"]
 
 
 def test_a_label_that_differs_in_case_alone_is_refused_where_case_does_not_count(snapshot, held, bytes_of):

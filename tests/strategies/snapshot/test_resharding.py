@@ -317,10 +317,3 @@ def test_the_parts_of_another_rank_under_a_rank_s_names_are_refused(tmp_path, wh
     for part in path.glob("model_state.tp1.1.part*"):
         (path / part.name.replace("tp1.1", "tp0.0")).write_bytes(part.read_bytes())
     refused(tmp_path, sliced(whole, 0, 1), (0, 1), errors.differs_from_manifest, "the parts are of rank 1")
-
-
-def test_another_model_is_refused_by_its_shapes(tmp_path, whole):
-    publish(tmp_path, whole, 2)
-    state = sliced(whole, 0, 1)
-    state["up"] = (TensorSpec("up", "BF16", (24, 31)), b"")
-    refused(tmp_path, state, (0, 1), "shape-mismatch", r"\(24, 32\)")

@@ -49,13 +49,6 @@ def test_parts_win_over_everything_else_and_load_in_numeric_order(plain, model, 
     assert files == [f"model_state.tp3.5.part{index}.pdparams" for index in range(12)]
 
 
-def test_parts_may_be_counted_from_one(plain, model, source):
-    for index in (3, 1, 2):
-        plain(f"model_state.tp3.5.part{index}.pdparams", one("abc"[index - 1], b"11"), directory=model)
-    report = load(source, MemoryTarget([A, B, C]))
-    assert [name[-10] for name in names(report.files)] == ["1", "2", "3"]
-
-
 def test_the_whole_file_is_taken_when_there_are_no_parts(plain, model, source):
     plain("model_state.tp3.5.pdparams", WHOLE, directory=model)
     plain("model_state.tp05.pdparams", one("a", b"99"), directory=model)
@@ -106,24 +99,6 @@ def test_a_model_directory_that_is_not_there_is_named_as_what_is_missing(model, 
     assert caught.value.missing == str(model)
 
 
-def test_a_rank_never_takes_another_ranks_shard(plain, model, source):
-    """FastDeploy#6852: all ranks loaded rank 0's file."""
-    plain("model_state.tp0.5.pdparams", WHOLE, directory=model)
-    plain("model_state.tp35.pdparams", WHOLE, directory=model)
-    with raising(errors.SnapshotNotFoundError):
-        inspect(source)
-
-
-def test_the_dot_keeps_rank_1_on_device_234_apart_from_rank_12_on_device_34(plain, model):
-    """FastDeploy#6852: tp1234 meant both."""
-    plain("model_state.tp1.234.pdparams", one("a", b"11"), directory=model)
-    plain("model_state.tp12.34.pdparams", one("a", b"22"), directory=model)
-    for rank, device_id, expected in ((1, 234, b"11"), (12, 34, b"22")):
-        target = MemoryTarget([A])
-        load(SnapshotSource(model, rank, device_id=device_id), target)
-        assert bytes(target.readable("a")) == expected
-
-
 @pytest.mark.parametrize("bad", ["partabc", "part", "part-1", "part1x", "part1.5", "part\uff11"])
 def test_an_invalid_part_name_is_warned_about_and_ignored(plain, model, source, bad, caplog):
     plain(f"model_state.tp3.5.{bad}.pdparams", one("a", b"99"), directory=model)
@@ -142,13 +117,6 @@ def test_only_invalid_part_names_fall_through_to_the_whole_file(plain, model, so
     plain("model_state.tp3.5.pdparams", WHOLE, directory=model)
     report = load(source, MemoryTarget([A, B, C]))
     assert names(report.files) == ["model_state.tp3.5.pdparams"]
-
-
-def test_the_index_comes_from_the_file_name_and_never_from_a_directory(plain, tmp_path):
-    model = tmp_path / "run.part9.d"
-    for index in range(2):
-        plain(f"model_state.tp0.0.part{index}.pdparams", one("ab"[index], b"11"), directory=model)
-    assert [name[-10] for name in names(inspect(SnapshotSource(model, 0, device_id=0)).files)] == ["0", "1"]
 
 
 def test_repetitions_among_the_parts_are_refused(plain, model, source):

@@ -29,7 +29,6 @@ from wsm.strategies import (
     load,
     with_manifest,
 )
-from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.transports import _foreign as batches
 from wsm.strategies.transports._foreign import ForeignThread
@@ -95,16 +94,6 @@ def described(state: State, version: int) -> dict[str, Any]:
     return with_manifest(state, version=version, rank=0, world_size=1)
 
 
-def test_buffers_that_are_used_again_do_not_reach_the_weights(sender, source):
-    state = make_paddle_state(seed=1)
-    sender.send(described(state, 1), step_id="1")
-    model = Model()
-    report = model.load(source(config={"materialize_tensors": False, "num_buffers": 1}), 1)
-    assert model.holds(state)
-    assert (report.version, report.verified, report.tensors) == ("1", len(state), len(state))
-    assert report.manifest_scope is ManifestScope.GROUP
-
-
 def test_thousands_of_small_tensors_change_threads_far_fewer_times(sender, source, monkeypatch):
     monkeypatch.setattr(batches, "BATCH_S", 3600.0)  # however slow the machine is
     calls, call = [], ForeignThread.call
@@ -123,25 +112,6 @@ def test_what_the_load_cost_is_split_into_waiting_and_own_work(sender, source):
     report = Model().load(source(), 1)
     assert 0 < report.sync_s < report.seconds
     assert report.sync_s + report.apply_s == pytest.approx(report.seconds)
-
-
-def test_the_object_is_made_once_and_made_anew_after_an_error(sender, source, made):
-    rsync = source()
-    model = Model()
-    for version in (1, 2):
-        sender.send(described(make_paddle_state(seed=version), version), step_id=str(version))
-        model.load(rsync, version)
-    assert [transfer.cleaned for transfer in made] == [False]
-    with raising(stream_errors.PeerFailedError, match="step 9 is not ready") as caught:
-        model.load(rsync, 9)
-    assert not caught.value.touched
-    assert [transfer.cleaned for transfer in made] == [True]
-    sender.send(described(make_paddle_state(seed=3), 3), step_id="3")
-    model.load(rsync, 3)
-    assert model.holds(make_paddle_state(seed=3))
-    assert [transfer.cleaned for transfer in made] == [True, False]
-    rsync.transport.close()
-    assert [transfer.cleaned for transfer in made] == [True, True]
 
 
 def test_a_released_model_keeps_the_memory_and_a_held_one_is_copied_into(sender, source):
@@ -190,30 +160,6 @@ def test_a_tensor_that_the_manifest_describes_otherwise_is_refused(sender, sourc
         model.load(source(), 1)
     assert caught.value.touched
     assert model.tainted == 1
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error", "text"),
-    [
-        ("silent", stream_errors.PeerSilentError, "the first tensor was due"),
-        ("truncate", stream_errors.PeerSilentError, "the next tensor was due"),
-        ("cut", stream_errors.PeerFailedError, "ConnectionError"),
-        ("lie", errors.DigestMismatchError, "corrupt"),
-    ],
-)
-def test_a_failing_sender_is_a_typed_error_within_its_deadline(sender, source, wrong, error, text):
-    # Short only where the end is waited for; a connection that takes longer on busy cores is another error.
-    limits = {"discover_timeout_s": 3 if wrong == "silent" else 60, "recv_bucket_timeout_s": 60}
-    if wrong == "truncate":
-        limits["recv_bucket_timeout_s"] = 0.3
-    sender.send(described(make_paddle_state(), 1), step_id="1", wrong=wrong)
-    model = Model()
-    with raising(error, match=text) as caught:
-        model.load(source(config=limits), 1)
-    assert caught.value.touched == bool(model.tainted) == (wrong != "silent")
-    sender.send(described(make_paddle_state(seed=2), 2), step_id="2")
-    model.load(source(), 2)
-    assert model.holds(make_paddle_state(seed=2))
 
 
 def test_a_sender_that_always_sends_something_is_ended_by_the_limit_of_the_whole(sender, source):

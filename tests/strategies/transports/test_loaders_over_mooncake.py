@@ -137,23 +137,6 @@ def test_each_rank_makes_its_part_of_one_checkpoint_and_versions_follow_each_oth
     assert ranks[0].loaders[1].chunks == 3
 
 
-def test_a_checkpoint_that_changes_under_its_readers_never_reaches_a_loader_and_a_good_one_loads(
-    tmp_path,
-):
-    state = checkpoint(1)
-    with MooncakePublisher(f"ipc://{tmp_path}/in-place", in_place=True) as publisher:
-        rank = Rank(0, publisher.address)
-        publisher.publish(1, {0: state, 1: state})
-        state["embed"][900] += 1
-        with pytest.raises(errors.DigestMismatchError, match="'embed'") as caught:
-            rank.load(1)
-        assert caught.value.touched == bool(rank.tainted)
-        publisher.publish(2, {0: state, 1: state})
-        rank.load(2)
-        assert rank.holds(state)
-        rank.transport.close()
-
-
 @pytest.mark.parametrize("revoked", [False, True], ids=["cancelled", "taken back"])
 def test_an_error_says_touched_if_and_only_if_a_loader_was_given_something(publisher, ranks, revoked):
     """Whenever it comes: before the first tensor, while that is read, or after it was applied."""
@@ -168,18 +151,3 @@ def test_an_error_says_touched_if_and_only_if_a_loader_was_given_something(publi
         assert caught.value.touched == bool(rank.tainted)
         assert looks != 1 or revoked or not rank.tainted  # what is taken back is noticed a little later
         assert looks is not None or rank.tainted
-
-
-def test_a_version_that_is_taken_back_ends_the_load_and_the_next_one_loads(publisher, ranks):
-    state = checkpoint(1)
-    publisher.publish(1, {0: state, 1: state})
-
-    def withdraw(_done: int, _total: int) -> None:
-        publisher.withdraw(revoke=True)
-
-    with pytest.raises(PeerFailedError, match="version 1 was withdrawn"):
-        ranks[1].load(1, progress=withdraw)
-    assert ranks[1].tainted == 1
-    publisher.publish(2, {0: state, 1: state})
-    ranks[1].load(2)
-    assert ranks[1].holds(state)
