@@ -12,11 +12,10 @@ from wsm.actions._caches import (
     ReleaseAuxiliaryCache,
     ReleaseKVCache,
 )
-from wsm.actions._graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
+from wsm.actions._graphs import CaptureMainGraphs, DropMainGraphs
 from wsm.actions._groups import ClearDeepEPBuffer, RecreateDeepEPBuffer, RestartGroup, ShutDownGroup
 from wsm.actions._requests import (
     ForgetRoutingReplay,
-    ResetInputs,
     ResumeAdmitting,
     ResumeRoutingReplay,
     SettleRequests,
@@ -64,15 +63,6 @@ def test_a_drain_that_is_not_finished_refuses_to_settle(make_context):
         SettleRequests().precondition(make_context(in_flight=InFlightPolicy.DRAIN))
 
 
-def test_frozen_requests_are_kept_for_later_and_aborted_ones_are_not(runner, make_context):
-    SettleRequests().run(make_context(in_flight=InFlightPolicy.KEEP))
-    assert runner.requests.frozen == ["a", "b"]
-    runner.requests.running.append("c")
-    SettleRequests().run(make_context(in_flight=InFlightPolicy.ABORT))
-    assert runner.requests.frozen == ["a", "b"]
-    assert runner.requests.in_flight() == 0
-
-
 def test_a_request_that_stays_on_its_slot_is_found(runner, make_context, monkeypatch):
     monkeypatch.setattr(runner.requests, "abort_all", lambda: 0)
     context = make_context()
@@ -92,14 +82,6 @@ def test_undo_admits_again_only_where_everything_is_still_there(
     context.done.weights_touched = touched
     StopAdmitting().undo(context)
     assert runner.requests.admitting is admits
-
-
-def test_resuming_and_resetting_reach_the_scheduler(runner, make_context):
-    runner.requests.admitting = False
-    ResumeAdmitting().run(make_context())
-    ResetInputs().run(make_context())
-    assert runner.requests.admitting
-    assert not runner.requests.cached_inputs
 
 
 def test_a_scheduler_that_admits_nothing_after_it_was_resumed_is_found(runner, make_context):
@@ -140,16 +122,6 @@ def test_undo_never_captures_over_touched_weights(runner, make_context):
     context.done.weights_touched = True
     action.undo(context)
     assert not runner.graphs.captured()
-
-
-def test_draft_graphs_are_dropped_and_captured_apart_from_the_main_ones(runner, make_context):
-    context = make_context()
-    DropDraftGraphs(capture_is_collective=False).run(context)
-    assert runner.graphs.captured()
-    assert not runner.auxiliaries[0].graphs.captured()
-    capture = CaptureDraftGraphs(capture_is_collective=False)
-    capture.run(context)
-    capture.probe(context)
 
 
 def test_a_capture_that_did_not_happen_is_found_and_undo_drops_a_partial_one(
@@ -268,17 +240,6 @@ def test_a_load_that_fails_before_its_first_byte_leaves_the_old_weights_whole(ru
     with pytest.raises(ValueError, match="torn"):
         LoadWeights().run(context)
     assert not context.done.weights_touched
-
-
-def test_a_load_that_asked_for_one_writable_tensor_has_touched(runner, make_context):
-    def begin(context, target):
-        target.writable("head")
-        raise ValueError("the second file is torn")
-
-    context = make_context(load=begin)
-    with pytest.raises(ValueError, match="torn"):
-        LoadWeights().run(context)
-    assert context.done.weights_touched
 
 
 def test_bytes_needed_are_those_that_are_not_held(runner, make_context):
@@ -446,18 +407,6 @@ def test_verifying_reports_progress_for_every_tensor(runner, make_context):
     LoadWeights().run(context)
     VerifyLoaded(resident_digest).run(context)
     assert len(beats) == 3
-
-
-def test_a_captured_tensor_that_moved_fails_the_verification(runner, make_context):
-    contract = AddressContract()
-    contract.record(runner.weights)
-    context = make_context()
-    LoadWeights().run(context)
-    VerifyLoaded(resident_digest, contract).run(context)
-    runner.weights.buffers["head"] = memoryview(bytearray(runner.weights.buffers["head"]))
-    with pytest.raises(GroupError) as caught:
-        VerifyLoaded(resident_digest, contract).run(context)
-    assert caught.value.tensors == ("head",)
 
 
 def test_dropping_graphs_frees_tensors_to_move_and_capturing_binds_them(runner, make_context):

@@ -9,7 +9,6 @@ import pytest
 from wsm.actions import names
 from wsm.actions.errors import PostconditionError
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import GroupKind
 from wsm.errors import RefusedError
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
@@ -134,24 +133,6 @@ def test_admission_resumes_only_when_the_commit_actions_run(runner, options, mak
     assert runner.requests.admitting
 
 
-def test_hundreds_of_rounds_end_where_they_began(runner, options, make_context, walk, tiny_drop):
-    plans = derive_plans(options(shut_down_groups=True, memory_drop=tiny_drop))
-    before = runner.memory.resident_bytes()
-    for version in range(2, 202):
-        walk(plans.clear, make_context())
-        walk(plans.update, make_context(from_normal=False, version=version % 256))
-    assert runner.memory.resident_bytes() == before
-    assert len(runner.groups.incarnations) == 3 * 200
-
-
-def test_clear_after_clear_changes_nothing(runner, options, make_context, walk):
-    plans = derive_plans(options(shut_down_groups=True))
-    walk(plans.clear, make_context())
-    walk(plans.clear, make_context(from_normal=False))
-    assert runner.calls.count("tp.shut_down") == 1
-    assert runner.calls.count("deepep.clear") == 1
-
-
 def test_update_in_place_keeps_addresses_and_forgets_old_blocks(runner, options, make_context, walk):
     runner.kv_cache.prefixes["system prompt"] = 3
     addresses = runner.weights.addresses()
@@ -198,16 +179,6 @@ def test_keeping_the_blocks_of_requests_that_end_first_is_refused(in_flight, run
     with pytest.raises(RefusedError, match="nothing to keep") as caught:
         plans.update_in_place.admit(context)
     assert caught.value.supported == ("keep",)
-    assert runner.calls == []
-
-
-@pytest.mark.parametrize("plan", ["clear", "update", "update_in_place"])
-def test_a_policy_that_cannot_be_honoured_is_refused_before_anything_is_touched(
-    plan, runner, options, make_context
-):
-    plans = derive_plans(options())
-    with pytest.raises(RefusedError, match="KV policy 'keep'"):
-        getattr(plans, plan).admit(make_context(kv_policy=KVPolicy.KEEP))
     assert runner.calls == []
 
 
@@ -277,12 +248,6 @@ def test_a_command_for_another_version_than_was_loaded_is_not_prepared(
 
     with pytest.raises(PostconditionError, match="version 1"):
         walk(derive_plans(options()).update_in_place, make_context(load=load_version_1))
-
-
-def test_groups_that_were_not_shut_down_are_left_alone(runner, options, make_context, walk):
-    plans = derive_plans(options(shut_down_groups=False))
-    walk(plans.clear, make_context())
-    assert all(runner.groups.alive(kind) for kind in GroupKind)
 
 
 @pytest.mark.parametrize("collective", [False, True])
