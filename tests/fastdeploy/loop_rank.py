@@ -311,7 +311,6 @@ class Loop:
             self.rank,
             member=member,
             memory=HostMemory(),
-            load=feeds if self.settings.get("feeds") else None,
             directory=self.shared,
         )
         if self.rank == 0:
@@ -325,8 +324,6 @@ class Loop:
 
         self.manager._settle_behind = settles
         self.runner.initialize_kv_cache()
-        if self.settings.get("feeds"):
-            self.says("fed", **self.manager.update_weights_by_gdr("1"))
         if self.settings.get("calls"):
             self.calls_one_by_one()
         self.says("ready", version=self.manager.version, first_load=self.manager.first_load)

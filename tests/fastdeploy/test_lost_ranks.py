@@ -41,18 +41,3 @@ def test_a_rank_that_does_not_come_is_named_by_status_with_the_time_when_it_was_
     job.asks(UPDATING)
     job.answers(NORMAL)
     job.end()
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_no_rank_waits_for_ever_for_one_that_is_gone(make_job, lost):
-    job = make_job("2026", block=True)
-    job.asks(CLEARING)
-    job.answers(CLEARED)
-    job.each_says("entered")
-    job.programs[lost].kill()
-    left = job.programs[1 - lost]
-    eventually(left.has_ended, "the other rank ends, too")
-    with pytest.raises(
-        pytest.fail.Exception, match=f"rank {lost} of group .* ended while rank {1 - lost} was"
-    ):
-        left.says("left")
