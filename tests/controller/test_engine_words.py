@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from living_group import LivingGroup, eventually
 
@@ -157,22 +155,6 @@ def test_a_cache_word_that_another_process_answers_is_left_to_it(make_engine):
     assert (engine.reads(), engine.reads(KV)) == ([CLEARED], [CLEARING])
 
 
-def test_parts_that_are_asked_one_after_the_other_are_one_command(make_engine):
-    """FastDeploy's servers are asked one by one; the first part's word decides, the others follow it."""
-    engine = make_engine(3)
-    bridge = engine.bridge()
-    engine.asks(CLEARING, NORMAL, CLEARING)
-    bridge.turn()
-    assert engine.reads() == [CLEARED] * 3
-    engine.asks(CLEARED, CLEARING, CLEARED)  # its client had looked before
-    bridge.turn()
-    assert engine.reads() == [CLEARED] * 3
-    engine.asks(UPDATING, CLEARED, UPDATING)
-    bridge.turn()
-    assert engine.reads() == [NORMAL] * 3
-    assert status(engine).sequence == 3
-
-
 @pytest.mark.parametrize(
     ("asked", "before", "put_back"),
     [
@@ -209,24 +191,6 @@ def test_a_disagreement_that_changes_has_its_whole_deadline_again(make_engine):
     engine.clock.advance(2)
     bridge.turn()
     assert engine.reads() == [NORMAL, CLEARING, CLEARING]
-
-
-def test_a_word_that_changed_while_its_command_ran_is_the_next_command(make_engine):
-    engine = make_engine()
-    bridge, group = engine.bridge(), engine.group
-    group.order(1, "release", "hold")
-    engine.asks(CLEARING)
-    thread = threading.Thread(target=bridge.turn)
-    thread.start()
-    group.await_held(1, "release")
-    engine.asks(UPDATING)  # the engine did not wait for its answer
-    group.revoke(1, "release")
-    thread.join(60)
-    assert status(engine).state == "CLEARED"
-    assert engine.reads() == [UPDATING]  # not answered with the end of the command before it
-    bridge.turn()
-    assert engine.reads() == [NORMAL]
-    assert status(engine).serving
 
 
 def test_a_word_that_the_engine_created_anew_is_found_and_shows_the_truth(make_engine):
@@ -276,58 +240,6 @@ def test_a_bridge_that_died_while_clearing_is_replaced_by_one_that_only_answers(
     engine.bridge().turn()
     assert engine.reads() == [CLEARED]
     assert status(engine).sequence == sequence
-
-
-def test_commands_of_wsm_show_in_the_words(make_engine):
-    engine = make_engine(2)
-    bridge, controller = engine.bridge(), engine.group.controller()
-    controller.clear()
-    bridge.turn()
-    assert engine.reads() == [CLEARED, CLEARED]
-    controller.update(1)
-    bridge.turn()
-    assert engine.reads() == [NORMAL, NORMAL]
-
-
-def test_an_update_that_fails_is_not_answered_with_a_lie(make_engine):
-    engine = make_engine()
-    bridge, group = engine.bridge(), engine.group
-    engine.asks_for_a_version_without_files()  # from NORMAL: version 1 stays, nothing was touched
-    bridge.turn()
-    assert engine.reads() == [UPDATING]
-    assert status(engine).version == "1"
-    tried = status(engine).sequence
-    bridge.turn()
-    assert status(engine).sequence == tried  # it is not tried again at once
-    group.publish(3)
-    engine.clock.advance(60)
-    bridge.turn()
-    assert engine.reads() == [NORMAL]
-    assert status(engine).version == "3"
-
-
-def test_an_update_of_a_cleared_group_that_fails_is_answered_with_what_the_group_is(make_engine):
-    engine = make_engine()
-    bridge = engine.bridge()
-    engine.asks(CLEARING)
-    bridge.turn()
-    engine.group.order(0, "write", "raise once")
-    engine.asks(UPDATING)
-    bridge.turn()
-    assert engine.reads() == [CLEARED]
-
-
-def test_a_clear_that_leaves_a_faulted_rank_stays_clearing_until_it_is_repaired(make_engine):
-    engine = make_engine()
-    bridge = engine.bridge()
-    engine.group.order(1, "release", "raise")
-    engine.asks(CLEARING)
-    bridge.turn()
-    assert engine.reads() == [CLEARING]
-    engine.group.revoke(1, "release")
-    engine.clock.advance(60)
-    bridge.turn()
-    assert engine.reads() == [CLEARED]
 
 
 def test_a_command_of_wsm_takes_the_words_as_an_engine_would(make_engine):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 
 import pytest
-from living_group import eventually, shard_of
+from living_group import eventually
 
-from tests.raising import raising
-from wsm import InFlightPolicy, KVPolicy
-from wsm.clock import ManualClock
+from wsm import InFlightPolicy
 from wsm.controller._drive import Drive
-from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, MixedGroupError, RankFailedError
+from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError
 from wsm.states.group import GroupTodo
-from wsm.strategies import publish_snapshot
 
 pytestmark = pytest.mark.processes
 
@@ -35,44 +31,6 @@ def assert_takes_a_good_update(group, controller, version=9):
     group.assert_journals_are_possible()
 
 
-def test_a_policy_that_cannot_be_honoured_is_refused_and_nothing_changes(make_group):
-    group = make_group(load=0.3)
-    group.publish(2)
-    with group.boot() as controller:
-        group.programs[0].tell("submit 1000000")
-        with pytest.raises(CommandRefusedError, match="KV policy 'keep'") as caught:
-            controller.update(2, kv_policy=KVPolicy.KEEP)
-        assert caught.value.error == "policy-refused"
-        assert "serves version 1" in caught.value.group
-        assert_serves_on(group, controller)
-        group.programs[0].tell("say")
-        said = group.programs[0].says("state")
-        assert len(said["running"]) == 1  # no request was ended for a command that never was
-        assert said["admitting"]
-        assert_takes_a_good_update(group, controller)
-
-
-def test_a_version_that_does_not_exist_leaves_the_old_one_on_all_ranks(make_group):
-    group = make_group(load=0.3)
-    with group.boot() as controller:
-        with pytest.raises(RankFailedError, match="serves version 1") as caught:
-            controller.update(404)
-        assert caught.value.action == "load_weights"
-        assert caught.value.error == "snapshot-not-found"
-        assert "wsm/strategies/load.py" in caught.value.remote_traceback
-        assert_serves_on(group, controller)
-        assert_takes_a_good_update(group, controller)
-
-
-def test_a_version_that_does_not_exist_leaves_a_cleared_group_cleared(group):
-    with group.boot() as controller:
-        controller.clear()
-        with pytest.raises(RankFailedError, match="holds no weights"):
-            controller.update(404)
-        assert controller.status().state == "CLEARED"
-        controller.update(1)
-
-
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_one_missing_shard_clears_all_ranks_because_another_had_begun_to_load(make_group, culprit):
     group = make_group(load=0.3)
@@ -89,34 +47,6 @@ def test_one_missing_shard_clears_all_ranks_because_another_had_begun_to_load(ma
         assert caught.value.rank == culprit
         assert {rank.weights for rank in controller.status().ranks} == {"CLEARED"}
         assert_takes_a_good_update(group, controller)
-
-
-def test_a_shard_that_turns_out_corrupt_half_way_clears_all_ranks(make_group):
-    group = make_group(load=0.3)
-    group.publish(2)
-    path = group.shard_files(2, 1)[-1]
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with group.boot() as controller:
-        with pytest.raises(RankFailedError, match="holds no weights") as caught:
-            controller.update(2)
-        assert (caught.value.rank, caught.value.error) == (1, "digest-mismatch")
-        assert_takes_a_good_update(group, controller)
-
-
-def test_an_action_that_fails_after_the_load_clears_all_ranks(group):
-    with group.boot() as controller:
-        controller.clear()
-        group.order(1, "rebuild", "raise")
-        with pytest.raises(RankFailedError, match="holds no weights") as caught:
-            controller.update(1)
-        assert (caught.value.rank, caught.value.action) == (1, "rebuild_kv_cache")
-        assert "失败" in caught.value.cause
-        group.revoke(1, "rebuild")
-        controller.update(1)
-        group.stop()
-        group.assert_journals_are_possible()
 
 
 def test_an_action_that_fails_before_anything_is_taken_away_is_undone(make_group):
@@ -159,37 +89,6 @@ def test_a_teardown_that_fails_once_is_finished_by_the_groups_own_clear(group):
         assert [end["held"] for end in group.stop()] == [[], []]
 
 
-def test_ranks_that_prepared_different_publications_are_not_committed(make_group, tmp_path):
-    group = make_group()
-    group.publish(1)
-    elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(group.snapshots, elsewhere)
-    group.publish(2)
-    publish_snapshot(elsewhere, 2, {rank: shard_of(2, rank) for rank in (0, 1)}, durable=False)
-    group.launch(0)
-    group.launch(1, config={"snapshot": {**group.config["snapshot"], "directory": str(elsewhere)}})
-    group.programs[0].says("ready")
-    group.programs[1].says("ready")
-    controller = group.controller()
-    controller.update(1)
-    with raising("manifest-mismatch", match="holds no weights") as caught:
-        controller.update(2)
-    assert caught.value.found[0] != caught.value.found[1]
-    assert controller.status().version == "1"  # the last one that all committed
-    controller.update(1)
-
-
-def test_ranks_with_other_plans_are_told_so_before_anything_is_asked_of_them(make_group):
-    group = make_group(without_kv=[1])
-    group.publish(1)
-    group.start()
-    controller = group.controller()
-    for _ in range(2):
-        with raising("plans-differ", match="rank 1"):
-            controller.update(1)
-    assert controller.status().sequence == 0
-
-
 def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(make_group):
     group = make_group(load=0.3)
     with group.boot() as controller:
@@ -205,45 +104,6 @@ def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(make_group):
             pending.result()
         assert (caught.value.rank, caught.value.action) == (0, "parking")
         assert_serves_on(group, controller)
-
-
-def test_the_error_names_the_rank_that_failed_and_not_the_one_that_was_stopped(group):
-    """Rank 0 is still loading when rank 1 has failed; the group's decision stops it."""
-    group.publish(2)
-    for path in group.shard_files(2, 1):
-        path.unlink()
-    with group.boot() as controller:
-        group.order(0, "write", "hold")
-        group.order(1, "settle", "hold")
-        pending = controller.begin_update(2)
-        group.await_held(0, "write")
-        group.revoke(1, "settle")
-        eventually(lambda: controller.status().operation == "ABORT")
-        group.revoke(0, "write")
-        with pytest.raises(RankFailedError, match="holds no weights") as caught:
-            pending.result()
-        assert (caught.value.rank, caught.value.error) == (1, "snapshot-not-found")
-        assert set(caught.value.others) == {0}
-        assert "decided to abort" in caught.value.others[0]
-
-
-def test_a_deadline_names_the_late_rank_and_where_it_is(group):
-    group.publish(2)
-    with group.boot() as controller:
-        group.order(1, "write", "hold")
-        clock = ManualClock()
-        pending = group.controller(clock=clock).begin_update(2)
-        group.await_held(1, "write")
-        eventually(lambda: group.codes()[0] == "PREPARED")
-        clock.advance(400)
-        eventually(lambda: controller.status().operation == "ABORT")
-        group.revoke(1, "write")
-        with pytest.raises(
-            CommandTimeoutError, match=r"waiting for rank 1 \(is running load_weights\) \["
-        ) as caught:
-            pending.result()
-        assert set(caught.value.waiting) == {1}
-        assert controller.status().state == "CLEARED"
 
 
 def test_a_rank_that_fails_before_a_collective_action_frees_the_ones_that_voted_for_it(make_group):

@@ -83,43 +83,6 @@ def test_a_stopped_rank_that_has_staged_is_named_and_not_the_one_alone_that_it_h
     group.assert_steps_are_pure([1, 2])
 
 
-def test_a_rank_that_is_stopped_inside_its_load_is_named_with_the_action(group):
-    group.publish(2)
-    with group.boot() as controller:
-        group.order(1, "write", "hold")
-        clock = ManualClock()
-        pending = group.controller(clock=clock).begin_update(2)
-        group.await_held(1, "write")
-        group.programs[1].freeze()
-        eventually(lambda: group.codes()[0] == "PREPARED")
-        clock.advance(400)
-        eventually(lambda: group.codes()[0] == "STOPPED_TOUCHED")
-        clock.advance(100)  # past the time to settle, not past the action's own deadline
-        with pytest.raises(
-            CommandTimeoutError,
-            match=r"waiting for rank 1 \(is running load_weights; its process is stopped\)",
-        ):
-            pending.result(60)
-        group.revoke(1, "write")
-        group.programs[1].thaw()
-        eventually(lambda: controller.status().over)
-        assert controller.status().state == "CLEARED"
-        assert controller.update(2).version == "2"
-
-
-def test_a_dead_rank_is_named_before_anything_is_asked(make_group):
-    group = make_group(3)
-    with group.boot() as controller:
-        group.programs[2].kill()
-        for _ in range(2):
-            with pytest.raises(RankLostError, match="rank 2 is gone") as caught:
-                controller.update(1, force=True)
-            assert caught.value.ranks == (2,)
-        assert controller.status().sequence == 1
-        assert controller.status().ranks[2].life == "dead"
-        assert not controller.status().serving
-
-
 @pytest.mark.parametrize("point", ["stop_admitting", "write"])
 def test_a_rank_that_dies_within_a_command_is_named_and_the_others_do_not_serve(make_group, point):
     group = make_group(3, load=0.2)

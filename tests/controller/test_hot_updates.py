@@ -8,8 +8,8 @@ import pytest
 from living_group import eventually
 
 from tests.raising import raising
-from wsm import HotFallback, InFlightPolicy, Outcome
-from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError, RankLostError
+from wsm import HotFallback, Outcome
+from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
 from wsm.signals.errors import RoleBusyError
 from wsm.typed import bad_keyword
 
@@ -78,24 +78,6 @@ def test_the_group_steps_with_the_old_version_for_as_long_as_a_rank_stages(servi
     group.assert_steps_are_pure([1, 2])
 
 
-def test_requests_go_on_through_a_hot_update_unless_the_command_says_otherwise(serving):
-    group, controller = serving()
-    group.programs[0].tell("submit 1000000")
-    group.programs[0].tell("submit 1000000")
-    group.await_steps()
-    controller.update(2, hot=True)
-    group.programs[0].tell("say")
-    said = group.programs[0].says("state")
-    assert len(said["running"]) + len(said["frozen"]) == 2
-    group.await_steps()
-    controller.update(1, hot=True, in_flight=InFlightPolicy.ABORT)
-    group.programs[0].tell("say")
-    said = group.programs[0].says("state")
-    assert said["running"] == said["frozen"] == []
-    group.stop()
-    group.assert_steps_are_pure([1, 2])
-
-
 def test_while_ranks_stage_every_other_command_is_refused_as_busy(serving):
     group, controller = serving()
     group.order(0, "stage", "hold")
@@ -108,30 +90,6 @@ def test_while_ranks_stage_every_other_command_is_refused_as_busy(serving):
     assert pending.result(60).version == "2"
 
 
-def test_a_caller_that_gives_up_while_ranks_stage_leaves_the_old_version_alone(serving):
-    group, controller = serving()
-    group.order(1, "stage", "hold")
-    pending = controller.begin_update(2, hot=True, hot_fallback="in_place")
-    group.await_held(1, "stage")
-    pending.give_up()
-    eventually(lambda: controller.status().operation == "HOT_ABORT")
-    group.revoke(1, "stage")
-    with pytest.raises(CommandTimeoutError, match="hot update was aborted because its caller gave up"):
-        pending.result(60)
-    assert_nothing_happened(group, controller)
-
-
-@pytest.mark.parametrize("culprit", [0, 1])
-def test_a_rank_that_fails_to_stage_is_named_and_nothing_happened(serving, culprit):
-    group, controller = serving()
-    group.order(culprit, "stage", "raise once")
-    with pytest.raises(RankFailedError, match=f"rank {culprit} in stage_weights") as caught:
-        controller.update(2, hot=True, hot_fallback="in_place")  # no better in place, so not tried there
-    assert "the group serves version 1" in caught.value.group
-    assert "passes" in caught.value.remote_traceback
-    assert_nothing_happened(group, controller)
-
-
 def test_a_rank_that_dies_while_it_stages_is_named_and_the_others_end_the_command(serving):
     group, controller = serving(load=0)  # nobody stands in a step that the dead one would have to enter
     group.order(1, "stage", "hold")
@@ -142,18 +100,6 @@ def test_a_rank_that_dies_while_it_stages_is_named_and_the_others_end_the_comman
         pending.result(60)
     eventually(lambda: group.codes()[0] == "DONE_KEPT")
     assert controller.status().ranks[0].weights == "NORMAL"
-
-
-def test_too_little_memory_is_refused_with_both_numbers_and_nothing_happened(serving):
-    group, controller = serving(available_bytes=SCANT)
-    with pytest.raises(CommandRefusedError, match="hot update was refused by rank 0") as caught:
-        controller.update(2, hot=True)
-    assert caught.value.error == "staging-memory"
-    assert "serves version 1" in caught.value.group
-    group.await_steps()
-    group.stop()
-    group.assert_steps_are_pure([1])
-    group.assert_journals_are_possible()
 
 
 def test_too_little_memory_is_no_reason_to_fail_where_the_caller_allows_in_place(serving):
@@ -236,10 +182,3 @@ def test_a_group_that_serves_nothing_is_updated_in_place_where_that_is_allowed_a
         assert receipt.request_id == "either way"
         assert "every rank is CLEARED" in receipt.fallback
         assert controller.status().serving
-
-
-def test_a_version_that_is_served_already_is_not_staged(group):
-    with group.boot() as controller:
-        receipt = controller.update(1, hot=True)
-        assert (receipt.outcome, receipt.loaded, receipt.hot) == (Outcome.ALREADY_SERVED, False, False)
-        assert controller.status().sequence == 1

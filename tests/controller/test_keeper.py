@@ -124,22 +124,6 @@ def test_a_process_that_does_not_hold_the_role_is_not_ended(kept):
     assert not kept.group.programs[0].has_ended()
 
 
-def test_all_ranks_at_once_are_replaced_in_one_epoch(kept):
-    kept.kill(0, 1)
-    kept.until_told("serves version 1 again")
-    kept.until_whole()
-    assert kept.controller.update(2).version == "2"
-
-
-def test_a_cleared_group_stays_cleared_and_is_owed_nothing(kept):
-    kept.controller.clear()
-    kept.kill(0)
-    kept.until_told("is CLEARED, as it was before")
-    kept.until_whole()
-    assert kept.controller.status().state == "CLEARED"
-    assert kept.controller.update(2).version == "2"
-
-
 def test_deaths_that_do_not_end_are_given_up_with_all_of_them_named(tmp_path):
     with kept_group(tmp_path, restarts=1, restore_attempts=1) as kept:
         kept.kill(1)
@@ -281,17 +265,6 @@ def test_between_two_attempts_any_other_command_ends_the_restore(tmp_path):
         status = kept.controller.status()
         assert (status.version, status.serving) == ("2", True)
         path.write_bytes(whole)
-
-
-def test_a_clear_between_two_attempts_means_that_nothing_is_loaded_any_more(tmp_path):
-    with kept_group(tmp_path, delay_s=0.5, longest_delay_s=0.5) as kept:
-        path, whole = kept.damage()
-        kept.kill(1)
-        kept.until_told("is not restored yet, attempt 2")
-        assert kept.controller.clear().outcome is Outcome.CLEARED
-        path.write_bytes(whole)
-        kept.until_told("was given another command")
-        assert kept.controller.status().state == "CLEARED"
 
 
 def test_another_controller_that_commands_at_the_moment_is_given_way(tmp_path):

@@ -16,7 +16,6 @@ from tests.raising import raising
 from wsm import Controller, Outcome
 from wsm.clock import ManualClock
 from wsm.controller.errors import (
-    CommandTimeoutError,
     CommandWithdrawnError,
     RankLostError,
     UnsettledError,
@@ -55,17 +54,6 @@ def test_a_controller_waits_for_a_living_group_where_the_segment_of_a_dead_one_l
     assert waits.result(60).update(1).version == "1"
 
 
-def test_a_second_controller_is_refused_and_told_who_commands(held):
-    group, _, pending = held
-    with group.controller() as other:
-        with pytest.raises(RoleBusyError) as caught:
-            other.clear()
-        assert caught.value.pid == os.getpid()
-        assert other.status().controller_pid == os.getpid()
-    group.revoke(1, "stop_admitting")
-    assert pending.result(60).version == "2"
-
-
 def test_a_second_controller_that_waits_gets_its_turn(held):
     group, _, pending = held
     receipts = []
@@ -96,21 +84,6 @@ def test_a_command_that_is_no_longer_wanted_when_its_turn_comes_is_not_written(h
     assert len(results) == 1
     assert other.status().sequence == pending.result().sequence
     assert other.clear().outcome is Outcome.CLEARED
-
-
-def test_a_caller_that_gives_up_in_time_gets_the_command_taken_back(held):
-    group, controller, pending = held
-    pending.give_up()
-    eventually(lambda: controller.status().operation == "ABORT")
-    group.revoke(1, "stop_admitting")
-    with pytest.raises(CommandTimeoutError, match="its caller gave up") as caught:
-        pending.result(60)
-    assert caught.value.gave_up
-    assert set(caught.value.waiting) == {1}
-    assert controller.status().serving
-    assert controller.status().version == "1"
-    pending.give_up()  # once more changes nothing
-    assert controller.update(2).version == "2"
 
 
 def test_giving_up_after_the_decision_changes_nothing(group):

@@ -12,7 +12,7 @@ from lone_rank import LoneRank, load
 import wsm
 from tests.raising import raising
 from wsm import KVPolicy, Outcome, Tag
-from wsm.command import CommandArguments, CommandArgumentsError, parse_tags
+from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError
 from wsm.journal.replay import replay
 from wsm.states import command_events
@@ -125,25 +125,6 @@ def test_tags_that_contradict_another_argument_are_refused(lone: LoneRank, argum
     sequence = lone.controller.status().sequence
     with raising("tags-contradict"):
         lone.controller.update(**arguments)
-    assert lone.controller.status().sequence == sequence
-
-
-@pytest.mark.parametrize(
-    "text", ["", "weight", "weights,weights", "weights;kv_cache", "kv", "all", "weights,", "WEIGHTS"]
-)
-def test_tags_are_whole_names(text: str) -> None:
-    """FastDeploy C2-8: a substring test takes `weights_backup` for the weights."""
-    with raising("tags"):
-        parse_tags(text)
-    assert parse_tags("kv_cache, weights") == wsm.ALL_TAGS
-
-
-@pytest.mark.parametrize("tags", [frozenset(), ["weights", Tag.WEIGHTS], [Tag.WEIGHTS, Tag.WEIGHTS]])
-def test_what_is_no_set_of_tags_is_refused_before_anything_is_written(lone: LoneRank, tags: object) -> None:
-    sequence = lone.controller.status().sequence
-    for ask in (lone.controller.clear, lone.controller.update):
-        with raising("tags"):
-            ask(tags=tags)
     assert lone.controller.status().sequence == sequence
 
 

@@ -134,16 +134,6 @@ def test_bytes_that_no_digest_was_promised_for_are_never_called_verified(make_lo
     assert lone.clear().verified is None
 
 
-def test_a_tensor_that_the_model_has_is_still_due_and_still_fits(make_lone, flat, plain, tmp_path):
-    lone = lone_over(make_lone, tmp_path, unknown_tensors="ignore")
-    flat(lone, 1, bias=("U8", (5,), b"12345"))
-    with pytest.raises(RankFailedError, match="bias"):
-        lone.update(1)
-    plain("model_state.tp0.0.pdparams", STRANGER, directory=tmp_path)
-    with pytest.raises(RankFailedError, match="2 missing"):
-        lone.update(1)
-
-
 def test_another_choice_is_refused_where_it_is_made(make_lone, tmp_path):
     with pytest.raises(ConfigurationError, match="it must be one of refuse, ignore"):
         config_from_mapping({"name": "g", "ranks": 1, "unknown_tensors": "skip"})

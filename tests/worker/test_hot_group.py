@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-
 import pytest
 from living_group import eventually
 
@@ -70,31 +67,6 @@ def test_a_bit_that_flipped_in_a_published_file_is_found_while_the_old_version_s
     assert {version for _, version, _ in group.steps_of(1)} == {1}
     group.publish(2, seed="written again")
     assert controller.update(2, hot=True).version == "2"
-
-
-def test_a_publication_that_vanishes_before_it_is_staged_leaves_the_old_version(serving):
-    group, controller = serving
-    group.publish(2)
-    shutil.rmtree(group.shard_files(2, 0)[0].parent)
-    with pytest.raises(WsmError, match="stage_weights"):
-        controller.update(2, hot=True)
-    group.await_steps()
-    assert {version for _, version, _ in group.steps_of(0)} == {1}
-
-
-def test_a_publication_that_vanishes_while_it_is_staged_leaves_one_version_or_the_other(serving):
-    group, controller = serving
-    group.publish(2)
-    group.order(1, "stage", "hold")
-    pending = controller.begin_update(2, hot=True)
-    pending.written(10)
-    group.await_held(1, "stage")
-    shutil.rmtree(group.shard_files(2, 0)[0].parent)
-    group.revoke(1, "stage")
-    # What was opened before can still be read; what was not fails the command.
-    with contextlib.suppress(RankFailedError):
-        assert pending.result(60).version == "2"
-    assert controller.status().serving
 
 
 def test_a_flip_that_breaks_on_one_rank_stops_every_rank(make_group):

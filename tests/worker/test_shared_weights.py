@@ -66,21 +66,6 @@ def test_a_group_is_updated_from_shared_memory_and_serves_what_was_shared(group,
     group.assert_journals_are_possible()
 
 
-def test_a_version_that_is_not_shared_changes_nothing_and_the_error_names_the_file(group, publish, tmp_path):
-    publish(1)
-    group.start()
-    with group.controller() as controller:
-        controller.update(1)
-        with pytest.raises(WsmError, match=r"ipc_metas_\d.* holds version 1"):
-            controller.update(2)
-        group.await_steps()
-        publish(2)
-        controller.update(2)
-        group.await_steps()
-    group.stop()
-    group.assert_steps_are_pure([1, 2])
-
-
 @pytest.fixture
 def streamed(make_group, tmp_path):
     return make_group(
@@ -107,25 +92,6 @@ def test_a_group_is_updated_from_buckets_while_the_trainer_commands(streamed, tm
         group.stop()
     group.assert_steps_are_pure([1, 2, 3, 4, 5])
     group.assert_journals_are_possible()
-
-
-def test_a_stream_of_another_version_changes_nothing_and_both_sides_hear_of_it(streamed, tmp_path):
-    group = streamed
-    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024) as sender:
-        group.start()
-        with group.controller() as controller:
-            shards = {rank: shard_of(1, rank) for rank in range(group.ranks)}
-            with sender.sending(1, shards) as sending:
-                controller.update(1)
-            group.published[1] = sending.result()
-            with (
-                pytest.raises(WsmError, match=r"version 2 was asked for, but the sender at ipc://.* 3"),
-                sender.sending(3, shards),
-            ):
-                controller.update(2)
-            group.await_steps()
-        group.stop()
-    group.assert_steps_are_pure([1])
 
 
 def test_what_a_trainer_hands_in_wrongly_fails_the_update_with_that_cause_and_the_old_version_serves(
