@@ -76,22 +76,6 @@ def test_a_configuration_whose_versions_only_its_ranks_can_take_is_refused(wsm: 
     assert "the strategy ipc_async, whose versions only the ranks can take" in ended.err
 
 
-@pytest.mark.parametrize(
-    ("options", "arguments", "text"),
-    [
-        ({"strategy": "teleport"}, [], "no load strategy is called 'teleport'"),
-        ({}, ["--rank", 2], "rank 2 is none of the 2 of policy"),
-        ({"snapshot": {"dir": "."}}, [], "wsm.yaml: snapshot: 'dir' is unknown; the options are directory"),
-    ],
-)
-def test_a_configuration_that_cannot_be_is_wrong_usage(
-    wsm: Run, tmp_path: Path, options: dict, arguments: list, text: str
-) -> None:
-    ended = wsm("digest", configuration(tmp_path, **options), *arguments)
-    assert ended.code == 2
-    assert text in ended.err
-
-
 def test_a_file_by_itself_has_the_digest_of_its_shard_and_of_each_tensor(wsm: Run, snapshots: Path) -> None:
     ended = wsm("digest", part(snapshots, 1), "--tensors")
     assert ended.code == 0
@@ -127,13 +111,6 @@ def test_a_difference_names_the_tensors(wsm: Run, snapshots: Path, tmp_path: Pat
     assert ended.err == f"error: {part(snapshots, 1)} and {file} differ in 1 of 1 shard\n"
     found = json.loads(wsm("diff", part(snapshots, 1), part(snapshots, 2), "--json").out)
     assert found[0]["tensors"] == {"embed.weight": "bytes", "head.weight": "bytes"}
-
-
-def test_versions_of_one_directory_are_compared_by_their_files(wsm: Run, snapshots: Path) -> None:
-    flip_last_bit(part(snapshots, 2))
-    ended = wsm("diff", snapshots / "versions" / "1", snapshots / "versions" / "2")
-    assert ended.code == 1
-    assert "differ in 2 of 2 shards" in ended.err
 
 
 def test_shards_of_other_ranks_are_not_compared(wsm: Run, snapshots: Path, tmp_path: Path) -> None:
@@ -188,23 +165,6 @@ def test_a_file_that_nobody_promised_anything_about_is_not_called_verified(wsm: 
     ended = wsm("verify", part(snapshots, 1))
     assert ended.code == 1
     assert "no manifest promises" in ended.err
-
-
-def test_shared_tensors_are_verified_against_their_metas(wsm: Run, tmp_path: Path) -> None:
-    shard = {spec.name: (spec, b"\x07" * spec.nbytes) for spec in SPECS}
-    with SharedTensors(tmp_path) as shared:
-        published = shared.publish(5, {0: shard, 1: shard})
-        ended = wsm("verify", tmp_path / "ipc_metas_1")
-        assert (ended.code, ended.err) == (0, "")
-        assert "version 5 rank 1: 2 tensors verified" in ended.out
-        assert wsm("digest", tmp_path / "ipc_metas_0").out.split()[0] == published.digests[0]
-
-
-@pytest.mark.parametrize("command", ["digest", "verify"])
-def test_a_path_where_nothing_lies_is_not_taken_for_a_group(wsm: Run, tmp_path: Path, command: str) -> None:
-    ended = wsm(command, tmp_path / "gone")
-    assert ended.code == 2
-    assert f"neither a file nor a directory '{tmp_path}/gone'" in ended.err
 
 
 @pytest.mark.parametrize("command", ["digest", "verify"])

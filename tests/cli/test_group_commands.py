@@ -36,19 +36,6 @@ def test_update_clear_and_status_from_a_shell(group: LivingGroup, wsm_process: R
     assert group.until(lambda now: now.state == "CLEARED").over
 
 
-def test_the_newest_version_is_taken_where_none_is_named(group: LivingGroup, wsm: Run) -> None:
-    assert "serves version 2" in wsm("update", group.name).out
-
-
-def test_asking_for_what_is_served_loads_nothing_and_says_so(group: LivingGroup, wsm: Run) -> None:
-    group.serve(1)
-    again = wsm("update", group.name, "--version", 1, "--json")
-    assert again.code == 0
-    receipt = json.loads(again.out)
-    assert (receipt["outcome"], receipt["loaded"]) == ("already served", False)
-    assert json.loads(wsm("update", group.name, "--version", 1, "--json", "--force").out)["loaded"] is True
-
-
 def test_a_receipt_as_json_names_request_and_digests(group: LivingGroup, wsm: Run) -> None:
     receipt = json.loads(wsm("update", group.name, "--version", 1, "--request-id", "night-7", "--json").out)
     assert receipt["request_id"] == "night-7"
@@ -79,14 +66,6 @@ def test_a_part_of_a_tag_is_wrong_usage(group: LivingGroup, wsm: Run, tags: str)
     ended = wsm("clear", group.name, "--tags", tags)
     assert ended.code == 2
     assert "weights, kv_cache" in ended.err
-
-
-def test_clearing_twice_is_no_error(group: LivingGroup, wsm: Run) -> None:
-    group.serve()
-    assert wsm("clear", group.name).code == 0
-    again = wsm("clear", group.name)
-    assert again.code == 0
-    assert "nothing was done" in again.out
 
 
 def test_a_failed_update_is_one_line_that_says_what_the_group_holds(group: LivingGroup, wsm: Run) -> None:
@@ -125,38 +104,6 @@ def test_a_hot_update_says_how_long_it_staged_and_how_short_it_stopped(group: Li
     receipt = json.loads(wsm("update", group.name, "--version", 1, "--hot", "--json").out)
     assert (receipt["hot"], receipt["version"], receipt["fallback"]) == (True, "1", None)
     assert receipt["staging_s"] > 0
-
-
-def test_a_hot_update_of_a_cleared_group_is_refused_or_done_in_place_as_the_caller_says(
-    group: LivingGroup, wsm: Run
-) -> None:
-    group.serve(1)
-    wsm("clear", group.name)
-    refused = wsm("update", group.name, "--version", 2, "--hot")
-    assert (refused.code, refused.out) == (1, "")
-    assert "every rank is CLEARED" in refused.err
-    done = wsm("update", group.name, "--version", 2, "--hot", "--hot-fallback", "in-place")
-    assert done.code == 0
-    first, second = done.out.splitlines()
-    assert "serves version 2" in first
-    assert second.startswith("not hot: ")
-
-
-@pytest.mark.parametrize("option", ["--kv", "--kv-policy"])
-def test_keeping_blocks_of_requests_that_end_is_refused(group: LivingGroup, wsm: Run, option: str) -> None:
-    group.serve(1)
-    refused = wsm("update", group.name, "--version", 2, option, "keep-in-flight")
-    assert refused.code == 1
-    assert "keep-in-flight" in refused.err
-    assert group.until(lambda now: now.over).version == "1"
-
-
-def test_a_policy_that_cannot_be_honoured_is_refused(group: LivingGroup, wsm: Run) -> None:
-    group.serve(1)
-    refused = wsm("update", group.name, "--version", 2, "--kv-policy", "keep")
-    assert refused.code == 1
-    assert "KV policy 'keep'" in refused.err
-    assert group.until(lambda now: now.over).version == "1"
 
 
 def test_a_second_command_is_refused_or_waits_as_the_caller_asks(

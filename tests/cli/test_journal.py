@@ -234,19 +234,6 @@ def test_a_directory_without_journals_is_wrong_usage(wsm: Run, tmp_path: Path) -
     assert wsm("journal", tmp_path).code == 2
 
 
-def test_a_trace_of_the_journals_holds_states_and_actions(wsm: Run, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    ended = wsm("trace", write(tmp_path / "rank0.ndjson", HISTORY), "--out", out)
-    assert (ended.code, ended.err) == (0, "")
-    slices = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
-    assert [(one["name"], one["ts"], one["dur"]) for one in slices] == [
-        ("CLEARED", 0.0, 2e6),
-        ("load_weights", 3e6, 0.25e6),
-        ("UPDATING", 2e6, 1.25e6),
-        ("CLEARED", 0.0, 3.25e6),
-    ]
-
-
 def test_a_replay_says_how_much_it_asked_and_that_nothing_was_there(wsm: Run, tmp_path: Path) -> None:
     ended = wsm("journal", write(tmp_path / "rank0.ndjson", HISTORY), "--replay")
     assert ended.code == 0

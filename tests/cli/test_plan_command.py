@@ -53,29 +53,9 @@ def test_a_hot_plan_as_json_counts_two_versions(wsm: Run, config: Path) -> None:
     assert found["available_bytes"] > 0
 
 
-def test_a_version_that_is_not_there_is_refused(wsm: Run, config: Path) -> None:
-    ended = wsm("memory", config, "--rank", 0, "--version", 9)
-    assert ended.code == 1
-    assert "9" in ended.err
-
-
 @pytest.mark.parametrize("arguments", [["--rank", 2], ["--rank", "x"], []])
 def test_a_rank_that_is_none_of_the_group_is_wrong_usage(wsm: Run, config: Path, arguments: list) -> None:
     assert wsm("memory", config, *arguments).code == 2
-
-
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
-        ("strategy: teleport", "no load strategy is called 'teleport'"),
-        ("stratgy: ipc", "did you mean 'strategy'?"),
-    ],
-)
-def test_a_strategy_that_there_is_not_is_wrong_usage(wsm: Run, config: Path, option: str, text: str) -> None:
-    config.write_text(f"{config.read_text()}{option}\n")
-    ended = wsm("memory", config, "--rank", 0)
-    assert ended.code == 2
-    assert text in ended.err
 
 
 def test_what_does_not_fit_all_ranks_at_once_is_a_typed_error_with_both_numbers() -> None:

@@ -53,28 +53,6 @@ def closed(front: Any) -> bool:
     return front.ask("GET", "/wsm/v1/status").json()["closed"] is not None
 
 
-def test_no_half_and_no_weights_that_were_there_open_a_closed_hold(surfaced: Callable[..., Any]) -> None:
-    front = surfaced("vllm", "fastdeploy")
-    assert front.post("/wsm/v1/hold").status_code == 200
-    assert front.post("/collective_rpc").json()["held"], "a hold of any surface is closed"
-    assert code_of(front.post("/wsm/v1/release")) == "hold-closed"
-    half = {"tags": ["kv_cache"], "after": "serve"}
-    assert code_of(front.post("/wsm/v1/update", **half)) == "hold-closed"
-    assert code_of(front.post("/wsm/v1/update", version=1, after="serve")) == "hold-closed"
-    assert code_of(front.post("/wsm/v1/prepare", version=1, after="serve")) == "hold-closed"
-    assert front.post("/wsm/v1/clear", tags=["kv_cache"]).status_code == 200
-    assert code_of(front.post("/wsm/v1/update", **half)) == "hold-closed"
-    assert front.post("/wsm/v1/update", tags=["kv_cache"]).status_code == 200, "it comes back, and stays held"
-    assert front.post("/wsm/v1/clear").status_code == 200
-    again = front.post("/wsm/v1/update", version=1, after="serve").json()["receipt"]
-    assert (again["loaded"], again["serving"]) == (True, False), "the weights of before are back, and held"
-    assert "closed" in again["warning"]
-    assert closed(front)
-    other = front.post("/wsm/v1/update", version=2, after="serve").json()["receipt"]
-    assert (other["version"], other["serving"], other["hold"]) == ("2", True, None)
-    assert not closed(front)
-
-
 def test_a_wake_of_the_weights_that_were_there_leaves_a_closed_hold_closed(
     surfaced: Callable[..., Any],
 ) -> None:
@@ -204,19 +182,6 @@ def test_text_waits_for_an_update_that_is_to_be_asked_for_again_and_another_surf
         await asyncio.wait_for(text, 10)
 
     asyncio.run(scene())
-
-
-def test_old_weights_that_come_back_behind_a_failed_update_stay_closed(surfaced: Callable[..., Any]) -> None:
-    front = surfaced("vllm")
-    assert front.post("/pause").status_code == 200
-    assert front.post("/update_weights", update_info={"path": "/w/step_9"}).status_code == 422
-    assert front.ask("POST", "/sleep?level=2").status_code == 200
-    assert front.ask("POST", "/wake_up").status_code == 200
-    assert code_of(front.post("/resume")) == "hold-closed"
-    assert front.post("/collective_rpc").json()["held"]
-    assert front.post("/update_weights", update_info={"path": "/w/step_9"}).status_code == 422
-    assert front.post("/update_weights", update_info={"version": 1}).status_code == 200
-    assert code_of(front.post("/resume")) == "hold-closed", "a failure makes no refusal open more easily"
 
 
 def test_a_hold_that_one_server_closed_is_closed_at_the_other_and_to_every_controller(

@@ -12,8 +12,6 @@ from examples.rollout.config import rollout_config_from_mapping
 from examples.rollout.run_directory import run_directory_path
 from examples.rollout.supervisor import RolloutSupervisor
 from tests.leftovers import group_name
-from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.vocabulary import KVState
 
 pytestmark = [
     pytest.mark.paddle,
@@ -60,18 +58,6 @@ def kill_the_cache_process(group: RolloutSupervisor) -> int:
     return pid
 
 
-def test_it_takes_part_in_every_command(group):
-    assert group.controller.status().has_cache_process
-    group.controller.clear(wait_s=PATIENCE_S)
-    assert {rank.kv for rank in group.controller.status().ranks} == {"CLEARED"}
-    receipt = group.controller.update(wait_s=PATIENCE_S)
-    assert [report.rank for report in receipt.ranks] == [0, 1, CACHE]
-    with EngineWord(EngineWordKind.KV_CACHE, group.config.group.engine_words.suffixes[0]) as word:
-        until(lambda: word.read() == KVState.NORMAL, group)
-    with group.client() as client:
-        assert len(client.generate([[1]], 2, timeout_s=PATIENCE_S)[0].tokens) == 2
-
-
 def test_one_that_dies_is_replaced_and_the_group_serves_again(group, told):
     version = group.controller.status().version
     pid = kill_the_cache_process(group)
@@ -83,10 +69,3 @@ def test_one_that_dies_is_replaced_and_the_group_serves_again(group, told):
     logs = {path.name for path in run_directory_path(group.config.group.name).glob("kv-cache*.log")}
     assert "kv-cache.log" in logs
     assert any(name.startswith("kv-cache.before-epoch") for name in logs)
-
-
-def test_one_that_dies_beside_a_cleared_group_leaves_it_cleared(group, told):
-    group.controller.clear(wait_s=PATIENCE_S)
-    kill_the_cache_process(group)
-    assert "is CLEARED, as it was before" in told[-1]
-    assert group.controller.update(1, wait_s=PATIENCE_S).version == "1"

@@ -16,26 +16,19 @@ import psutil
 import pytest
 
 from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
-from examples.rollout.errors import GenerationRefusedError
 from examples.rollout.model.moe import local_mixture
 from examples.rollout.model.sharding import initial_state, shard
 from examples.rollout.model.transformer import full_logits
 from examples.rollout.request import FinishReason
-from examples.rollout.run_directory import run_directory_path
 from examples.rollout.supervisor import RolloutSupervisor
-from tests.forkserver import WITHOUT_PADDLE
 from tests.leftovers import group_name
 from wsm import Outcome
-from wsm.controller.errors import CommandRefusedError
 from wsm.private_directory import private_directory
-from wsm.signals.errors import SegmentOwnedError
-from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, WeightState
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies import publish_snapshot
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 
-CONTROLLER = Path(__file__).parent.parent / "controller" / "controller_process.py"
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 512}
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
 
@@ -162,25 +155,6 @@ def test_requests_that_arrive_while_the_group_is_cleared_wait_for_the_next_versi
     assert {tuple(result["versions"]) for result in results} == {("3",) * 4}
 
 
-def test_abort_answers_what_was_generated_so_far(group, serves):
-    serves(2)
-    running = InBackground(group, count=500)
-    group.controller.clear(in_flight=InFlightPolicy.ABORT)
-    running.join()
-    assert running.answer.finish_reason is FinishReason.ABORTED
-    assert 0 < len(running.answer.tokens) < 500
-    assert set(running.answer.versions) == {"2"}
-
-
-def test_drain_lets_running_requests_finish_with_the_old_version(group, serves):
-    serves(2)
-    running = InBackground(group, count=100)
-    group.controller.clear(in_flight=InFlightPolicy.DRAIN)
-    running.join()
-    assert running.answer.finish_reason is FinishReason.LENGTH
-    assert running.answer.versions == ("2",) * 100
-
-
 def test_kept_requests_go_on_with_the_new_version_and_say_which_token_is_whose(group, serves):
     publish_once(group.config, 3)
     serves(2)
@@ -226,79 +200,6 @@ def test_running_requests_go_through_an_update_as_the_kv_policy_says(group, clie
         assert facts["requests_held"] == 1
         assert facts["kv_blocks_kept"] > 0
     assert client.stats()["kv_reuse"]["mixed_tokens"] >= len(answer.mixed)
-
-
-@pytest.mark.parametrize("policy", [KVPolicy.KEEP, KVPolicy.KEEP_IN_FLIGHT])
-def test_a_kv_policy_that_a_cleared_group_cannot_honour_is_refused_and_changes_nothing(group, serves, policy):
-    serves(2)
-    group.controller.clear()
-    with pytest.raises(CommandRefusedError, match=f"KV policy '{policy.value}'"):
-        group.controller.update(2, kv_policy=policy, in_flight=InFlightPolicy.KEEP)
-    assert group.controller.status().state == "CLEARED"
-    assert group.controller.update(2).version == "2"
-
-
-def test_keeping_blocks_of_requests_that_the_same_command_ends_is_refused(group, serves):
-    serves(2)
-    with pytest.raises(CommandRefusedError, match="nothing to keep"):
-        group.controller.update(2, kv_policy=KVPolicy.KEEP_IN_FLIGHT, force=True)
-    assert group.controller.status().serving
-
-
-@pytest.mark.needs("libatomic")
-def test_the_raw_words_of_an_engine_drive_the_group(group, client, serves):
-    serves(2)
-    publish_once(group.config, 3)
-    with EngineWord(EngineWordKind.WEIGHTS, group.config.group.engine_words.suffixes[0]) as word:
-        until(lambda: word.read() == WeightState.NORMAL)
-        word.store(int(WeightState.CLEARING))
-        until(lambda: word.read() == WeightState.CLEARED)
-        assert group.controller.status().state == "CLEARED"
-        word.store(int(WeightState.UPDATING))
-        until(lambda: word.read() == WeightState.NORMAL)
-    [answer] = client.generate([[1]], 2)
-    assert set(answer.versions) == {group.controller.status().version}
-
-
-@pytest.mark.parametrize("command", ["update", "hot", "clear"])
-def test_a_command_whose_process_is_killed_is_ended_by_the_group_and_nobody_has_to_command(
-    group, client, serves, command
-):
-    publish_once(group.config, 3)
-    serves(2)
-    arguments = (group.config.group.name, str(private_directory()), command, "3", "after command")
-    killed = WITHOUT_PADDLE.start(CONTROLLER, *arguments)
-    try:
-        assert killed.wait(60) == -signal.SIGKILL
-        # The supervisor restores what an update in place has overwritten.
-        until(lambda: (now := group.controller.status()).over and (now.serving or command == "clear"))
-        now = group.controller.status()
-        assert now.serving or now.state == "CLEARED"
-        if now.serving:
-            [answer] = client.generate([PROMPTS[0]], 3, temperature=0)
-            assert answer.versions == (now.version,) * 3
-            assert answer.tokens == greedy(group.config, int(now.version), PROMPTS[0], 3)
-    finally:
-        killed.close()
-
-
-def test_a_version_that_does_not_exist_is_refused_and_the_group_serves_on(group, client, serves):
-    serves(2)
-    with pytest.raises(Exception, match="999"):
-        group.controller.update(999)
-    assert group.controller.status().serving
-    with pytest.raises(GenerationRefusedError):
-        client.generate([[99]], 2)
-    [answer] = client.generate([PROMPTS[0]], 3, temperature=0)
-    assert answer.tokens == greedy(group.config, 2, PROMPTS[0], 3)
-
-
-def test_a_second_owner_is_refused_and_changes_nothing(group, client):
-    with pytest.raises(SegmentOwnedError), RolloutSupervisor(group.config):
-        pass
-    group.check()
-    assert run_directory_path(group.config.group.name).exists()
-    assert len(client.generate([[1]], 2)[0].tokens) == 2
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import paddle
-import psutil
 import pytest
 
 from examples.rollout import supervisor as supervision
@@ -27,7 +26,7 @@ from examples.rollout.supervisor import RolloutSupervisor
 from tests.leftovers import group_name
 from wsm import Outcome
 from wsm.controller import Controller
-from wsm.controller.errors import RankFailedError, RestartLimitError
+from wsm.controller.errors import RestartLimitError
 from wsm.errors import WsmError
 from wsm.journal.entry import read_ndjson
 from wsm.journal.replay import replay
@@ -243,33 +242,6 @@ def test_the_words_of_an_engine_are_obeyed_after_a_recovery_as_before(group):
     assert group.controller.status().serving
 
 
-def test_a_replacement_that_dies_before_it_has_joined_is_replaced_too(group):
-    first = group.pids()[1]
-
-    def kill_twice(group: RolloutSupervisor) -> None:
-        kill(group, 1)
-        until(lambda: group.pids()[1] != first, group)
-        os.kill(group.pids()[1], signal.SIGKILL)
-
-    recovers(group, kill_twice)
-    assert group.controller.status().serving
-
-
-def test_a_rank_that_is_stopped_while_its_group_recovers_is_replaced_in_the_same_epoch(group):
-    epoch = group.controller.status().epoch
-    pids = group.pids()
-    recovery = group.config.recovery
-    object.__setattr__(recovery, "rejoin_s", 0.5)
-    try:
-        os.kill(pids[1], signal.SIGSTOP)
-        recovers(group, kill, 0)
-    finally:
-        object.__setattr__(recovery, "rejoin_s", 10.0)
-    assert group.controller.status().epoch == epoch + 1
-    assert group.controller.status().serving
-    assert not {pid for pid in pids if psutil.pid_exists(pid)}
-
-
 def test_logs_and_journals_tell_of_every_life_of_a_rank(group):
     """The last test of this group: it has been through all of the above."""
     recovers(group, kill, 1)
@@ -283,54 +255,6 @@ def test_logs_and_journals_tell_of_every_life_of_a_rank(group):
         assert replay(entries).impossible is None
         assert len({entry.facts["pid"] for entry in entries if entry.kind == "started"}) > 1
         assert len({entry.epoch for entry in entries}) > 3
-
-
-def test_a_group_of_four_recovers_whoever_dies(told, tmp_path):
-    config = configuration("four", tmp_path, group={"ranks": 4}, load={"concurrency": 4})
-    with RolloutSupervisor(config, tell=told.append) as running:
-        asking = Asking(config)
-        until(lambda: len(asking.answers) > 1, running)
-        for victim in (3, 0):
-            recovers(running, kill, victim)
-            after = len(asking.answers)
-            until(lambda after=after: len(asking.answers) > after + 1, running)
-        asking.end()
-        asking.assert_nothing_was_lost()
-    assert leftovers(config) == []
-
-
-def test_a_group_loads_what_it_served_and_nothing_newer_and_says_so_if_that_is_gone(told, tmp_path):
-    config = configuration("pinned", tmp_path)
-    with RolloutSupervisor(config, tell=told.append) as running:
-        publish(config, 2)
-        recovers(running, kill, 1)
-        assert running.controller.status().version == "1"
-        shutil.rmtree(Path(config.group.snapshot.directory) / "versions" / "1")
-        recovers(running, kill, 1)
-        assert "is not restored" in told[-1]
-        assert running.controller.status().state == "CLEARED"
-        assert running.controller.update(2).version == "2"
-        with running.client() as client:
-            [answer] = client.generate([PROMPTS[0]], TOKENS, temperature=0)
-        assert answer.tokens == greedy(config.engine.shape, 2, PROMPTS[0])
-
-
-def test_a_group_whose_file_was_damaged_serves_again_once_it_is_mended_whoever_dies_meanwhile(told, tmp_path):
-    config = configuration("mended", tmp_path, recovery={"restore_attempts": 1000, "longest_delay_s": 0.1})
-    place = Path(config.group.snapshot.directory) / "versions" / "1"
-    path = max(place.glob("*tp1.*"), key=lambda file: file.stat().st_size)
-    with RolloutSupervisor(config, tell=told.append) as running:
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        for victim in (1, 0):
-            before = len(told)
-            kill(running, victim)
-            until(lambda: any("not restored yet" in line for line in told[before:]), running)  # noqa: B023 - asked at once
-        assert not running.wait_until_whole(0)
-        path.write_bytes(whole)
-        assert running.wait_until_whole(PATIENCE_S)
-        assert "serves version 1 again" in told[-1]
-        assert running.controller.status().serving
 
 
 @pytest.fixture
@@ -365,23 +289,6 @@ def test_a_rank_whose_step_raises_is_replaced_and_its_traceback_is_kept(struck):
     assert [line for line in told if "rank 1" in line and "its step raised" in line], told
     [log] = run_directory_path(running.config.group.name).glob("rank1.before-epoch*.log")
     assert "StruckError" in log.read_text()
-
-
-@pytest.mark.parametrize("cause_stays", [False, True], ids=["passes", "stays"])
-def test_a_rank_that_gives_nothing_back_is_cleared_again_and_replaced_if_its_cause_stays(struck, cause_stays):
-    running, orders, told = struck
-    pid = running.pids()[1]
-    (orders / "rank1.keep").touch()
-    with pytest.raises(RankFailedError, match="keep its weights"):
-        running.controller.clear()
-    if not cause_stays:
-        (orders / "rank1.keep").unlink()
-    until(lambda: running.controller.status().state == "CLEARED", running)
-    assert running.wait_until_whole(60)
-    (orders / "rank1.keep").unlink(missing_ok=True)
-    assert (running.pids()[1] != pid) is cause_stays
-    assert any("its teardown failed, and 2 times more" in said for said in told) is cause_stays
-    assert running.controller.update(1).version == "1"
 
 
 def test_a_crash_loop_ends_with_every_death_and_leaves_the_logs(orders, told):

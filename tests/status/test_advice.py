@@ -165,13 +165,6 @@ def damage(told: Told, version: int = 2) -> None:
         path.write_bytes(content)
 
 
-def test_a_killed_rank_is_replaced_by_the_supervisor_that_is_named(kept):
-    os.kill(kept.group.programs[1].pid, signal.SIGSTOP)  # so that the keeper does not see it at once
-    os.kill(kept.group.programs[1].pid, signal.SIGKILL)
-    serves(kept)
-    assert kept.group.controller().status().epoch == 2
-
-
 def test_of_another_pid_namespace_no_pid_stands_in_a_command_and_lives_are_known_by_locks(kept, monkeypatch):
     for module in (presence, reading):
         monkeypatch.setattr(module, "own_pid_namespace", lambda: 1)
@@ -214,56 +207,6 @@ def test_why_a_command_was_aborted_is_said_where_no_rank_failed(alone):
         alone.until("the update to version 2 was aborted, since its controller was gone")
 
 
-def test_a_killed_rank_of_a_group_without_a_supervisor_costs_the_group_and_the_commands_start_it_again(alone):
-    alone.group.programs[1].kill()
-    commands = alone.until("has lost rank 1")
-    assert "No process replaces its ranks" in alone.text
-    assert "version 1 served before" in alone.text
-    with pytest.raises(wsm.RankLostError, match="No process replaces its ranks") as caught:
-        alone.group.controller().clear()
-    assert "version 1 served before" in caught.value.context["group"]
-    alone.does(commands[0])
-    alone.start_again()
-    alone.does(commands[1])
-    serves(alone)
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_rank_that_is_stopped_between_commands_goes_on_or_is_replaced(kept, which):
-    kept.group.programs[1].freeze()
-    commands = kept.until("waits for rank 1, whose process is stopped")
-    assert "never" not in kept.text
-    assert "start" not in kept.text
-    assert [command.split()[1] for command in commands] == ["-CONT", "-9"]
-    kept.does(commands[which])
-    eventually(lambda: kept.group.controller().status().epoch == 1 + which)
-    serves(kept)
-
-
-def test_a_rank_that_is_stopped_inside_an_action_is_named_with_it_and_replaced_once_it_is_ended(kept):
-    kept.group.order(1, "write", "hold")
-    pending = kept.group.controller().begin_update(2)
-    kept.group.await_held(1, "write")
-    kept.group.programs[1].freeze()
-    commands = kept.until("waits for rank 1, whose process is stopped: the update to version 2 is under way")
-    assert "has been inside load_weights for" in kept.text
-    kept.group.revoke(1, "write")
-    kept.does(commands[1])
-    with pytest.raises(wsm.WsmError):
-        pending.result(60)
-    serves(kept)
-
-
-def test_a_stopped_rank_without_a_supervisor_is_let_go_on(alone):
-    alone.group.programs[1].freeze()
-    pending = alone.group.controller().begin_update(2)
-    (command,) = alone.until("waits for rank 1, whose process is stopped: the update to version 2")
-    assert "No process replaces it" in alone.text
-    alone.does(command)
-    assert pending.result(60).version == "2"
-    serves(alone, 2)
-
-
 def test_after_an_update_in_place_of_a_damaged_version_the_one_that_served_is_advised_and_not_the_newest(
     alone,
 ):
@@ -282,18 +225,6 @@ def test_after_an_update_in_place_of_a_damaged_version_the_one_that_served_is_ad
     assert "! " not in alone.text
 
 
-def test_a_hot_update_that_failed_left_the_old_version_serving_and_says_so(alone):
-    damage(alone)
-    with pytest.raises(wsm.RankFailedError) as caught:
-        alone.group.controller().update(2, hot=True)
-    assert alone.until("serves version 1: the hot update to version 2 failed on rank 1") == []
-    assert "changed nothing" in alone.text
-    for said in (alone.text, str(caught.value)):
-        assert "not whole" not in said
-        assert "overwritten" not in said
-    serves(alone)
-
-
 def test_an_update_that_finds_nothing_to_do_is_no_failure_and_no_refusal(alone):
     alone.does(f"wsm update {alone.group.name} --version 2")
     said = alone.wsm("update", alone.group.name)
@@ -309,38 +240,10 @@ def test_an_update_that_finds_nothing_to_do_is_no_failure_and_no_refusal(alone):
         assert "FAILED" not in told
 
 
-def test_a_step_that_raised_ends_the_group_where_no_process_keeps_it(alone):
-    alone.group.order(1, "step", "raise once")
-    commands = alone.until("cannot step: a step raised on rank")
-    assert "No process replaces its ranks" in alone.text
-    alone.does(commands[0])
-    alone.start_again()
-    alone.does(commands[1])
-    serves(alone)
-
-
 def test_a_step_that_raised_is_answered_by_the_supervisor(kept):
     kept.group.order(1, "step", "raise once")
     eventually(lambda: kept.group.controller().status().epoch > 1)
     serves(kept)
-
-
-def test_a_group_that_could_not_release_its_memory_is_cleared_and_loaded_by_the_commands(alone):
-    alone.group.order(1, "release", "raise")
-    with pytest.raises(wsm.RankFailedError, match="could not release its memory on rank 1"):
-        alone.group.controller().clear()
-    commands = alone.until("could not release its memory on rank 1")
-    alone.group.revoke(1, "release")
-    for command in commands:
-        alone.does(command)
-    serves(alone)
-
-
-def test_a_clear_says_what_released_the_weights_and_how_the_version_comes_back(alone):
-    alone.group.controller().clear(request_id="make room")
-    (command,) = alone.until("the last command, a clear (make room), released them; version 1 served before")
-    alone.does(command)
-    serves(alone)
 
 
 def test_a_group_that_starts_says_so_and_who_has_the_role_and_how_to_wait(make_group, monkeypatch):
