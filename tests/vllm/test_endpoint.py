@@ -342,6 +342,6 @@ def test_a_command_line_that_wsm_cannot_keep_whole_is_refused_by_name(one, flag)
 
 
 def test_another_release_of_vllm_is_refused_by_name(one, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.2"))
-    with raising("unsupported-vllm", match=r"0\.31\.2"):
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.30.2"))
+    with raising("unsupported-vllm", match=r"vLLM is 0\.30\.2, and wsm knows 0\.31\.\*, 0\.32\.\*"):
         played(one, None)

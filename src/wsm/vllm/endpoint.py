@@ -39,7 +39,7 @@ from wsm.vllm.gate import GROUP, Gate, UpdateRequest
 from wsm.vllm.versions import MemoryTerms, VersionPlace
 
 #: Releases of vLLM that this is tested with.
-SUPPORTED = ("0.32.",)
+SUPPORTED = ("0.31.", "0.32.")
 
 
 class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -326,8 +326,9 @@ def _label(asked: UpdateRequest) -> str:
 
 def _require_known(args: Any) -> None:
     version = importlib.import_module("vllm").__version__
+    known = ", ".join(f"{release}*" for release in SUPPORTED)
     problems = {
-        f"vLLM is {version}, and wsm knows {SUPPORTED[0]}*": not version.startswith(SUPPORTED),
+        f"vLLM is {version}, and wsm knows {known}": not version.startswith(SUPPORTED),
         "--worker-extension-cls wsm.vllm.Worker is missing": not args.worker_extension_cls,
         "--api-server-count is more than 1": (args.api_server_count or 1) > 1,
         "--data-parallel-size is more than 1": (args.data_parallel_size or 1) > 1,
