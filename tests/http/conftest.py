@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
+import jsonschema
 import pytest
 
 # The rank program is both run as a process and read by tests, and pytest finds neither by itself.
@@ -18,25 +20,40 @@ from living_fixtures import make_group
 from living_group import LivingGroup
 
 from wsm.http import Commands, create_app
-from wsm.http.native.schema import ANSWERS, FailureAnswer
 
 __all__ = ["living", "make_group"]
 
 BASE = "http://127.0.0.1:8000"
 
 
-def require_described(answer: httpx.Response) -> None:
-    """Hold what the native API answers to the structs that its document is made of, field by field."""
-    path = answer.request.url.path
-    if not path.startswith("/wsm/v1/") or not answer.headers.get("Content-Type", "").startswith(
-        "application"
-    ):
+def require_described(document: dict[str, Any], answer: httpx.Response) -> None:
+    """Hold an answer against the document of its server; one of a path that is not there passes."""
+    path, method = answer.request.url.path.rstrip("/"), answer.request.method.lower()
+    found = [
+        operations[method]
+        for template, operations in document["paths"].items()
+        if method in operations and re.fullmatch(re.sub(r"{\w+}", ".+", template), path)
+    ]
+    if not found:
         return
-    known = ANSWERS.get(path.split("/")[3], {})
-    said = answer.json()
-    read = msgspec.to_builtins(msgspec.convert(said, known.get(answer.status_code, FailureAnswer)))
-    lost = {name for name in said if name not in read} if isinstance(read, dict) else set()
-    assert not lost, f"{path} answers {lost}, which its document lacks"
+    described = found[0]["responses"].get(str(answer.status_code))
+    assert described is not None, f"{method} {path} answers {answer.status_code}, which its document lacks"
+    if answer.content:
+        kind = answer.headers["Content-Type"].partition(";")[0]
+        assert kind in described["content"], f"{method} {path} answers {kind}, which its document lacks"
+        if kind == "application/json":
+            schema = {**described["content"][kind]["schema"], "components": document["components"]}
+            jsonschema.Draft202012Validator(_closed(schema)).validate(answer.json())
+
+
+def _closed(said: Any) -> Any:
+    """Return a schema by which an object has the fields that are described, and no other."""
+    if isinstance(said, list):
+        return [_closed(each) for each in said]
+    if not isinstance(said, dict):
+        return said
+    made = {name: _closed(each) for name, each in said.items()}
+    return {"additionalProperties": False, **made} if isinstance(said.get("properties"), dict) else made
 
 
 class Front:
@@ -46,6 +63,7 @@ class Front:
         self.group = group
         self.commands = Commands(group.name, directory=group.directory)
         self.app = create_app(self.commands, **options)
+        self._open = create_app(self.commands, **{**options, "security": None})
 
     def ask(self, method: str, path: str, *, base: str = BASE, **options: Any) -> httpx.Response:
         """One request, in an event loop of its own."""
@@ -62,8 +80,18 @@ class Front:
 
         answers = asyncio.run(together())
         for answer in answers:
-            require_described(answer)
+            require_described(self.document, answer)
         return answers
+
+    @functools.cached_property
+    def document(self) -> dict[str, Any]:
+        """What the server says that it answers; of one with tokens too."""
+
+        async def asked() -> dict[str, Any]:
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(self._open), base_url=BASE) as client:
+                return dict((await client.get("/wsm/v1/openapi.json")).json())
+
+        return asyncio.run(asked())
 
     def post(self, path: str, /, **body: Any) -> httpx.Response:
         return self.ask("POST", path, json=body)

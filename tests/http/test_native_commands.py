@@ -12,7 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 import wsm
 from tests.raising import raising
@@ -26,6 +29,15 @@ from wsm.http.surfaces import SURFACES, SurfaceOptions
 from wsm.receipt import Outcome, Receipt
 
 pytestmark = pytest.mark.processes
+
+
+def engine(path: str) -> Starlette:
+    """An engine's app that answers one path."""
+
+    async def text(_request: Request) -> PlainTextResponse:
+        return PlainTextResponse("text")
+
+    return Starlette(routes=[Route(path, text, methods=["POST"])])
 
 
 def receipt_of(answer) -> Receipt:
@@ -141,12 +153,10 @@ def test_a_hold_belongs_to_its_surface_and_a_refused_verb_keeps_it_closed(make_f
         closed = await commands.fail_closed(Origin("made"), verb="push", reason="no digest")
         return HttpAnswer(501, {"closed": closed})
 
-    async def text(_request, _commands):
-        return HttpAnswer(200, "text")
-
-    verbs = [SurfaceRoute("POST", f"/{do.__name__}", do) for do in (pause, resume, push)]
-    made = Surface("made", (*verbs, SurfaceRoute("POST", "/text", text, data=True)), InHold.FAIL)
-    front = make_front(surfaces=[made])
+    answers = {200: dict[str, Any], 501: dict[str, Any]}
+    verbs = [SurfaceRoute("POST", f"/{do.__name__}", do, answers=answers) for do in (pause, resume, push)]
+    made = Surface("made", tuple(verbs), InHold.FAIL, frozenset({"/text"}))
+    front = make_front(surfaces=[made], rest=engine("/text"))
     answers = front.ask_all(*[("POST", "/pause/", {})] * 3)
     assert sorted(each.json()["held"] for each in answers) == ["held", "hold renewed", "hold renewed"]
     assert front.post("/wsm/v1/hold").json()["error"]["code"] == "held-by-another"
@@ -154,7 +164,7 @@ def test_a_hold_belongs_to_its_surface_and_a_refused_verb_keeps_it_closed(make_f
     assert front.post("/text").json()["error"]["code"] == "admission-closed"
     assert front.post("/push").json() == {"closed": True}
 
-    successor = make_front(surfaces=[made])
+    successor = make_front(surfaces=[made], rest=engine("/text"))
     assert successor.post("/resume").json()["error"]["code"] == "hold-closed"
     assert successor.post("/text").status_code == 503
     assert receipt_of(successor.post("/wsm/v1/update", version=3)).hold.owner == "http:made"
@@ -233,10 +243,30 @@ def test_the_native_api_describes_itself_and_every_field_that_it_takes_and_answe
     assert schemas["After"]["enum"] == ["as-before", "held", "serve"]
     answer = update["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
     assert set(schemas[answer.rpartition("/")[2]]["properties"]) == {"receipt"}
-    assert set(said["paths"]) == {route.path.replace(":path", "") for route in ROUTES}
+    known = {route.path.replace(":path", "") for route in ROUTES}
+    assert set(said["paths"]) == {*known, "/health", "/metrics"}
     events = said["paths"]["/wsm/v1/events"]["get"]["responses"]["200"]
     assert list(events["content"]) == ["text/event-stream"]
     assert list(bare_objects(said)) == []
+
+
+def test_the_verbs_of_every_surface_are_described_with_what_they_take_and_answer(make_front) -> None:
+    surfaces = [made(SurfaceOptions()) for made in SURFACES.values()]
+    said = make_front(surfaces=surfaces).ask("GET", "/wsm/v1/openapi.json").json()
+    for surface in surfaces:
+        for route in surface.routes:
+            assert route.method.lower() in said["paths"][route.path.replace(":path", "")]
+    pause, update = said["paths"]["/pause"]["post"], said["paths"]["/update_weights_from_disk"]["post"]
+    modes = next(each["schema"] for each in pause["parameters"] if each["name"] == "mode")
+    assert "retract" in str(modes)
+    assert update["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/FromDiskBody")
+    for status, kind in (("200", "FromDiskAnswer"), ("422", "SglangFailure")):
+        schema = update["responses"][status]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": f"#/components/schemas/{kind}"}
+    assert said["paths"]["/health"]["get"]["responses"]["304"]["content"] == {}, "FastDeploy's is the first"
+    assert list(bare_objects(said)) == []
+    names = [each["operationId"] for path in said["paths"].values() for each in path.values()]
+    assert len(names) == len(set(names))
 
 
 def bare_objects(said: Any) -> Iterator[Any]:
@@ -282,11 +312,8 @@ def test_a_second_server_answers_for_the_requests_of_the_first(make_front) -> No
 
 @pytest.mark.parametrize("path", ["/wsm/v1/hold", "/pause", "/wsm/v1/status", "/engine/own", "/text"])
 def test_a_request_that_names_another_group_is_421_and_changes_nothing(make_front, living, path) -> None:
-    async def text(_request, _commands):
-        return HttpAnswer(200)
-
-    surface = Surface("made", (SurfaceRoute("POST", "/text", text, data=True),))
-    front = make_front(surfaces=[surface, SURFACES["vllm"](SurfaceOptions())])
+    surface = Surface("made", data_paths=frozenset({"/text"}))
+    front = make_front(surfaces=[surface, SURFACES["vllm"](SurfaceOptions())], rest=engine("/text"))
     method = "GET" if path.endswith("status") else "POST"
     other = front.ask(method, path, headers={"X-Wsm-Group": "another"}, content=b"{}")
     assert (other.status_code, other.json()["error"]["code"]) == (421, "wrong-group")

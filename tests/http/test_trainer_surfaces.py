@@ -226,6 +226,99 @@ def test_slimes_changes_are_refused_before_the_pause_with_the_reason_and_a_way_o
     assert living.controller().status().sequence == before
 
 
+@pytest.mark.parametrize(
+    ("query", "in_flight", "kv_policy"),
+    [
+        ("", "abort", "drop"),
+        ("mode=abort&clear_cache=true", "abort", "drop"),
+        ("mode=wait", "drain", "drop"),
+        ("mode=keep", "keep", "drop"),
+        ("mode=keep&clear_cache=false", "keep", "keep"),
+        ("mode=in_place", "keep", "keep"),
+        ("mode=retract", "keep", "drop"),
+    ],
+)
+def test_a_pause_says_what_becomes_of_requests_and_blocks(
+    surfaced: Callable[..., Any], query: str, in_flight: str, kv_policy: str
+) -> None:
+    front = surfaced("vllm")
+    said(front.ask("POST", f"/pause?{query}"))
+    hold = said(front.ask("GET", "/wsm/v1/status"))["hold"]
+    assert (hold["in_flight"], hold["kv_policy"]) == (in_flight, kv_policy)
+
+
+class Requests:
+    """Stands in for the requests of a server that generates text itself."""
+
+    def __init__(self, running: int) -> None:
+        self.running = running
+
+    async def count(self) -> tuple[int, int]:
+        return self.running, 0
+
+
+@pytest.mark.parametrize(
+    ("paused", "running", "status"),
+    [
+        (None, 0, 200),
+        (None, 2, 400),
+        ("mode=abort", 0, 200),
+        ("mode=keep", 2, 200),
+        ("mode=keep&clear_cache=false", 0, 400),
+        ("mode=wait&clear_cache=false", 0, 400),
+    ],
+)
+def test_a_flush_is_done_once_no_block_of_older_weights_is_left(
+    surfaced: Callable[..., Any], paused: str | None, running: int, status: int
+) -> None:
+    front = surfaced("vllm", "sglang", requests=Requests(running))
+    if paused is not None:
+        said(front.ask("POST", f"/pause?{paused}"))
+    assert front.ask("GET", "/flush_cache").status_code == status
+
+
+@pytest.mark.parametrize(
+    ("body", "version"),
+    [
+        ({"update_info": {"path": "/w/step_2"}}, "2"),
+        ({"update_info": {"path": "/w/x_3", "version": "2"}}, "2"),
+        ({"update_info": {"version": 3}}, "3"),
+        ({"weight_dir": "/w/step_2"}, "2"),
+        ({"weight_dir": None}, None),
+        ({"update_info": {"names": ["w"], "dtype_names": ["bf16"]}}, None),
+        ({}, None),
+    ],
+)
+def test_an_update_names_a_directory_or_a_version_or_is_a_push(
+    surfaced: Callable[..., Any], body: dict[str, Any], version: str | None
+) -> None:
+    answer = surfaced("vllm").post("/update_weights", **body)
+    if version is None:
+        assert said(answer, 400)["error"]["code"] == "push-unverifiable"
+    else:
+        assert said(answer)["wsm"]["version"] == version
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 200),
+        ({"init_info": {}}, 200),
+        ({"backend": "disk"}, 200),
+        ({"init_info": {"backend": "disk"}}, 200),
+        ({"type": "filesystem", "timeout": 1200}, 200),
+        ({"init_info": {"backend": "nccl"}}, 400),
+        ({"init_info": {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1}}, 400),
+        ({"init_info": 7}, 400),
+        ({"host": "127.0.0.1", "port": 29501, "timeout": 1200}, 400),
+    ],
+)
+def test_only_a_transfer_by_files_needs_no_setting_up(
+    surfaced: Callable[..., Any], body: dict[str, Any], status: int
+) -> None:
+    assert surfaced("prime-rl").post("/init_broadcaster", **body).status_code == status
+
+
 def test_what_adopting_warns_of_stands_in_the_answer(surfaced: Callable[..., Any]) -> None:
     def linked(directory: str, label: str | None) -> AdoptedDirectory:
         return by_number(directory, label)._replace(warning=f"linked: the files of {directory}")

@@ -73,6 +73,23 @@ class HttpAnswer:
         return b"" if self.body is None else json_bytes(self.body)
 
 
+class ToldError(msgspec.Struct):
+    """An error: its public type, as docs/errors.md lists it, and what it carries."""
+
+    type: str
+    code: str
+    message: str
+    retryable: bool
+    context: dict[str, Any]
+
+
+class FailureAnswer(msgspec.Struct):
+    """A request that was refused, or failed."""
+
+    error: ToldError
+    request_id: str | None
+
+
 def json_bytes(content: object) -> bytes:
     """Return JSON; what it does not know becomes text, and a lone surrogate an escape."""
     return json.dumps(content, default=_plain).encode()

@@ -73,38 +73,32 @@ def create_app(
         As :class:`Commands`, if a name is given.
     """
     group = Commands(commands) if isinstance(commands, str) else commands
-    routes: dict[tuple[str, str], Route] = {}
-    flags: dict[tuple[str, str], SurfaceRoute] = {}
-    primary = surfaces[0] if surfaces else None
-    health = native.health if primary is None or primary.health is None else primary.health
-    common = (*own, SurfaceRoute("GET", "/health", health, reads=True))
-    if rest is None and own is native.ROUTES:  # an engine has metrics of its own there
-        common += (SurfaceRoute("GET", "/metrics", native.metrics, reads=True),)
-    for surface, offered in ((None, common), *((each, each.routes) for each in surfaces)):
-        for route in offered:
-            if route.data and rest is not None:
-                continue  # an engine's data route is never replaced
-            key = (route.method, route.path)
-            if key not in routes:
-                flags[key] = route
-                made = Route(route.path, _endpoint(route, surface, group), methods=[route.method])
-                if not route.reads and made.methods is not None:
-                    made.methods.discard("HEAD")  # which only looks
-                routes[key] = made
-    app = Starlette(routes=list(routes.values()))
+    offered: dict[tuple[str, str], tuple[Surface | None, SurfaceRoute]] = {}
+    # An engine has metrics of its own there.
+    common = (native.HEALTH, *((native.METRICS,) if rest is None and own is native.ROUTES else ()))
+    of_surfaces = [(surface, surface.routes) for surface in surfaces]
+    for surface, named in ((None, own), *of_surfaces[:1], (None, common), *of_surfaces[1:]):
+        for route in named:
+            offered.setdefault((route.method, route.path), (surface, route))
+    routes = []
+    for surface, route in offered.values():
+        made = Route(route.path, _endpoint(route, surface, group), methods=[route.method])
+        if not route.reads and made.methods is not None:
+            made.methods.discard("HEAD")  # which only looks
+        routes.append(made)
+    app = Starlette(routes=routes)
     app.router.redirect_slashes = False
     app.state.commands = group
     app.state.rest = rest
+    app.state.offered = [route for _, route in offered.values()]
     app.state.adopt = next((each.adopt for each in surfaces if each.adopt is not None), None)
     app.router.default = _Rest(group, surfaces, rest)
-    texts = {route.path for route in flags.values() if route.data}
-    texts = texts.union(*(surface.data_paths for surface in surfaces))
-    control = {path for _, path in routes} - texts
-    ours: ASGIApp = PinnedTexts(_Slashes(app, {path for _, path in routes}, rest), group)
+    control = {path for _, path in offered}
+    ours: ASGIApp = PinnedTexts(_Slashes(app, control, rest), group)
     if most_texts is not None:
-        ours = _Places(ours, most_texts, control)
+        ours = _Places(ours, most_texts, control.difference(*(each.data_paths for each in surfaces)))
     if security is not None:
-        readable = {key for key, route in flags.items() if route.reads}
+        readable = {key for key, (_, route) in offered.items() if route.reads}
         ours = SecurityGuard(ours, replace(security, readable=security.readable | readable))
     return _RequestCounter(ours, group.counts)
 
@@ -115,19 +109,14 @@ def _endpoint(
     async def endpoint(request: Request) -> ASGIApp:
         body: bytes | None = None
         request.scope.get(_ROUTE, []).append(route.path)
-        if not route.data:
-            # First: once its caller is gone, a server gives it no more. A body that is not whole the handler
-            # meets again, where a verb that brings weights closes its hold.
-            with contextlib.suppress(Exception):
-                body = await request.body()
+        # First: once its caller is gone, a server gives it no more. A body that is not whole the handler
+        # meets again, where a verb that brings weights closes its hold.
+        with contextlib.suppress(Exception):
+            body = await request.body()
         try:
             require_group(commands, request.headers, body)
             if surface is not None:
-                if route.data:
-                    await admit(commands, surface.in_hold)
-                    require_pinned(commands, request.scope)
-                else:
-                    await commands.catch_up()
+                await commands.catch_up()
             with traces.continued(request.headers.get("traceparent")):
                 answer = await route.handler(request, commands)
         except WsmError as error:

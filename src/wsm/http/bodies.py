@@ -11,10 +11,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
+from starlette.datastructures import QueryParams
 
 from wsm.http import errors
 
@@ -111,8 +112,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def as_struct(said: Mapping[str, Any], kind: type[_Body]) -> _Body:
-    """Return a JSON object as a struct.
+def as_struct(said: Mapping[str, Any], kind: type[_Body], *, strict: bool = True) -> _Body:
+    """Return a JSON object as a struct; not `strict`, a text may stand for what it says, as in a query.
 
     Raises
     ------
@@ -121,7 +122,7 @@ def as_struct(said: Mapping[str, Any], kind: type[_Body]) -> _Body:
         name (code ``bad-body``).
     """
     try:
-        return msgspec.convert(said, kind)
+        return msgspec.convert(said, kind, strict=strict)
     except (msgspec.ValidationError, UnicodeError) as error:  # a lone surrogate is no text
         problem, place = _PLACE.fullmatch(str(error)).groups()  # type: ignore[union-attr] # it matches any text
         named = _FIELD.search(problem)
@@ -136,8 +137,21 @@ def as_struct(said: Mapping[str, Any], kind: type[_Body]) -> _Body:
 def _choices(kind: type[msgspec.Struct], field: str) -> list[str]:
     """Return what a field of an enumeration may say; of any other field nothing."""
     said = get_type_hints(kind).get(field)
-    kinds: list[Any] = [each for each in (said, *get_args(said)) if isinstance(each, enum.EnumMeta)]
-    return [str(member.value) for each in kinds for member in each]
+    kinds: list[Any] = [said, *get_args(said)]
+    members: list[Any] = []
+    for each in kinds:
+        if isinstance(each, enum.EnumMeta):
+            members += (str(one.value) for one in list[enum.Enum](each))
+        elif get_origin(each) is Literal:
+            members += get_args(each)
+    return members
+
+
+def query_of(said: QueryParams, kind: type[_Body]) -> _Body:
+    """Return a query as a struct, in which a field that is no list has what is said last; raises as above."""
+    lists = {each.name for each in structs.fields(kind) if get_origin(each.type) is list}
+    given = {name: said.getlist(name) if name in lists else said[name] for name in said}
+    return as_struct(given, kind, strict=False)
 
 
 def without_nulls(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from wsm.http.answers import HttpAnswer
+from wsm.http.answers import FailureAnswer, HttpAnswer
 from wsm.http.commands import AdoptDirectory, Commands
 from wsm.typed import typed
-
-#: Paths whose GET only reads, whichever surface answers it.
-READS: Final = frozenset(
-    {
-        *("/v1/models", "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/v1/loads"),
-        *("/get_weight_version", "/weight_version", "/weight_info", "/weights_checker", "/workers"),
-        *("/v1/is_paused", "/is_paused", "/is_sleeping", "/get_world_size"),
-        *("/health_generate", "/liveness", "/ping", "/load"),
-    }
-)
 
 Handler: TypeAlias = Callable[[Request, Commands], Awaitable[HttpAnswer | Response]]
 
@@ -43,23 +33,24 @@ class SurfaceRoute(NamedTuple):
         ``"POST"``, ``"/pause"``.
     handler : callable
         ``await handler(request, commands)`` answers it; errors of wsm may leave it.
-    data : bool
-        Whether it asks for text. It is then only there where no engine is behind this server, and passes the
-        gate of a held group.
     reads : bool
         Whether it only reads: a token that may only read will do.
+    answers : mapping of int to type
+        What it answers by status, for the OpenAPI document; a text is a media type, None an empty body.
+    body, query : struct type or None
+        What it takes, for the same.
+    failure : struct type
+        What it answers where it is refused, or fails.
     """
 
     method: str
     path: str
     handler: Handler
-    data: bool = False
     reads: bool = False
-
-
-def verb_route(method: str, path: str, handler: Handler) -> SurfaceRoute:
-    """Return the route of a verb; whether it reads says its path."""
-    return SurfaceRoute(method, path, handler, reads=method == "GET" and path in READS)
+    answers: Mapping[int, Any] = {200: None}
+    body: Any = None
+    query: Any = None
+    failure: Any = FailureAnswer
 
 
 @typed
@@ -72,13 +63,11 @@ class Surface:
     name : str
         Its holds belong to the owner ``http:NAME``.
     routes : tuple of SurfaceRoute
-        What it answers.
+        What it answers; ``GET /health`` too where it is the primary one.
     in_hold : InHold
         What becomes of requests for text while the group is held.
     data_paths : frozenset of str
         Paths of the engine that ask for text; the gate of a held group stands before them, too.
-    health : callable or None
-        Answers ``GET /health`` where this surface is the primary one; None: as any.
     failed : callable or None
         From the answer to an error as any surface gives it (:func:`wsm.http.answers.failed`) to its own.
     adopt : AdoptDirectory or None
@@ -89,6 +78,5 @@ class Surface:
     routes: tuple[SurfaceRoute, ...] = ()
     in_hold: InHold = InHold.WAIT
     data_paths: frozenset[str] = frozenset()
-    health: Handler | None = None
     failed: Callable[[HttpAnswer], HttpAnswer] | None = None
     adopt: AdoptDirectory | None = None

@@ -19,7 +19,18 @@ from wsm.http.bodies import as_struct, label_of, object_of
 from wsm.http.commands import Commands, Origin
 from wsm.http.native._events import events
 from wsm.http.native._openapi import document
-from wsm.http.native.schema import BODIES, BegunAnswer, ClosedAnswer, FleetAnswer, ReadyAnswer
+from wsm.http.native.schema import (
+    BODIES,
+    BegunAnswer,
+    ClosedAnswer,
+    ExplanationAnswer,
+    FleetAnswer,
+    HealthAnswer,
+    ReadyAnswer,
+    ReceiptAnswer,
+    RequestAnswer,
+    StatusAnswer,
+)
 from wsm.http.surface import SurfaceRoute
 from wsm.metrics import Exporter
 from wsm.receipt import Receipt
@@ -137,21 +148,32 @@ async def health(_request: Request, commands: Commands) -> HttpAnswer:
     now = await commands.status()
     lost = [rank.rank for rank in now.ranks if rank.life in ("dead", "stopped")]
     fit = not lost and now.state not in ("MIXED", "FAULTED")
-    return HttpAnswer(200 if fit else 503, {"status": "ok" if fit else "unfit", "headline": now.headline})
+    return HttpAnswer(200 if fit else 503, HealthAnswer("ok" if fit else "unfit", now.headline))
 
 
-async def described(_request: Request, _commands: Commands) -> HttpAnswer:
-    """Answer this API as an OpenAPI document."""
-    return HttpAnswer(200, document(ROUTES))
+async def described(request: Request, _commands: Commands) -> HttpAnswer:
+    """Answer all that this server has, trainers' verbs too, as an OpenAPI document."""
+    return HttpAnswer(200, document(request.app.state.offered))
 
+
+_STREAM: Final = {200: "text/event-stream"}
+_SCRAPE: Final = {200: "text/plain"}
+_DONE: Final = {200: ReceiptAnswer, 202: BegunAnswer}
 
 ROUTES: Final[tuple[SurfaceRoute, ...]] = (
-    SurfaceRoute("GET", "/wsm/v1/events", events, reads=True),
-    SurfaceRoute("GET", "/wsm/v1/openapi.json", described, reads=True),
-    SurfaceRoute("GET", "/wsm/v1/status", status, reads=True),
-    SurfaceRoute("GET", "/wsm/v1/explain", explanation, reads=True),
-    SurfaceRoute("GET", "/wsm/v1/ready", ready, reads=True),
-    SurfaceRoute("GET", "/wsm/v1/metrics", metrics, reads=True),
-    SurfaceRoute("GET", "/wsm/v1/commands/{request_id:path}", kept_request, reads=True),
-    *(SurfaceRoute("POST", f"/wsm/v1/{operation}", _command(operation)) for operation in BODIES),
+    SurfaceRoute("GET", "/wsm/v1/events", events, True, _STREAM),
+    SurfaceRoute("GET", "/wsm/v1/openapi.json", described, True, {200: dict[str, Any]}),
+    SurfaceRoute("GET", "/wsm/v1/status", status, True, {200: StatusAnswer}),
+    SurfaceRoute("GET", "/wsm/v1/explain", explanation, True, {200: ExplanationAnswer}),
+    SurfaceRoute("GET", "/wsm/v1/ready", ready, True, dict.fromkeys((200, 503), ReadyAnswer)),
+    SurfaceRoute("GET", "/wsm/v1/metrics", metrics, True, _SCRAPE),
+    SurfaceRoute("GET", "/wsm/v1/commands/{request_id:path}", kept_request, True, {200: RequestAnswer}),
+    *(
+        SurfaceRoute("POST", f"/wsm/v1/{name}", _command(name), False, _DONE, body)
+        for name, body in BODIES.items()
+    ),
 )
+
+#: What a server answers where neither its primary surface nor an engine does.
+HEALTH: Final = SurfaceRoute("GET", "/health", health, True, dict.fromkeys((200, 503), HealthAnswer))
+METRICS: Final = SurfaceRoute("GET", "/metrics", metrics, True, _SCRAPE)

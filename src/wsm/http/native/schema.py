@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from wsm.command import checked_tags
+from wsm.http.answers import ToldError
 from wsm.http.bodies import Label, Text
 from wsm.receipt import Receipt
 from wsm.states.fleet import FleetState
@@ -148,23 +149,6 @@ class ReadyAnswer(msgspec.Struct):
 
     serving: bool
     headline: str
-
-
-class ToldError(msgspec.Struct):
-    """An error: its public type, as docs/errors.md lists it, and what it carries."""
-
-    type: str
-    code: str
-    message: str
-    retryable: bool
-    context: dict[str, Any]
-
-
-class FailureAnswer(msgspec.Struct):
-    """A request that was refused, or failed."""
-
-    error: ToldError
-    request_id: str | None
 
 
 class ClosedAnswer(msgspec.Struct):
@@ -314,14 +298,8 @@ class RequestAnswer(msgspec.Struct):
     error: ToldError | None = None
 
 
-#: What each path that reads answers, and each command; a text is a media type.
-ANSWERS: Final[Mapping[str, Mapping[int, Any]]] = {
-    "status": {200: StatusAnswer},
-    "explain": {200: ExplanationAnswer},
-    "ready": {200: ReadyAnswer, 503: ReadyAnswer},
-    "commands": {200: RequestAnswer},
-    "events": {200: "text/event-stream"},
-    "metrics": {200: "text/plain"},
-    "openapi.json": {200: dict[str, Any]},
-    **{operation: {200: ReceiptAnswer, 202: BegunAnswer} for operation in BODIES},
-}
+class HealthAnswer(msgspec.Struct):
+    """Whether the group can be commanded."""
+
+    status: Literal["ok", "unfit"]
+    headline: str

@@ -1,92 +1,223 @@
-"""SGLang's verbs, as slime, miles, AReaL and verl send them: read, answered in SGLang's shape."""
+"""SGLang's verbs, as slime, miles, AReaL and verl send them, answered in SGLang's shape."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, final
+from typing import Annotated, Any
 
-import msgspec
-from starlette.requests import Request
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import PlainTextResponse, Response
 
 import wsm
 from wsm.errors import BadInputError, RefusedError
-from wsm.http import errors as http_errors
-from wsm.http.answers import HttpAnswer
+from wsm.http.answers import HttpAnswer, ToldError
 from wsm.http.bodies import Label, Text, Texts, label_of, texts_of
-from wsm.http.commands import Commands
-from wsm.http.surface import Handler, Surface, verb_route
-from wsm.http.surfaces import _refusals, errors
-from wsm.http.surfaces._pausing import pause_of, tags_of
-from wsm.http.surfaces._refusals import Reason, Refusal
-from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._verbs import FinishBody, RelabelBody, Verbs, all_live, body_of, told
-from wsm.status import GroupStatus
-
-#: Paths of the engine that ask for text.
-DATA_PATHS = frozenset(
-    {
-        "/generate",
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/encode",
-        "/classify",
-    }
+from wsm.http.errors import unsupported
+from wsm.http.surfaces._call import Call, PauseMode, tags_of
+from wsm.http.surfaces._reasons import Reason, Refusal
+from wsm.http.surfaces._verbs import (
+    DoneAnswer,
+    FinishBody,
+    NamedVersion,
+    RelabelBody,
+    VerbTable,
+    named_version,
 )
 
 
-class _PauseModeBody(msgspec.Struct):
-    mode: Text | None = None
+class SglangFailure(Struct):
+    """An error as SGLang's clients read it: they print ``message``."""
+
+    error: ToldError
+    request_id: str | None
+    message: str
+    success: bool = False
 
 
-class _FromDiskBody(msgspec.Struct):
+def failure_of(answer: HttpAnswer) -> HttpAnswer:
+    """Return an error as SGLang's clients read it."""
+    body = {**answer.body, "message": answer.body["error"].get("message", ""), "success": False}
+    return HttpAnswer(answer.status, body, answer.headers)
+
+
+SGLANG = VerbTable(
+    "sglang",
+    data_paths=frozenset(
+        {
+            "/generate",
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/messages",
+            "/encode",
+            "/classify",
+        }
+    ),
+    failed=failure_of,
+    failure=SglangFailure,
+    pauses="/pause_generation",
+    resumes="/continue_generation",
+)
+
+
+class PauseModeBody(Struct):
+    """Of ``/pause_generation``."""
+
+    mode: PauseMode | None = None
+
+
+@SGLANG("POST /pause_generation")
+async def pause(call: Call, asked: PauseModeBody) -> DoneAnswer:
+    """Hold the group."""
+    await call.pause(asked.mode)
+    return DoneAnswer("Generation paused successfully.", status="ok")
+
+
+@SGLANG("POST /continue_generation")
+async def resume(call: Call) -> DoneAnswer:
+    """Release the group."""
+    await call.resume()
+    return DoneAnswer("Generation continued successfully.", status="ok")
+
+
+@SGLANG("GET /flush_cache", "POST /flush_cache", changes=True, also=(400,))
+async def flush(call: Call) -> PlainTextResponse:
+    """Leave no block in the KV cache that older weights computed."""
+    try:
+        await call.flush()
+    except RefusedError as error:
+        return PlainTextResponse(f"{error}\n", 400)
+    return PlainTextResponse("Cache flushed.\n")
+
+
+class FromDiskBody(Struct):
+    """Of ``/update_weights_from_disk``."""
+
     model_path: Text
     weight_version: Label | None = None
     abort_all_requests: bool = False
     keep_pause: bool = False
 
 
-class _PullBody(msgspec.Struct):
-    target_version: Annotated[int, msgspec.Meta(ge=0)]
+class FromDiskAnswer(DoneAnswer):
+    """The answer of ``/update_weights_from_disk``."""
+
+    num_paused_requests: int = 0
+
+
+@SGLANG("POST /update_weights_from_disk", brings=True)
+async def update_from_disk(call: Call, asked: FromDiskBody) -> FromDiskAnswer:
+    """Update to a directory; inside an update in parts, prepare it."""
+    receipt = await call.load(
+        directory=asked.model_path,
+        label=label_of(asked.weight_version),
+        abort_requests=asked.abort_all_requests,
+        drains=True,
+        keep_paused=asked.keep_pause,
+    )
+    return FromDiskAnswer(receipt.sentence(), success=True)
+
+
+class PullBody(Struct):
+    """Of ``/pull_weights``."""
+
+    target_version: Annotated[int, Meta(ge=0)]
     source_dir: Text
     local_checkpoint_dir: Text
 
 
-class _MemoryBody(msgspec.Struct):
+@SGLANG("POST /pull_weights")
+async def pull(call: Call, asked: PullBody) -> DoneAnswer:
+    """Take a directory in now, under the name of another."""
+    number = asked.target_version
+    directory = f"{asked.source_dir.rstrip('/')}/weight_v{number:06d}"
+    try:
+        adopted = await call.pull(asked.local_checkpoint_dir, directory, str(number))
+    except BadInputError as error:
+        if number or error.code != "checkpoint-missing":
+            raise
+        raise unsupported(
+            verb="/pull_weights",
+            reason="version 0 is what changes will be sent of (slime's --update-weight-mode delta), and "
+            "changes of that format are not read here",
+            use_instead="whole checkpoints (--update-weight-mode full)",
+        ) from error
+    return DoneAnswer(f"{directory} is taken in as version {adopted.label}", success=True)
+
+
+@SGLANG("POST /begin_weight_update")
+async def begin(call: Call) -> DoneAnswer:
+    """Begin an update in parts."""
+    await call.begin()
+    return DoneAnswer("Weight update begun.", success=True)
+
+
+@SGLANG("POST /end_weight_update", brings=True)
+async def end(call: Call, asked: FinishBody) -> DoneAnswer:
+    """Decide an update in parts."""
+    receipt = await call.finish(asked.weight_version, begin="/begin_weight_update")
+    return DoneAnswer(receipt.sentence(), success=True)
+
+
+class MemoryBody(Struct):
+    """Of the verbs that release and resume memory."""
+
     tags: Texts | None = None
 
 
-class _CheckerBody(msgspec.Struct):
-    action: Text = "checksum"
-    baseline: Text | None = None
+@SGLANG("GET /release_memory_occupation", "POST /release_memory_occupation", changes=True)
+async def release_memory(call: Call, asked: MemoryBody) -> None:
+    """Let the memory of one half or both go."""
+    await call.sleep(tags_of(asked.tags))
 
 
-class _AbortRidBody(msgspec.Struct):
-    abort_all: bool = False
-    rid: Texts = []
+@SGLANG("GET /resume_memory_occupation", "POST /resume_memory_occupation", changes=True)
+async def resume_memory(call: Call, asked: MemoryBody) -> None:
+    """Bring back what is missing, in the version that was held."""
+    await call.wake(tags_of(asked.tags), version=await call.last_version())
 
 
-class _WorkerBody(msgspec.Struct):
-    url: Text
+class RelabelledAnswer(Struct):
+    """The answer of ``/update_weight_version``."""
+
+    new_version: str
+    success: bool = True
+    message: str | UnsetType = UNSET
 
 
-def failure_of(answer: HttpAnswer) -> HttpAnswer:
-    """Return an error as SGLang's clients read it: they print ``message``."""
-    error = dict(answer.body["error"])
-    body = {**answer.body, "success": False, "message": error.get("message", ""), "error": error}
-    return HttpAnswer(answer.status, body, answer.headers)
+@SGLANG("POST /update_weight_version")
+async def relabel(call: Call, asked: RelabelBody) -> RelabelledAnswer:
+    """Confirm the trainer's word for the weights."""
+    held = await call.require_label(str(asked.new_version))
+    return RelabelledAnswer(held, message=f"The weights have version {held}.")
 
 
-def server_info(
-    status: GroupStatus, *, word: str | None, model: str, path: str, version: str, more: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what a server says of itself; slime compares some of it with what it would have started."""
+SGLANG("GET /get_weight_version", "GET /weight_version")(named_version)
+
+
+class ModelInfo(NamedVersion, kw_only=True):
+    """The answer of ``/model_info``."""
+
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool = True
+    preferred_sampling_params: None = None
+
+
+@SGLANG("GET /model_info", "GET /get_model_info")
+async def model_info(call: Call) -> ModelInfo:
+    """Answer the model, and the version that the group has."""
+    path, named = call.options.model_path or call.model, await named_version(call)
+    return ModelInfo(named.weight_version, named.wsm_version, model_path=path, tokenizer_path=path)
+
+
+@SGLANG("GET /server_info", "GET /get_server_info")
+async def server_info(call: Call) -> dict[str, Any]:
+    """Answer what a server says of itself; slime compares some of it with what it would have started."""
+    status = await call.commands.status()
     ranks = sum(1 for rank in status.ranks if rank.step_kind != "none")
     return {
-        "model_path": path,
-        "served_model_name": model,
+        "model_path": call.options.model_path or call.model,
+        "served_model_name": call.model,
         "tp_size": ranks,
         "pp_size": 1,
         "dp_size": 1,
@@ -94,225 +225,162 @@ def server_info(
         "num_gpus": ranks,
         "disaggregation_mode": "null",
         "enable_memory_saver": False,
-        "weight_version": word,
+        "weight_version": call.commands.word_for(status.version),
         "wsm_version": status.version,
         "internal_states": [],
-        "version": version,
-        **more,
+        "version": wsm.__version__,
+        **call.options.server_info,
     }
 
 
-def loads(running: int, waiting: int) -> dict[str, Any]:
-    """Return how many requests are open, as ``/v1/loads`` says it."""
-    load = {
-        "dp_rank": 0,
-        "num_running_reqs": running,
-        "num_waiting_reqs": waiting,
-        "num_reqs": running + waiting,
-        "num_total_reqs": running + waiting,
-    }
-    return {"loads": [load], "dp_rank_count": 1}
+class CheckerBody(Struct):
+    """Of ``/weights_checker``."""
+
+    action: Text = "checksum"
+    baseline: Text | None = None
 
 
-@final
-class _Sglang:
-    """SGLang's verbs for one server."""
+class CheckerAnswer(Struct):
+    """The answer of ``/weights_checker``."""
 
-    def __init__(self, options: SurfaceOptions) -> None:
-        self.verbs = Verbs("sglang", options, pauses="/pause_generation", resumes="/continue_generation")
-
-    async def pause(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await body_of(request, _PauseModeBody)
-        receipt = await self.verbs.pause(request, commands, pause_of(asked.mode))
-        return told(200, {"message": "Generation paused successfully.", "status": "ok"}, receipt)
-
-    async def resume(self, request: Request, commands: Commands) -> HttpAnswer:
-        receipt = await self.verbs.resume(request, commands)
-        return told(200, {"message": "Generation continued successfully.", "status": "ok"}, receipt)
-
-    async def flush(self, request: Request, commands: Commands) -> Response:
-        try:
-            await self.verbs.flush(request, commands)
-        except RefusedError as error:
-            return PlainTextResponse(f"{error}\n", 400)
-        return PlainTextResponse("Cache flushed.\n")
-
-    async def update_from_disk(self, request: Request, commands: Commands) -> HttpAnswer:
-        async with self.verbs.bringing(request, commands):
-            asked = await body_of(request, _FromDiskBody)
-            receipt = await self.verbs.load(
-                request,
-                commands,
-                directory=asked.model_path,
-                label=label_of(asked.weight_version),
-                abort_requests=asked.abort_all_requests,
-                drains=True,
-                keep_paused=asked.keep_pause,
-            )
-        body = {"success": True, "message": receipt.sentence(), "num_paused_requests": 0}
-        return told(200, body, receipt)
-
-    async def pull(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await body_of(request, _PullBody)
-        number = asked.target_version
-        directory = f"{asked.source_dir.rstrip('/')}/weight_v{number:06d}"
-        try:
-            adopted = await self.verbs.pull(commands, asked.local_checkpoint_dir, directory, str(number))
-        except BadInputError as error:
-            if number or error.code != "checkpoint-missing":
-                raise
-            raise http_errors.unsupported(
-                verb="/pull_weights",
-                reason="version 0 is what changes will be sent of (slime's --update-weight-mode delta), and "
-                "changes of that format are not read here",
-                use_instead="whole checkpoints (--update-weight-mode full)",
-            ) from error
-        return HttpAnswer(
-            200, {"success": True, "message": f"{directory} is taken in as version {adopted.label}"}
-        )
-
-    async def begin(self, request: Request, commands: Commands) -> HttpAnswer:
-        await self.verbs.parts.begin(request, commands)
-        return HttpAnswer(200, {"success": True, "message": "Weight update begun."})
-
-    async def end(self, request: Request, commands: Commands) -> HttpAnswer:
-        async with self.verbs.bringing(request, commands):
-            label = label_of((await body_of(request, FinishBody)).weight_version)
-            receipt = await self.verbs.parts.finish(request, commands, label, begin="/begin_weight_update")
-        return told(200, {"success": True, "message": receipt.sentence()}, receipt)
-
-    async def release_memory(self, request: Request, commands: Commands) -> Response:
-        tags = tags_of(texts_of((await body_of(request, _MemoryBody)).tags))
-        await self.verbs.sleep(request, commands, tags)
-        return Response(b"null", media_type="application/json")
-
-    async def resume_memory(self, request: Request, commands: Commands) -> Response:
-        tags = tags_of(texts_of((await body_of(request, _MemoryBody)).tags))
-        version = await self.verbs.last_version(commands)
-        await self.verbs.wake(request, commands, tags, version=version, serve=False)
-        return Response(b"null", media_type="application/json")
-
-    async def relabel(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await body_of(request, RelabelBody)
-        held = await self.verbs.require_label(commands, str(asked.new_version))
-        body = {"success": True, "message": f"The weights have version {held}.", "new_version": held}
-        return HttpAnswer(200, body)
-
-    async def version(self, request: Request, commands: Commands) -> HttpAnswer:
-        del request
-        return HttpAnswer(200, await self.verbs.named_version(commands))
-
-    async def model_info(self, request: Request, commands: Commands) -> HttpAnswer:
-        del request
-        name = self.verbs.model_name(commands)
-        path = self.verbs.options.model_path or name
-        body = {
-            "model_path": path,
-            "tokenizer_path": path,
-            "is_generation": True,
-            "preferred_sampling_params": None,
-            **await self.verbs.named_version(commands),
-        }
-        return HttpAnswer(200, body)
-
-    async def server_info(self, request: Request, commands: Commands) -> HttpAnswer:
-        del request
-        name, options = self.verbs.model_name(commands), self.verbs.options
-        status = await commands.status()
-        body = server_info(
-            status,
-            word=commands.word_for(status.version),
-            model=name,
-            path=options.model_path or name,
-            version=wsm.__version__,
-            more=options.server_info,
-        )
-        return HttpAnswer(200, body)
-
-    async def check(self, request: Request, commands: Commands) -> HttpAnswer:
-        asked = await body_of(request, _CheckerBody)
-        if asked.action not in ("checksum", "compare"):
-            return await self.verbs.refuse(
-                commands, request, Refusal("/weights_checker", Reason.BASELINE, closes=False)
-            )
-        digest = (await commands.facts()).committed.digest
-        matches = asked.action == "checksum" or asked.baseline in (None, digest)
-        said = "the weights have this digest" if matches else "the weights have another digest"
-        body = {"success": matches, "message": said, "per_engine_checksum": digest, "ranks": []}
-        return HttpAnswer(200 if matches else 400, body)
-
-    async def loads(self, request: Request, commands: Commands) -> HttpAnswer:
-        del request, commands
-        requests = self.verbs.options.requests
-        return HttpAnswer(200, loads(*((0, 0) if requests is None else await requests.count())))
-
-    async def abort(self, request: Request, commands: Commands) -> Response:
-        del commands
-        asked = await body_of(request, _AbortRidBody)
-        await self.verbs.abort(request, None if asked.abort_all else texts_of(asked.rid))
-        return Response(b"", 200)
-
-    async def health_generate(self, request: Request, commands: Commands) -> HttpAnswer:
-        del request
-        lives = all_live(await commands.status())
-        return HttpAnswer(200 if lives else 503, None, {} if lives else {"Retry-After": "1"})
-
-    async def workers(self, request: Request, commands: Commands) -> HttpAnswer:
-        own = {
-            "id": commands.name,
-            "url": str(request.base_url).rstrip("/"),
-            "worker_type": "regular",
-            "is_healthy": True,
-            "model_id": self.verbs.model_name(commands),
-        }
-        return HttpAnswer(200, {"workers": [own], "total": 1})
-
-    async def register(self, request: Request, commands: Commands) -> HttpAnswer:
-        url, own = (await body_of(request, _WorkerBody)).url, str(request.base_url).rstrip("/")
-        if url.rstrip("/").rpartition(":")[2] != own.rpartition(":")[2]:
-            raise errors.not_this_worker(url=url, own=own)
-        return HttpAnswer(200, {"status": "accepted", "worker_id": commands.name, "url": own})
-
-    async def unregister(self, request: Request, commands: Commands) -> HttpAnswer:
-        del request
-        message = "this server is the worker, and ends with its process"
-        return HttpAnswer(200, {"status": "accepted", "worker_id": commands.name, "message": message})
+    success: bool
+    message: str
+    per_engine_checksum: str | None
+    ranks: list[None] = []
 
 
-def surface(options: SurfaceOptions) -> Surface:
-    """Return SGLang's surface."""
-    made = _Sglang(options)
-    routes: list[tuple[str, str, Handler]] = [
-        ("POST", "/pause_generation", made.pause),
-        ("POST", "/continue_generation", made.resume),
-        ("GET POST", "/flush_cache", made.flush),
-        ("POST", "/update_weights_from_disk", made.update_from_disk),
-        ("POST", "/pull_weights", made.pull),
-        ("POST", "/begin_weight_update", made.begin),
-        ("POST", "/end_weight_update", made.end),
-        ("GET POST", "/release_memory_occupation", made.release_memory),
-        ("GET POST", "/resume_memory_occupation", made.resume_memory),
-        ("POST", "/update_weight_version", made.relabel),
-        ("GET", "/get_weight_version", made.version),
-        ("GET", "/weight_version", made.version),
-        ("GET", "/model_info", made.model_info),
-        ("GET", "/get_model_info", made.model_info),
-        ("GET", "/server_info", made.server_info),
-        ("GET", "/get_server_info", made.server_info),
-        ("GET POST", "/weights_checker", made.check),
-        ("GET", "/v1/loads", made.verbs.or_engine(made.loads)),
-        ("GET", "/v1/models", made.verbs.models),
-        ("POST", "/abort_request", made.verbs.or_engine(made.abort)),
-        ("GET", "/health_generate", made.health_generate),
-        ("GET", "/workers", made.workers),
-        ("POST", "/workers", made.register),
-        ("DELETE", "/workers/{worker_id:path}", made.unregister),
-        *(("POST", verb, made.verbs.refusing(refusal)) for verb, refusal in _refusals.SGLANG.items()),
-    ]
-    return Surface(
-        "sglang",
-        tuple(verb_route(method, path, verb) for methods, path, verb in routes for method in methods.split()),
-        data_paths=DATA_PATHS,
-        failed=failure_of,
-        adopt=options.adopt,
+@SGLANG("GET /weights_checker", "POST /weights_checker", also=(400,))
+async def check(call: Call, asked: CheckerBody) -> CheckerAnswer | HttpAnswer | Refusal:
+    """Answer or compare the digest of the weights."""
+    if asked.action not in ("checksum", "compare"):
+        return Refusal(Reason.BASELINE, closes=False)
+    digest = (await call.commands.facts()).committed.digest
+    if asked.action == "checksum" or asked.baseline in (None, digest):
+        return CheckerAnswer(success=True, message="the weights have this digest", per_engine_checksum=digest)
+    other = CheckerAnswer(
+        success=False, message="the weights have another digest", per_engine_checksum=digest
     )
+    return HttpAnswer(400, other)
+
+
+class Load(Struct):
+    """How many requests are open."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_reqs: int
+    num_total_reqs: int
+    dp_rank: int = 0
+
+
+class LoadsAnswer(Struct):
+    """The answer of ``/v1/loads``."""
+
+    loads: list[Load]
+    dp_rank_count: int = 1
+
+
+@SGLANG("GET /v1/loads", of_engine=True)
+async def loads(call: Call) -> LoadsAnswer:
+    """Answer how many requests are open."""
+    requests = call.options.requests
+    running, waiting = (0, 0) if requests is None else await requests.count()
+    return LoadsAnswer([Load(running, waiting, running + waiting, running + waiting)])
+
+
+class AbortRidBody(Struct):
+    """Of ``/abort_request``."""
+
+    abort_all: bool = False
+    rid: Texts = []
+
+
+@SGLANG("POST /abort_request", of_engine=True)
+async def abort(call: Call, asked: AbortRidBody) -> Response:
+    """End requests for text."""
+    await call.abort(None if asked.abort_all else texts_of(asked.rid))
+    return Response()
+
+
+@SGLANG("GET /health_generate", also=(503,))
+async def health_generate(call: Call) -> Response:
+    """Answer whether all ranks live."""
+    lives = await call.is_live()
+    return Response(status_code=200 if lives else 503, headers={} if lives else {"Retry-After": "1"})
+
+
+class WorkerCard(Struct):
+    """A worker, as a router lists it: this server."""
+
+    id: str
+    url: str
+    model_id: str
+    worker_type: str = "regular"
+    is_healthy: bool = True
+
+
+class WorkersAnswer(Struct):
+    """The answer of ``/workers``."""
+
+    workers: list[WorkerCard]
+    total: int = 1
+
+
+class WorkerBody(Struct):
+    """Of a worker that is to be registered."""
+
+    url: Text
+
+
+class RegisteredAnswer(Struct):
+    """The answer to who registers a worker, or takes one off."""
+
+    worker_id: str
+    status: str = "accepted"
+    url: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+def _own_url(call: Call) -> str:
+    return str(call.request.base_url).rstrip("/")
+
+
+@SGLANG("GET /workers")
+async def workers(call: Call) -> WorkersAnswer:
+    """Answer the one worker, which this server is."""
+    return WorkersAnswer([WorkerCard(call.commands.name, _own_url(call), call.model)])
+
+
+@SGLANG("POST /workers")
+async def register(call: Call, asked: WorkerBody) -> RegisteredAnswer:
+    """Register this server, and no other."""
+    url, own = asked.url, _own_url(call)
+    if url.rstrip("/").rpartition(":")[2] != own.rpartition(":")[2]:
+        raise RefusedError(
+            f"this server is the one worker {own} and routes to no other; {url} is not registered",
+            code="not-this-worker",
+            url=url,
+        )
+    return RegisteredAnswer(call.commands.name, url=own)
+
+
+@SGLANG("DELETE /workers/{worker_id:path}")
+async def unregister(call: Call) -> RegisteredAnswer:
+    """Leave the worker, which is this server."""
+    message = "this server is the worker, and ends with its process"
+    return RegisteredAnswer(call.commands.name, message=message)
+
+
+# With what slime, miles and AReaL add.
+SGLANG.refuse(
+    Reason.PUSH,
+    "POST /init_weights_update_group",
+    "POST /update_weights_from_distributed",
+    "POST /send_weights_to_remote_instance",
+    "POST /init_weights_send_group_for_remote_instance",
+)
+SGLANG.refuse(Reason.PUSH, "POST /destroy_weights_update_group", closes=False)
+SGLANG.refuse(Reason.PICKLE, "POST /update_weights_from_tensor", "POST /update_weights_from_ipc")
+SGLANG.refuse(Reason.INTERNAL, "POST /post_process_weights")
+SGLANG.refuse(Reason.ADAPTER, "POST /load_lora_adapter", "POST /load_lora_adapter_from_tensors")
+SGLANG.refuse(Reason.ADAPTER, "POST /unload_lora_adapter", closes=False)

@@ -1,13 +1,31 @@
-"""vLLM's surface, as TRL and SkyRL use it; prime-rl's and AReaL's begin with its verbs."""
+"""vLLM's verbs, as TRL and SkyRL send them; prime-rl's and AReaL's surfaces begin with some of them."""
 
 from __future__ import annotations
 
-from wsm.http.answers import HttpAnswer
-from wsm.http.surface import Handler, Surface, SurfaceRoute, verb_route
-from wsm.http.surfaces import _refusals
-from wsm.http.surfaces._refusals import Reason, Refusal
-from wsm.http.surfaces._surface_options import SurfaceOptions
-from wsm.http.surfaces._vllm_verbs import VllmVerbs
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.responses import Response
+
+from wsm.http import errors
+from wsm.http.answers import HttpAnswer, ToldError
+from wsm.http.bodies import Label, Text, Texts, label_of, texts_of
+from wsm.http.surfaces._call import Call, PauseMode, missing_of, tags_of
+from wsm.http.surfaces._reasons import Reason, Refusal
+from wsm.http.surfaces._verbs import (
+    DoneAnswer,
+    FinishBody,
+    RelabelBody,
+    ToldReceipt,
+    VerbTable,
+    named_version,
+)
+from wsm.http.surfaces.sglang import RelabelledAnswer
+from wsm.states.vocabulary import ALL_TAGS
+
+#: Transfers for which nothing has to be set up.
+_DISK = ("disk", "filesystem", "file", "fs")
 
 #: Paths of the engine that ask for text.
 DATA_PATHS = frozenset(
@@ -22,41 +40,244 @@ DATA_PATHS = frozenset(
 )
 
 
+class VllmError(ToldError, kw_only=True):
+    """An error, with what vLLM's clients look for."""
+
+    param: None = None
+    status: int
+
+
+class VllmFailure(Struct):
+    """An error as vLLM's clients read it: a message and a code within ``error``."""
+
+    error: VllmError
+    request_id: str | None
+
+
 def failure_of(answer: HttpAnswer) -> HttpAnswer:
-    """Return an error as vLLM's clients read it: a message and a code within ``error``."""
-    error = {**answer.body["error"]}
-    error["param"], error["status"] = None, answer.status
+    """Return an error as vLLM's clients read it."""
+    error = {**answer.body["error"], "param": None, "status": answer.status}
     return HttpAnswer(answer.status, {**answer.body, "error": error}, answer.headers)
 
 
-def routes_of(verbs: dict[str, Handler]) -> tuple[SurfaceRoute, ...]:
-    """Return routes from ``"METHOD /path"`` and handlers."""
-    named = ((name.partition(" "), handler) for name, handler in verbs.items())
-    return tuple(verb_route(method, path, handler) for (method, _, path), handler in named)
+VLLM = VerbTable(
+    "vllm",
+    data_paths=DATA_PATHS,
+    failed=failure_of,
+    failure=VllmFailure,
+    pauses="/pause",
+    resumes="/resume",
+    unsupported=400,
+)
 
 
-def surface(options: SurfaceOptions) -> Surface:
-    """Return vLLM's surface."""
-    made = VllmVerbs("vllm", options)
-    verbs: dict[str, Handler] = {
-        "POST /pause": made.pause,
-        "POST /resume": made.resume,
-        "GET /is_paused": made.is_paused,
-        "POST /abort_requests": made.verbs.or_engine(made.abort),
-        "POST /init_weight_transfer_engine": made.set_up,
-        "POST /start_weight_update": made.start,
-        "POST /update_weights": made.update,
-        "POST /finish_weight_update": made.finish,
-        "POST /update_weight_version": made.relabel,
-        "GET /weight_info": made.weight_info,
-        "POST /weight_checker": made.check,
-        # What pushes tensors asks this first, and then waits in its own group of NCCL.
-        "GET /get_world_size": made.verbs.refusing(Refusal("/get_world_size", Reason.NCCL, closes=False)),
-        "POST /sleep": made.sleep,
-        "POST /wake_up": made.wake,
-        "GET /is_sleeping": made.is_sleeping,
-        "POST /reset_prefix_cache": made.reset_prefix_cache,
-        "GET /v1/models": made.verbs.models,
-        **{f"POST {verb}": made.verbs.refusing(refusal) for verb, refusal in _refusals.VLLM.items()},
-    }
-    return Surface("vllm", routes_of(verbs), data_paths=DATA_PATHS, failed=failure_of, adopt=options.adopt)
+class PauseQuery(Struct):
+    """Of ``/pause``."""
+
+    mode: PauseMode | None = None
+    clear_cache: bool | None = None
+
+
+class StateAnswer(Struct):
+    """Whether requests are paused, or just were, or go on."""
+
+    status: str
+    wsm: ToldReceipt | UnsetType = UNSET
+
+
+@VLLM("POST /pause")
+async def pause(call: Call, query: PauseQuery) -> StateAnswer:
+    """Hold the group."""
+    await call.pause(query.mode, clear_cache=query.clear_cache)
+    return StateAnswer("paused")
+
+
+@VLLM("POST /resume")
+async def resume(call: Call) -> StateAnswer:
+    """Release the group."""
+    await call.resume()
+    return StateAnswer("resumed")
+
+
+class IsPausedAnswer(Struct):
+    """The answer of ``/is_paused``."""
+
+    is_paused: bool
+
+
+@VLLM("GET /is_paused")
+async def is_paused(call: Call) -> IsPausedAnswer:
+    """Answer whether the group is held."""
+    return IsPausedAnswer((await call.commands.status()).hold is not None)
+
+
+@VLLM("POST /init_weight_transfer_engine")
+async def set_up(call: Call, asked: dict[str, Any]) -> DoneAnswer | Refusal:
+    """Set up nothing where weights come by files, and refuse what pushes them."""
+    del call
+    info = asked.get("init_info", asked)
+    if not isinstance(info, Mapping):
+        raise errors.bad_body(field="init_info", problem="it must be an object")
+    kinds = [info[name] for name in ("backend", "type") if name in info]
+    if all(kind in _DISK for kind in kinds) if kinds else not info.keys() - {"timeout", "session_id"}:
+        return DoneAnswer("Weight transfer initialized", status="ok")
+    return Refusal(Reason.PUSH)
+
+
+@VLLM("POST /start_weight_update")
+async def start(call: Call) -> DoneAnswer:
+    """Begin an update in parts."""
+    await call.begin()
+    return DoneAnswer("Weight update started")
+
+
+class UpdateInfo(Struct):
+    """What vLLM's update names."""
+
+    path: Text | None = None
+    version: Label | None = None
+
+
+class UpdateWeightsBody(Struct):
+    """Of ``/update_weights``: vLLM's ``update_info``, or prime-rl's ``weight_dir``."""
+
+    update_info: UpdateInfo | None = None
+    weight_dir: Text | None = None
+
+
+@VLLM("POST /update_weights", brings=True)
+async def update(call: Call, asked: UpdateWeightsBody) -> DoneAnswer | Refusal:
+    """Update to a directory or a version; inside an update in parts, prepare it."""
+    info = asked.update_info or UpdateInfo(asked.weight_dir)
+    if info.path is None and info.version is None:
+        return Refusal(Reason.PUSH)  # what names neither describes tensors
+    await call.load(directory=info.path, label=label_of(info.version))
+    return DoneAnswer("Weights updated", status="ok")
+
+
+@VLLM("POST /finish_weight_update", brings=True)
+async def finish(call: Call, asked: FinishBody) -> DoneAnswer:
+    """Decide an update in parts."""
+    await call.finish(asked.weight_version, begin="/start_weight_update")
+    return DoneAnswer("Weight update finished")
+
+
+@VLLM("POST /update_weight_version")
+async def relabel(call: Call, asked: RelabelBody) -> RelabelledAnswer:
+    """Confirm the trainer's word for the weights."""
+    return RelabelledAnswer(await call.require_label(str(asked.new_version)))
+
+
+VLLM("GET /weight_info")(named_version)
+
+
+class CheckBody(Struct):
+    """Of ``/weight_checker``."""
+
+    action: Text = "checksum"
+    baseline: dict[str, Any] = {}
+
+
+class CheckAnswer(Struct):
+    """The answer of ``/weight_checker``."""
+
+    checksums: dict[str, str | None] | UnsetType = UNSET
+    match: bool | UnsetType = UNSET
+    mismatches: list[str] | UnsetType = UNSET
+
+
+@VLLM("POST /weight_checker")
+async def check(call: Call, asked: CheckBody) -> CheckAnswer | Refusal:
+    """Answer or compare the digest of the weights."""
+    digest = (await call.commands.facts()).committed.digest
+    if asked.action == "checksum":
+        return CheckAnswer({"manifest": digest})
+    if asked.action != "compare":
+        return Refusal(Reason.BASELINE, closes=False)
+    differ = [name for name, said in asked.baseline.items() if (name, said) != ("manifest", digest)]
+    return CheckAnswer(match=bool(asked.baseline) and not differ, mismatches=differ)
+
+
+class SleepQuery(Struct):
+    """Of ``/sleep``."""
+
+    level: Literal["0", "1", "2"] = "1"
+    mode: PauseMode | None = None
+
+
+@VLLM("POST /sleep")
+async def sleep(call: Call, query: SleepQuery) -> StateAnswer | Response | Refusal:
+    """Let the memory of the group go."""
+    if query.level == "0":
+        await call.pause(query.mode)
+        return StateAnswer("paused")
+    lets_go = call.options.sleep_level_1_as_2
+    if query.level == "1" and not (call.surface == "areal" if lets_go is None else lets_go):
+        return Refusal(Reason.OFFLOAD, closes=False)
+    await call.sleep(ALL_TAGS, query.mode or "abort")
+    return Response()
+
+
+class WakeQuery(Struct):
+    """Of ``/wake_up``."""
+
+    tags: list[str] = []
+
+
+@VLLM("POST /wake_up")
+async def wake(call: Call, query: WakeQuery) -> Response:
+    """Bring back what is missing, in the version that was held."""
+    await call.wake(tags_of(query.tags), version=await call.last_version())
+    return Response()
+
+
+class IsSleepingAnswer(Struct):
+    """The answer of ``/is_sleeping``."""
+
+    is_sleeping: bool
+
+
+@VLLM("GET /is_sleeping")
+async def is_sleeping(call: Call) -> IsSleepingAnswer:
+    """Answer whether memory is away."""
+    return IsSleepingAnswer(bool(missing_of(await call.commands.status())))
+
+
+@VLLM("POST /reset_prefix_cache")
+async def reset_prefix_cache(call: Call) -> Response:
+    """Leave no block in the KV cache that older weights computed."""
+    await call.flush()
+    return Response()
+
+
+class AbortIdsBody(Struct):
+    """Of ``/abort_requests``."""
+
+    request_ids: Texts | None = None
+
+
+class AbortedAnswer(Struct):
+    """The answer of ``/abort_requests``."""
+
+    aborted: int
+    status: str = "aborted"
+
+
+@VLLM("POST /abort_requests", of_engine=True)
+async def abort(call: Call, asked: AbortIdsBody) -> AbortedAnswer:
+    """End requests for text."""
+    return AbortedAnswer(len(await call.abort(texts_of(asked.request_ids))))
+
+
+# What pushes tensors asks for the world size first, and then waits in its own group of NCCL.
+VLLM.refuse(Reason.NCCL, "GET /get_world_size", closes=False)
+# With what TRL and SkyRL add.
+VLLM.refuse(Reason.METHOD, "POST /collective_rpc")
+VLLM.refuse(
+    Reason.PUSH, "POST /init_communicator", "POST /update_named_param", "POST /batch_update_named_params"
+)
+VLLM.refuse(Reason.PUSH, "POST /close_communicator", closes=False)
+VLLM.refuse(Reason.DRAFT, "POST /start_draft_weight_update")
+VLLM.refuse(Reason.ADAPTER, "POST /v1/load_lora_adapter", "POST /load_lora_adapter")
+VLLM.refuse(Reason.ADAPTER, "POST /v1/unload_lora_adapter", "POST /unload_lora_adapter", closes=False)
+VLLM.refuse(Reason.INTERNAL, "POST /fetch_weights")

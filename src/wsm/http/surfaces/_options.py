@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from wsm.http.commands import AdoptDirectory, AdoptedDirectory
 from wsm.strategies.adopt.adopt import AdoptSettings, adopt
 from wsm.strategies.adopt.record import stands_as_adopted
+from wsm.typed import Wait, typed
 
 
 def adopting(settings: AdoptSettings) -> AdoptDirectory:
@@ -49,6 +50,7 @@ class OpenRequests(Protocol):
         """Return how many requests run, and how many wait."""
 
 
+@typed
 @dataclass(frozen=True)
 class SurfaceOptions:
     """What is configured for surfaces.
@@ -68,9 +70,9 @@ class SurfaceOptions:
     server_info : mapping
         Further fields of ``/server_info``, or other values of those it has.
     fastdeploy_generation : str
-        Whose envelopes and codes FastDeploy's legacy routes have (:class:`.fastdeploy.LegacyGeneration`).
-    unsupported_status : int or None
-        The status of a verb that cannot be honoured; None: 400 where clients repeat every 5xx, else 501.
+        Which FastDeploy the legacy GETs answer like. 2.4: an empty 200, and 404 with a text for all else.
+        2.5: a message for each data-parallel rank, 400 while the same runs, 403 while the opposite does, 404
+        for the rest. 2.6: as 2.5, and the GETs are sleep and wakeup (``FD_ENABLE_V1_UPDATE_WEIGHTS=1``).
     sleep_level_1_as_2 : bool or None
         Whether vLLM's sleep to host memory lets the memory go instead; the version is loaded again. None: on
         AReaL's surface, whose trainer can ask for no other level.
@@ -86,8 +88,7 @@ class SurfaceOptions:
     served_model_name: str | None = None
     model_path: str | None = None
     server_info: Mapping[str, Any] = field(default_factory=dict)
-    fastdeploy_generation: str = "2.6"
-    unsupported_status: int | None = None
+    fastdeploy_generation: Literal["2.4", "2.5", "2.6"] = "2.6"
     sleep_level_1_as_2: bool | None = None
-    deadline_s: float = 600.0
-    lease_s: float = 600.0
+    deadline_s: Wait = 600.0
+    lease_s: Wait = 600.0
