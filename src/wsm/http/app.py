@@ -6,15 +6,17 @@ an upstream's. The gate of a held group stands before every path that asks for t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -80,27 +82,30 @@ def create_app(
     for surface, named in ((None, own), *of_surfaces[:1], (None, common), *of_surfaces[1:]):
         for route in named:
             offered.setdefault((route.method, route.path), (surface, route))
+    in_hold = {path: each.in_hold for each in reversed(surfaces) for path in each.data_paths}
+    places = [] if most_texts is None else [(asyncio.Semaphore(most_texts), most_texts)]
+    limited = [Middleware(_Places, *each) for each in places]
     routes = []
     for surface, route in offered.values():
-        made = Route(route.path, _endpoint(route, surface, group), methods=[route.method])
-        if not route.reads and made.methods is not None:
-            made.methods.discard("HEAD")  # which only looks
-        routes.append(made)
+        endpoint, limits = _endpoint(route, surface, group), limited if route.path in in_hold else []
+        for path in (route.path, f"{route.path}/"):  # some trainers write it so
+            made = Route(path, endpoint, methods=[route.method], middleware=limits)
+            if not route.reads and made.methods is not None:
+                made.methods.discard("HEAD")  # which only looks
+            routes.append(made)
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
-    app.state.commands = group
     app.state.rest = rest
     app.state.offered = [route for _, route in offered.values()]
     app.state.adopt = next((each.adopt for each in surfaces if each.adopt is not None), None)
-    app.router.default = _Rest(group, surfaces, rest)
-    control = {path for _, path in offered}
-    ours: ASGIApp = PinnedTexts(_Slashes(app, control, rest), group)
-    if most_texts is not None:
-        ours = _Places(ours, most_texts, control.difference(*(each.data_paths for each in surfaces)))
+    app.router.default = _Rest(group, in_hold, rest)
+    for each in places:
+        app.router.default = _Places(app.router.default, *each)
+    ours: ASGIApp = PinnedTexts(app, group)
     if security is not None:
         readable = {key for key, (_, route) in offered.items() if route.reads}
         ours = SecurityGuard(ours, replace(security, readable=security.readable | readable))
-    return _RequestCounter(ours, group.counts)
+    return _RequestCounter(ours, group.counts, rest)
 
 
 def _endpoint(
@@ -199,17 +204,15 @@ async def admit(commands: Commands, in_hold: InHold) -> None:
 class _Rest:
     """What answers the paths that wsm does not know; requests for text pass the gate of a held group."""
 
-    def __init__(self, commands: Commands, surfaces: Sequence[Surface], rest: ASGIApp | None) -> None:
-        self._commands = commands
-        self._in_hold = {path: each.in_hold for each in reversed(surfaces) for path in each.data_paths}
-        self._rest = rest
+    def __init__(self, commands: Commands, in_hold: Mapping[str, InHold], rest: ASGIApp | None) -> None:
+        self._commands, self._in_hold, self._rest = commands, in_hold, rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if self._rest is not None and scope["type"] == "websocket":
                 await self._rest(scope, receive, send)
             return
-        path = _plain(path_of(scope))
+        path = "/" + "/".join(filter(None, path_of(scope).split("/")))  # as any server behind could read it
         in_hold = self._in_hold.get(path)
         if in_hold is not None:
             scope.get(_ROUTE, []).append(path)
@@ -229,13 +232,14 @@ class _Rest:
 class _RequestCounter:
     """Counts each request by its route, its method and the status of its answer."""
 
-    def __init__(self, app: ASGIApp, counts: ServerCounts) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, counts: ServerCounts, rest: ASGIApp | None) -> None:
+        self._app, self._rest = app, rest
         self._requests = counts.requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            begins = scope["type"] == "lifespan"  # with which an engine's app begins, and an upstream ends
+            await (self._rest if begins and self._rest else self._app)(scope, receive, send)
             return
         routes: list[str] = []  # those that answer add their path
         status, begun = "none", time.monotonic()
@@ -255,50 +259,14 @@ class _RequestCounter:
 class _Places:
     """Lets so many requests for text, or to an engine, be open at once: the other places are for commands."""
 
-    def __init__(self, app: ASGIApp, most: int, control: set[str]) -> None:
-        self._app = app
-        self._most = most
-        self._control = {path.partition("{")[0] for path in control if "{" in path}, control
-        self._open = 0
+    def __init__(self, app: ASGIApp, free: asyncio.Semaphore, most: int) -> None:
+        self._app, self._free, self._most = app, free, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_control(path_of(scope)):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        if self._open >= self._most:
-            await response_of(failed(errors.server_busy(running=self._open)))(scope, receive, send)
-            return
-        self._open += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._open -= 1
-
-    def _is_control(self, path: str) -> bool:
-        begins, whole = self._control
-        return path in whole or path.rstrip("/") in whole or path.startswith(tuple(begins))
-
-
-class _Slashes:
-    """Takes a path of ours with a slash behind it as the path: some trainers write it so."""
-
-    def __init__(self, app: Starlette, paths: set[str], rest: ASGIApp | None) -> None:
-        self._app = app
-        self._rest = rest
-        self._paths = paths
-        self.state = app.state
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" and self._rest is not None:
-            await self._rest(scope, receive, send)  # an engine's app begins with it, an upstream ends
-            return
-        if scope["type"] == "http" and scope["path"].endswith("/"):
-            path = path_of(scope).rstrip("/")
-            if path in self._paths:
-                scope = {**scope, "path": scope["path"].rstrip("/")}
-        await self._app(scope, receive, send)
-
-
-def _plain(path: str) -> str:
-    """Return a path as any server behind could read it: without empty parts."""
-    return "/" + "/".join(part for part in path.split("/") if part)
+        elif self._free.locked():
+            await response_of(failed(errors.server_busy(running=self._most)))(scope, receive, send)
+        else:
+            async with self._free:
+                await self._app(scope, receive, send)

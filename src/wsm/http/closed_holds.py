@@ -24,7 +24,7 @@ from wsm.errors import RefusedError, WsmError
 from wsm.http.hold_table import HoldEvent, HoldState, Meaning, failure, meaning, state_of, success
 from wsm.receipt import Receipt
 from wsm.signals.errors import RoleBusyError
-from wsm.states.holding import ClosedBy, ClosedHold, Hold
+from wsm.states.holding import ClosedHold, Hold
 from wsm.states.vocabulary import After, Tag
 
 #: Seconds that a caller waits for the controller role, and that a closing which was too late goes on waiting.
@@ -60,28 +60,12 @@ class ClosedHolds:
             hold = _closed(hold, group.known_record(view).version, *waiting)
         return meaning(state_of(hold)), hold.closed
 
-    def close(
-        self,
-        surface: str,
-        *,
-        verb: str,
-        reason: str,
-        by: ClosedBy = ClosedBy.REFUSED,
-        before: str | None = None,
-    ) -> bool:
+    def close(self, surface: str, why: ClosedHold) -> bool:
         """Close a hold; whether there is one that is closed now. A command under way is waited for.
 
         A refusal closes the hold of any surface, since trainers of one group may speak to several; a failure
-        that of its own surface alone, for another's trainer sees none.
-
-        Parameters
-        ----------
-        surface, verb, reason : str
-            Whose verb it was, and why it was refused or failed.
-        by : ClosedBy
-            Which of the two.
-        before : str or None
-            Of a failure: what the group had before. If it has another version by now, the update brought it.
+        that of its own surface alone, for another's trainer sees none. A failure names the version of before:
+        if the group has another by now, the update brought it.
 
         Raises
         ------
@@ -91,11 +75,13 @@ class ClosedHolds:
         group = self._attached()[1].group
         view = group.view()
         hold = group.known_hold(view)
-        event = failure(by, hold, surface)
+        event = failure(why.by, hold, surface)
         if hold is None or event is HoldEvent.FAILED_ELSEWHERE or meaning(state_of(hold), event).may_release:
             return False
-        version = group.known_record(view).version if event is HoldEvent.REFUSED else before
-        why = ClosedHold(surface, verb[:_MOST_TEXT], reason[:_MOST_TEXT], version, by)
+        version = group.known_record(view).version if event is HoldEvent.REFUSED else why.version
+        why = structs.replace(
+            why, surface=surface, verb=why.verb[:_MOST_TEXT], reason=why.reason[:_MOST_TEXT], version=version
+        )
         return self._write(hold.hold_id, event, why)
 
     def reopen(self, surface: str, *, sent: bool) -> None:

@@ -45,11 +45,11 @@ from wsm.signals.names import segment_path
 from wsm.signals.owner_settings import settings_in
 from wsm.signals.presence import ProcessIdentity
 from wsm.signals.segment import Segment
-from wsm.states.holding import ClosedHold
-from wsm.states.vocabulary import ALL_TAGS, After, InFlightPolicy, KVPolicy, OnLease, Tag
+from wsm.states.holding import ClosedBy, ClosedHold
+from wsm.states.vocabulary import ALL_TAGS, After, Tag
 from wsm.status import Explanation, GroupStatus, explain, read_facts
 from wsm.strategies.adopt.record import asked_label
-from wsm.typed import Seconds, Wait, typed, typed_calls
+from wsm.typed import Wait, typed, typed_calls
 
 #: Commands that may be under way or wait for their turn at once.
 MOST_COMMANDS: Final = 64
@@ -187,7 +187,6 @@ class Commands:
         self._lock = threading.Lock()
         self._running: dict[str, _CommandUnderWay] = {}
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-read")
-        self._starters = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-start")  # they wait for a file
         self._attaching = threading.Lock()
         self._group = self._attached()
         self._left: tuple[Controller, GroupAccess] | None = None
@@ -216,7 +215,8 @@ class Commands:
 
     async def read(self, question: Callable[[], _Read]) -> _Read:
         """Ask something that blocks for a moment, in a thread."""
-        return await _within(self._readers, question)
+        asked = contextvars.copy_context().run  # in the trace of the request that is answered
+        return await asyncio.wrap_future(self._readers.submit(asked, question))
 
     @property
     def run_id(self) -> str:
@@ -229,7 +229,7 @@ class Commands:
 
     async def catch_up(self) -> None:
         """Take in what other servers of the group have kept. Waits for a second at most."""
-        await _within(self._starters, self.kept.catch_up)
+        await asyncio.to_thread(self.kept.catch_up)
 
     async def is_held(self) -> bool:
         """Whether the group stands still. One look at memory, unless the group was started anew."""
@@ -340,20 +340,11 @@ class Commands:
 
     # Commands -----------------------------------------------------------------------------------------------
 
-    async def hold(
-        self,
-        origin: Origin,
-        *,
-        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
-        kv_policy: KVPolicy = KVPolicy.KEEP,
-        lease_s: Seconds | None = None,
-        on_lease: OnLease | str = OnLease.STAY,
-        closed: ClosedHold | None = None,
-        **options: Any,
-    ) -> Receipt:
+    async def hold(self, origin: Origin, *, closed: ClosedHold | None = None, **keywords: Any) -> Receipt:
         """Let every rank stand at one step; a second hold of the same surface is a success.
 
-        With `closed` it is a closed one, unless the group has another version by now.
+        Keywords as of :meth:`wsm.Controller.hold`. With `closed` it is a closed one, unless the group has
+        another version by now.
 
         Raises
         ------
@@ -362,21 +353,12 @@ class Commands:
         WsmError
             As :meth:`wsm.Controller.hold`.
         """
-        asked = {
-            "in_flight": in_flight,
-            "kv_policy": kv_policy,
-            "lease_s": lease_s,
-            "on_lease": on_lease,
-            "owner": origin.owner,
-            **options,
-        }
+        asked = {"owner": origin.owner, **keywords}
 
         def hold(controller: Controller, request_id: str) -> Receipt:
             receipt = controller.hold(request_id=request_id, **asked)
             if closed is not None:
-                verb, reason = closed.verb, closed.reason
-                why: dict[str, Any] = {"by": closed.by, "before": closed.version}
-                self.closed_holds.close(origin.surface, verb=verb, reason=reason, **why)
+                self.closed_holds.close(origin.surface, closed)
             return receipt
 
         return await self.run(origin, "hold", {**asked, "closed": closed}, hold)
@@ -507,15 +489,22 @@ class Commands:
         """Let a closed hold be an ordinary one, since an update of this surface has succeeded."""
         await asyncio.to_thread(self.closed_holds.reopen, surface, sent=False)
 
-    async def fail_closed(self, origin: Origin, *, verb: str, reason: str, **how: Any) -> bool:
+    async def fail_closed(
+        self,
+        origin: Origin,
+        *,
+        verb: str,
+        reason: str,
+        by: ClosedBy = ClosedBy.REFUSED,
+        before: str | None = None,
+    ) -> bool:
         """Close a hold, since a verb was refused, or failed, that its trainer may take for done.
 
-        `how` and more as :meth:`.ClosedHolds.close`. Returns whether there is such a hold; an open group
-        stays as it is.
+        As :meth:`.ClosedHolds.close`; `before`: of a failure, what the group had before. Returns whether
+        there is such a hold; an open group stays as it is.
         """
-        return await asyncio.to_thread(
-            self.closed_holds.close, origin.surface, verb=verb, reason=reason, **how
-        )  # and no reader: it may wait for a release
+        closed = ClosedHold(origin.surface, verb, reason, before, by)
+        return await asyncio.to_thread(self.closed_holds.close, origin.surface, closed)
 
     async def run(
         self,
@@ -540,17 +529,14 @@ class Commands:
         request_id = uuid.uuid4().hex if origin.request_id is None else checked_request_id(origin.request_id)
         same = {name: value for name, value in asked.items() if name not in _TIMES}  # patience is no request
         begun = _CommandUnderWay(request_id, operation, origin, _kept_arguments(same), source)
-        known = await _within(self._starters, lambda: self._begun(begun, command))
-        if isinstance(known, Receipt):
-            return known
-        return await asyncio.shield(asyncio.wrap_future(known.end))
+        end = self._begun(begun, command).end
+        return await asyncio.shield(asyncio.wrap_future(end))
 
     def close(self, wait_s: Wait = 0.0) -> None:
         """Let go of the group, once commands under way are over or `wait_s` has passed."""
         deadline = time.monotonic() + wait_s
         wait([running.end for running in self._running.values()], max(deadline - time.monotonic(), 0))
-        for pool in (self._readers, self._starters):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
         for attached in (self._group, self._left or ()):
             for each in attached:
                 each.close()
@@ -564,10 +550,8 @@ class Commands:
 
     def _begun(
         self, asked: _CommandUnderWay, command: Callable[[Controller, str], Receipt]
-    ) -> _CommandUnderWay | Receipt:
-        """Begin a command unless its request id names one that is done, or runs here or at another server."""
-        controller, access = self._now()
-        run_id = access.group.segment.run_id
+    ) -> _CommandUnderWay:
+        """Begin a command in a thread of its own, unless its request id names one that runs here."""
         with self._lock:
             running = self._running.get(asked.request_id)
             if running is not None:
@@ -576,28 +560,42 @@ class Commands:
             if len(self._running) >= MOST_COMMANDS and self.kept.request(asked.request_id) is None:
                 raise errors.server_busy(running=len(self._running))
             self._running[asked.request_id] = asked
+
+        def run() -> None:
+            try:
+                receipt, error = self._done(asked, command), None
+            except BaseException as raised:  # noqa: BLE001 - who waits gets it, whatever it is
+                receipt, error = None, raised
+            with self._lock:
+                self._running.pop(asked.request_id, None)
+            if receipt is not None:
+                asked.end.set_result(receipt)
+            else:
+                asked.end.set_exception(error)
+
+        in_trace = contextvars.copy_context().run  # of the request that is answered
         try:
-            standing = self._claim(asked, run_id)
-            if standing is not None:
-                asked.require_same(standing["operation"], standing["asked"])
-            if standing is not None and standing["state"] == "succeeded":
-                self._over(asked, receipt=Receipt.from_mapping(standing["receipt"]))
-                return asked
-            threading.Thread(
-                # In the trace of the request that is answered.
-                target=contextvars.copy_context().run,
-                args=(self._drive if standing is None else self._follow, asked, run_id, controller, command),
-                name="wsm-http",
-                daemon=True,
-            ).start()
-        except RuntimeError:
-            busy = errors.server_busy(running=len(self._running))
-            self._over(asked, error=busy)
-            raise busy from None
-        except BaseException as error:
-            self._over(asked, error=error)
-            raise
+            threading.Thread(target=in_trace, args=(run,), name="wsm-http", daemon=True).start()
+        except RuntimeError:  # the kernel grants none
+            with self._lock:
+                del self._running[asked.request_id]
+            raise errors.server_busy(running=len(self._running)) from None
         return asked
+
+    def _done(self, asked: _CommandUnderWay, command: Callable[[Controller, str], Receipt]) -> Receipt:
+        """Do a command, unless it was done, or is done by another server, whose end is waited for."""
+        controller, access = self._now()
+        run_id = access.group.segment.run_id
+        while (standing := self._claim(asked, run_id)) is not None:
+            asked.require_same(standing["operation"], standing["asked"])
+            while standing["state"] == "running":
+                time.sleep(_FOLLOWED_S)
+                standing = self.request(asked.request_id)
+            if standing["state"] == "succeeded":
+                return Receipt.from_mapping(standing["receipt"])
+            if standing["state"] == "failed":
+                raise answers.error_of(standing, status=500)
+        return self._driven(asked, run_id, lambda: command(controller, asked.request_id))
 
     def _claim(self, asked: _CommandUnderWay, run_id: str) -> dict[str, Any] | None:
         """Keep that a command begins here; return the request of its name that is done, or runs elsewhere."""
@@ -611,67 +609,23 @@ class Commands:
 
         return self.kept.claim(self._record(asked, run_id, state="running"), is_free)
 
-    def _follow(
-        self,
-        asked: _CommandUnderWay,
-        run_id: str,
-        controller: Controller,
-        command: Callable[[Controller, str], Receipt],
-    ) -> None:
-        """Wait for the end of a command that another server runs; if that server ends before, run it."""
+    def _driven(self, asked: _CommandUnderWay, run_id: str, command: Callable[[], Receipt]) -> Receipt:
+        """Bring one command to its end, and keep that."""
         try:
-            while (known := self.request(asked.request_id))["state"] == "running":
-                time.sleep(_FOLLOWED_S)
-            if known["state"] == "succeeded":
-                self._over(asked, receipt=Receipt.from_mapping(known["receipt"]))
-            elif known["state"] == "failed":
-                self._over(asked, error=answers.error_of(known, status=500))
-            elif self._claim(asked, run_id) is None:
-                self._drive(asked, run_id, controller, command)
-            else:
-                self._follow(asked, run_id, controller, command)
-        except BaseException as error:  # noqa: BLE001 - who waits gets it, whatever it is
-            self._over(asked, error=error)
-
-    def _over(
-        self, asked: _CommandUnderWay, *, receipt: Receipt | None = None, error: BaseException | None = None
-    ) -> None:
-        """Tell who waits how a command ended."""
-        with self._lock:
-            self._running.pop(asked.request_id, None)
-        if receipt is not None:
-            asked.end.set_result(receipt)
-        else:
-            asked.end.set_exception(error)
-
-    def _drive(
-        self,
-        asked: _CommandUnderWay,
-        run_id: str,
-        controller: Controller,
-        command: Callable[[Controller, str], Receipt],
-    ) -> None:
-        """Bring one command to its end, keep that, and tell who waits. In a thread."""
-        try:
-            receipt = structs.replace(command(controller, asked.request_id), request_id=asked.request_id)
+            receipt = structs.replace(command(), request_id=asked.request_id)
             if asked.operation in ("update", "commit") and asked.source is not None:
                 self.closed_holds.reopen(asked.origin.surface, sent=True)
-            done = self._record(asked, run_id, state="succeeded", receipt=dict(receipt.to_mapping()))
-            self.kept.keep(done)
-        except BaseException as error:  # noqa: BLE001 - who waits gets it, whatever it is
+            told = dict(receipt.to_mapping())
+            self.kept.keep(self._record(asked, run_id, state="succeeded", receipt=told))
+        except BaseException as error:
+            told = answers.error_mapping(error)
             if not isinstance(error, WsmError):
                 log.logger("http").error(log.REQUEST_FAILED, operation=asked.operation, error=repr(error))
             elif asked.source is not None and answers.is_final(error):
-                failure = {"run_id": run_id, "error": answers.error_mapping(error)}
-                self.kept.remember(_UNFIT, asked.source, failure)
-            try:
-                self.kept.keep(
-                    self._record(asked, run_id, state="failed", error=answers.error_mapping(error))
-                )
-            finally:
-                self._over(asked, error=error)
-        else:
-            self._over(asked, receipt=receipt)
+                self.kept.remember(_UNFIT, asked.source, {"run_id": run_id, "error": told})
+            self.kept.keep(self._record(asked, run_id, state="failed", error=told))
+            raise
+        return receipt
 
     def _record(self, asked: _CommandUnderWay, run_id: str, **what: Any) -> dict[str, Any]:
         return {
@@ -765,11 +719,6 @@ def _server_of(kept: object) -> ProcessIdentity | None:
         return ProcessIdentity(*map(int, kept))  # type: ignore[call-overload] # what is none is a TypeError
     except (TypeError, ValueError):
         return None
-
-
-async def _within(pool: ThreadPoolExecutor, question: Callable[[], _Read]) -> _Read:
-    asked = contextvars.copy_context().run  # in the trace of the request that is answered
-    return await asyncio.wrap_future(pool.submit(asked, question))
 
 
 def plain_arguments(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from wsm.http import errors
 from wsm.http.commands import Commands, Origin
 from wsm.http.hold_table import OWNERS, HoldState, Meaning, meaning
 from wsm.http.kept import KeptRequests
-from wsm.http.native.schema import ToldRank
 from wsm.metrics.history import ServerCounts
 from wsm.payload import PayloadError, convert
 from wsm.receipt import Outcome, Receipt
@@ -48,13 +47,20 @@ class GroupClient(Protocol):
 Ask: TypeAlias = Callable[[str, GroupClient], Awaitable[Any]]
 
 
+class _RankOfGroup(msgspec.Struct, frozen=True):
+    rank: int
+    life: str
+    weights: str
+    kv: str
+
+
 class _ToldGroup(msgspec.Struct, frozen=True):
     """What is read of a group's status."""
 
     version: str | None
     manifest_digest: str | None
     hold: Hold | None
-    ranks: tuple[ToldRank, ...]
+    ranks: tuple[_RankOfGroup, ...]
 
 
 class ManyCommands(Commands):
@@ -130,11 +136,7 @@ class ManyCommands(Commands):
         committed = CommittedRecord(0, *(held.pop() if len(held) == 1 else ()))
         if all(each.hold is not None for each in told):
             committed = msgspec.structs.replace(committed, hold=told[0].hold)
-        ranks = tuple(
-            RankStatus(rank.rank, life=rank.life, weights=rank.weights, kv=rank.kv)
-            for each in told
-            for rank in each.ranks
-        )
+        ranks = tuple(RankStatus(**msgspec.structs.asdict(rank)) for each in told for rank in each.ranks)
         return GroupStatus(self.name, committed=committed, ranks=ranks)
 
     async def facts(self) -> GroupStatus:

@@ -188,7 +188,7 @@ class RankStatus:
     def to_mapping(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
         return {
-            **{name: getattr(self, name) for name in _TOLD_OF_RANKS},
+            **{name: getattr(self, name) for name in TOLD_OF_RANKS},
             "action": self.status.action,
             "step_kind": self.step_kind or "none",
         }
@@ -530,7 +530,7 @@ class GroupStatus:
     def to_mapping(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
         return {
-            **{name: getattr(self, name) for name in _TOLD_OF_GROUPS},
+            **{name: getattr(self, name) for name in TOLD_OF_GROUPS},
             "ranks": [rank.to_mapping() for rank in self.ranks],
             "hold": None if self.hold is None else self.hold.facts(),
             "missing": tuple(sorted(tag.value for tag in self.missing)),
@@ -544,11 +544,11 @@ class GroupStatus:
 
 
 #: The attributes of a rank and of a group that ``wsm status --json`` prints under their names.
-_TOLD_OF_RANKS = (
+TOLD_OF_RANKS = (
     *("rank", "life", "pid", "pid_namespace", "weights", "kv", "code", "epoch", "sequence"),
     *("step", "heartbeat", "doing", "since_s", "staged_bytes"),
 )
-_TOLD_OF_GROUPS = (
+TOLD_OF_GROUPS = (
     *("name", "run_id", "epoch", "sequence", "operation", "over", "version", "content_digest"),
     *("manifest_digest", "request_id"),
     *("controller_pid", "controller_stopped", "controller_unanswered_s", "controller_hung"),

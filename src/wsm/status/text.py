@@ -49,8 +49,13 @@ _TOLD = (
 )
 _LOOSE_ENDS = frozenset((kinds.ACTION_STARTED, kinds.ACTION_FINISHED, kinds.ACTION_FAILED))
 #: What is told of the group itself; the first three are not known where the command's word is damaged.
-_OF_COMMANDS = ("epoch", "sequence", "operation")
-_OF_GROUPS = ("version", "request_id", "controller_pid", "owner_pid", "supervisor_pid")
+EXPLAINED_OF_COMMANDS = ("epoch", "sequence", "operation")
+EXPLAINED_OF_GROUPS = ("version", "request_id", "controller_pid", "owner_pid", "supervisor_pid")
+#: What is told of a rank, besides the last words of it.
+EXPLAINED_OF_RANKS = (
+    *("rank", "life", "pid", "pid_namespace", "weights", "kv", "step_kind", "staged_bytes", "plan"),
+    *("since_s", "action"),
+)
 _HEADINGS = ("rank", "pid", "life", "weights", "KV", "step", "code/sequence")
 
 
@@ -123,8 +128,11 @@ class Explanation:
         return {
             **msgspec.to_builtins(told),
             "transitions": [msgspec.structs.asdict(one) for one in self.transitions],
-            **{name: getattr(self.facts, name) if self.facts.epoch else None for name in _OF_COMMANDS},
-            **{name: getattr(self.facts, name) for name in _OF_GROUPS},
+            **{
+                name: getattr(self.facts, name) if self.facts.epoch else None
+                for name in EXPLAINED_OF_COMMANDS
+            },
+            **{name: getattr(self.facts, name) for name in EXPLAINED_OF_GROUPS},
             "damaged": list(self.facts.damaged),
             "ranks": [_rank_mapping(rank, self.facts) for rank in self.facts.ranks],
         }
@@ -381,13 +389,11 @@ def _row(rank: RankStatus) -> tuple[str, ...]:
 
 
 def _rank_mapping(rank: RankStatus, group: GroupStatus) -> Mapping[str, Any]:
-    same = ("rank", "life", "pid", "pid_namespace", "weights", "kv", "step_kind", "staged_bytes", "plan")
     code = group.answer(rank)
     return {
-        **{name: getattr(rank, name) for name in same},
+        **{name: getattr(rank, name) for name in EXPLAINED_OF_RANKS},
         "code": None if code is None else code.name,
         "epoch": rank.epoch or None,
         "step": None if rank.step_kind is None else rank.step,
-        "since_s": rank.since_s,
         "action": None if rank.action is None else asdict(rank.action),
     }

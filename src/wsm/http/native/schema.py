@@ -1,34 +1,38 @@
-"""The bodies and answers of the native API as structs; its OpenAPI document is made of them. Pure."""
+"""The bodies and answers of the native API as structs; its OpenAPI document is made of them. Pure.
+
+Bodies are made of the keywords of the controller's methods, answers of what the status prints: each stands
+once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, TypeAlias
+import enum
+from collections.abc import Iterable, Mapping
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from wsm.command import checked_tags
+from wsm.controller._command_request import (
+    ClearKeywords,
+    HoldKeywords,
+    PrepareKeywords,
+    ReleaseKeywords,
+    UpdateKeywords,
+)
 from wsm.http.answers import ToldError
 from wsm.http.bodies import Label, Text
 from wsm.receipt import Receipt
 from wsm.states.fleet import FleetState
 from wsm.states.holding import ClosedHold, Hold
-from wsm.states.vocabulary import (
-    After,
-    HotFallback,
-    InFlightPolicy,
-    KVPolicy,
-    OnFailure,
-    OnLease,
-    Tag,
-    TransferMode,
-    UnknownTensors,
-)
-from wsm.status.culprits import Wait
-from wsm.status.facts import ActionFacts, FailureFacts
+from wsm.states.vocabulary import Tag
+from wsm.status import Explanation, GroupStatus
+from wsm.status.facts import TOLD_OF_GROUPS, TOLD_OF_RANKS, RankStatus
+from wsm.status.text import EXPLAINED_OF_COMMANDS, EXPLAINED_OF_GROUPS, EXPLAINED_OF_RANKS
+from wsm.typed import Wait, annotations_of
 
-Seconds: TypeAlias = Annotated[float, Meta(ge=0, lt=1e9)]
 _Tags: TypeAlias = Annotated[list[Tag], Meta(min_length=1, extra_json_schema={"uniqueItems": True})]
 
 # Bodies -----------------------------------------------------------------------------------------------------
@@ -38,8 +42,8 @@ class CommandBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the body of each command may hold."""
 
     group: Text | None = None
-    settle_s: Seconds | None = None
-    wait_s: Seconds | None = None
+    settle_s: Wait | None = None
+    wait_s: Wait | None = None
 
     def keywords(self) -> dict[str, Any]:
         """Return what it says, as keywords of the command."""
@@ -48,61 +52,6 @@ class CommandBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if "tags" in said:
             said["tags"] = checked_tags(said["tags"])
         return said
-
-
-class ReleaseBody(CommandBody):
-    """Of ``release``. `surface`: whose the hold is; missing: the native API's own."""
-
-    surface: Text | None = None
-    deadline_s: Seconds | None = None
-    hold: Text | None = None
-    force: bool | None = None
-
-
-class HoldBody(CommandBody):
-    """Of ``hold``. `surface`: as of ``release``. `closed`: why it is to be a closed one."""
-
-    surface: Text | None = None
-    closed: ClosedHold | None = None
-    deadline_s: Seconds | None = None
-    in_flight: InFlightPolicy | None = None
-    kv_policy: KVPolicy | None = None
-    lease_s: Seconds | None = None
-    on_lease: OnLease | None = None
-
-
-class ClearBody(CommandBody):
-    """Of ``clear``."""
-
-    deadline_s: Seconds | None = None
-    tags: _Tags | None = None
-    in_flight: InFlightPolicy | None = None
-    kv_policy: KVPolicy | None = None
-    hold: Text | None = None
-
-
-class UpdateBody(ClearBody):
-    """Of ``update``."""
-
-    version: Label | None = None
-    directory: Text | None = None
-    hot: bool | None = None
-    hot_fallback: HotFallback | None = None
-    force: bool | None = None
-    partial: bool | None = None
-    transfer_mode: TransferMode | None = None
-    unknown_tensors: UnknownTensors | None = None
-    verify_checksum: bool | None = None
-    rsync_config: dict[str, Any] | None = None
-    after: After | None = None
-    on_failure: OnFailure | None = None
-    restore_s: Seconds | None = None
-
-
-class PrepareBody(UpdateBody):
-    """Of ``prepare``."""
-
-    lease_s: Seconds | None = None
 
 
 class CommitBody(CommandBody):
@@ -117,12 +66,38 @@ class AbortBody(CommandBody):
     request_id: Text | None = None
 
 
+#: Of the controller's keywords: what only a program can say, or a header says.
+_NOT_SAID: Final = frozenset(("request_id", "still_wanted", "owner"))
+
+
+def _body(name: str, keywords: type, **own: Any) -> type[CommandBody]:
+    """Return the body of a command that takes the keywords of a controller's method, and `own`."""
+    known = {each: _in_json(kind) for each, kind in annotations_of(keywords).items() if each not in _NOT_SAID}
+    fields = [(each, Union[kind, None], None) for each, kind in {**known, **own}.items()]  # noqa: UP007 - of values
+    made = msgspec.defstruct(
+        name, fields, bases=(CommandBody,), module=__name__, kw_only=True, forbid_unknown_fields=True
+    )
+    assert issubclass(made, CommandBody)  # noqa: S101 - for type checkers
+    return made
+
+
+def _in_json(kind: Any) -> Any:
+    """Return an annotation as JSON says it: a member of an enumeration by its value alone."""
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if any(isinstance(each, enum.EnumMeta) for each in members):
+        members = tuple(each for each in members if each is not str)
+    return Union[tuple(Text if each is str else each for each in members)]  # noqa: UP007 - of values
+
+
+_WEIGHTS: Final = {"tags": _Tags, "version": Label, "directory": Text}
+
 BODIES: Final[Mapping[str, type[CommandBody]]] = {
-    "clear": ClearBody,
-    "update": UpdateBody,
-    "hold": HoldBody,
-    "release": ReleaseBody,
-    "prepare": PrepareBody,
+    "clear": _body("ClearBody", ClearKeywords, tags=_Tags),
+    "update": _body("UpdateBody", UpdateKeywords, **_WEIGHTS),
+    # `surface`: whose the hold is; missing: the native API's own. `closed`: why it is to be a closed one.
+    "hold": _body("HoldBody", HoldKeywords, surface=Text, closed=ClosedHold),
+    "release": _body("ReleaseBody", ReleaseKeywords, surface=Text),
+    "prepare": _body("PrepareBody", PrepareKeywords, **_WEIGHTS),
     "commit": CommitBody,
     "abort": AbortBody,
 }
@@ -151,34 +126,11 @@ class ReadyAnswer(msgspec.Struct):
     headline: str
 
 
-class ClosedAnswer(msgspec.Struct):
-    """Why a hold is closed."""
+class HealthAnswer(msgspec.Struct):
+    """Whether the group can be commanded."""
 
-    surface: str
-    verb: str
-    reason: str
-    by: str
-
-
-class ToldRank(msgspec.Struct):
-    """One participant, as ``wsm status --json`` prints it."""
-
-    rank: int
-    life: str
-    pid: int | None
-    pid_namespace: int | None
-    weights: str
-    kv: str
-    code: str
-    epoch: int
-    sequence: int
-    step: int
-    heartbeat: int
-    doing: str | None
-    since_s: float | None
-    staged_bytes: int
-    action: int
-    step_kind: str
+    status: Literal["ok", "unfit"]
+    headline: str
 
 
 class FleetAnswer(msgspec.Struct):
@@ -193,55 +145,48 @@ class FleetAnswer(msgspec.Struct):
     unread_since: float | None
 
 
-class StatusAnswer(msgspec.Struct):
-    """A group, as ``wsm status --json`` prints it."""
+class ClosedAnswer(msgspec.Struct):
+    """Why a hold is closed."""
 
-    name: str
-    run_id: str
-    epoch: int
-    sequence: int
-    operation: str
-    over: bool
-    version: str | None
-    content_digest: str | None
-    manifest_digest: str | None
-    request_id: str | None
-    controller_pid: int | None
-    controller_stopped: bool
-    controller_unanswered_s: float | None
-    controller_hung: bool
-    owner_pid: int | None
-    supervisor_pid: int | None
-    headline: str
-    because: str
-    advice: list[str]
-    decision_left_s: float | None
-    serving: bool
-    state: str
-    ranks: list[ToldRank]
-    hold: Hold | None
-    missing: list[Tag]
-    closed: ClosedAnswer | None
-    fleet: FleetAnswer | None
+    surface: str
+    verb: str
+    reason: str
+    by: str
 
 
-class ExplainedRank(msgspec.Struct):
-    """One participant, as ``wsm explain --json`` prints it."""
+def _kinds(source: type, names: Iterable[str]) -> dict[str, Any]:
+    """Return of what types the attributes of a class are that are told under their names."""
+    known = get_type_hints(source)
+    return {
+        name: known[name] if name in known else get_type_hints(getattr(source, name).fget)["return"]
+        for name in names
+    }
 
-    rank: int
-    life: str
-    pid: int | None
-    pid_namespace: int | None
-    weights: str
-    kv: str
-    step_kind: str | None
-    staged_bytes: int
-    plan: str | None
-    code: str | None
-    epoch: int | None
-    step: int | None
-    since_s: float | None
-    action: ActionFacts | None
+
+def _told(name: str, kinds: Mapping[str, Any], **own: Any) -> type[msgspec.Struct]:
+    return msgspec.defstruct(name, [*{**kinds, **own}.items()], module=__name__)
+
+
+_ToldRank: Final = _told("ToldRank", _kinds(RankStatus, TOLD_OF_RANKS), action=int, step_kind=str)
+
+#: As ``wsm status --json`` prints it, and whether its hold is closed.
+StatusAnswer: Final = _told(
+    "StatusAnswer",
+    _kinds(GroupStatus, TOLD_OF_GROUPS),
+    ranks=list[_ToldRank],  # type: ignore[valid-type] # made above
+    hold=Hold | None,
+    missing=list[Tag],
+    closed=ClosedAnswer | None,
+    fleet=FleetAnswer | None,
+)
+
+_ExplainedRank: Final = _told(
+    "ExplainedRank",
+    _kinds(RankStatus, EXPLAINED_OF_RANKS),
+    code=str | None,
+    epoch=int | None,
+    step=int | None,
+)
 
 
 class TransitionAnswer(msgspec.Struct):
@@ -254,33 +199,6 @@ class TransitionAnswer(msgspec.Struct):
     epoch: int
     sequence: int
     facts: dict[str, Any]
-
-
-class ExplanationAnswer(msgspec.Struct):
-    """What ``wsm explain --json`` prints, without the tracebacks, which stay on the host."""
-
-    group: str
-    serving: bool
-    headline: str
-    finding: str
-    sentences: list[str]
-    waits: list[Wait]
-    errors: list[FailureFacts]
-    earlier: list[FailureFacts]
-    repairs: list[str]
-    advice: list[str]
-    commands: list[str]
-    transitions: list[TransitionAnswer]
-    epoch: int | None
-    sequence: int | None
-    operation: str | None
-    version: str | None
-    request_id: str | None
-    controller_pid: int | None
-    owner_pid: int | None
-    supervisor_pid: int | None
-    damaged: list[str]
-    ranks: list[ExplainedRank]
 
 
 class RequestAnswer(msgspec.Struct):
@@ -298,8 +216,14 @@ class RequestAnswer(msgspec.Struct):
     error: ToldError | None = None
 
 
-class HealthAnswer(msgspec.Struct):
-    """Whether the group can be commanded."""
+_OF_COMMANDS: Final = _kinds(GroupStatus, EXPLAINED_OF_COMMANDS)
 
-    status: Literal["ok", "unfit"]
-    headline: str
+#: As ``wsm explain --json`` prints it, without the tracebacks, which stay on the host.
+ExplanationAnswer: Final = _told(
+    "ExplanationAnswer",
+    {name: kind for name, kind in get_type_hints(Explanation).items() if name != "facts"},
+    **{name: kind | None for name, kind in _OF_COMMANDS.items()},
+    **_kinds(GroupStatus, (*EXPLAINED_OF_GROUPS, "damaged")),
+    transitions=list[TransitionAnswer],
+    ranks=list[_ExplainedRank],  # type: ignore[valid-type] # made above
+)

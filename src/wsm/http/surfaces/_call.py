@@ -146,7 +146,7 @@ class Call:
     def __init__(self, served: ServedSurface, request: Request, commands: Commands) -> None:
         self.served, self.request, self.commands = served, request, commands
         self.surface, self.options = served.name, served.options
-        self.path = request.url.path
+        self.path = request.url.path.rstrip("/")
         self.receipt: Receipt | None = None
 
     def origin(self, part: str = "") -> Origin:
@@ -209,7 +209,7 @@ class Call:
         engine, request = self.behind(), self.request
         if engine is None:
             return
-        own = self.path.rstrip("/").endswith(path)  # else it is a step of another verb
+        own = self.path.endswith(path)  # else it is a step of another verb
         headers = [each for each in request.headers.raw if own and each[0] not in _OF_THE_CONNECTION]
         client = httpx.AsyncClient(
             transport=httpx.ASGITransport(engine, raise_app_exceptions=False),
