@@ -113,12 +113,11 @@ class _CheckedProtocol(H11Protocol):
     A client that stops reading is let go; where all places are taken, an idle one makes place.
     """
 
-    _head: Any = None
-    _stalled: Any = None
     _heard = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family == socket.AF_UNIX:
             _, user, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -135,7 +134,7 @@ class _CheckedProtocol(H11Protocol):
         if len(self.connections) > MOST_CONNECTIONS:
             self._make_place()
         if not transport.is_closing():
-            self._await_head()
+            self._wait("head", HEAD_S, self._too_late)
 
     def _make_place(self) -> None:
         idle = [each for each in self.connections if each is not self and not each._answers()]  # type: ignore[union-attr] # of this class, all
@@ -145,41 +144,36 @@ class _CheckedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)
+        self._wait("reader", STALLED_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        self._forget("reader")
 
     def data_received(self, data: bytes) -> None:
         self._heard = self.loop.time()
         super().data_received(data)
         if self._answers():
-            self._forget_head()
-        elif self._head is None:
-            self._await_head()
+            self._forget("head")
+        else:
+            self._wait("head", HEAD_S, self._too_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_head()
-        self._go_on()
+        self._forget(*self._timers)
         super().connection_lost(exc)
 
-    def _await_head(self) -> None:
-        self._head = self.loop.call_later(HEAD_S, self._too_late)
+    def _wait(self, what: str, seconds: float, then: Callable[[], object]) -> None:
+        """End this connection by `then` unless what is waited for comes; it may be waited for already."""
+        if what not in self._timers:
+            self._timers[what] = self.loop.call_later(seconds, then)
 
-    def _forget_head(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+    def _forget(self, *what: str) -> None:
+        for each in what:
+            if each in self._timers:
+                self._timers.pop(each).cancel()
 
     def _too_late(self) -> None:
-        self._head = None
+        self._forget("head")
         if not self._answers():
             self.transport.close()
 
@@ -203,19 +197,15 @@ def _sockets(at: Listening) -> Iterator[tuple[list[socket.socket], str]]:
             bound.release()
         return
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            at.host.strip("[]"), at.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        made = socket.socket(family, kind, protocol)
+        asked = at.host.strip("[]"), at.port
+        [(family, *_, address), *_] = socket.getaddrinfo(
+            *asked, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        both = family is socket.AF_INET6
+        made = socket.create_server(address, family=family, backlog=MOST_CONNECTIONS, dualstack_ipv6=both)
     except OSError as error:
         raise errors.bad_address(address=f"{at.host}:{at.port}", problem=str(error)) from None
     with made:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            made.bind(address)
-            made.listen(MOST_CONNECTIONS)
-        except OSError as error:
-            raise errors.bad_address(address=f"{at.host}:{at.port}", problem=str(error)) from None
         host, port = made.getsockname()[:2]
         scheme = "https" if at.certificate else "http"
         yield [made], f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
