@@ -138,15 +138,6 @@ def test_a_checkpoint_goes_through_the_models_own_loaders_in_place_and_after_a_c
     assert engine.taints == 2
 
 
-def test_the_main_model_gets_every_tensor_and_the_draft_its_own_in_chunks():
-    engine = Engine()
-    engine.load(offered(checkpoint(), chunk=1))
-    assert engine.main.seen == list(checkpoint())
-    assert engine.draft.calls == [["model.layers.2.mtp.weight"], ["model.layers.2.mtp.bias"]]
-    engine.load(offered(checkpoint(), chunk=16))
-    assert len(engine.draft.calls) == 3
-
-
 def test_where_an_mtp_models_layers_begin_is_read_off_the_configuration_too():
     class Config:
         start_layer_index, num_nextn_predict_layers = 4, 2

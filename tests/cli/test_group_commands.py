@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Run, Start
-from commanded_group import PATIENCE_S, LivingGroup, wait_until
+from commanded_group import PATIENCE_S, LivingGroup
 from small_model import publish
 
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -124,20 +123,6 @@ def test_a_second_command_is_refused_or_waits_as_the_caller_asks(
     assert "serves version 2" in out
 
 
-def test_a_deadline_takes_the_command_back_and_names_who_was_late(
-    group: LivingGroup, start_wsm: Start
-) -> None:
-    group.serve(1)
-    group.stop(1)
-    late = start_wsm("update", group.name, "--version", 2, "--deadline", 0.05)
-    group.until(lambda now: now.operation == "ABORT")
-    group.resume(1)
-    _, err = late.communicate(timeout=PATIENCE_S)
-    assert late.returncode == 1
-    assert "rank 1" in err
-    assert group.until(lambda now: now.over and now.serving).version == "1"
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_command_is_taken_back_before_the_process_ends(
     group: LivingGroup, start_wsm: Start, number: signal.Signals
@@ -171,23 +156,6 @@ def test_a_second_signal_leaves_at_once_and_the_group_decides(
     assert "interrupted twice" in err
     group.resume(1)
     assert "serves version 2" in wsm("update", group.name, "--version", 2).out
-
-
-def test_an_interrupted_wait_for_the_role_leaves_the_group_alone(
-    group: LivingGroup, start_wsm: Start
-) -> None:
-    group.serve(1)
-    group.stop(1)
-    first = start_wsm("clear", group.name)
-    group.until(lambda now: not now.over)
-    second = start_wsm("update", group.name, "--version", 2, "--wait", 60)
-    wait_until(lambda: has_open(second.pid, group.segment.path.with_name(f"{group.segment.path.name}.lock")))
-    second.send_signal(signal.SIGINT)
-    _, err = second.communicate(timeout=PATIENCE_S)
-    assert second.returncode == 130
-    assert err.splitlines()[-1].startswith("error: interrupted")
-    group.resume(1)
-    assert first.wait(20) == 0
 
 
 def test_status_and_commands_on_a_group_that_died(group: LivingGroup, wsm: Run) -> None:
@@ -260,15 +228,6 @@ def test_the_engines_own_words_follow_a_command_that_knows_the_configuration(
             assert word.read() == -2
         finally:
             word.unlink()
-
-
-def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has a file open."""
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed while we looked
-            if descriptor.readlink() == path:
-                return True
-    return False
 
 
 def test_an_update_that_fails_says_whether_the_version_before_serves_again(

@@ -242,46 +242,6 @@ def test_a_stream_that_breaks_or_has_nothing_for_the_mtp_model_fails_and_the_nex
         assert float(manager.state_dict["norm"].mean()) == 3.0
 
 
-class Replacing(Plain):
-    """A main model whose loader puts another parameter in the place of its own."""
-
-    def load_weights(self, weights):
-        for name, tensor in weights:
-            if name == "model.norm":
-                self.norm = self.create_parameter([4])
-                self.norm.set_value(tensor)
-
-
-def test_a_stream_that_fails_behind_a_replaced_parameter_leaves_no_memory(job):
-    write_version(job.directory, "1")
-    job.send("1", 1.0)
-    manager = job.start([main := Replacing(), Draft()])
-    job.send("2", 2.0, without=("mtp_norm", "layers.7.norm"))
-    with pytest.raises(WsmError, match="mtp"):
-        manager.update_weights_by_gdr("2")
-    assert not main.norm._is_initialized()
-    manager._verify_parameters("clearance")
-    job.send("3", 3.0)
-    assert manager.update_weights_by_gdr("3")["version"] == "3"
-    main.norm = main.create_parameter([4])  # by a build that wsm does not see
-    manager.clear_parameters()
-    assert not main.norm._is_initialized()
-
-
-@pytest.mark.parametrize("lacks", ["model.weight", "model.norm"])
-def test_a_stream_that_leaves_a_parameter_of_a_serving_model_unwritten_is_refused(job, utilities, lacks):
-    write_version(job.directory, "1")
-    job.send("1", 1.0)
-    model, draft = Model(utilities, fd_config()), Draft()
-    utilities.process_final_after_loading(model, model.fd_config)
-    draft.fd_config = SimpleNamespace(speculative_config=SimpleNamespace(model_type="mtp"))
-    manager = job.start([model, draft])
-    job.send("2", 2.0, without=(lacks,))
-    with pytest.raises(WsmError, match=f"not written whole: .* lacks '{lacks}';"):
-        manager.update_weights_by_gdr("2")
-    assert manager.version is None
-
-
 @pytest.mark.parametrize(
     ("more", "rank", "size"),
     [({}, 5, 8), ({"index": 1}, 13, 8), ({"index": 1, "group_size": 16, "device_name": "mlx5_0"}, 13, 16)],

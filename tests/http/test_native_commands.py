@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +17,7 @@ from starlette.routing import Route
 
 import wsm
 from tests.raising import raising
-from wsm.http import AsyncClient, InHold, Origin, Surface, SurfaceRoute, kept
+from wsm.http import AsyncClient, InHold, Origin, Surface, SurfaceRoute
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, error_of, failed
 from wsm.http.native import _events
@@ -288,26 +286,6 @@ def test_a_refused_body_of_a_megabyte_is_kept_by_its_digest(front) -> None:
     again = front.ask("POST", "/wsm/v1/update", json=other, headers=headers)
     assert again.json()["error"]["code"] == "request-id-used"
     assert front.commands.receipts_path.stat().st_size < 100_000
-
-
-def test_a_file_system_that_hangs_under_the_receipts_keeps_no_verb_from_its_answer(
-    front, monkeypatch
-) -> None:
-    monkeypatch.setattr(kept, "WAIT_S", 0.1)
-    front.post("/wsm/v1/hold")
-    with closing(sqlite3.connect(front.commands.receipts_path, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        assert front.post("/wsm/v1/release").json()["receipt"]["serving"]
-        verbs = [("POST", f"/wsm/v1/{verb}", {"json": {}}) for verb in ("hold", "release") for _ in range(8)]
-        assert {each.status_code for each in front.ask_all(*verbs)} == {200}
-
-
-def test_a_second_server_answers_for_the_requests_of_the_first(make_front) -> None:
-    first, second = make_front(), make_front()
-    held = first.ask("POST", "/wsm/v1/hold", json={}, headers={"Idempotency-Key": "of the first"})
-    assert second.ask("GET", "/wsm/v1/commands/of the first").json()["state"] == "succeeded"
-    again = second.ask("POST", "/wsm/v1/hold", json={}, headers={"Idempotency-Key": "of the first"})
-    assert again.json() == held.json(), "its receipt, and nothing was done"
 
 
 @pytest.mark.parametrize("path", ["/wsm/v1/hold", "/pause", "/wsm/v1/status", "/engine/own", "/text"])

@@ -518,39 +518,3 @@ def test_a_trainer_that_does_not_look_at_refusals_leaves_the_group_held_and_clos
     assert said(successor.ask("POST", "/resume"))["wsm"]["version"] == "2"
     for path in ("/init_communicator/", "/update_named_param/", "/collective_rpc"):
         assert not said(successor.post(path), 400)["held"], "a group that is not held stays as it is"
-
-
-def test_a_hold_belongs_to_its_surface(surfaced: Callable[..., Any]) -> None:
-    front = surfaced("sglang", "vllm")
-    said(front.post("/pause_generation"))
-    for verb in ("/pause", "/resume"):
-        assert said(front.ask("POST", verb), 409)["error"]["code"] == "held-by-another"
-    for path in (
-        "/update_weights_from_tensor",
-        "/init_weights_update_group",
-        "/update_weights_from_distributed",
-    ):
-        assert said(front.post(path), 501)["success"] is False
-    said(front.post("/continue_generation"), 409)
-    said(front.post("/wsm/v1/release", force=True))
-    said(front.post("/continue_generation"))
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/pause_generation", {"mode": "aborted"}),
-        ("/update_weights_from_disk", {}),
-        ("/update_weights_from_disk", {"model_path": 3}),
-        ("/pull_weights", {"source_dir": "/x", "local_checkpoint_dir": "/y", "target_version": "1"}),
-        ("/release_memory_occupation", {"tags": ["weightless"]}),
-        ("/update_weight_version", {}),
-        ("/abort_request", {"abort_all": "yes"}),
-    ],
-)
-def test_a_body_that_cannot_be_read_is_400_and_changes_nothing(
-    surfaced: Callable[..., Any], living: LivingGroup, path: str, body: dict[str, Any]
-) -> None:
-    before = living.controller().status().sequence
-    assert said(surfaced("sglang").post(path, **body), 400)["success"] is False
-    assert living.controller().status().sequence == before

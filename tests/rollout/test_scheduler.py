@@ -54,14 +54,6 @@ def test_a_stop_token_ends_a_request_early_and_is_part_of_the_answer():
     assert answers(requests)["a"].tokens == (9,)
 
 
-def test_every_token_carries_the_version_that_made_it():
-    requests = scheduler()
-    requests.submit(ask("a", tokens=3))
-    for version in (5, 5, 6):
-        one_step(requests, version)
-    assert answers(requests)["a"].versions == (5, 5, 6)
-
-
 def test_a_long_prompt_is_prefilled_in_chunks_and_takes_turns_with_decoding():
     requests = scheduler(max_step_tokens=8)
     requests.submit(ask("short", tokens=8))
@@ -125,21 +117,6 @@ def test_a_request_that_the_model_cannot_take_is_refused_by_field(fields, named)
 def test_a_request_that_never_fits_the_cache_is_refused_at_once():
     with raising(errors.bad_request, match="3 KV blocks"):
         scheduler(blocks=4).submit(ask("a", tokens=10))
-
-
-def test_abort_answers_running_requests_with_what_they_have_and_leaves_queued_ones():
-    requests = scheduler(max_batch=1)
-    requests.submit(ask("running"))
-    requests.submit(ask("queued"))
-    one_step(requests)
-    one_step(requests)
-    assert requests.in_flight() == 1
-    assert requests.abort_all() == 1
-    answer = answers(requests)["running"]
-    assert (answer.tokens, answer.finish_reason) == ((9, 9), FinishReason.ABORTED)
-    assert requests.in_flight() == 0
-    assert requests.waiting() == 1
-    assert requests.abort_all() == 0
 
 
 def test_drain_steps_running_requests_to_their_end_and_admits_no_other():
@@ -284,24 +261,6 @@ def test_held_requests_can_be_cancelled_and_give_their_blocks_back():
     requests.resume_admitting()
     assert not requests.has_work()
     assert pool.available() == 63
-
-
-def test_a_prompt_that_the_same_version_has_seen_is_not_computed_twice():
-    requests = scheduler()
-    requests.submit(ask("first", prompt=range(9), tokens=1))
-    one_step(requests)
-    requests.submit(ask("again", prompt=range(9), tokens=1))
-    assert one_step(requests).counts.tolist() == [1]
-    assert answers(requests)["again"].cached_tokens == 8
-
-
-def test_a_prompt_that_another_version_has_seen_is_computed_anew():
-    requests = scheduler()
-    requests.submit(ask("first", prompt=range(9), tokens=1))
-    one_step(requests, version=1)
-    requests.submit(ask("again", prompt=range(9), tokens=1))
-    assert one_step(requests, version=2).counts.tolist() == [9]
-    assert answers(requests)["again"].cached_tokens == 0
 
 
 def test_blocks_that_two_versions_have_computed_together_are_never_shared():

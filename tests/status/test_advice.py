@@ -12,13 +12,12 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import threading
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
+from kept_group import LivingProcesses
 from living_group import LivingGroup, Program, eventually
 
 import wsm
@@ -41,35 +40,6 @@ from wsm.status.rules import find
 from wsm.testing import ControllerDied, InMemoryRunner, LocalGroup
 
 pytestmark = pytest.mark.processes
-
-
-class Ranks:
-    """The processes of a living group, for a keeper."""
-
-    def __init__(self, group: LivingGroup) -> None:
-        self._group = group
-
-    def start(self, participant: int, epoch: int) -> None:
-        self._group.launch(participant)
-
-    def ended(self) -> list[int]:
-        return [rank for rank, program in self._group.programs.items() if has_ended(program)]
-
-    def end(self, participant: int) -> wsm.ProcessEnd:
-        program = self._group.programs[participant]
-        program.close()
-        return wsm.ProcessEnd(program.pid, -signal.SIGKILL)
-
-    def wait(self, timeout_s: float) -> None:
-        threading.Event().wait(timeout_s)
-
-
-def has_ended(program) -> bool:
-    try:
-        program._process.wait(0)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 class Told:
@@ -144,7 +114,7 @@ def kept(make_group, monkeypatch):
         group.boot()
         group.publish(2)
         limits = wsm.RecoveryConfig(hung_s=2.0, delay_s=0.01)
-        undo.enter_context(wsm.Keeper(config, segment, Ranks(group), limits=limits))
+        undo.enter_context(wsm.Keeper(config, segment, LivingProcesses(group), limits=limits))
         told = Told(group)
         told.segment = segment
         yield told

@@ -15,7 +15,7 @@ from tests.raising import raising
 from wsm import SERVE, ConfigurationError, Deadlines, WsmConfig
 from wsm.controller.errors import RankLostError
 from wsm.group_segment import own_group
-from wsm.signals.errors import SegmentMissingError, SegmentReplacedError, SlotTakenError
+from wsm.signals.errors import SegmentMissingError, SegmentReplacedError
 from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError, EpochUsedError
 from wsm.states.words import CommandWord
@@ -104,13 +104,6 @@ def test_a_strategy_that_does_not_exist_is_refused_before_anything_is_made(join,
     assert files(tmp_path) == []
 
 
-def test_a_second_process_for_the_same_rank_is_refused(join):
-    join(TWO, 0)
-    join(TWO, 1)
-    with pytest.raises(SlotTakenError):
-        join(TWO, 1)
-
-
 def left_behind_by_a_dead_run(directory: Path, config: WsmConfig) -> None:
     """A segment whose owner and ranks are gone, with its words as they were."""
     segment = own_group(config, directory=directory)
@@ -139,14 +132,6 @@ def test_no_rank_settles_among_ranks_of_another_run_that_still_live(join, tmp_pa
     assert not old._attachment.segment.inode_changed()
     old.close()
     assert join(TWO, 0).rank == 0  # now nobody lives there any more
-
-
-def test_rank_0_of_another_configuration_is_refused_while_the_old_ranks_live(join, tmp_path):
-    owner = own_group(TWO, directory=tmp_path)
-    join(TWO, 1)
-    owner.close()
-    with raising("configuration-mismatch"):
-        join(dataclasses.replace(TWO, strategy="rsync"), 0)
 
 
 def test_a_replacement_in_the_same_epoch_is_refused_and_leaves_the_others_their_segment(join, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.raising import raising
 from wsm.actions.base import ActionContext
-from wsm.config import ConfigurationError, WsmConfig, config_from_mapping
+from wsm.config import config_from_mapping
 from wsm.strategies import MemoryTarget, TensorSpec, publish_snapshot
 from wsm.strategies.applier import admission
 from wsm.worker.loading import Sources
@@ -93,8 +93,3 @@ def test_a_devices_memory_is_asked_for_what_is_moved_there(tmp_path):
     size = sum(spec.nbytes for spec in SPECS)
     with raising(admission.load_memory):
         loaded(tmp_path, Memory(size - 1, shared_by_ranks=False), DeviceTarget(SPECS))
-
-
-def test_a_negative_number_of_threads_is_refused():
-    with pytest.raises(ConfigurationError, match="load_threads"):
-        WsmConfig("g", ranks=1, load_threads=-1)

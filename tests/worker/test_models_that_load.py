@@ -206,22 +206,6 @@ def models(tmp_path):
 
 
 @pytest.mark.parametrize("lacks", ["out", "k"])
-@pytest.mark.parametrize("cleared", [True, False], ids=["after a clear", "in place"])
-def test_a_checkpoint_that_lacks_a_tensor_of_the_version_before_is_refused_by_name(models, lacks, cleared):
-    models.publish(1)
-    models.update(1)
-    models.publish(2, lacks=lacks)
-    if cleared:
-        models.clear()
-    with pytest.raises(RankFailedError, match=rf"last whole version: 1 missing: '{lacks}'"):
-        models.update(2)
-    assert models.step() == (None if cleared else "1")
-    models.publish(3)
-    assert models.update(3).serving
-    assert all((model.qk.numpy() == [[3, 3, -3, -3]] * 2).all() for model in models.models)
-
-
-@pytest.mark.parametrize("lacks", ["out", "k"])
 def test_a_first_version_that_leaves_elements_unwritten_is_refused_with_their_parameter(models, lacks):
     models.publish(1, lacks=lacks)
     with pytest.raises(RankFailedError, match="'out' .4 elements" if lacks == "out" else "'qk' .4 elements"):

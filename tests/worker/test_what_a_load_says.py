@@ -7,10 +7,7 @@ import pytest
 from lone_rank import LoneRank, load
 
 import wsm
-from tests.raising import raising
 from wsm.controller.errors import RankFailedError
-from wsm.labels import bad_version
-from wsm.typed import bad_keyword
 
 
 @pytest.mark.parametrize("said", [8, None, "a b", True, -1])
@@ -100,12 +97,3 @@ def test_a_load_that_says_what_was_asked_serves(make_lone):
     lone = make_lone()
     assert lone.update(7).version == "7"
     assert lone.worker.version == "7"
-
-
-@pytest.mark.parametrize("version", [-1, True, "a b", 7.0])
-def test_what_is_no_version_is_refused_before_anything_is_written(make_lone, version):
-    """It could be loaded, prepared and decided, and then never be stored as committed."""
-    lone = make_lone()
-    with raising((bad_version, bad_keyword)):
-        lone.controller.update(version)
-    assert lone.controller.status().sequence == 0
