@@ -23,8 +23,8 @@ from wsm.strategies.digest import digest_of
 from wsm.strategies.files.safetensors import (
     PREFIX_BYTES,
     SafetensorsHeader,
-    build_header,
     header_length,
+    lay_out,
     parse_header,
 )
 from wsm.strategies.files.version_file import parse_version, version_bytes
@@ -70,13 +70,13 @@ def _header() -> Format:
         return parse_header(data[PREFIX_BYTES : PREFIX_BYTES + length], file="fuzzed", file_bytes=len(data))
 
     def encode(header: SafetensorsHeader) -> bytes:
-        return build_header(header.specs, header.metadata) + bytes(header.data_bytes)
+        return lay_out(header.specs, header.metadata)[0] + bytes(header.data_bytes)
 
     def same(header: SafetensorsHeader) -> tuple[Any, ...]:
         return (header.specs, header.begins, dict(header.metadata), header.data_bytes)
 
     nbytes = sum(spec.nbytes for spec in _SPECS)
-    sample = nbytes.to_bytes(2, "little") + build_header(_SPECS, part_metadata(_IDENTITY))[PREFIX_BYTES:]
+    sample = nbytes.to_bytes(2, "little") + lay_out(_SPECS, part_metadata(_IDENTITY))[0][PREFIX_BYTES:]
     return Format(
         name="safetensors header",
         reader=parse_header,

@@ -11,7 +11,7 @@ import pytest
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
 from wsm.strategies.files.part_file import convert
-from wsm.strategies.files.safetensors import build_header
+from wsm.strategies.files.safetensors import lay_out
 
 NAME = "model_state.tp0.0.pdparams"
 SPECS = [
@@ -74,7 +74,7 @@ def test_the_shared_directory_takes_no_pickle_either(snapshot, tmp_path):
 def test_a_safetensors_file_whose_length_looks_like_a_pickle_is_none(snapshot):
     """A header of 1152 bytes begins with the same two bytes as a pickle of protocol 4."""
     spec = TensorSpec("a", "U8", (1,))
-    header = build_header([spec], {"k": "x" * 1024})
+    header = lay_out([spec], {"k": "x" * 1024})[0]
     text = header[8:].rstrip().ljust(1152)
     snapshot.root.mkdir()
     (snapshot.root / NAME).write_bytes((1152).to_bytes(8, "little") + text + b"1")

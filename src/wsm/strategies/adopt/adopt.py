@@ -24,7 +24,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+import msgspec
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
@@ -51,7 +53,7 @@ from wsm.strategies.adopt.record import (
     mtimes_of,
 )
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.errors import PublisherBusyError, StorageError
+from wsm.strategies.errors import PublisherBusyError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.files.safetensors import lay_out
@@ -75,84 +77,6 @@ _CHUNK_BYTES = 1 << 21
 _FICLONE: Final = 0x40049409  # <linux/fs.h>
 # Kernels, file systems and sandboxes without copy_file_range, and files that lie on two file systems.
 _NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF)
-
-
-def take_in(
-    directory: Path,
-    identity: ShardIdentity,
-    checkpoint: Checkpoint,
-    tensors: Sequence[Sequence[tuple[TensorSpec, str]]],
-    placements: Mapping[TensorSpec, Placement | None],
-    *,
-    device_id: int,
-    whole: bool,
-    link: bool,
-    durable: bool,
-) -> tuple[ShardManifest, bool]:
-    """Put the files and their manifest into a directory. Blocks.
-
-    Parameters
-    ----------
-    directory : Path
-        No reader looks there yet.
-    identity : ShardIdentity
-        Of the one rank of the version.
-    checkpoint : Checkpoint
-        The open files.
-    tensors : sequence of sequence of (TensorSpec, str)
-        For each file its tensors, under the model's names and in the order of the file, with their digests.
-    placements : mapping of TensorSpec to Placement
-        How each lies on the ranks; None where that is not said.
-    device_id : int
-        The one in the file names.
-    whole : bool
-        Whether the files can be taken as they are: their names are the model's. A file system that can lets
-        the version share their blocks until either is written, which is as good as a copy and costs nothing.
-    link : bool
-        Whether they may be linked otherwise; where the file system refuses it, they are copied.
-    durable : bool
-        Whether manifests and copies must survive a power cut. What is linked is the trainer's to write down.
-
-    Returns
-    -------
-    manifest : ShardManifest
-        What was put beside them.
-    linked : bool
-        Whether they were linked, so that what their trainer writes into them is written into the version.
-
-    Raises
-    ------
-    BadInputError (``checkpoint-changed``)
-        If a file was written meanwhile.
-    StorageError
-        If the file system refuses.
-    """
-    base = snapshot_names.shard_base(0, device_id)
-    paths = [directory / snapshot_names.part_name(base, index) for index, _ in enumerate(checkpoint.parts)]
-    try:
-        cloned = whole and _all(partial(clone_opened, durable=durable), checkpoint.parts, paths)
-        linked = link and whole and not cloned and _all(link_opened, checkpoint.parts, paths)
-        if not cloned and not linked:
-            for part, path, held in zip(checkpoint.parts, paths, tensors, strict=True):
-                _copy(part, path, [spec for spec, _ in held], identity, durable=durable)
-        for part in checkpoint.parts:
-            part.require_unchanged()
-        manifest = ShardManifest.with_tensors(
-            (PromisedTensor(spec, digest, placements[spec]) for held in tensors for spec, digest in held),
-            version=identity.version,
-            rank=identity.rank,
-            world_size=identity.world_size,
-            device_id=device_id,
-            publication=identity.publication,
-            parts=tuple(
-                PartEntry(path.name, path.stat().st_size, len(held))
-                for path, held in zip(paths, tensors, strict=True)
-            ),
-        )
-        write_new(directory / manifest.name, manifest.encode(), durable=durable)
-    except OSError as error:
-        raise StorageError(path=directory, error=error) from error
-    return manifest, linked
 
 
 def _all(make: Callable[[int, Path], None], parts: Sequence[CheckpointPart], paths: Sequence[Path]) -> bool:
@@ -202,7 +126,7 @@ def _copy_bytes(part: CheckpointPart, begin: int, count: int, destination: int) 
         begin += moved
 
 
-def link_opened(descriptor: int, path: Path) -> None:
+def _link(descriptor: int, path: Path) -> None:
     """Give the very file that is open another name, whatever lies under its own by now.
 
     OSError if it is another user's, of another file system, or without a name left.
@@ -211,7 +135,7 @@ def link_opened(descriptor: int, path: Path) -> None:
     os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
 
 
-def clone_opened(descriptor: int, path: Path, *, durable: bool) -> None:
+def _clone(descriptor: int, path: Path, *, durable: bool) -> None:
     """Make a file of our own that shares the blocks of one that is open, until either is written.
 
     OSError if the file system cannot; an empty file may be left.
@@ -413,29 +337,23 @@ def adopt(
             raise PublisherBusyError(directory=str(settings.into))
         if taken is None:
             described.announce_last(decision.label)
+        way, retired = (settings.way, ()) if taken is None else taken
         adoption = Adoption(
             label=decision.label,
             asked=described.asked,
             source=checkpoint.path,
             digest=described.digest,
             already=taken is None,
-            way=settings.way if taken is None else taken.way,
+            way=way,
             files=len(checkpoint.parts),
             bytes=checkpoint.nbytes,
             left_out=checkpoint.left_out,
             seconds=(clock.monotonic_ns() - begun) / 1_000_000_000,
-            retired=() if taken is None else taken.retired,
+            retired=retired,
         )
     if adoption.warning is not None:
         _log.warning("adopted", version=adoption.label, warning=adoption.warning)
     return adoption
-
-
-class _Taken(NamedTuple):
-    """How files were published, and which older versions went for it."""
-
-    way: AdoptWay
-    retired: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -473,8 +391,11 @@ class _Described:
         known = known_labels(Path(self.settings.into), self.placements, self.settings.device_id)
         return decide(self.asked, self.digest, known, self.settings.relabel)
 
-    def taken(self, decision: Decision) -> _Taken | None:
-        """Publish the files; None if another process changed what was decided before we had the lock."""
+    def taken(self, decision: Decision) -> tuple[AdoptWay, tuple[str, ...]] | None:
+        """Publish the files; return how they were taken in, and which older versions went for it.
+
+        None if another process changed what was decided before we had the lock.
+        """
         settings, into = self.settings, Path(self.settings.into)
         publisher = SnapshotPublisher(
             into, retain=settings.retain, replace=decision.replace, durable=settings.durable
@@ -483,17 +404,7 @@ class _Described:
             if self.decided() != decision:
                 return None
             with staged.shard(0) as directory:
-                manifest, linked = take_in(
-                    directory,
-                    staged.identity(0),
-                    self.checkpoint,
-                    self.tensors,
-                    self.placements,
-                    device_id=settings.device_id,
-                    whole=not self._is_renamed,
-                    link=settings.way is AdoptWay.LINK,
-                    durable=settings.durable,
-                )
+                manifest, linked = self._put(directory, staged.identity(0))
 
             def remember(path: Path, publication: VersionManifest) -> None:
                 # Before it is visible: an adoption that is killed in between is known for what it is.
@@ -509,7 +420,42 @@ class _Described:
                 record.with_one(content).write(into, durable=settings.durable)
 
             report = staged.seal({0: manifest.seal}, keep_standing=False, before_showing=remember)
-        return _Taken(AdoptWay.LINK if linked else AdoptWay.COPY, report.retired)
+        return AdoptWay.LINK if linked else AdoptWay.COPY, report.retired
+
+    def _put(self, directory: Path, identity: ShardIdentity) -> tuple[ShardManifest, bool]:
+        """Put the files and their manifest into a directory where no reader looks yet. Blocks.
+
+        Files whose names are the model's are taken as they are. A file system that can lets the version share
+        their blocks until either is written, which is as good as a copy and costs nothing; else they are
+        linked, if they may be. The second of what is returned says whether they were, so that what their
+        trainer writes into them is written into the version.
+        """
+        parts, device_id, durable = self.checkpoint.parts, self.settings.device_id, self.settings.durable
+        base = snapshot_names.shard_base(0, device_id)
+        paths = [directory / snapshot_names.part_name(base, index) for index, _ in enumerate(parts)]
+        whole = not self._is_renamed
+        cloned = whole and _all(partial(_clone, durable=durable), parts, paths)
+        linked = whole and not cloned and self.settings.way is AdoptWay.LINK and _all(_link, parts, paths)
+        if not cloned and not linked:
+            for part, path, held in zip(parts, paths, self.tensors, strict=True):
+                _copy(part, path, [spec for spec, _ in held], identity, durable=durable)
+        for part in parts:
+            part.require_unchanged()
+        manifest = ShardManifest.with_tensors(
+            (
+                PromisedTensor(spec, digest, self.placements[spec])
+                for held in self.tensors
+                for spec, digest in held
+            ),
+            **msgspec.structs.asdict(identity),
+            device_id=device_id,
+            parts=tuple(
+                PartEntry(path.name, path.stat().st_size, len(held))
+                for path, held in zip(paths, self.tensors, strict=True)
+            ),
+        )
+        write_new(directory / manifest.name, manifest.encode(), durable=durable)
+        return manifest, linked
 
     def announce_last(self, label: str) -> None:
         """Announce a version that stands, if it was published last: who published it died before that."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -50,7 +50,7 @@ from wsm.strategies.delta.source import (
 from wsm.strategies.digest import running_digest, shard_digest
 from wsm.strategies.errors import SnapshotNotFoundError, VersionMismatchError, listed
 from wsm.strategies.files.atomic_file import read_all
-from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
+from wsm.strategies.files.snapshot_directory import open_held
 from wsm.strategies.files.snapshot_names import (
     DELTA_MANIFEST,
     DELTAS_DIRECTORY,
@@ -90,7 +90,7 @@ class OpenDelta:
     path : str
         The file with the blocks, for messages.
     descriptor : int
-        That file, open for reading; owned by this object from now on.
+        That file, open for reading.
     """
 
     shard: DeltaShard
@@ -126,11 +126,8 @@ class OpenDelta:
                 digest.update(piece)
                 begin += len(piece)
             if digest.hexdigest() != row.stored_digest:
-                raise bad_delta(
-                    file=self.path,
-                    tensor=row.name,
-                    problem=f"digest {digest.hexdigest()} instead of {row.stored_digest}",
-                )
+                problem = f"digest {digest.hexdigest()} instead of {row.stored_digest}"
+                raise bad_delta(file=self.path, tensor=row.name, problem=problem)
 
     def over(self, base: Iterable[OfferedTensor]) -> list[OfferedTensor]:
         """Return the tensors of the version, each read as the base's with its blocks on top.
@@ -143,7 +140,9 @@ class OpenDelta:
 
     def _on(self, base: OfferedTensor | None, row: DeltaTensor) -> OfferedTensor:
         def read_into(offset: int, destination: memoryview) -> None:
-            if not self._replaces(row, offset, len(destination)):
+            size, end = self.shard.block_bytes, offset + len(destination)
+            blocks = row.blocks[offset // size : -(-end // size)]
+            if not blocks or any(block.kind is not BlockKind.FULL for block in blocks):
                 if base is None:
                     raise InternalError(f"{row.name!r} was only to be looked at and is read")
                 base.read_into(offset, destination)
@@ -159,13 +158,6 @@ class OpenDelta:
             finite=self.shard.finite,
         )
 
-    def _replaces(self, row: DeltaTensor, offset: int, length: int) -> bool:
-        """Whether every byte of a range is in the delta, so that the base's need not be read."""
-        blocks, size = row.blocks, self.shard.block_bytes
-        return bool(blocks) and all(
-            block.kind is BlockKind.FULL for block in blocks[offset // size : -(-(offset + length) // size)]
-        )
-
     def _patch(self, row: DeltaTensor, offset: int, destination: memoryview) -> None:
         """Turn bytes of the base into those of the version. Several threads may do so."""
         size, end = self.shard.block_bytes, offset + len(destination)
@@ -173,12 +165,6 @@ class OpenDelta:
             if row.blocks[index].kind is not BlockKind.SAME:
                 low, high = max(offset, index * size), min(end, (index + 1) * size)
                 self._patch_block(row, index, low - index * size, destination[low - offset : high - offset])
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
 
     def _patch_block(self, row: DeltaTensor, index: int, begin: int, destination: memoryview) -> None:
         block, position = row.blocks[index], self._where[row.name][index]
@@ -193,11 +179,8 @@ class OpenDelta:
         try:
             patch = blocks.decode(block, data, length=length, item=ITEM_BYTES[row.dtype])
         except blocks.BlockError as error:
-            raise bad_delta(
-                file=self.path,
-                tensor=row.name,
-                problem=f"block {index}: {error}",
-            ) from error
+            problem = f"block {index}: {error}"
+            raise bad_delta(file=self.path, tensor=row.name, problem=problem) from error
         patch.apply(destination, begin)
 
     @cached_property
@@ -255,37 +238,26 @@ def open_delta(source: DeltaSource, version: str, stack: ExitStack) -> OpenDelta
     wanted = ranks_of(source, manifest)
     if manifest.world_size != wanted:
         return None
-    if rank >= wanted:
-        raise strategies_errors.shard_identity(
-            file=where, field="world size", expected=rank + 1, found=wanted
-        )
-    shard, path = _shard_of(directory, manifest, rank), directory.locate(blocks_name(rank))
-    try:
-        descriptor = directory.open(blocks_name(rank))
-    except FileNotFoundError as error:
-        problem = f"{blocks_name(rank)} is missing"
-        raise strategies_errors.differs_from_manifest(file=where, problem=problem) from error
-    opened = stack.enter_context(closing(OpenDelta(shard, manifest, path, descriptor)))
-    size = os.fstat(descriptor).st_size
-    if size != shard.nbytes:
-        raise strategies_errors.bad_file_size(file=path, expected=shard.nbytes, actual=size)
-    codec()
-    return opened
-
-
-def _shard_of(directory: SnapshotDirectory, manifest: DeltaManifest, rank: int) -> DeltaShard:
-    """Return the manifest of a rank's delta, if it is the one that the manifest of all lists."""
-    name = rank_manifest_name(rank)
+    name, path = rank_manifest_name(rank), directory.locate(blocks_name(rank))
     shard = read_sealed(directory, name, DeltaShard)
     if shard is not None:
         shard.require(None, rank, None, where=directory.locate(name))
     shard = manifest.listed(rank, shard, directory=directory.path)
     if shard.base_version != manifest.base_version:
-        problem = f"{name} has another base"
-        raise strategies_errors.differs_from_manifest(file=directory.locate(DELTA_MANIFEST), problem=problem)
+        raise strategies_errors.differs_from_manifest(file=where, problem=f"{name} has another base")
     if not shard.tensors:
         raise strategies_errors.empty_snapshot(where=directory.locate(name))
-    return shard
+    try:
+        descriptor = directory.open(blocks_name(rank))
+    except FileNotFoundError as error:
+        problem = f"{blocks_name(rank)} is missing"
+        raise strategies_errors.differs_from_manifest(file=where, problem=problem) from error
+    stack.callback(os.close, descriptor)
+    size = os.fstat(descriptor).st_size
+    if size != shard.nbytes:
+        raise strategies_errors.bad_file_size(file=path, expected=shard.nbytes, actual=size)
+    codec()
+    return OpenDelta(shard, manifest, path, descriptor)
 
 
 # Smaller tensors are digested by the calling thread: others would wait for the interpreter's lock.
@@ -352,7 +324,7 @@ class TargetBase:
                 return None
             if len(view) != spec.nbytes:
                 return None
-            job = CopyJob(OfferedTensor(spec, "the weights that are there", _never_read), view, kept=True)
+            job = CopyJob(OfferedTensor.of_bytes(spec, "the weights that are there", view), view, kept=True)
             copied = self._copies or self._tied.get(spec.name, spec.name) in self._transposed
             if copied or spec.nbytes < _SHARED_BYTES:
                 job.run(self)
@@ -404,10 +376,6 @@ class TargetBase:
 
     def _view(self, spec: TensorSpec) -> memoryview:
         return self._readable(self._tied.get(spec.name, spec.name)) if spec.nbytes else memoryview(b"")
-
-
-def _never_read(_offset: int, _destination: memoryview) -> None:
-    raise InternalError("what is only looked at was read")
 
 
 _log = log.logger("strategies")
@@ -566,24 +534,54 @@ def _beginning(
 
     The nearest to the end wins, and what it holds before whole files.
     """
-    _check_one_content(source, links[-1])
-    # What lies before each link, and first where all of them lead.
-    joints = [(link.shard.base_version, link.shard.base_digest) for link in reversed(links)]
-    joints.insert(0, (links[-1].shard.version, links[-1].shard.content_digest))
-    holds = None if held is None else held.digests(row.spec for row in links[-1].shard.tensors)
+    last, root = links[-1], Path(source.directory)
+    whole, ours = whole_manifest(root, last.shard.version), content_digests(last.manifest)
+    if whole is not None and whole.world_size == len(ours) and content_digests(whole) != ours:
+        # Two things are published under one label, and it cannot be known which was meant.
+        problem = f"the whole version {last.shard.version} beside it holds other tensors; remove one"
+        raise strategies_errors.differs_from_manifest(file=last.path, problem=problem)
+    # What lies before each link, and where all of them lead.
+    joints = [(link.shard.base_version, link.shard.base_digest) for link in links]
+    joints.append((last.shard.version, last.shard.content_digest))
+    rows = last.shard.tensors
+    holds = None if held is None else held.digests(row.spec for row in rows)
     if holds is not None:
+        states = [{row.name: row.base_digest for row in link.shard.tensors} for link in links]
+        states.append({row.name: row.digest for row in rows})
         for index in range(len(links), -1, -1):
-            if _is_held(links, index, holds):
+            if holds.items() <= states[index].items():
                 return index, None
     looked_for = _NOT_WHOLE
     if source.fallback == "full":
-        for passed, (label, digest) in enumerate(joints):
-            whole = whole_offer(source, label, stack)
-            if whole is not None and _offered_digest(whole) == digest:
-                return len(links) - passed, whole
-        places = ", ".join(f"{VERSIONS_DIRECTORY}/{label}" for label, _ in reversed(joints))
+        for index in range(len(links), -1, -1):
+            label, digest = joints[index]
+            offer = whole_offer(source, label, stack)
+            if offer is not None and _offered_digest(offer) == digest:
+                return index, offer
+        places = ", ".join(f"{VERSIONS_DIRECTORY}/{label}" for label, _ in joints)
         looked_for = f"no whole snapshot that leads there is in {source.directory} ({places})"
-    raise _refusal(source, links[-1], holds, looked_for)
+    found_digest, found_version, different = None, None, []
+    found = "this rank holds no whole weights"
+    if holds is not None:
+        rows = tuple(row for row in rows if row.name in holds)
+        found_digest = shard_digest((row.spec, holds[row.name]) for row in rows)
+        found_version = version_with_digest(root, source.rank, found_digest)
+        different = [row.name for row in rows if holds[row.name] != row.base_digest]
+        known = "a version unknown here" if found_version is None else f"version {found_version}"
+        names = listed([repr(name) for name in different])
+        found = f"this rank holds {known}, digest {found_digest} (different: {names})"
+    base_version, base_digest = joints[-2]
+    raise DeltaBaseError(
+        f"version {last.shard.version} in {last.path} is a delta against version {base_version}, digest "
+        f"{base_digest}, but {found}; {looked_for}; load a full version, or publish this one as a full one",
+        version=last.shard.version,
+        base_version=base_version,
+        base_digest=base_digest,
+        found_digest=found_digest,
+        found_version=found_version,
+        tensors=tuple(different),
+        where=last.path,
+    )
 
 
 def _whole_alone(source: DeltaSource, version: str, stack: ExitStack) -> Offer:
@@ -655,53 +653,6 @@ def places(source: DeltaSource, version: str) -> list[str]:
     """Return where `version` is looked for, for messages."""
     root = source.directory
     return [f"{root}/{DELTAS_DIRECTORY}/{version}", f"{root}/{VERSIONS_DIRECTORY}/{version}"]
-
-
-def _check_one_content(source: DeltaSource, link: OpenDelta) -> None:
-    """Refuse a label under which two things are published, since it cannot be known which was meant."""
-    whole = whole_manifest(Path(source.directory), link.shard.version)
-    ours = content_digests(link.manifest)
-    if whole is not None and whole.world_size == len(ours) and content_digests(whole) != ours:
-        raise strategies_errors.differs_from_manifest(
-            file=link.path,
-            problem=f"the whole version {link.shard.version} beside it holds other tensors; remove one",
-        )
-
-
-def _is_held(links: Sequence[OpenDelta], index: int, held: Mapping[str, str]) -> bool:
-    rows = links[min(index, len(links) - 1)].shard.tensors
-    after = index == len(links)
-    return all(
-        held[row.name] == (row.digest if after else row.base_digest) for row in rows if row.name in held
-    )
-
-
-def _refusal(
-    source: DeltaSource, link: OpenDelta, held: Mapping[str, str] | None, looked_for: str
-) -> DeltaBaseError:
-    shard = link.shard
-    found_digest, found_version, different = None, None, []
-    found = "this rank holds no whole weights"
-    if held is not None:
-        rows = [row for row in shard.tensors if row.name in held]
-        found_digest = shard_digest((row.spec, held[row.name]) for row in rows)
-        found_version = version_with_digest(Path(source.directory), source.rank, found_digest)
-        different = [row.name for row in rows if held[row.name] != row.base_digest]
-        known = "a version unknown here" if found_version is None else f"version {found_version}"
-        names = listed([repr(name) for name in different])
-        found = f"this rank holds {known}, digest {found_digest} (different: {names})"
-    return DeltaBaseError(
-        f"version {shard.version} in {link.path} is a delta against version {shard.base_version}, digest "
-        f"{shard.base_digest}, but {found}; {looked_for}; load a full version, or publish this one as a full "
-        "one",
-        version=shard.version,
-        base_version=shard.base_version,
-        base_digest=shard.base_digest,
-        found_digest=found_digest,
-        found_version=found_version,
-        tensors=tuple(different),
-        where=link.path,
-    )
 
 
 def published_tensors(source: DeltaSource, version: str, stack: ExitStack) -> dict[str, OfferedTensor]:

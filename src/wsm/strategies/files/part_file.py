@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from wsm.errors import BadInputError, RefusedError
 from wsm.strategies import errors
@@ -123,40 +123,8 @@ _SNIFF_BYTES = PREFIX_BYTES + 1
 _PICKLE_PROTOCOLS = range(2, 6)
 
 
-class PartFile(Protocol):
-    """An open file of a shard."""
-
-    @property
-    def path(self) -> str:
-        """Its name, for messages."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the file, in bytes."""
-        ...
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """The writer's remarks."""
-        ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """Tensor bytes that the open file itself holds in memory."""
-        ...
-
-    def specs(self) -> Iterator[TensorSpec]:
-        """Iterate over its tensors, in the order in which they lie in the file."""
-        ...
-
-    def readers(self) -> Iterator[tuple[TensorSpec, Callable[[int, memoryview], None]]]:
-        """Iterate over its tensors, each with ``read_into(offset, destination)``."""
-        ...
-
-    def close(self) -> None:
-        """Close it. Idempotent."""
-        ...
+#: An open file of a shard.
+PartFile: TypeAlias = SafetensorsFile | PickleFile
 
 
 def open_part(

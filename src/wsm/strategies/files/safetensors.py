@@ -16,7 +16,6 @@ nothing about snapshots or targets.
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 from bisect import bisect_right
@@ -26,15 +25,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from wsm.errors import BadInputError
 from wsm.strategies import errors
 from wsm.strategies.digest import digest_of, running_digest
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.atomic_file import read_all, write_all
-from wsm.strategies.promise import StrictJsonError, is_count, is_text, parse
-from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec, is_shape
+from wsm.strategies.promise import Count, parse
+from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec
 
 #: Bytes before the JSON.
 PREFIX_BYTES = 8
@@ -73,6 +74,33 @@ class SafetensorsHeader:
     data_bytes: int
 
 
+class _HeaderRow(msgspec.Struct, forbid_unknown_fields=True):
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+    data_offsets: tuple[Count, Count]
+
+    def spec(self, name: str, *, file: str) -> TensorSpec:
+        """Return the tensor; a ValueError if no tensor of its shape and dtype can lie there."""
+        if self.dtype in OTHER_DTYPES:
+            raise BadInputError(
+                f"{file} is a good safetensors file, and wsm does not move dtype {self.dtype}, which "
+                f"{name!r} has; save it as bytes (U8) or as another of {', '.join(ITEM_BYTES)}",
+                code="dtype-not-moved",
+                file=file,
+                tensor=name,
+                dtype=self.dtype,
+                unfit=True,
+            )
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"unsupported dtype {self.dtype!r}")
+        spec, (begin, end) = TensorSpec(name, self.dtype, self.shape), self.data_offsets
+        if spec.nbytes != end - begin:
+            raise ValueError(f"dtype {self.dtype} and shape {list(self.shape)} cannot lie at {begin}..{end}")
+        return spec
+
+
 def header_length(prefix: bytes, *, file: str, file_bytes: int) -> int:
     """Return the length of the JSON, in bytes, from the first eight bytes of a file.
 
@@ -81,19 +109,15 @@ def header_length(prefix: bytes, *, file: str, file_bytes: int) -> int:
     BadInputError
         If the file cannot hold such a header.
     """
-    if file_bytes == 0:
-        raise errors.bad_safetensors(file=file, problem="it is empty")
+    length, problem = int.from_bytes(prefix[:PREFIX_BYTES], "little"), ""
     if file_bytes < PREFIX_BYTES + 2:
-        raise errors.bad_safetensors(file=file, problem=f"its {file_bytes} bytes are too few for a header")
-    length = int.from_bytes(prefix[:PREFIX_BYTES], "little")
-    if length > MAX_HEADER_BYTES:
-        raise errors.bad_safetensors(
-            file=file, problem=f"its header of {length} bytes is larger than {MAX_HEADER_BYTES} bytes"
-        )
-    if PREFIX_BYTES + length > file_bytes:
-        raise errors.bad_safetensors(
-            file=file, problem=f"its header of {length} bytes is longer than the file of {file_bytes}"
-        )
+        problem = f"its {file_bytes} bytes are too few for a header"
+    elif length > MAX_HEADER_BYTES:
+        problem = f"its header of {length} bytes is larger than {MAX_HEADER_BYTES} bytes"
+    elif PREFIX_BYTES + length > file_bytes:
+        problem = f"its header of {length} bytes is longer than the file of {file_bytes}"
+    if problem:
+        raise errors.bad_safetensors(file=file, problem=problem)
     return length
 
 
@@ -118,12 +142,19 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> SafetensorsHeade
     """
     if not text.startswith(b"{"):
         raise errors.bad_safetensors(file=file, problem="its header does not begin with '{'")
+    at = ""
     try:
         fields = parse(text)
-    except StrictJsonError as error:
-        raise errors.bad_safetensors(file=file, problem=f"in its header, {error}") from error
-    metadata = _metadata(fields.pop(METADATA_KEY, None), file)
-    rows = sorted((_row(name, fields[name], file) for name in fields), key=lambda row: (row[0], row[1]))
+        at, said = f"{METADATA_KEY}: ", fields.pop(METADATA_KEY, None)
+        metadata = {} if said is None else msgspec.convert(said, dict[str, str])  # as the format's own reader
+        rows = []
+        for name, row in fields.items():
+            at = f"{name!r}: "
+            found = msgspec.convert(row, _HeaderRow)
+            rows.append((*found.data_offsets, found.spec(name, file=file)))
+    except ValueError as error:
+        raise errors.bad_safetensors(file=file, problem=f"in its header, {at}{error}") from error
+    rows.sort(key=lambda row: row[:2])
     position = 0
     for begin, end, spec in rows:
         if begin != position:
@@ -135,11 +166,6 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> SafetensorsHeade
         raise errors.bad_file_size(file=file, expected=data_begin + position, actual=file_bytes)
     specs, begins = tuple(spec for _, _, spec in rows), tuple(begin for begin, _, _ in rows)
     return SafetensorsHeader(specs, begins, metadata, data_begin, position)
-
-
-def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """Return prefix and JSON of a file whose data is `specs`, one after the other, without gaps."""
-    return lay_out(specs, metadata)[0]
 
 
 def lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, SafetensorsHeader]:
@@ -170,50 +196,6 @@ def lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[b
 
 def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def _metadata(value: Any, file: str) -> dict[str, str]:
-    if value is None:  # as the format's own reader has it
-        return {}
-    if not isinstance(value, dict) or not all(is_text(item) for pair in value.items() for item in pair):
-        raise errors.bad_safetensors(file=file, problem="its __metadata__ is not a map of strings")
-    return value
-
-
-def _row(name: str, value: Any, file: str) -> tuple[int, int, TensorSpec]:
-    if not is_text(name):
-        raise errors.bad_safetensors(file=file, problem=f"the name {name!r} is not Unicode")
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise errors.bad_safetensors(
-            file=file,
-            problem=f"tensor {name!r} does not have exactly the fields dtype, shape and data_offsets",
-        )
-    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if isinstance(dtype, str) and dtype in OTHER_DTYPES:
-        raise BadInputError(
-            f"{file} is a good safetensors file, and wsm does not move dtype {dtype}, which {name!r} has; "
-            f"save it as bytes (U8) or as another of {', '.join(ITEM_BYTES)}",
-            code="dtype-not-moved",
-            file=file,
-            tensor=name,
-            dtype=dtype,
-            unfit=True,
-        )
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise errors.bad_safetensors(
-            file=file, problem=f"tensor {name!r} has the unsupported dtype {dtype!r}"
-        )
-    if not is_shape(shape):
-        raise errors.bad_safetensors(file=file, problem=f"the shape of {name!r} is no list of extents")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
-        raise errors.bad_safetensors(file=file, problem=f"the data_offsets of {name!r} are not two offsets")
-    begin, end = offsets
-    if math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
-        raise errors.bad_safetensors(
-            file=file,
-            problem=f"tensor {name!r} of dtype {dtype} and shape {shape} cannot lie at {begin}..{end}",
-        )
-    return begin, end, TensorSpec(name, dtype, tuple(shape))
 
 
 class Readahead:
@@ -252,12 +234,6 @@ class Readahead:
             until = min(end, self._begins[index + 1])
             self._advise(index, begin - self._begins[index], until - begin)
             begin = until
-
-
-def advise_needed(descriptor: int, offset: int, length: int) -> None:
-    """Ask the kernel to bring a stretch of an open file into the page cache; does not wait for it."""
-    with suppress(OSError):  # some file systems have no such call; reading works without
-        os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
 
 class SafetensorsFile:
@@ -340,8 +316,9 @@ class SafetensorsFile:
         self._reached = reached
 
     def need_soon(self, offset: int, length: int) -> None:
-        """Ask for a stretch of the file, which will be read soon. Does not block."""
-        advise_needed(self._descriptor, offset, length)
+        """Ask the kernel to bring a stretch of the file into the page cache. Does not wait for it."""
+        with suppress(OSError):  # some file systems have no such call; reading works without
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -401,7 +378,7 @@ def write_safetensors(
     digests = []
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        gathered = bytearray(build_header(specs, metadata))
+        gathered = bytearray(lay_out(specs, metadata)[0])
         for data in contents:
             if len(data) <= _SMALL_BYTES:
                 digests.append(digest_of(data))

@@ -133,9 +133,14 @@ class ManifestOfAll(Publication, frozen=True, kw_only=True):
         Raises
         ------
         BadInputError
-            If it is missing, or another one.
+            If there is no such rank; or it is missing, or another one.
         """
-        file, name = f"{directory}/{self.FILE}", self.shard_file(rank)
+        file = f"{directory}/{self.FILE}"
+        if rank >= self.world_size:
+            raise errors.shard_identity(
+                file=file, field="world size", expected=rank + 1, found=self.world_size
+            )
+        name = self.shard_file(rank)
         if promise is None:
             raise errors.differs_from_manifest(file=file, problem=f"{name} is missing")
         listed = (self.shards[rank].seal, self.version, self.publication, rank, self.world_size)

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, RefusedError
 from wsm.labels import Label, checked_version
@@ -69,105 +71,6 @@ from wsm.typed import Count, CountFrom0, typed, typed_calls
 
 #: Bytes of tensors in one part, unless a single tensor is larger.
 PART_BYTES = 1 << 30
-
-
-def write_shard(
-    directory: Path,
-    identity: ShardIdentity,
-    tensors: TrainerTensors,
-    *,
-    device_id: int,
-    part_bytes: int,
-    durable: bool,
-    placements: Mapping[str, Placement],
-    finite: bool,
-) -> ShardManifest:
-    """Write the parts of one rank's shard, then its manifest. Blocks.
-
-    Parameters
-    ----------
-    directory : path
-        Where no reader looks yet; it must exist and hold no shard of this rank.
-    identity : ShardIdentity
-        Version, rank, number of ranks and publication.
-    tensors : mapping
-        The rank's state dict (:mod:`wsm.strategies.trainer.tensors`).
-    device_id : int
-        The device id in the file names.
-    part_bytes : int
-        Bytes of tensors in one part, unless a single tensor is larger.
-    durable : bool
-        Whether the files must survive a power cut once the call has returned.
-    placements : mapping of str to Placement
-        How each tensor lies on the ranks, for readers that are of another number; those of the tensors of
-        other ranks may be among them. Empty: the version is for its own number of ranks alone.
-    finite : bool
-        Whether NaN and infinity are refused, here and by every load.
-
-    Raises
-    ------
-    BadInputError (``trainer-tensor``)
-        If a tensor is none, or not finite although it is to be.
-    BadInputError
-        If there is no tensor at all.
-    BadInputError (``placement``)
-        If a tensor is not placed although others are, or is not what its placement says.
-    StorageError
-        If the file system refuses.
-    """
-    specs = specs_of(tensors)
-    _check_placements(specs, placements, identity)
-    if not specs:
-        raise errors.incomplete_publication(
-            version=identity.version, problem=f"the state dict of rank {identity.rank} is empty"
-        )
-    base = snapshot_names.shard_base(identity.rank, device_id)
-    parts: list[PartEntry] = []
-    entries: list[PromisedTensor] = []
-    for index, group in enumerate(cut_into_parts(specs, part_bytes)):
-        path = directory / snapshot_names.part_name(base, index)
-        data = (_bytes_of(tensors, spec, finite=finite) for spec in group)
-        try:
-            nbytes, digests = write_safetensors(path, group, data, part_metadata(identity), durable=durable)
-        except OSError as error:
-            raise StorageError(path=path, error=error) from error
-        parts.append(PartEntry(path.name, nbytes, len(group)))
-        entries += [
-            PromisedTensor(spec, digest, placements.get(spec.name))
-            for spec, digest in zip(group, digests, strict=True)
-        ]
-    manifest = ShardManifest.with_tensors(
-        entries,
-        version=identity.version,
-        rank=identity.rank,
-        world_size=identity.world_size,
-        device_id=device_id,
-        publication=identity.publication,
-        parts=tuple(parts),
-        finite=finite,
-    )
-    path = directory / manifest.name
-    try:
-        write_new(path, manifest.encode(), durable=durable)
-    except OSError as error:
-        raise StorageError(path=path, error=error) from error
-    return manifest
-
-
-def _bytes_of(tensors: TrainerTensors, spec: TensorSpec, *, finite: bool) -> memoryview:
-    data = bytes_of(tensors, spec)
-    if finite:
-        check_finite(spec, data)
-    return data
-
-
-def _check_placements(
-    specs: Sequence[TensorSpec], placements: Mapping[str, Placement], identity: ShardIdentity
-) -> None:
-    for spec in specs if placements else ():
-        if spec.name not in placements:
-            raise bad_placement(tensor=spec.name, problem="has no placement, although others have one")
-        whole_shape(spec.name, placements[spec.name], spec.shape, identity.rank, identity.world_size)
 
 
 def cut_into_parts(specs: Sequence[TensorSpec], part_bytes: int) -> list[list[TensorSpec]]:
@@ -431,19 +334,50 @@ class StagedVersion:
         StorageError
             If the file system refuses.
         """
-        publisher = self._publisher
+        publisher, identity = self._publisher, self.identity(rank)
+        device_id = (publisher.device_ids or {}).get(rank, rank)
+        base = snapshot_names.shard_base(rank, device_id)
+        parts: list[PartEntry] = []
+        entries: list[PromisedTensor] = []
         with self.shard(rank) as directory:
-            manifest = write_shard(
-                directory,
-                self.identity(rank),
-                tensors,
-                device_id=(publisher.device_ids or {}).get(rank, rank),
-                part_bytes=publisher.part_bytes,
-                durable=publisher.durable,
-                placements=publisher.placements or {},
+            specs = specs_of(tensors)
+            if not specs:
+                raise self._incomplete(f"the state dict of rank {rank} is empty")
+            placements = self._placements_of(specs, rank)
+            for index, group in enumerate(cut_into_parts(specs, publisher.part_bytes)):
+                path = directory / snapshot_names.part_name(base, index)
+                data = (self._bytes_of(tensors, spec) for spec in group)
+                metadata = part_metadata(identity)
+                nbytes, digests = write_safetensors(path, group, data, metadata, durable=self._durable)
+                parts.append(PartEntry(path.name, nbytes, len(group)))
+                entries += [
+                    PromisedTensor(spec, digest, placements.get(spec.name))
+                    for spec, digest in zip(group, digests, strict=True)
+                ]
+            shard = ShardManifest.with_tensors(
+                entries,
+                **msgspec.structs.asdict(identity),
+                device_id=device_id,
+                parts=tuple(parts),
                 finite=publisher.finite,
             )
-        return manifest.seal
+            write_new(directory / shard.name, shard.encode(), durable=self._durable)
+        return shard.seal
+
+    def _placements_of(self, specs: Sequence[TensorSpec], rank: int) -> Mapping[str, Placement]:
+        """Return the placements, which must be those of all tensors of the rank, or none."""
+        placements = self._publisher.placements or {}
+        for spec in specs if placements else ():
+            if spec.name not in placements:
+                raise bad_placement(tensor=spec.name, problem="has no placement, although others have one")
+            whole_shape(spec.name, placements[spec.name], spec.shape, rank, self._publisher.world_size)
+        return placements
+
+    def _bytes_of(self, tensors: TrainerTensors, spec: TensorSpec) -> memoryview:
+        data = bytes_of(tensors, spec)
+        if self._publisher.finite:
+            check_finite(spec, data)
+        return data
 
     def identity(self, rank: int) -> ShardIdentity:
         """Return whose the shard of a rank is."""
@@ -544,11 +478,20 @@ class StagedVersion:
                 if self._is_as_good(standing, published, enough=keep_standing):
                     published = standing or published
                 else:
-                    self._show_with(before_showing, published.manifest)
+                    if before_showing is not None:
+                        before_showing(self.path, published.manifest)
+                    if self._durable:
+                        sync_directory(self.path)
+                    bring_in(self.path, self.final)
+                    self._visible = self.version
+                    if self._durable:
+                        sync_directory(self._place)
             if before_announcing is not None:
                 before_announcing()
             if announce and (not again or published_last(self._directory, deltas=True) == self.version):
-                self._announce()
+                self._visible = self.version
+                path = self._directory / VERSION_FILE
+                replace_file(path, version_bytes(self.version), durable=self._durable, alone=True)
             retired = retire(self._place, self.version, self._retention())
         files = [file for shard in published.shards for file in shard.files()]
         report = PublishReport(
@@ -573,39 +516,12 @@ class StagedVersion:
     def _is_as_good(self, standing: Published | None, wanted: Published, *, enough: bool = True) -> bool:
         """Whether what stands there holds the tensors of `wanted` and promises as much, and that is enough.
 
-        VersionExistsError if it is not, and may not be replaced.
+        VersionExistsError if it is not, and may not be replaced; RefusedError if the directory is that of
+        another label.
         """
         lacking = None if standing is None else standing.lacks(wanted)
         if enough and lacking == ():
             return True
-        self._check_vacant(replace=self._publisher.replace, lacking=lacking)
-        return False
-
-    @contextmanager
-    def _storage(self) -> Iterator[None]:
-        """Turn what the file system refuses within into a StorageError."""
-        try:
-            yield
-        except OSError as error:
-            raise StorageError(path=self.path, error=error, visible=self._visible) from error
-
-    def _check_vacant(self, *, replace: bool, lacking: Sequence[str] | None = None) -> None:
-        """Refuse to take the place of a version that is there, unless it may be replaced.
-
-        Parameters
-        ----------
-        replace : bool
-            Whether it may.
-        lacking : sequence of str, optional
-            What it does not promise, if it holds the very same tensors.
-
-        Raises
-        ------
-        VersionExistsError
-            If it may not.
-        RefusedError
-            If the directory is that of another label, as on a file system where case does not count.
-        """
         there = label_in(self.final)
         if there not in (None, self.version):
             raise RefusedError(
@@ -617,8 +533,17 @@ class StagedVersion:
                 there=there,
                 path=str(self.final),
             )
-        if self.final.exists() and not replace:
+        if self.final.exists() and not self._publisher.replace:
             raise VersionExistsError(version=self.version, path=str(self.final), lacking=lacking or ())
+        return False
+
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        """Turn what the file system refuses within into a StorageError."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(path=self.path, error=error, visible=self._visible) from error
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -633,19 +558,6 @@ class StagedVersion:
         finally:
             self._release()
             self._lock = None
-
-    def _show(self) -> None:
-        """Make what was staged visible in one step. Blocks; raises OSError."""
-        bring_in(self.path, self.final)
-        self._visible = self.version
-        if self._durable:
-            sync_directory(self._place)
-
-    def _announce(self) -> None:
-        """Let ``version.yaml`` name the version, which is visible. Blocks; raises OSError."""
-        self._visible = self.version
-        path = self._directory / VERSION_FILE
-        replace_file(path, version_bytes(self.version), durable=self._durable, alone=True)
 
     def _take_lock(self) -> FileLock:
         return take_publisher_lock(self._directory / VERSIONS_DIRECTORY, directory=self._directory)
@@ -718,13 +630,6 @@ class StagedVersion:
         return VersionManifest(
             version=self.version, publication=self.publication, shards=entries, ordinal=self._ordinal
         )
-
-    def _show_with(self, before: Callable[[Path, Any], None] | None, manifest: ManifestOfAll) -> None:
-        if before is not None:
-            before(self.path, manifest)
-        if self._durable:
-            sync_directory(self.path)
-        self._show()
 
     def _link(self, rank: int, digest: str) -> RankShard:
         """Link the files of a rank's shard, if it is the one that was heard of."""

@@ -355,13 +355,6 @@ def open_own(
     if promise is not None:
         promise.require(*asked, where=file)
     if publication is not None:
-        if source.rank >= publication.world_size:
-            raise errors.shard_identity(
-                file=directory.locate(snapshot_names.VERSION_MANIFEST),
-                field="world size",
-                expected=source.rank + 1,
-                found=publication.world_size,
-            )
         publication.listed(source.rank, promise, directory=directory.path)
     if promise is not None:
         listed = [part.file for part in promise.parts]
