@@ -15,6 +15,7 @@ from wsm.strategies.files.safetensors import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
     header_length,
+    lay_out,
     parse_header,
 )
 from wsm.strategies.tensor import OTHER_DTYPES

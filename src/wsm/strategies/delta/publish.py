@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from wsm.clock import Clock
 from wsm.errors import BadInputError, RefusedError
@@ -52,7 +52,7 @@ from wsm.strategies.snapshot.publish import (
 from wsm.strategies.snapshot.store import shards_in
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention, take_away
-from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, specs_of
+from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
 from wsm.typed import Count, typed
 
 _MAX_KEPT_CHAIN = 1 << 10
@@ -87,12 +87,10 @@ class StagedDelta(StagedVersion):
     def __init__(
         self, publisher: SnapshotPublisher, version: str, base_version: str, *, block_bytes: int = BLOCK_BYTES
     ) -> None:
-        problem = None
-        if version == base_version:
-            problem = "it cannot be its own base"
-        elif not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes % MIN_BLOCK_BYTES:
+        problem = "it cannot be its own base" if version == base_version else ""
+        if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes % MIN_BLOCK_BYTES:
             problem = f"a block cannot stand for {block_bytes} bytes"
-        if problem is not None:
+        if problem:
             raise strategies_errors.incomplete_publication(version=version, problem=problem)
         super().__init__(publisher, version)
         self._base_version, self._block_bytes = base_version, block_bytes
@@ -132,7 +130,16 @@ class StagedDelta(StagedVersion):
         rank = len(self.shards)
         if not specs:
             raise self._incomplete(f"the state dict of rank {rank} is empty")
-        _check_model(specs, base, rank)
+        different = sorted({spec.name for spec in {*specs} ^ {row.spec for row in base.values()}})
+        if different:
+            raise BadInputError(
+                f"rank {rank} has other tensors, dtypes or shapes than the base version: "
+                f"{listed([repr(name) for name in different])}; publish a full version",
+                code="delta-of-other-model",
+                unfit=True,
+                rank=rank,
+                tensors=tuple(different),
+            )
         codec()
         with self.shard(rank) as directory:
             with (directory / blocks_name(rank)).open("xb", buffering=0) as file:
@@ -140,11 +147,8 @@ class StagedDelta(StagedVersion):
                 if self._durable:
                     os.fsync(file.fileno())
             shard = DeltaShard(
-                version=self.version,
+                **structs.asdict(self.identity(rank)),
                 base_version=self._base_version,
-                rank=rank,
-                world_size=self._publisher.world_size,
-                publication=self.publication,
                 block_bytes=self._block_bytes,
                 nbytes=sum(row.stored for row in rows),
                 tensors=rows,
@@ -251,27 +255,10 @@ class StagedDelta(StagedVersion):
         )
 
 
-def _check_model(specs: Sequence[TensorSpec], base: Mapping[str, OfferedTensor], rank: int) -> None:
-    ours, theirs = {spec.name: spec for spec in specs}, {name: row.spec for name, row in base.items()}
-    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    if different:
-        raise BadInputError(
-            f"rank {rank} has other tensors, dtypes or shapes than the base version: "
-            f"{listed([repr(name) for name in different])}; publish a full version",
-            code="delta-of-other-model",
-            unfit=True,
-            rank=rank,
-            tensors=tuple(different),
-        )
-
-
 def _check(tensor: OfferedTensor, digest: str) -> None:
     if tensor.digest is not None and tensor.digest != digest:
-        raise bad_delta(
-            file=tensor.origin,
-            tensor=tensor.spec.name,
-            problem=f"digest {digest} instead of {tensor.digest}",
-        )
+        problem = f"digest {digest} instead of {tensor.digest}"
+        raise bad_delta(file=tensor.origin, tensor=tensor.spec.name, problem=problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,12 +365,10 @@ def publish_delta(
         If what was handed over is no version. Nothing became visible.
     """
     version, base_version = checked_version(version), checked_version(base_version)
-    ranks = sorted(states)
-    if not ranks or ranks != list(range(len(ranks))) or (base is not None and sorted(base) != ranks):
-        bases = "" if base is None else f", bases for ranks {sorted(base)}"
-        raise strategies_errors.incomplete_publication(
-            version=version, problem=f"states were given for ranks {ranks}{bases}"
-        )
+    check_ranks(version, states)
+    if base is not None and base.keys() != states.keys():
+        problem = f"bases for ranks {sorted(base)} were given, and states for ranks {sorted(states)}"
+        raise strategies_errors.incomplete_publication(version=version, problem=problem)
     directory = Path(directory)
     publisher = SnapshotPublisher(
         directory,
@@ -396,7 +381,7 @@ def publish_delta(
         clock=clock,
     )
     with StagedDelta(publisher, version, base_version, block_bytes=block_bytes) as staged:
-        for rank in ranks:
+        for rank in range(len(states)):
             device = (device_ids or {}).get(rank, rank)
             source = DeltaSource(
                 directory, rank, device_id=device, world_size=len(states), max_chain=max_chain
@@ -457,11 +442,9 @@ def delta_between(
     with ExitStack() as stack:
         offers = []
         for source in sources:
-            offer = whole_offer(source, version, stack)
-            if offer is None:
-                raise delta_not_found(
-                    version=version, rank=source.rank, looked_at=places(source, version)[1:]
-                )
+            if (offer := whole_offer(source, version, stack)) is None:
+                looked_at = places(source, version)[1:]
+                raise delta_not_found(version=version, rank=source.rank, looked_at=looked_at)
             offers.append(offer)
         publisher = SnapshotPublisher(
             directory,

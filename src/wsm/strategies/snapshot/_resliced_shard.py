@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 from wsm import log
 from wsm.errors import BadInputError, InternalError
@@ -26,8 +27,6 @@ from wsm.strategies import errors
 from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import RunningDigest, running_digest
 from wsm.strategies.errors import DigestMismatchError, VersionMismatchError, listed
-from wsm.strategies.files.part_file import PartFile
-from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.promise import PromisedTensor
@@ -35,22 +34,14 @@ from wsm.strategies.snapshot.manifest import ShardManifest, VersionManifest
 from wsm.strategies.snapshot.placement import AxisRun, Placement, Shape, Split, local_shape, runs, whole_shape
 from wsm.strategies.snapshot.slice_digests import slice_promise
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.snapshot.store import FoundVersion, check_parts, open_parts, read_ahead
+from wsm.strategies.snapshot.store import FoundVersion, open_parts, read_ahead
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 
-@dataclass(frozen=True)
-class SlicePiece:
-    """A stretch of the split axis that is taken from one shard's tensor.
+class SlicePiece(NamedTuple):
+    """A stretch of a row that is taken from one shard's tensor: whose, where it begins there, how long it is.
 
-    Parameters
-    ----------
-    rank : int
-        Whose shard, of the ranks that the version was written for.
-    begin : int
-        Where it begins in that rank's tensor.
-    length : int
-        How long it is.
+    Begin and length count elements of the split axis, or bytes of a row.
     """
 
     rank: int
@@ -68,7 +59,7 @@ class Assembly:
         The tensor, as the loading rank holds it.
     axis : int
         The axis along which the pieces lie.
-    pieces : tuple of Piece
+    pieces : tuple of SlicePiece
         In the order in which they lie in the tensor.
     sources : mapping of int to PromisedTensor
         The tensors that they are taken from, by rank.
@@ -80,28 +71,20 @@ class Assembly:
     sources: Mapping[int, PromisedTensor]
 
     @property
-    def whole_from(self) -> int | None:
-        """The rank whose tensor it is unchanged, if it is one."""
-        rank = self.pieces[0].rank
-        whole = len(self.sources) == 1 and self.sources[rank].spec == self.spec
-        return rank if whole and self._in_order() else None
+    def is_whole(self) -> bool:
+        """Whether it is one rank's tensor unchanged."""
+        begins = [0, *accumulate(piece.length for piece in self.pieces)]
+        in_order = all(piece.begin == begin for piece, begin in zip(self.pieces, begins, strict=False))
+        return in_order and [entry.spec for entry in self.sources.values()] == [self.spec]
 
     @property
     def read_bytes(self) -> int:
         """Bytes that are read for it: all of each source, because a digest proves a tensor or nothing."""
         return sum(entry.spec.nbytes for entry in self.sources.values())
 
-    def _in_order(self) -> bool:
-        position = 0
-        for piece in self.pieces:
-            if piece.begin != position:
-                return False
-            position += piece.length
-        return True
-
 
 _Key: TypeAlias = tuple[Placement, Shape]
-_Cut: TypeAlias = tuple[int, tuple[SlicePiece, ...]]
+_Cut: TypeAlias = tuple[Shape, int, tuple[SlicePiece, ...]]
 
 
 def plan(shards: Sequence[ShardManifest], rank: int, ranks: int, *, where: str) -> list[Assembly]:
@@ -130,36 +113,22 @@ def plan(shards: Sequence[ShardManifest], rank: int, ranks: int, *, where: str) 
     """
     if rank >= ranks:
         raise errors.shard_identity(file=where, field="world size", expected=rank + 1, found=ranks)
-    held = _by_name(shards)
+    held: dict[str, dict[int, PromisedTensor]] = {}
+    for source, shard in enumerate(shards):
+        for entry in shard.tensors:
+            held.setdefault(entry.spec.name, {})[source] = entry
     _require_placements(held, len(shards), ranks, where)
-    whole = _whole_shapes(held, shards, where)
     cuts: dict[_Key, _Cut | None] = {}
     assemblies = []
-    for name, entries in held.items():
-        first = next(iter(entries.values()))
-        placement = first.placement
-        if placement is None:  # checked above; here for the type checker
-            continue
-        shape = whole[name]
-        key = (placement, shape)
+    for name, key in _whole_shapes(held, len(shards), where).items():
         if key not in cuts:
-            cuts[key] = _cut(name, placement, shape, found=len(shards), rank=rank, ranks=ranks)
-        cut = cuts[key]
-        local = local_shape(name, placement, shape, rank, ranks)
-        if cut is None or local is None:
-            continue
-        axis, pieces = cut
-        sources = {piece.rank: entries[piece.rank] for piece in pieces}
-        assemblies.append(Assembly(replace(first.spec, shape=local), axis, pieces, sources))
+            cuts[key] = _cut(name, *key, found=len(shards), rank=rank, ranks=ranks)
+        if (cut := cuts[key]) is not None:
+            (local, axis, pieces), entries = cut, held[name]
+            sources = {piece.rank: entries[piece.rank] for piece in pieces}
+            spec = TensorSpec(name, entries[pieces[0].rank].spec.dtype, local)
+            assemblies.append(Assembly(spec, axis, pieces, sources))
     return assemblies
-
-
-def _by_name(shards: Sequence[ShardManifest]) -> dict[str, dict[int, PromisedTensor]]:
-    held: dict[str, dict[int, PromisedTensor]] = {}
-    for rank, shard in enumerate(shards):
-        for entry in shard.tensors:
-            held.setdefault(entry.spec.name, {})[rank] = entry
-    return held
 
 
 def _require_placements(
@@ -185,10 +154,10 @@ def _require_placements(
 
 
 def _whole_shapes(
-    held: Mapping[str, Mapping[int, PromisedTensor]], shards: Sequence[ShardManifest], where: str
-) -> dict[str, Shape]:
-    """Return the whole shape of every tensor; an error if the shards do not agree on what they hold."""
-    found: dict[str, Shape] = {}
+    held: Mapping[str, Mapping[int, PromisedTensor]], ranks: int, where: str
+) -> dict[str, _Key]:
+    """Return placement and whole shape of every tensor; an error if the shards do not agree on them."""
+    found: dict[str, _Key] = {}
     problems: list[tuple[str, str]] = []
     seen: dict[_Key, tuple[tuple[AxisRun, ...], ...]] = {}
     for name, entries in held.items():
@@ -196,7 +165,7 @@ def _whole_shapes(
             (
                 entry.spec.dtype,
                 entry.placement,
-                whole_shape(name, entry.placement, entry.spec.shape, rank, len(shards)),
+                whole_shape(name, entry.placement, entry.spec.shape, rank, ranks),
             )
             for rank, entry in entries.items()
             if entry.placement is not None
@@ -204,14 +173,13 @@ def _whole_shapes(
         if len(kinds) > 1:
             problems.append((name, "is placed otherwise, or of another dtype, on another rank"))
             continue
-        _, placement, shape = next(iter(kinds))
-        key = (placement, shape)
+        [(_, placement, shape)] = kinds
+        found[name] = key = placement, shape
         if key not in seen:
-            seen[key] = tuple(runs(name, placement, shape, rank, len(shards)) for rank in range(len(shards)))
+            seen[key] = tuple(runs(name, placement, shape, rank, ranks) for rank in range(ranks))
         problem = _holders_problem(entries, seen[key])
         if problem:
             problems.append((name, problem))
-        found[name] = shape
     if problems:
         details = listed([f"{tensor!r} {problem}" for tensor, problem in problems])
         raise BadInputError(
@@ -244,21 +212,21 @@ def _holders_problem(
 
 def _cut(name: str, placement: Placement, shape: Shape, *, found: int, rank: int, ranks: int) -> _Cut | None:
     """Find the pieces of what `rank` of `ranks` holds in what `found` ranks hold."""
-    wanted = runs(name, placement, shape, rank, ranks)
-    if not wanted:
+    local = local_shape(name, placement, shape, rank, ranks)
+    if local is None:
         return None
     # Its namesake first, so that ranks which read the same version spread over copies of the same slice.
     order = sorted(range(found), key=lambda source: (source - rank) % found)
     held = [(source, runs(name, placement, shape, source, found)) for source in order]
     pieces: list[SlicePiece] = []
-    for run in wanted:
+    for run in runs(name, placement, shape, rank, ranks):
         position, end = run.begin, run.begin + run.length
         while position < end:
             pieces.append(_piece_at(name, held, position, end))
             position += pieces[-1].length
     if not pieces:  # an extent of 0: any holder stands for it
         pieces.append(SlicePiece(next(source for source, stretches in held if stretches), 0, 0))
-    return (placement.axis if isinstance(placement, Split) else 0), tuple(pieces)
+    return local, placement.axis if isinstance(placement, Split) else 0, tuple(pieces)
 
 
 def _piece_at(
@@ -308,88 +276,71 @@ class SourceTensor:
     read_into: Callable[[int, memoryview], None]
 
 
-@dataclass(frozen=True)
-class Slice:
-    """Bytes of every row of a source tensor: which source, where in its row, how many."""
-
-    source: int
-    begin: int
-    length: int
-
-
 class Stretches:
     """The bytes of one tensor where its slices lie, and none between them; whole rows are not proven by it.
 
     Parameters
     ----------
-    slices : sequence of Slice
-        What makes up one row, in order.
-    sources : sequence of SourceTensor
-        What they are taken from.
+    pieces : sequence of SlicePiece
+        What makes up one row, in order, in bytes.
+    sources : mapping of int to SourceTensor
+        What they are taken from, by rank; all of them have as many rows as the tensor.
     """
 
-    def __init__(self, slices: Sequence[Slice], sources: Sequence[SourceTensor]) -> None:
-        self._slices = slices
+    def __init__(self, pieces: Sequence[SlicePiece], sources: Mapping[int, SourceTensor]) -> None:
+        self._pieces = pieces
         self._sources = sources
-        self.row_bytes = sum(piece.length for piece in slices)
+        self._row_bytes = sum(piece.length for piece in pieces)
 
     def read_into(self, offset: int, destination: memoryview) -> None:
         """Fill `destination` from `offset` on, in any order. Blocks; raises as reading the files does."""
-        for source, position, stretch in self.over(offset, destination):
-            self._sources[source].read_into(position, stretch)
+        for rank, position, stretch in self._over(offset, destination):
+            self._sources[rank].read_into(position, stretch)
 
-    def over(self, offset: int, destination: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    def _over(self, offset: int, destination: memoryview) -> Iterator[tuple[int, int, memoryview]]:
         """Iterate over the stretches of `destination`: of which source each is, and where in it."""
-        row, column = divmod(offset, self.row_bytes)
+        row, column = divmod(offset, self._row_bytes)
         filled = 0
         while filled < len(destination):
             at = 0
-            for piece in self._slices:
+            for piece in self._pieces:
                 skipped = min(max(column - at, 0), piece.length)
                 length = min(piece.length - skipped, len(destination) - filled)
                 at += piece.length
                 if length:
-                    position = row * self._sources[piece.source].row_bytes + piece.begin + skipped
-                    yield piece.source, position, destination[filled : filled + length]
+                    position = row * self._sources[piece.rank].row_bytes + piece.begin + skipped
+                    yield piece.rank, position, destination[filled : filled + length]
                     filled += length
             row, column = row + 1, 0
 
 
-class SliceReader:
+class SliceReader(Stretches):
     """The bytes of one tensor, read front to back by one thread at a time; reading at 0 begins anew.
+
+    Slices of one source go forward in it, which is read whole, and proven.
 
     Parameters
     ----------
     tensor : str
         Its name, for messages.
-    sources : sequence of SourceTensor
-        What its slices are taken from; all of them have as many rows as the tensor.
-    slices : sequence of Slice
-        What makes up one row, in order. Slices of one source go forward in it.
+    pieces, sources
+        As for :class:`Stretches`.
     """
 
-    def __init__(self, tensor: str, sources: Sequence[SourceTensor], slices: Sequence[Slice]) -> None:
+    def __init__(
+        self, tensor: str, pieces: Sequence[SlicePiece], sources: Mapping[int, SourceTensor]
+    ) -> None:
+        super().__init__(pieces, sources)
         self._tensor = tensor
-        self._sources = sources
-        self._slices = slices
-        self._stretches = Stretches(slices, sources)
-        self._row_bytes = self._stretches.row_bytes
-        self._rows = sources[0].nbytes // sources[0].row_bytes
-        self._streams: list[_Stream] = []
+        self._streams: dict[int, _Stream] = {}
         self._position = 0
-
-    @property
-    def piece_bytes(self) -> int:
-        """Whole rows that are read together, in bytes; 0 where rows are too long for that."""
-        if not self._rows_per_block:
-            return 0
-        return CHUNK_BYTES // self._row_bytes * self._row_bytes
-
-    @property
-    def _rows_per_block(self) -> int:
-        if self._rows == 1 or self._row_bytes > CHUNK_BYTES:
-            return 0
-        return STAGING_BYTES // max(source.row_bytes for source in self._sources)
+        first = next(iter(sources.values()))
+        self._nbytes = self._row_bytes * (first.nbytes // first.row_bytes)
+        whole_rows = self._row_bytes < self._nbytes and self._row_bytes <= CHUNK_BYTES
+        longest = max(source.row_bytes for source in sources.values())
+        self._rows_per_block = STAGING_BYTES // longest if whole_rows else 0
+        #: Whole rows that are read together, in bytes; 0 where rows are too long for that.
+        self.piece_bytes = CHUNK_BYTES // self._row_bytes * self._row_bytes if self._rows_per_block else 0
 
     def read_into(self, offset: int, destination: memoryview) -> None:
         """Fill `destination` from `offset` on, which is where the last call ended, or 0. Blocks.
@@ -402,9 +353,9 @@ class SliceReader:
             If it is called out of order.
         """
         if offset == 0:
-            longest = max(source.nbytes for source in self._sources)
+            longest = max(source.nbytes for source in self._sources.values())
             staging = memoryview(bytearray(min(longest, STAGING_BYTES)))
-            self._streams = [_Stream(source, staging) for source in self._sources]
+            self._streams = {rank: _Stream(source, staging) for rank, source in self._sources.items()}
         elif offset != self._position:
             raise InternalError(
                 f"slices of {self._tensor!r} were asked for out of order", tensor=self._tensor
@@ -415,8 +366,8 @@ class SliceReader:
             for begin in range(0, len(destination), rows * self._row_bytes):
                 self._read_rows(destination[begin : begin + rows * self._row_bytes])
         else:
-            for source, position, stretch in self._stretches.over(offset, destination):
-                self._streams[source].read(position, stretch)
+            for rank, position, stretch in self._over(offset, destination):
+                self._streams[rank].read(position, stretch)
 
     def check_chunk(self, done: int, _digest: RunningDigest) -> None:
         """Prove the sources once the tensor is complete: read what is left of them, compare their digests.
@@ -426,23 +377,23 @@ class SliceReader:
         DigestMismatchError
             If one is not what its manifest promised.
         """
-        if done < self._row_bytes * self._rows:
+        if done < self._nbytes:
             return
-        for stream in self._streams:
+        for stream in self._streams.values():
             stream.finish(self._tensor)
-        self._streams = []
+        self._streams = {}
 
     def _read_rows(self, destination: memoryview) -> None:
         import numpy as np  # noqa: PLC0415 - most loads do without, and commands start faster without it
 
         rows = len(destination) // self._row_bytes
         target = np.frombuffer(destination, np.uint8).reshape(rows, self._row_bytes)
-        for index, stream in enumerate(self._streams):
+        for rank, stream in self._streams.items():
             block = np.frombuffer(stream.next(rows * stream.source.row_bytes), np.uint8)
             block = block.reshape(rows, stream.source.row_bytes)
             at = 0
-            for piece in self._slices:
-                if piece.source == index:
+            for piece in self._pieces:
+                if piece.rank == rank:
                     target[:, at : at + piece.length] = block[:, piece.begin : piece.begin + piece.length]
                 at += piece.length
 
@@ -509,7 +460,10 @@ def open_resliced(
     shards = [found.promise_of(rank) for rank in range(publication.world_size)]
     assemblies = plan(shards, source.rank, ranks, where=where)
     needed = sorted({rank for assembly in assemblies for rank in assembly.sources})
-    parts = {rank: _open_rank(found.directory, shards[rank], stack, where) for rank in needed}
+    parts = {}
+    for rank in needed:
+        names = [part.file for part in shards[rank].parts]
+        parts[rank], _ = open_parts(found.directory, names, shards[rank], stack, where=where)
     for files in (
         parts.values() if source.readahead_bytes else ()
     ):  # side by side: each window has its own way through its rank's files
@@ -548,52 +502,36 @@ def open_resliced(
     )
 
 
-def _open_rank(
-    directory: SnapshotDirectory, promise: ShardManifest, stack: ExitStack, where: str
-) -> tuple[PartFile, ...]:
-    names = [part.file for part in promise.parts]
-    parts, identity = open_parts(directory, names, promise, stack)
-    if identity is not None and (identity.rank, identity.world_size) != (promise.rank, promise.world_size):
-        raise errors.differs_from_manifest(
-            file=where, problem=f"the parts are of rank {identity.rank}, not of rank {promise.rank}"
-        )
-    check_parts(parts, promise, identity, where=where)
-    return parts
-
-
 def _offered(
     assembly: Assembly, readers: dict[int, dict[str, _Reader]], promised: str | None, *, finite: bool
 ) -> tuple[OfferedTensor, int]:
     """Offer one tensor; return how many bytes are read for it, too."""
-    spec = assembly.spec
-    if assembly.whole_from is not None or not spec.nbytes:
-        rank = assembly.pieces[0].rank
+    spec, pieces = assembly.spec, assembly.pieces
+    if assembly.is_whole or not spec.nbytes:
+        rank = pieces[0].rank
         origin, read_into = readers[rank][spec.name]
         # A tensor without bytes has the digest of no bytes, whatever it was cut from.
         digest = assembly.sources[rank].digest
         return OfferedTensor(spec, origin, read_into, digest, finite=finite), assembly.read_bytes
     # Bytes of one index of the split axis; what lies before that axis are rows.
     unit = math.prod(spec.shape[assembly.axis + 1 :]) * ITEM_BYTES[spec.dtype]
-    order = list(assembly.sources)
-    sources = []
-    for rank in order:
+    sources = {}
+    for rank, entry in assembly.sources.items():
         origin, read_into = readers[rank][spec.name]
-        entry = assembly.sources[rank]
         row_bytes = entry.spec.shape[assembly.axis] * unit
-        sources.append(SourceTensor(origin, entry.spec.nbytes, row_bytes, entry.digest, read_into))
-    slices = [
-        Slice(order.index(piece.rank), piece.begin * unit, piece.length * unit) for piece in assembly.pieces
-    ]
-    origin = ", ".join(each.origin for each in sources)
+        sources[rank] = SourceTensor(origin, entry.spec.nbytes, row_bytes, entry.digest, read_into)
+    slices = [SlicePiece(piece.rank, piece.begin * unit, piece.length * unit) for piece in pieces]
+    origin = ", ".join(each.origin for each in sources.values())
     if promised is not None and min(piece.length for piece in slices) >= LEAST_SLICE:
-        stretches = Stretches(slices, sources)
-        return OfferedTensor(spec, origin, stretches.read_into, promised, finite=finite), spec.nbytes
-    reader = SliceReader(spec.name, sources, slices)
-    return OfferedTensor(
+        read_into = Stretches(slices, sources).read_into
+        return OfferedTensor(spec, origin, read_into, promised, finite=finite), spec.nbytes
+    reader = SliceReader(spec.name, slices, sources)
+    offered = OfferedTensor(
         spec,
         origin,
         reader.read_into,
         piece_bytes=reader.piece_bytes,
         check_chunk=reader.check_chunk,
         finite=finite,
-    ), assembly.read_bytes
+    )
+    return offered, assembly.read_bytes

@@ -37,7 +37,6 @@ from wsm.strategies.files.version_file import announced_version
 from wsm.strategies.promise import Sealed, ShardIdentity
 from wsm.strategies.snapshot.manifest import ShardManifest, VersionManifest, identity_of_part, part_metadata
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.publications import newest_version
 
 _log = log.logger("strategies")
@@ -363,11 +362,10 @@ def open_own(
         if missing or extra:
             problem = f"parts missing {missing}, parts not listed {extra}"
             raise errors.differs_from_manifest(file=file, problem=problem)
-    parts, identity = open_parts(directory, found.parts, promise, stack, allow_pickle=source.allow_pickle)
-    if identity is not None:
-        identity.require(*asked, where=parts[0].path)
-    if promise is not None:
-        check_parts(parts, promise, identity, where=file)
+    pickles = source.allow_pickle
+    parts, identity = open_parts(
+        directory, found.parts, promise, stack, where=file, asked=asked, allow_pickle=pickles
+    )
     # Without its own a shard is not verified; without the version's the ranks of a group could not tell one
     # publication of a version from another.
     lacking = directory.locate(name if promise is None else snapshot_names.VERSION_MANIFEST)
@@ -396,24 +394,30 @@ def open_own(
 
 def open_parts(
     directory: SnapshotDirectory,
-    names: Iterable[str],
+    names: Sequence[str],
     promise: ShardManifest | None,
     stack: ExitStack,
     *,
+    where: str,
+    asked: tuple[str | None, int | None, int | None] = (None, None, None),
     allow_pickle: bool = False,
 ) -> tuple[tuple[PartFile, ...], ShardIdentity | None]:
-    """Open files of one shard, in this order. Blocks on metadata only.
+    """Open files of one shard, in this order, and hold them against its promise. Blocks on metadata only.
 
     Parameters
     ----------
     directory : SnapshotDirectory
         Where they lie.
-    names : iterable of str
+    names : sequence of str
         Their names; those of the promise, if there is one.
     promise : ShardManifest or None
-        What they should hold, if that is known; not compared here.
+        What they should hold, if that is known.
     stack : ExitStack
         Closes them.
+    where : str
+        The promise's file.
+    asked : tuple of (str or None, int or None, int or None)
+        Version, rank and number of ranks that they must be for; None: for any.
     allow_pickle : bool
         Whether pickles may be read.
 
@@ -427,14 +431,16 @@ def open_parts(
     Raises
     ------
     wsm.strategies.errors.BadInputError
-        If one cannot be opened, is no valid file, or they say different things about themselves.
+        If one cannot be opened, is no valid file, or they say different things about themselves, or something
+        else than was asked for. Or if they are of another publication than the promise, or one has another
+        size or holds other tensors.
     """
     metadata = {} if promise is None else part_metadata(promise)
-    held = {} if promise is None else {part.file: tensors for part, tensors in promise.by_part()}
+    held = {} if promise is None else {part.file: (part, tensors) for part, tensors in promise.by_part()}
     parts = []
     for name in names:
         # The very bytes with which the file begins, if wsm wrote it and nothing happened to it.
-        header = lay_out([tensor.spec for tensor in held[name]], metadata) if name in held else None
+        header = lay_out([tensor.spec for tensor in held[name][1]], metadata) if name in held else None
         part = open_part(directory, name, allow_pickle=allow_pickle, expected=header)
         parts.append(stack.enter_context(closing(part)))
     identities = [identity_of_part(part.metadata, file=part.path) for part in parts]
@@ -443,29 +449,23 @@ def open_parts(
         if len(set(values)) > 1:
             paths = [part.path for part in parts]
             raise errors.mixed_parts(field=field, values=list(zip(paths, values, strict=True)))
-    return tuple(parts), identities[0]
-
-
-def check_parts(
-    parts: Iterable[PartFile], promise: ShardManifest, identity: ShardIdentity | None, *, where: str
-) -> None:
-    """Hold parts against the promise, which lists just these; `where` is its file.
-
-    Raises
-    ------
-    BadInputError
-        If they are of another publication, or one has another size or holds other tensors.
-    """
-    if identity is not None and identity.publication != promise.publication:
-        raise errors.differs_from_manifest(file=where, problem="the parts are of another publication")
-    promised = {part.file: (part.nbytes, tensors) for part, tensors in promise.by_part()}
-    for part in parts:
-        nbytes, tensors = promised[Path(part.path).name]
-        if part.nbytes != nbytes:
-            raise errors.bad_file_size(file=part.path, expected=nbytes, actual=part.nbytes)
-        found, wanted = list(part.specs()), [tensor.spec for tensor in tensors]
-        if found != wanted:
-            _refuse_other_tensors(where, part.path, found, wanted)
+    if (identity := identities[0]) is not None:
+        identity.require(*asked, where=parts[0].path)
+    if promise is not None:
+        whose = (promise.rank, promise.world_size, promise.publication)
+        if identity is not None and whose != (identity.rank, identity.world_size, identity.publication):
+            problem = f"the parts are of rank {identity.rank}, publication {identity.publication}"
+            raise errors.differs_from_manifest(file=where, problem=problem)
+        for part, (listed, tensors) in zip(parts, map(held.__getitem__, names), strict=True):
+            if part.nbytes != listed.nbytes:
+                raise errors.bad_file_size(file=part.path, expected=listed.nbytes, actual=part.nbytes)
+            found, wanted = list(part.specs()), [tensor.spec for tensor in tensors]
+            # Their order in the file is the writer's own matter.
+            if found != wanted and (different := {*found} ^ {*wanted}):
+                names = sorted({spec.name for spec in different})
+                problem = f"{part.path} has other tensors, names, dtypes or shapes: {names[:6]}"
+                raise errors.differs_from_manifest(file=where, problem=problem)
+    return tuple(parts), identity
 
 
 def read_ahead(parts: Iterable[PartFile], window_bytes: int) -> None:
@@ -481,15 +481,3 @@ def read_ahead(parts: Iterable[PartFile], window_bytes: int) -> None:
     ahead = Readahead([file.nbytes for file in files], window_bytes, advise)
     for index, file in enumerate(files):
         file.watch(partial(ahead.reached, index))
-
-
-def _refuse_other_tensors(
-    file: str, part: str, found: Sequence[TensorSpec], promised: Sequence[TensorSpec]
-) -> None:
-    """Refuse a part with other tensors than promised; their order in the file is the writer's own matter."""
-    ours, theirs = ({spec.name: spec for spec in specs} for specs in (found, promised))
-    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    if different:
-        raise errors.differs_from_manifest(
-            file=file, problem=f"{part} has other tensors, names, dtypes or shapes: {different[:6]}"
-        )
