@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wsm.strategies.applier.tensor_copy import NoSteps, digest_source
+from wsm.strategies.applier.tensor_copy import Steps, digest_source
 from wsm.strategies.digest import RunningDigest, shard_digest
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.files.part_file import open_part
@@ -162,7 +162,7 @@ def _read_all(
     done = 0
     for tensor in tensors:
         proof = None if tensor.check_chunk is None else _Proof(tensor.check_chunk)
-        digest = digest_source(replace(tensor, digest=None, check_chunk=proof), NoSteps())
+        digest = digest_source(replace(tensor, digest=None, check_chunk=proof), Steps())
         done += tensor.spec.nbytes
         if progress is not None:
             progress(done, max(done, total))

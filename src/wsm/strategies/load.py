@@ -26,7 +26,7 @@ from wsm.strategies import errors
 from wsm.strategies.applier import admission
 from wsm.strategies.applier.admission import Admit, LoadWay, memory_need
 from wsm.strategies.applier.apply import Applied, apply_tensors
-from wsm.strategies.applier.coverage import check_tied_coverage
+from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.applier.feeding import ModelLoader, feed_loaders, feed_models
 from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.applier.tensor_set import tensors_in
@@ -188,7 +188,7 @@ def load(
         True ends the load. Without it a load has no end of its own: each wait for a peer is bounded, and a
         peer that goes on a few bytes at a time is not. In a group a command's deadline cancels.
     threads : int, optional
-        How many copy and digest, the calling one included, where the strategy can be read in parallel; by
+        How many copy and digest where the strategy can be read in parallel; by
         default :func:`wsm.strategies.applier.tensor_copy.default_threads`. Whatever is called back, is
         called from the calling thread.
     loaders : sequence of ModelLoader, or of CheckpointModel
@@ -365,7 +365,7 @@ def inspect(
             offer = names.offer(offer)
         known = offer.known
         if target is not None and known is not None:
-            check_tied_coverage(
+            check_coverage(
                 [(tensor.spec, tensor.origin) for tensor in known],
                 target.specs(),
                 tied_names(target),

@@ -18,9 +18,9 @@ from wsm.errors import InternalError
 from wsm.strategies.applier.coverage import (
     RunningCoverage,
     Ties,
+    check_coverage,
     check_kept,
-    check_tied_coverage,
-    digests_of_kept,
+    digests_held,
     promised_by,
 )
 from wsm.strategies.applier.memory_target import host_memory
@@ -36,7 +36,7 @@ from wsm.strategies.applier.tensor_copy import (
 )
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import LoadCancelledError, tied_tensors_differ
-from wsm.strategies.observer import LoadObserver
+from wsm.strategies.observer import LoadObserver, Taint
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import (
     AdoptingTarget,
@@ -130,7 +130,7 @@ def apply_tensors(
     collects : bool
         Whether what is not declared is collected in host memory, and checked there, before it is applied.
     threads : int
-        How many may copy and digest, the calling one included; more than one only for tensors of an offer
+        How many may copy and digest; more than one only for tensors of an offer
         that may be read in parallel, and only if the target takes bytes where they belong.
 
     Raises
@@ -147,7 +147,7 @@ def apply_tensors(
     if not declared:
         if promised is not None:
             rows = [(spec, promised_by(origins)) for spec in promised]
-            check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
+            check_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
         if partial:
             known = () if promised is None else {ties.own(spec.name) for spec in promised}
             check_kept(target, [name for name in specs if name not in known])
@@ -157,14 +157,14 @@ def apply_tensors(
         came = _as_they_come(tensors, coverage, ties)
         with one_pass.counting():
             if collects:
-                steps = _Uncounted(one_pass)
+                steps = one_pass.uncounted()
                 applied = one_pass.run_on_threads([_collected(each, steps) for each in came], threads)
             else:
                 applied = one_pass.run(came)
         return replace(applied, unknown=tuple(coverage.left_out))
     tensors = tuple(tensors)
     rows = [(tensor.spec, tensor.origin) for tensor in tensors]
-    check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
+    check_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
     tensors = ties.take_all(tensors) if tied else tensors
     if partial:
         offered = {tensor.spec.name for tensor in tensors}
@@ -185,10 +185,7 @@ def _as_they_come(
 ) -> Iterator[OfferedTensor]:
     for came in tensors:
         tensor = ties.take(came)
-        if tensor.repeats:
-            coverage.fits(ties.as_own(tensor.spec), tensor.origin)
-            yield tensor
-        elif coverage.admits(tensor.spec, tensor.origin):
+        if coverage.admits(ties.as_own(tensor.spec), tensor.origin, again=tensor.repeats):
             yield tensor
     coverage.finish()
 
@@ -204,13 +201,13 @@ class _Pass:
         self._transposed = transposed_names(target)
         self._tied = tied_names(target)
         self._observer = observer
+        self._taint = Taint(observer.taint)
         self._tensors = tensors
         self._total = nbytes
         self._done = 0
         self._adopted = 0
         self._extra = 0
         self._verified = 0
-        self._touched = False
         self._digests: list[tuple[TensorSpec, str]] = []
         self._jobs: list[CopyJob] = []
 
@@ -225,38 +222,23 @@ class _Pass:
                 tensors=self._tensors,
             ) from error
 
-    def run(self, tensors: Iterator[OfferedTensor]) -> Applied:
-        self.go_on()
-        tensor = next(tensors, None)
-        while tensor is not None:
-            self.go_on()
+    def run(self, tensors: Iterable[OfferedTensor]) -> Applied:
+        steps = Steps(self._go_on, self._moved)
+        steps.go_on()
+        for tensor in tensors:
+            steps.go_on()
             if tensor.stands:
                 self._stand(tensor)
-                tensor = next(tensors, None)
-                continue
-            if tensor.repeats:
+            elif tensor.repeats:
                 self._compare(tensor)
-                tensor = next(tensors, None)
-                continue
-            self._touch()
-            kept = self._kept(tensor)
-            if kept is not None:
-                digest = digest_tensor(tensor, kept, self)
             else:
-                memory = self._memory(tensor.spec)
-                if tensor.spec.name in self._transposed and memory:
-                    self._extra = max(self._extra, block_bytes(tensor.spec))
-                    digest = copy_transposed(tensor, memory, self)
-                else:
-                    digest = copy_tensor(tensor, memory, self)
-            self._take_in(tensor, digest, kept)
-            tensor = next(tensors, None)
+                self._bring(tensor, steps)
         rest = []
         specs = self._target.specs()
         if len(self._digests) < len(specs):
             loaded = {spec.name for spec, _ in self._digests}
             missing = [name for name in specs if name not in loaded]
-            rest = digests_of_kept(self._target, missing, self.go_on)
+            rest = digests_held(self._target, missing, self._go_on)
         return Applied(
             bytes=self._done,
             tensors=len(self._digests),
@@ -271,40 +253,52 @@ class _Pass:
         """Large tensors on several threads, then the others on this one: they would wait for its lock."""
         large = [tensor for tensor in tensors if self._shared(tensor)]
         if threads < 2 or len(large) < 2 or self._staged is not None:
-            return self.run(iter(tensors))
-        self.go_on()
-        self._touch()
+            return self.run(tensors)
+        self._go_on()
+        self._taint()
         for tensor in large:
-            self.go_on()
+            self._go_on()
             kept = self._kept(tensor)
             memory = self._memory(tensor.spec) if kept is None else kept
             self._jobs.append(CopyJob(tensor, memory, kept is not None))
-        copy_on_threads(self._jobs, threads, self)
+        copy_on_threads(self._jobs, threads, Steps(self._go_on, self._moved))
         jobs, self._jobs = self._jobs, []
         for job in jobs:
             self._take_in(job.tensor, job.digest, job.memory if job.kept else None)
         return self.run(tensor for tensor in tensors if not self._shared(tensor))
 
-    def go_on(self) -> None:
-        """Stop where the load is cancelled; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
+    def _bring(self, tensor: OfferedTensor, steps: Steps) -> None:
+        """Bring a tensor to where it belongs, or keep it where it lies."""
+        self._taint()
+        kept = self._kept(tensor)
+        if kept is not None:
+            self._take_in(tensor, digest_tensor(tensor, kept, steps), kept)
+            return
+        memory = self._memory(tensor.spec)
+        if tensor.spec.name in self._transposed and memory:
+            self._extra = max(self._extra, block_bytes(tensor.spec))
+            digest = copy_transposed(tensor, memory, steps)
+        else:
+            digest = copy_tensor(tensor, memory, steps)
+        self._take_in(tensor, digest, None)
+
+    def _go_on(self) -> None:
         self._observer.stop_if_cancelled(self._tensors, applied=len(self._digests))
 
-    def moved(self, nbytes: int) -> None:
-        """Report a chunk; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
+    def _moved(self, nbytes: int) -> None:
         self._done += nbytes
         self._observer.progress(self._done, self._total)
 
-    def _touch(self) -> None:
-        if not self._touched:
-            self._observer.taint()
-            self._touched = True
+    def uncounted(self) -> Steps:
+        """Return steps of a read that brings nothing: it can be cancelled, and shows that the load lives."""
+        return Steps(self._go_on, lambda _nbytes: self._moved(0))
 
     def _compare(self, tensor: OfferedTensor) -> None:
         """See that a tensor is what was applied under another name; where both were promised, they are."""
         own = self._tied.get(tensor.spec.name, tensor.spec.name)
         applied = next(digest for spec, digest in reversed(self._digests) if spec.name == own)
         came = tensor.digest if tensor.check_chunk is None else None
-        if (came or digest_source(tensor, _Uncounted(self))) != applied:
+        if (came or digest_source(tensor, self.uncounted())) != applied:
             raise tied_tensors_differ(tensor=own, name=tensor.spec.name, origin=tensor.origin)
 
     def _stand(self, tensor: OfferedTensor) -> None:
@@ -313,7 +307,7 @@ class _Pass:
             check_finite_promise(tensor, self._target.readable(tensor.spec.name))
         self._verified += 1
         self._digests.append((tensor.spec, tensor.digest or ""))
-        self.moved(tensor.spec.nbytes)
+        self._moved(tensor.spec.nbytes)
 
     def _take_in(self, tensor: OfferedTensor, digest: str, kept: memoryview | None) -> None:
         """Give the target what is complete and verified."""
@@ -358,20 +352,6 @@ class _Pass:
         """
         large = tensor.spec.nbytes >= _SHARED_BYTES and not tensor.stands and not tensor.repeats
         return large and tensor.spec.name not in self._transposed
-
-
-class _Uncounted:
-    """Steps of a read that brings nothing: it can be cancelled, and is no progress."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def go_on(self) -> None:
-        self._steps.go_on()
-
-    def moved(self, nbytes: int) -> None:  # noqa: ARG002 - of the protocol
-        """Show that the load lives; nothing was applied."""
-        self._steps.moved(0)
 
 
 def _collected(tensor: OfferedTensor, steps: Steps) -> OfferedTensor:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 
 from wsm.errors import RefusedError, WsmError
 from wsm.strategies import errors
@@ -37,11 +37,12 @@ EVERY_NAME: Collection[str] = _EveryName()
 def check_coverage(
     offered: Iterable[tuple[TensorSpec, str]],
     wanted: Mapping[str, TensorSpec],
+    tied: Mapping[str, str] | None = None,
     *,
     allowed_unknown: Collection[str] = (),
     partial: bool = False,
 ) -> None:
-    """Compare what is offered with what a model has.
+    """Compare what is offered, under any of its names, with what a model has.
 
     Parameters
     ----------
@@ -49,6 +50,8 @@ def check_coverage(
         Each offered tensor with its origin, for messages.
     wanted : mapping of str to TensorSpec
         The model's tensors by name.
+    tied : mapping of str to str, optional
+        Further names of tensors, and the model's own name of each.
     allowed_unknown : collection of str
         Names that may be offered although the model does not have them.
     partial : bool
@@ -59,9 +62,15 @@ def check_coverage(
     BadInputError
         If names are missing, unknown or offered more than once, or a tensor has another dtype or shape.
     """
-    rows = list(offered)
+    rows, repeated = list(offered), list[tuple[TensorSpec, str]]()
+    if tied:
+        ties = Ties(tied, allowed_unknown)
+        taken = [(ties.repeats(spec.name), ties.as_own(spec), origin) for spec, origin in rows]
+        rows = [(spec, origin) for again, spec, origin in taken if not again]
+        repeated = [(spec, origin) for again, spec, origin in taken if again]
+    every = [*rows, *repeated]
     if len(rows) == len(wanted) == len({spec.name for spec, _ in rows}) and all(
-        wanted.get(spec.name) == spec for spec, _ in rows
+        wanted.get(spec.name) == spec for spec, _ in every
     ):
         return  # the usual case, and models have many tensors
     counts = Counter(spec.name for spec, _ in rows)
@@ -78,8 +87,7 @@ def check_coverage(
         wrong = set(unknown) | set(duplicate)
         origins = dict.fromkeys(origin for spec, origin in rows if not wrong or spec.name in wrong)
         raise errors.not_covered(missing=missing, unknown=unknown, duplicate=duplicate, origins=list(origins))
-    known = [(spec, wanted[spec.name], origin) for spec, origin in rows if spec.name in wanted]
-    errors.check_kinds(known)
+    errors.check_kinds((spec, wanted[spec.name], origin) for spec, origin in every if spec.name in wanted)
 
 
 def promised_by(origins: Sequence[str]) -> str:
@@ -87,14 +95,13 @@ def promised_by(origins: Sequence[str]) -> str:
     return f"the manifest from {listed(origins)}" if origins else "its manifest"
 
 
-@dataclass(eq=False)
 class RunningCoverage:
     """The same comparison for tensors that are known only as they come.
 
     Parameters
     ----------
-    wanted : mapping of str to TensorSpec
-        The model's tensors by name.
+    wanted : mapping of str to TensorSpec or None
+        The model's tensors by name; None where it takes whatever comes, one tensor at least, each once.
     allowed_unknown : collection of str
         Names that may come although the model does not have them.
     partial : bool
@@ -104,22 +111,29 @@ class RunningCoverage:
 
     Attributes
     ----------
+    came : dict of str to TensorSpec
+        What has come and is to be applied.
     left_out : dict of str to None
         Names that came, were allowed, and are not the model's, in their order.
     """
 
-    wanted: Mapping[str, TensorSpec]
-    _: KW_ONLY
-    allowed_unknown: Collection[str] = ()
-    partial: bool = False
-    origins: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        self._seen: set[str] = set()
+    def __init__(
+        self,
+        wanted: Mapping[str, TensorSpec] | None,
+        *,
+        allowed_unknown: Collection[str] = (),
+        partial: bool = False,
+        origins: Sequence[str] = (),
+    ) -> None:
+        self._wanted = wanted
+        self._allowed_unknown, self._partial, self._origins = allowed_unknown, partial, origins
+        self.came: dict[str, TensorSpec] = {}
         self.left_out: dict[str, None] = {}
 
-    def admits(self, spec: TensorSpec, origin: str) -> bool:
+    def admits(self, spec: TensorSpec, origin: str, *, again: bool = False) -> bool:
         """Whether the tensor that has come is to be applied; if not, it is allowed and left out.
+
+        One that comes `again`, under another name, is compared with the model's and no more.
 
         Raises
         ------
@@ -127,28 +141,18 @@ class RunningCoverage:
             If it must not come.
         """
         name = spec.name
-        model = self.wanted.get(name)
+        model = spec if self._wanted is None else self._wanted.get(name)
+        if model is None and name in self._allowed_unknown:
+            self.left_out[name] = None
+            return False
         if model is None:
-            if name in self.allowed_unknown:
-                self.left_out[name] = None
-                return False
             raise errors.not_covered(unknown=[name], origins=[origin])
-        if name in self._seen:
+        if name in self.came and not again:
             raise errors.not_covered(duplicate=[name], origins=[origin])
-        self.fits(spec, origin)
-        self._seen.add(name)
+        if spec != model:
+            errors.check_kinds([(spec, model, origin)])
+        self.came[name] = spec
         return True
-
-    def fits(self, spec: TensorSpec, origin: str) -> None:
-        """See that a tensor of the model has its dtype and shape.
-
-        Raises
-        ------
-        BadInputError
-            If it has not.
-        """
-        if spec != self.wanted[spec.name]:
-            errors.check_kinds([(spec, self.wanted[spec.name], origin)])
 
     def finish(self) -> None:
         """Take in that no more tensors come.
@@ -158,11 +162,11 @@ class RunningCoverage:
         BadInputError
             If some are missing, or all.
         """
-        if self.partial and self._seen:
+        if self._partial and self.came:
             return
-        missing = [name for name in self.wanted if name not in self._seen]
-        if missing:
-            raise errors.not_covered(missing=missing, origins=self.origins)
+        missing = [name for name in self._wanted or () if name not in self.came]
+        if missing or (self._wanted is None and not self.came):
+            raise errors.not_covered(missing=missing, origins=self._origins)
 
 
 def check_kept(target: WeightTarget, names: Iterable[str]) -> None:
@@ -188,10 +192,10 @@ def check_kept(target: WeightTarget, names: Iterable[str]) -> None:
         ) from error
 
 
-def digests_of_kept(
+def digests_held(
     target: WeightTarget, names: Iterable[str], go_on: Callable[[], None]
 ) -> list[tuple[TensorSpec, str]]:
-    """Return the digests of tensors that were not loaded; `go_on` is called before each. Blocks."""
+    """Return the digests of tensors as they are in memory; `go_on` is called before each. Blocks."""
     specs, found = target.specs(), []
     for name in names:
         go_on()
@@ -257,32 +261,3 @@ class Ties:
             if known not in (None, tensor.digest):
                 raise errors.tied_tensors_differ(tensor=own, name=tensor.spec.name, origin=tensor.origin)
         return tuple(taken)
-
-
-def check_tied_coverage(
-    offered: Iterable[tuple[TensorSpec, str]],
-    wanted: Mapping[str, TensorSpec],
-    tied: Mapping[str, str],
-    *,
-    allowed_unknown: Collection[str] = (),
-    partial: bool = False,
-) -> None:
-    """Compare as ``check_coverage`` of the untied, for tensors under any of their names.
-
-    Raises
-    ------
-    BadInputError
-        If what is offered does not fit, under whatever name.
-    """
-    if not tied:
-        check_coverage(offered, wanted, allowed_unknown=allowed_unknown, partial=partial)
-        return
-    ties = Ties(tied, allowed_unknown)
-    firsts: list[tuple[TensorSpec, str]] = []
-    repeated: list[tuple[TensorSpec, str]] = []
-    for spec, origin in offered:
-        rows = repeated if ties.repeats(spec.name) else firsts
-        rows.append((ties.as_own(spec), origin))
-    check_coverage(firsts, wanted, allowed_unknown=allowed_unknown, partial=partial)
-    for spec, origin in repeated:
-        check_coverage([(spec, origin)], {spec.name: wanted[spec.name]})

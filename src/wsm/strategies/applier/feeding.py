@@ -10,19 +10,19 @@ transport and no model.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from wsm.errors import BadInputError, InternalError, NoRoomError
 from wsm.strategies import errors
 from wsm.strategies.applier.apply import Applied
-from wsm.strategies.applier.coverage import RunningCoverage, check_coverage, promised_by
-from wsm.strategies.applier.tensor_copy import NoSteps, copy_tensor, digest_tensor
+from wsm.strategies.applier.coverage import RunningCoverage, check_coverage, digests_held, promised_by
+from wsm.strategies.applier.tensor_copy import Steps, copy_tensor, digest_tensor
 from wsm.strategies.applier.tensor_set import text_of
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.checkpoint_models import CheckpointModel
-from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import LoadCancelledError, listed
 from wsm.strategies.observer import LoadObserver, Taint
 from wsm.strategies.offer import Offer, OfferedTensor
@@ -36,18 +36,19 @@ class ParameterMemory:
     ----------
     target : WeightTarget
         The parameters.
-    taint : Taint
+    taint : callable
         Told before the first of them is handed out.
     """
 
-    def __init__(self, target: WeightTarget, taint: Taint) -> None:
+    def __init__(self, target: WeightTarget, taint: Callable[[], object]) -> None:
         self._target = target
         self._taint = taint
         self._staged = target if isinstance(target, StagedTarget) else None
         self._specs = target.specs()
         self._open: dict[str, memoryview] = {}
         self._whole: set[str] = set()
-        self._loader = "the model"
+        #: Who writes now, for messages.
+        self.loader = "the model"
 
     def memory(self, name: str) -> memoryview:
         """Return the bytes of a parameter (C order, writable, format ``B``), the same until it is complete.
@@ -89,10 +90,6 @@ class ParameterMemory:
             self._staged.written(name)
         self._whole.add(name)
 
-    def used_by(self, loader: str) -> None:
-        """Say who writes now, for messages."""
-        self._loader = loader
-
     def check(self) -> None:
         """See that every parameter is complete.
 
@@ -110,7 +107,7 @@ class ParameterMemory:
             )
 
     def _broken(self, problem: str) -> InternalError:
-        return errors.loader_contract(loader=self._loader, problem=problem)
+        return errors.loader_contract(loader=self.loader, problem=problem)
 
 
 class ModelLoader(Protocol):
@@ -175,7 +172,7 @@ def feed_models(
             model=models[0].name,
             target=type(target).__name__,
         )
-    return _FeedingModels(models, target, observer, offer, before, anew=anew).run()
+    return _FeedingModels(models, target, observer, offer, before, anew=anew).fed()
 
 
 def feed_loaders(
@@ -215,55 +212,55 @@ def feed_loaders(
     DigestMismatchError, LoadCancelledError, InternalError
         As for every load.
     """
-    return _FeedingLoaders(loaders, target, observer, offer, allowed_unknown).run()
+    observer = replace(observer, taint=Taint(observer.taint))
+    parameters = ParameterMemory(target, observer.taint)
+    models = [_DeclaredModel(loader, parameters) for loader in loaders]
+    takes = {name: spec for model in models for name, spec in model.takes.items()}
+    feeding = _Feeding(models, target, observer, offer, takes=takes, allowed_unknown=allowed_unknown)
+    return feeding.run(parameters.check)
 
 
 class _Feeding:
-    """One pass of a stream: each tensor verified, given to the main model, in copies to auxiliary ones."""
+    """One pass of a stream: each tensor verified, given to the main model, in copies to auxiliary ones.
 
-    _main: ModelLoader | CheckpointModel
-    _auxiliaries: Sequence[ModelLoader | CheckpointModel]
+    `takes` is what may come, where the models say so beforehand.
+    """
 
-    def __init__(self, offer: Offer, target: WeightTarget, observer: LoadObserver) -> None:
-        self._offer = offer
-        self._target = target
-        self._observer = observer
+    def __init__(
+        self,
+        models: Sequence[CheckpointModel],
+        target: WeightTarget,
+        observer: LoadObserver,
+        offer: Offer,
+        *,
+        takes: Mapping[str, TensorSpec] | None = None,
+        allowed_unknown: Collection[str] = (),
+    ) -> None:
+        self._main, *self._auxiliaries = models
+        self._takes, self._allowed_unknown = takes, allowed_unknown
+        self._offer, self._target, self._observer = offer, target, observer
         self._taint = Taint(observer.taint)
-        self._done = self._tensors = self._verified = self._extra = self._total = 0
-        self._wanted: Mapping[str, TensorSpec] = {}
+        self._done = self._verified = self._extra = self._tensors = 0
+        known = offer.known
+        self._promised = offer.promised if known is None else [tensor.spec for tensor in known]
+        wanted = takes
+        if wanted is None and self._promised is not None:
+            wanted = {spec.name: spec for spec in self._promised}
+        self._wanted = wanted or {}
+        self._coverage = RunningCoverage(wanted, allowed_unknown=allowed_unknown, origins=offer.files)
         self._chunk: list[tuple[TensorSpec, memoryview]] = []
         self._given = [0] * len(self._auxiliaries)
+        self._total = sum(spec.nbytes for spec in self._wanted.values())
 
-    # -- what the two kinds of models do otherwise ---------------------------------------------------
-
-    def _admits(self, tensor: OfferedTensor) -> bool:
-        """Whether a tensor that has come is for any model; refuse what must not come."""
-        raise NotImplementedError
-
-    def _takes(self, model: ModelLoader | CheckpointModel, name: str) -> bool:
-        """Whether a tensor of this name is for that model."""
-        raise NotImplementedError
-
-    def _give(self, model: Any, tensors: Iterator[tuple[TensorSpec, memoryview]]) -> None:
-        """Let a model write tensors."""
-        raise NotImplementedError
-
-    def _begin(self) -> None:
-        """Get ready for the first tensor that a model writes."""
-
-    def _finish(self) -> None:
-        """Refuse what has not come."""
-        raise NotImplementedError
-
-    # -- what they do alike --------------------------------------------------------------------------
-
-    def _promised(self) -> Sequence[TensorSpec] | None:
-        """Return what is known beforehand of what comes."""
-        known = self._offer.known
-        return self._offer.promised if known is None else [tensor.spec for tensor in known]
-
-    def _fed(self) -> Applied:
-        """Give the main model the stream, and say what came of it."""
+    def run(self, check_written: Callable[[], object]) -> Applied:
+        """Feed, see that parameters were written whole, and say what came of it. Blocks."""
+        for auxiliary in self._auxiliaries if self._wanted else ():
+            if not any(map(auxiliary.match, self._wanted)):
+                raise errors.no_auxiliary_tensors(loader=auxiliary.name)
+        if self._promised is not None:
+            rows = ((spec, promised_by(self._offer.files)) for spec in self._promised)
+            check_coverage(rows, self._wanted, allowed_unknown=self._allowed_unknown)
+            self._compare(self._wanted)
         ended = False
 
         def stream() -> Iterator[tuple[TensorSpec, memoryview]]:
@@ -272,41 +269,61 @@ class _Feeding:
             ended = True
 
         try:
-            self._give(self._main, stream())
+            self._main.load_checkpoint(stream())
         except LoadCancelledError as error:  # a source that saw it does not know how much was applied
             raise LoadCancelledError(tensors_applied=self._tensors, tensors=len(self._wanted)) from error
         if not ended:
             problem = f"it took {self._tensors} tensors and not the rest"
             raise errors.loader_contract(loader=self._main.name, problem=problem)
+        for auxiliary, given in zip(self._auxiliaries, self._given, strict=True):
+            if not given:
+                raise errors.no_auxiliary_tensors(loader=auxiliary.name)
+        check_written()
+        digests = digests_held(
+            self._target, self._target.specs(), lambda: self._observer.progress(self._done, self._done)
+        )
         return Applied(
             bytes=self._done,
             tensors=self._tensors,
             verified=self._verified,
-            digest="",
+            digest=shard_digest(digests),
             peak_extra_bytes=self._extra,
+            unknown=tuple(self._coverage.left_out),
         )
+
+    def _compare(self, came: Mapping[str, TensorSpec]) -> None:
+        """Refuse what comes if it is not what came before."""
+
+    def _admitted(self, spec: TensorSpec) -> None:
+        """Take in a tensor that has come."""
+
+    def _begin(self) -> None:
+        """Get ready for the first tensor that a model writes."""
 
     def _stream(self) -> Iterator[tuple[TensorSpec, memoryview]]:
         """Yield what the main model takes; give the auxiliary ones theirs on the way."""
         self._go_on()
         for tensor in self._offer.tensors:
             self._go_on()
-            if not self._admits(tensor):
+            spec = tensor.spec
+            if not self._coverage.admits(spec, tensor.origin):
                 continue
+            self._admitted(spec)
             data = self._verified_bytes(tensor)
             if not self._taint.touched:
                 self._taint()
                 self._begin()
-            if any(self._takes(auxiliary, tensor.spec.name) for auxiliary in self._auxiliaries):
-                self._chunk.append((tensor.spec, memoryview(bytes(data))))
-            if self._takes(self._main, tensor.spec.name):
-                yield tensor.spec, data
+            if any(auxiliary.match(spec.name) for auxiliary in self._auxiliaries):
+                self._chunk.append((spec, memoryview(bytes(data))))
+            if self._takes is None or self._main.match(spec.name):
+                yield spec, data
             self._done += len(data)
             self._tensors += 1
             self._observer.progress(self._done, self._total or self._done)
             if len(self._chunk) >= (self._offer.chunk_tensors or 1):
                 self._flush()
-        self._finish()
+        self._coverage.finish()
+        self._compare(self._coverage.came)
         self._flush()
 
     def _flush(self) -> None:
@@ -314,82 +331,40 @@ class _Feeding:
         chunk, self._chunk = self._chunk, []
         self._extra = max(self._extra, sum(len(data) for _, data in chunk))
         for place, auxiliary in enumerate(self._auxiliaries):
-            own = [(spec, data) for spec, data in chunk if self._takes(auxiliary, spec.name)]
+            own = [(spec, data) for spec, data in chunk if auxiliary.match(spec.name)]
             if own:
                 self._given[place] += len(own)
-                self._give(auxiliary, iter(own))
+                auxiliary.load_checkpoint(iter(own))
 
     def _verified_bytes(self, tensor: OfferedTensor) -> memoryview:
         if tensor.data is None:
             data = memoryview(bytearray(tensor.spec.nbytes))
-            copy_tensor(tensor, data, NoSteps())
+            copy_tensor(tensor, data, Steps())
             self._extra = max(self._extra, len(data))
         else:
             data = tensor.data
-            digest_tensor(tensor, data, NoSteps())
+            digest_tensor(tensor, data, Steps())
         self._verified += tensor.digest is not None or tensor.check_chunk is not None
         return data.toreadonly()
-
-    def _read_back(self) -> str:
-        """Return the digest of the parameters as they are in memory now."""
-        digests = []
-        for name, spec in self._target.specs().items():
-            digests.append((spec, digest_of(self._target.readable(name))))
-            self._observer.progress(self._done, self._done)
-        return shard_digest(digests)
 
     def _go_on(self) -> None:
         self._observer.stop_if_cancelled(len(self._wanted), applied=self._tensors)
 
 
-class _FeedingLoaders(_Feeding):
-    """Models that say beforehand what they take."""
+class _DeclaredModel:
+    """A model that says beforehand what it takes, given a checkpoint like one that does not."""
 
-    def __init__(
-        self,
-        loaders: Sequence[ModelLoader],
-        target: WeightTarget,
-        observer: LoadObserver,
-        offer: Offer,
-        allowed_unknown: Collection[str],
-    ) -> None:
-        self._main, *self._auxiliaries = loaders
-        super().__init__(offer, target, observer)
-        self._parameters = ParameterMemory(target, self._taint)
-        self._taken = {id(loader): loader.takes() for loader in loaders}
-        wanted: dict[str, TensorSpec] = {}
-        for taken in self._taken.values():
-            wanted.update(taken)
-        self._wanted = wanted
-        self._allowed_unknown = allowed_unknown
-        self._coverage = RunningCoverage(wanted, allowed_unknown=allowed_unknown, origins=offer.files)
+    def __init__(self, loader: ModelLoader, parameters: ParameterMemory) -> None:
+        self.name, self.takes = loader.name, loader.takes()
+        self._loader, self._parameters = loader, parameters
 
-    def run(self) -> Applied:
-        for auxiliary in self._auxiliaries:
-            if not self._taken[id(auxiliary)]:
-                raise errors.no_auxiliary_tensors(loader=auxiliary.name)
-        self._total = sum(spec.nbytes for spec in self._wanted.values())
-        promised = self._promised()
-        if promised is not None:
-            rows = ((spec, promised_by(self._offer.files)) for spec in promised)
-            check_coverage(rows, self._wanted, allowed_unknown=self._allowed_unknown)
-        applied = self._fed()
-        self._parameters.check()
-        return replace(applied, digest=self._read_back(), unknown=tuple(self._coverage.left_out))
+    def match(self, name: str) -> bool:
+        return name in self.takes
 
-    def _admits(self, tensor: OfferedTensor) -> bool:
-        return self._coverage.admits(tensor.spec, tensor.origin)
-
-    def _takes(self, model: ModelLoader | CheckpointModel, name: str) -> bool:
-        return name in self._taken[id(model)]
-
-    def _give(self, model: Any, tensors: Iterator[tuple[TensorSpec, memoryview]]) -> None:
-        self._parameters.used_by(model.name)
-        model.load_weights(tensors, self._parameters)
-        self._parameters.used_by(self._main.name)
-
-    def _finish(self) -> None:
-        self._coverage.finish()
+    def load_checkpoint(self, tensors: Iterable[tuple[TensorSpec, memoryview]]) -> None:
+        outer, self._parameters.loader = self._parameters.loader, self.name
+        self._loader.load_weights(tensors, self._parameters)
+        self._parameters.loader = outer
 
 
 class _FeedingModels(_Feeding):
@@ -405,65 +380,19 @@ class _FeedingModels(_Feeding):
         *,
         anew: bool,
     ) -> None:
-        self._main, *self._auxiliaries = models
-        super().__init__(offer, target, observer)
+        super().__init__(models, target, observer, offer)
         self._models = target
         self._before = None if anew else before
         self._last = before or {}
-        self._seen: dict[str, TensorSpec] = {}
         self._marked: list[str] = []
 
-    def run(self) -> Applied:
-        offer, promised = self._offer, self._promised()
-        if promised is not None:
-            self._wanted = {spec.name: spec for spec in promised}
-            check_coverage(((spec, promised_by(offer.files)) for spec in promised), self._wanted)
-            self._as_before(self._wanted)
-            for auxiliary in self._auxiliaries:
-                if not any(self._takes(auxiliary, name) for name in self._wanted):
-                    raise errors.no_auxiliary_tensors(loader=auxiliary.name)
-        self._total = sum(spec.nbytes for spec in self._wanted.values())
-        applied = self._fed()
-        for auxiliary, given in zip(self._auxiliaries, self._given, strict=True):
-            if not given:
-                raise errors.no_auxiliary_tensors(loader=auxiliary.name)
-        left = self._models.recapture(self._marked)
-        if left:
-            lacks = [name for name in self._last if name not in self._seen]
-            lacking = listed([repr(name) for name in lacks]) if lacks else "their tensors"
-            shown = listed([f"{name!r} ({count} elements)" for name, count in left.items()])
-            raise BadInputError(
-                f"{len(left)} parameters are not written whole: {shown}; what came from "
-                f"{listed(offer.files)} lacks {lacking}; send the whole checkpoint, correct the "
-                "model's load_weights, or name what it leaves by itself (a padded vocabulary) in rsync: "
-                "{unwritten: [...]}",
-                code="parameters-unwritten",
-                unfit=True,
-                left=dict(left),
-                lacks=tuple(lacks),
-            )
-        return replace(
-            applied,
-            digest=self._read_back(),
-            through_models=True,
-            auxiliary=sum(self._given),
-            tensor_set=text_of(self._seen.values()),
-        )
+    def fed(self) -> Applied:
+        applied, came = self.run(self._check_written), text_of(self._coverage.came.values())
+        return replace(applied, through_models=True, auxiliary=sum(self._given), tensor_set=came)
 
-    def _admits(self, tensor: OfferedTensor) -> bool:
-        name = tensor.spec.name
-        if name in self._seen:
-            raise errors.not_covered(duplicate=[name], origins=[tensor.origin])
-        if self._before is not None and self._before.get(name) != tensor.spec:
-            self._as_before({**self._before, name: tensor.spec})
-        self._seen[name] = tensor.spec
-        return True
-
-    def _takes(self, model: ModelLoader | CheckpointModel, name: str) -> bool:
-        return model is self._main or (isinstance(model, CheckpointModel) and model.match(name))
-
-    def _give(self, model: Any, tensors: Iterator[tuple[TensorSpec, memoryview]]) -> None:
-        model.load_checkpoint(tensors)
+    def _admitted(self, spec: TensorSpec) -> None:
+        if self._before is not None and self._before.get(spec.name) != spec:
+            self._compare({**self._before, spec.name: spec})
 
     def _begin(self) -> None:
         """Give parameters memory in which it is seen what no loader writes."""
@@ -471,13 +400,24 @@ class _FeedingModels(_Feeding):
         spared = {name for pattern in self._offer.unwritten for name in fnmatch.filter(names, pattern)}
         self._marked = self._models.restore(spared, over_all=self._before is None)
 
-    def _finish(self) -> None:
-        missing = [name for name in self._wanted if name not in self._seen]
-        if missing or not self._seen:
-            raise errors.not_covered(missing=missing, origins=self._offer.files)
-        self._as_before(self._seen)
+    def _check_written(self) -> None:
+        left = self._models.recapture(self._marked)
+        if left:
+            lacks = [name for name in self._last if name not in self._coverage.came]
+            lacking = listed([repr(name) for name in lacks]) if lacks else "their tensors"
+            shown = listed([f"{name!r} ({count} elements)" for name, count in left.items()])
+            raise BadInputError(
+                f"{len(left)} parameters are not written whole: {shown}; what came from "
+                f"{listed(self._offer.files)} lacks {lacking}; send the whole checkpoint, correct the "
+                "model's load_weights, or name what it leaves by itself (a padded vocabulary) in rsync: "
+                "{unwritten: [...]}",
+                code="parameters-unwritten",
+                unfit=True,
+                left=dict(left),
+                lacks=tuple(lacks),
+            )
 
-    def _as_before(self, came: Mapping[str, TensorSpec]) -> None:
+    def _compare(self, came: Mapping[str, TensorSpec]) -> None:
         """Refuse other tensors than those of the version before, if these are known."""
         before = self._before
         if before in (None, came):

@@ -12,9 +12,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from wsm.errors import BadInputError
 from wsm.strategies.applier.finite import first_not_finite
@@ -26,26 +25,20 @@ from wsm.strategies.tensor import ITEM_BYTES
 from wsm.strategies.transposing import TransposedMemory, block_bytes
 
 
-class Steps(Protocol):
-    """Who is told of every chunk."""
+@dataclass(frozen=True)
+class Steps:
+    """Who is told of every chunk; by default nobody, who neither ends nor follows a read.
 
-    def go_on(self) -> None:
-        """Raise if the next chunk of a tensor is no longer wanted."""
-        ...
+    Parameters
+    ----------
+    go_on : callable
+        Raises if the next chunk of a tensor is no longer wanted.
+    moved : callable
+        Takes in the bytes of a chunk that is where it belongs.
+    """
 
-    def moved(self, nbytes: int) -> None:
-        """Take in that a chunk is where it belongs."""
-        ...
-
-
-class NoSteps:
-    """Steps of a read whose caller neither ends nor follows it."""
-
-    def go_on(self) -> None:
-        """Go on."""
-
-    def moved(self, nbytes: int) -> None:
-        """Count nothing."""
+    go_on: Callable[[], object] = bool
+    moved: Callable[[int], object] = bool
 
 
 def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
@@ -292,44 +285,55 @@ def copy_on_threads(jobs: Sequence[CopyJob], threads: int, steps: Steps) -> None
     jobs : sequence of CopyJob
         Of an offer that may be read in parallel.
     threads : int
-        How many at most, the calling one included.
+        How many at most; with one, the calling one does all.
     steps : Steps
         Called from the calling thread alone, for what all threads do.
 
     Raises
     ------
     BaseException
-        Whatever went wrong first.
+        Whatever went wrong on one of them, which ends the others at their next chunk.
     """
-    total, helping = sum(len(job.memory) for job in jobs), min(threads, len(jobs)) - 1
+    total, threads = sum(len(job.memory) for job in jobs), min(threads, len(jobs))
     # Apart from the largest, tensors are read in the source's own order, which disks are fastest in.
     queue = deque(sorted(jobs, key=lambda job: -len(job.memory) if _large(job, total) else 0))
-    if helping < 1:
+    if threads < 2:
         _work(queue, steps)
         return
-    crew, errors = _Crew(steps, helping), list[BaseException]()
+    stopped, moved = threading.Event(), [0] * threads
 
-    def attempt(do: Callable[..., None], *args: object) -> None:
-        try:
-            do(*args)
-        except BaseException as error:  # noqa: BLE001 - raised again once all threads have ended
-            errors.append(error)
-            crew.stopped.set()
+    def go_on() -> None:
+        if stopped.is_set():
+            raise _StoppedError
 
-    with ThreadPoolExecutor(helping, thread_name_prefix="wsm-load") as pool:
+    def work(index: int) -> None:
+        def count(nbytes: int) -> None:
+            moved[index] += nbytes
+
         try:
-            helpers = [pool.submit(attempt, _work, queue, _Helper(crew, index)) for index in range(helping)]
-            attempt(_work, queue, crew)
-            attempt(crew.follow, helpers)
+            _work(queue, Steps(go_on, count))
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="wsm-load") as pool:
+        try:
+            workers, told = [pool.submit(work, index) for index in range(threads)], 0
+            while wait(workers, _GLANCE_S).not_done:
+                steps.go_on()
+                told = _tell(steps, moved, told)
         finally:
-            crew.stopped.set()
-    first = next((error for error in errors if not isinstance(error, _StoppedError)), None)
+            stopped.set()
+    errors = [worker.exception() for worker in workers]
+    failed = [error for error in errors if not isinstance(error, (_StoppedError, type(None)))]
+    workers.clear()
     errors.clear()
-    if first is not None:
+    if failed:
         try:
-            raise first
+            raise failed[0]
         finally:
-            del first  # its traceback holds every tensor
+            failed.clear()  # its traceback holds every tensor
+    _tell(steps, moved, told)
 
 
 class _StoppedError(Exception):
@@ -347,48 +351,12 @@ def _work(queue: deque[CopyJob], steps: Steps) -> None:
         job.run(steps)
 
 
-class _Crew:
-    """The steps of the calling thread, which speaks for all."""
-
-    def __init__(self, steps: Steps, helping: int) -> None:
-        self.stopped = threading.Event()
-        self.moved_by = [0] * helping
-        self._steps, self._told = steps, 0
-
-    def go_on(self) -> None:
-        """End this thread's work if another thread's has failed, or nobody wants it any more."""
-        if self.stopped.is_set():
-            raise _StoppedError
-        self._steps.go_on()
-
-    def moved(self, nbytes: int) -> None:
-        """Take in a chunk of this thread, and pass on what the others did meanwhile."""
-        others = sum(self.moved_by)
-        if nbytes or others > self._told:
-            self._steps.moved(nbytes + others - self._told)
-            self._told = others
-
-    def follow(self, helpers: Sequence[Future[None]]) -> None:
-        """Wait for the others."""
-        while wait(helpers, _GLANCE_S).not_done:
-            self.go_on()
-            self.moved(0)
-        if not self.stopped.is_set():
-            self.moved(0)
-
-
-class _Helper:
-    """The steps of another thread."""
-
-    def __init__(self, crew: _Crew, index: int) -> None:
-        self._crew, self._index = crew, index
-
-    def go_on(self) -> None:
-        if self._crew.stopped.is_set():
-            raise _StoppedError
-
-    def moved(self, nbytes: int) -> None:
-        self._crew.moved_by[self._index] += nbytes
+def _tell(steps: Steps, moved: Sequence[int], told: int) -> int:
+    """Tell of what was moved since it was last told of; return how much that is in all."""
+    done = sum(moved)
+    if done > told:
+        steps.moved(done - told)
+    return done
 
 
 def _large(job: CopyJob, total: int) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from wsm import log
 from wsm.errors import BadInputError, InternalError, RefusedError
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.applier.tensor_copy import CopyJob, copy_on_threads
+from wsm.strategies.applier.tensor_copy import CopyJob, Steps, copy_on_threads
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.delta._blocks import BlockKind
 from wsm.strategies.delta._manifest import (
@@ -316,6 +316,9 @@ class TargetBase:
         self._tensors, self._nbytes = len(wanted), sum(spec.nbytes for spec in wanted)
         jobs = []
         digests: dict[str, str] = {}
+        steps = Steps(
+            self.go_on, lambda _: self._observer.progress(0, self._nbytes)
+        )  # it shows that it lives
         for spec in wanted:
             self.go_on()
             try:
@@ -327,14 +330,14 @@ class TargetBase:
             job = CopyJob(OfferedTensor.of_bytes(spec, "the weights that are there", view), view, kept=True)
             copied = self._copies or self._tied.get(spec.name, spec.name) in self._transposed
             if copied or spec.nbytes < _SHARED_BYTES:
-                job.run(self)
+                job.run(steps)
                 digests[spec.name] = job.digest
             else:
                 jobs.append(job)
             if not copied:
                 # Other threads must not ask the target, so all of its memory is known before they begin.
                 self._views[spec.name] = view
-        copy_on_threads(jobs, self._threads, self)
+        copy_on_threads(jobs, self._threads, steps)
         return digests | {job.tensor.spec.name: job.digest for job in jobs}
 
     def offered(self, row: DeltaTensor, last: OpenDelta) -> OfferedTensor:
@@ -369,10 +372,6 @@ class TargetBase:
     def go_on(self) -> None:
         """End a look that is no longer wanted; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
         self._observer.stop_if_cancelled(self._tensors)
-
-    def moved(self, nbytes: int) -> None:  # noqa: ARG002 - of the protocol
-        """Show that a look goes on."""
-        self._observer.progress(0, self._nbytes)
 
     def _view(self, spec: TensorSpec) -> memoryview:
         return self._readable(self._tied.get(spec.name, spec.name)) if spec.nbytes else memoryview(b"")
