@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from wsm.strategies.ipc.source import IpcConfig
     from wsm.strategies.mooncake.source import MooncakeConfig
     from wsm.strategies.snapshot.source import SnapshotConfig
-    from wsm.strategies.transports.configured import RsyncConfig
+    from wsm.strategies.transports.by_version import RsyncConfig
 
 __all__ = [
     "ENGINE_WORDS",

@@ -13,7 +13,7 @@ from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.measuring import resident_digest
 from wsm.controller.errors import RankFailedError
 from wsm.strategies import TensorSpec, publish_snapshot, with_manifest
-from wsm.strategies.transports.configured import RsyncConfig
+from wsm.strategies.transports.by_version import RsyncConfig
 from wsm.testing import InMemoryRunner, LocalGroup
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]

@@ -11,7 +11,7 @@ from wsm.config import ConfigurationError
 from wsm.controller.errors import RankFailedError
 from wsm.strategies import TensorSpec, with_manifest
 from wsm.strategies.transports._foreign import BATCH_BYTES
-from wsm.strategies.transports.configured import RsyncConfig
+from wsm.strategies.transports.by_version import RsyncConfig
 from wsm.testing import InMemoryRunner
 from wsm.worker import loading
 

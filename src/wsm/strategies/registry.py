@@ -93,7 +93,7 @@ OWN_SECTIONS: Mapping[str, str] = {
     "snapshot": "wsm.strategies.snapshot.source:SnapshotConfig",
     "ipc": "wsm.strategies.ipc.source:IpcConfig",
     "ipc_async": "wsm.strategies.buckets.source:IpcAsyncConfig",
-    "rsync": "wsm.strategies.transports.configured:RsyncConfig",
+    "rsync": "wsm.strategies.transports.by_version:RsyncConfig",
     "delta": "wsm.strategies.delta.source:DeltaConfig",
     "mooncake": "wsm.strategies.mooncake.source:MooncakeConfig",
 }

@@ -14,7 +14,7 @@ from wsm.config import ConfigurationError, config_from_mapping
 from wsm.errors import BadInputError
 from wsm.states.vocabulary import TransferMode
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.transports.configured import INTERFACES, check_transfer_mode
+from wsm.strategies.transports.by_version import INTERFACES, check_transfer_mode
 from wsm.worker import loading
 from wsm.worker.loading import Sources
 

@@ -15,8 +15,7 @@ from wsm.strategies.offer import Offer
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.strategies.strategy import Sections
-from wsm.strategies.transports.configured import RsyncConfig
-from wsm.strategies.transports.transport import TransportKind
+from wsm.strategies.transports.by_version import RsyncConfig, TransportKind
 
 
 class CheckpointFiles:
@@ -45,7 +44,7 @@ class CheckpointFiles:
         *,
         world_size: int | None = None,  # noqa: ARG002 - as many ranks as there are get the same
     ) -> AbstractContextManager[Offer]:
-        """Open a version; see :class:`wsm.strategies.transports.transport.Transport`."""
+        """Open a version; see :class:`wsm.strategies.transports.by_version.Transport`."""
         return self._strategy.open(self._source, version, observer)
 
     def preview(

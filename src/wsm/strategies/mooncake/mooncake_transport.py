@@ -44,7 +44,7 @@ from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerSilentError, peer_message
 from wsm.strategies.strategy import Sections
-from wsm.strategies.transports.transport import TransportKind
+from wsm.strategies.transports.by_version import TransportKind
 from wsm.typed import Count, Seconds, typed
 
 # How long a wait lasts before cancellation and deadlines are looked at again.

@@ -5,21 +5,28 @@ what was asked for. ``rsync`` brings one rank's shard. ``gdr`` feeds a version t
 while it comes, which FastDeploy calls GPU-direct: nothing is collected first, each tensor goes from the
 transport's buffer into the parameter. The model's own loaders fuse, split and transpose; a model without
 loaders gets the tensors by name, as with ``rsync``. A command may choose between the two by its transfer
-mode, as FastDeploy's does. Knows no particular transport, and applies nothing.
+mode, as FastDeploy's does; one that is not available is refused before anything is touched.
+
+A transport is all that differs between CheckpointTransfer, Mooncake's engine and files. Setting one up takes
+long (sockets, registered memory), so it keeps its connection, and is closed after an error. Applies nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from wsm import log
+from wsm.config_reading import OptionFault, typed_section
 from wsm.errors import BadInputError
 from wsm.named import NamedObjects
-from wsm.strategies.errors import VersionMismatchError, listed, version_file_missing
+from wsm.strategies import errors
+from wsm.strategies.errors import VersionMismatchError, listed
+from wsm.strategies.files.shard_source import device_index_from_environment, place_fault
 from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
@@ -27,19 +34,237 @@ from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.trainer.publications import newest_version
 from wsm.strategies.transports.checkpoint_transfer import (
     CACHE_AS_CONFIGURED,
+    CHECKS,
     CheckpointTransferOptions,
+    CheckpointTransferTransport,
     Interface,
 )
-from wsm.strategies.transports.configured import (
-    INTERFACES,
-    RsyncConfig,
-    check_transfer_mode,
-    feeds_loaders,
-)
-from wsm.strategies.transports.transport import Transport, TransportKind
 from wsm.typed import Count, CountFrom0, typed
 
 _log = log.logger("strategies")
+
+
+class Transport(Protocol):
+    """One rank's connection to the process that has versions. Used by one load at a time, from any thread.
+
+    Every wait in it has a deadline of its own, and sees ``observer.cancelled()``.
+    """
+
+    @property
+    def name(self) -> str:
+        """What a configuration calls it."""
+        ...
+
+    def open(
+        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
+    ) -> AbstractContextManager[Offer]:
+        """Connect if need be, and offer the shard of `rank`. Blocks until it is known what will come.
+
+        Leaving the context normally says that every tensor was applied and verified; leaving it with an
+        exception, that the load has failed. The connection stays in both cases; the strategy closes it after
+        an exception.
+
+        Parameters
+        ----------
+        version : str or None
+            The version that it must be; None for the newest that the transport itself can find.
+        rank : int
+            Global rank of the shard.
+        observer : LoadObserver
+            Asked for cancellation during every wait.
+        world_size : int, optional
+            Number of ranks that the version must have been made for; not checked if not given.
+
+        Raises
+        ------
+        wsm.strategies.errors.BadInputError
+            If there is nothing, or not what was asked for. Nothing was changed.
+        wsm.errors.GroupError
+            If the peer is silent, dead, or gave up. Nothing was changed.
+        wsm.errors.RefusedError
+            If what the transport needs is not installed.
+        """
+        ...
+
+    def preview(
+        self, version: str | None, rank: int, *, world_size: int | None = None
+    ) -> AbstractContextManager[Offer]:
+        """Open like :meth:`open`, to look only: no byte of a tensor moves, and a load can follow.
+
+        A transport that cannot look without receiving offers no tensors, undeclared, and the version that
+        it was asked for.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let the connection go; the next :meth:`open` makes another. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True)
+class TransportKind:
+    """What ``rsync: {transport: ...}`` names.
+
+    Parameters
+    ----------
+    build : callable
+        Returns a new transport, made of what a configuration says; connects to no process yet, and refuses
+        what no load could use.
+    from_files : bool
+        Whether versions are read where they are published, in the strategy's directory.
+    streams : bool
+        Whether what it brings is known only as it comes.
+    """
+
+    build: Callable[[Sections], Transport]
+    from_files: bool = False
+    streams: bool = False
+
+
+#: How CheckpointTransfer is called in each mode.
+INTERFACES: Mapping[str, Interface] = {
+    "host": Interface.STREAM,
+    "rdma": Interface.STREAM,
+    "ipc": Interface.IPC,
+    "gpu_direct": Interface.GPU_DIRECT,
+    "gdr": Interface.GPU_DIRECT,
+}
+
+#: Modes that need no device: through host memory.
+_ON_THE_HOST = ("host", "rdma")
+
+
+def feeds_loaders(mode: str, *, usually: bool) -> bool:
+    """Whether a version in this mode is a checkpoint for the models' loaders; `usually`: in mode ``host``.
+
+    FastDeploy's ``rdma`` brings a rank's own tensors by their names; what comes over a device's memory is for
+    the loaders.
+    """
+    return usually if mode == "host" else mode != "rdma"
+
+
+def check_transfer_mode(mode: str, transport: str) -> None:
+    """Refuse a mode in which a transport cannot bring a checkpoint. Imports paddle if it takes a device.
+
+    Raises
+    ------
+    RefusedError
+        If there is no such mode, or it needs what is not there.
+    """
+    if mode in _ON_THE_HOST:
+        return
+    problem = lacking = _lacking_device()
+    reaches_devices = transport == "checkpoint_transfer" and lacking is None
+    available = tuple(INTERFACES if reaches_devices else _ON_THE_HOST)
+    if mode not in INTERFACES:
+        problem = "there is no such mode"
+    elif transport != "checkpoint_transfer":
+        problem = f"{transport} has its own"
+    if problem is not None:
+        raise errors.transfer_mode_unavailable(mode=mode, problem=problem, available=available)
+
+
+def _lacking_device() -> str | None:
+    """Say what this process lacks of a device; None if it has one."""
+    try:
+        import paddle  # noqa: PLC0415 - a second of import time, in a process that has it already
+    except ImportError:
+        return "paddle is not installed"
+    if not paddle.is_compiled_with_cuda():
+        return "paddle is built without CUDA"
+    return None if paddle.device.cuda.device_count() else "paddle sees no GPU"
+
+
+@typed_section
+@dataclass(frozen=True)
+class RsyncConfig:
+    """How the strategies ``rsync`` and ``gdr`` reach a trainer's versions.
+
+    Parameters
+    ----------
+    transport : str
+        ``checkpoint_transfer``; ``mooncake``, which has a section of its own; or ``files``, for ``gdr``:
+        whole versions that are published in `directory`, as adopted ones are.
+    directory : str or None
+        Its ``version.yaml`` says which version a boot loads (FastDeploy: the model directory), else what was
+        published last into it; None where every command names one, or the transport knows the newest.
+    verify_checksum : bool
+        Whether a stream must bring its manifest, so that every tensor is verified; without it what a trainer
+        that does not know wsm sends is applied unverified, and the receipt says so.
+    requires_manifest : bool or None
+        Whether a stream is refused that brings no manifest; None: as `verify_checksum` says. False leaves
+        `verify_checksum` to the package, as in FastDeploy: a manifest that comes is held to all the same.
+    keep : bool
+        Whether a released parameter may keep memory that CheckpointTransfer handed over, instead of a copy.
+        Only for builds that never write to it again.
+    transfer_mode : str or None
+        By which way versions travel where the command does not say
+        (:class:`wsm.states.vocabulary.TransferMode`); None: as `rsync_config` says, else ``host``.
+    rsync_config : mapping
+        For ``checkpoint_transfer``: FastDeploy's ``rsync_config``, as it is.
+    first_rank : int
+        The number of the group's first rank among the trainer's receivers, where several groups of a job
+        receive side by side (FastDeploy's data-parallel parts).
+    job_ranks : int
+        Ranks of that whole job; 0: up to this group's last one.
+    check : str
+        What is done before the first tensor of a model that serves is written, where a stream comes by name:
+        ``whole``, all of it is collected in host memory and held against the model; ``as_it_comes``, each
+        tensor is when it comes, and a stream that does not fit costs the weights. An `rsync_config` may say
+        it, too.
+    unwritten : list of str
+        Patterns (``lm_head.*``) of parameters that the models' loaders may leave unwritten, in whole or in
+        part: padded vocabularies and heads. An `rsync_config` may name more.
+    """
+
+    transport: str = "checkpoint_transfer"
+    directory: str | None = None
+    verify_checksum: bool = True
+    requires_manifest: bool | None = None
+    keep: bool = False
+    transfer_mode: str | None = None
+    rsync_config: Mapping[str, Any] = field(default_factory=dict)
+    first_rank: CountFrom0 = 0
+    job_ranks: CountFrom0 = 0
+    check: str = CHECKS[0]
+    unwritten: Sequence[str] = ()
+
+    @property
+    def mode(self) -> str:
+        """The transfer mode of a command that names none."""
+        return self.transfer_mode or CheckpointTransferOptions.of(self.rsync_config).transfer_mode or "host"
+
+    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
+        """Return what is wrong with where the ranks lie; see ``CheckedSection``."""
+        if self.check not in CHECKS:
+            return OptionFault("check", f"is {self.check!r}", f"use one of {', '.join(CHECKS)}")
+        return place_fault(self.first_rank, self.job_ranks, ranks)
+
+    @property
+    def checks_whole(self) -> bool:
+        """Whether streams are collected before a model that serves is touched."""
+        return (CheckpointTransferOptions.of(self.rsync_config).check or self.check) == CHECKS[0]
+
+    def place(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Return the number of a rank among all receivers, and how many there are."""
+        return self.first_rank + rank, self.job_ranks or self.first_rank + ranks
+
+
+def _checkpoint_transfer(sections: Sections) -> CheckpointTransferTransport:
+    section = sections.of(RsyncConfig)
+    return CheckpointTransferTransport(
+        CheckpointTransferOptions.of(section.rsync_config),
+        interface=INTERFACES[section.mode],
+        verify_checksum=section.verify_checksum,
+        requires_manifest=section.requires_manifest,
+        keep=section.keep,
+        device_index=device_index_from_environment(os.environ)
+        if "FLAGS_selected_gpus" in os.environ
+        else None,
+    )
+
+
+CHECKPOINT_TRANSFER = TransportKind(_checkpoint_transfer, streams=True)
 
 
 @typed
@@ -79,7 +304,7 @@ class RsyncSource:
 #: What ``rsync: {transport: ...}`` may name; each is imported when it is named.
 TRANSPORTS: Mapping[str, TransportKind] = NamedObjects(
     {
-        "checkpoint_transfer": "wsm.strategies.transports.configured:CHECKPOINT_TRANSFER",
+        "checkpoint_transfer": "wsm.strategies.transports.by_version:CHECKPOINT_TRANSFER",
         "mooncake": "wsm.strategies.mooncake.mooncake_transport:MOONCAKE",
         "files": "wsm.strategies.adopt.checkpoint_files:FILES",
     }
@@ -207,7 +432,7 @@ class ByVersion(Strategy):
         wsm.strategies.errors.VersionMismatchError
             If the transport offers another one.
         wsm.errors.WsmError
-            What :meth:`wsm.strategies.transports.transport.Transport.open` raises.
+            What :meth:`Transport.open` raises.
         """
         wanted = _wanted(source, version)
         opened = source.transport.open(wanted, source.rank, observer, world_size=source.world_size)
@@ -256,7 +481,7 @@ def _wanted(source: RsyncSource, version: str | None) -> str | None:
         return version
     newest = newest_version(source.directory)
     if newest is None:
-        raise version_file_missing(file=f"{source.directory}/{VERSION_FILE}")
+        raise errors.version_file_missing(file=f"{source.directory}/{VERSION_FILE}")
     return newest
 
 

@@ -213,16 +213,6 @@ def _refused(option: str, problem: str, fix: str) -> BadInputError:
     )
 
 
-@dataclass(frozen=True)
-class Handle:
-    """The package's own object, the thread that it lives in, and whom it was made for."""
-
-    transfer: Any
-    thread: ForeignThread
-    rank: int
-    world_size: int | None
-
-
 @dataclass(eq=False)
 class TensorStream:
     """One version on its way.
@@ -235,15 +225,16 @@ class TensorStream:
         Who brings it, and for how long it may be waited for, in all for a part of it and for the whole.
     version : str
         What was asked for.
-    handle : Handle
-        Where the package runs, and for which rank of how many.
+    rank, world_size : int
+        Whose tensors, of how many ranks.
     observer : LoadObserver
         Asked for cancellation during every wait.
     """
 
     transport: CheckpointTransferTransport
     version: str
-    handle: Handle
+    rank: int
+    world_size: int | None
     observer: LoadObserver
 
     def __post_init__(self) -> None:
@@ -302,7 +293,7 @@ class TensorStream:
 
     def _checked(self, data: memoryview) -> StreamManifest:
         manifest = StreamManifest.decode(bytes(data), file=f"the manifest from {self.peer}")
-        whose = (None, None) if manifest.whole else (self.handle.rank, self.handle.world_size)
+        whose = (None, None) if manifest.whole else (self.rank, self.world_size)
         manifest.require(self.version, *whose, where=self.peer)
         if not manifest.rows:
             raise strategies_errors.empty_snapshot(where=self.peer)
@@ -313,9 +304,8 @@ class TensorStream:
         while True:
             if not items:
                 # The last of a batch is waited for as long as any, however long the batch took before.
-                items = self._wait(
-                    batches.take, self.options.recv_bucket_timeout_s, "the next tensor", slack_s=BATCH_S
-                )
+                limit_s = self.options.recv_bucket_timeout_s + BATCH_S
+                items = self._wait(batches.take, limit_s, "the next tensor")
             item = items.popleft()
             if item is END:
                 return
@@ -379,24 +369,22 @@ class TensorStream:
             problem=problem,
         )
 
-    def _wait(self, work: Callable[[], Any], limit_s: float, expected: str, *, slack_s: float = 0.0) -> Any:
+    def _wait(self, work: Callable[[], Any], limit_s: float, expected: str) -> Any:
         begun = self.transport.clock.monotonic_ns()
-        end = begun + int(self.options.session_total_timeout_s * 1e9) - self._waited_ns
-        until = begun + int((limit_s + slack_s) * 1e9)
-        if begun >= end:
+        left_s = self.options.session_total_timeout_s - self._waited_ns / 1e9
+        if left_s <= 0:
             raise self._too_long()
-        with _as_peer_errors(self.peer, limit_s, expected):
-            try:
-                return self.handle.thread.call(work, until_ns=min(until, end), observer=self.observer)
-            except CallExpiredError:
-                if until < end:
-                    raise
-                raise self._too_long() from None
-            except LoadCancelledError:
-                tensors = 0 if self._manifest is None else len(self._manifest.rows)
-                raise LoadCancelledError(tensors_applied=self._came, tensors=tensors) from None
-            finally:
-                self._waited_ns += self.transport.clock.monotonic_ns() - begun
+        try:
+            return self.transport.call(work, min(limit_s, left_s), expected, self.observer)
+        except PeerSilentError:
+            if limit_s <= left_s:
+                raise
+            raise self._too_long() from None
+        except LoadCancelledError:
+            tensors = 0 if self._manifest is None else len(self._manifest.rows)
+            raise LoadCancelledError(tensors_applied=self._came, tensors=tensors) from None
+        finally:
+            self._waited_ns += self.transport.clock.monotonic_ns() - begun
 
     def _too_long(self) -> GroupError:
         limit_s = self.options.session_total_timeout_s
@@ -409,19 +397,6 @@ class TensorStream:
             limit_s=limit_s,
             tensors=self._came,
         )
-
-
-@contextmanager
-def _as_peer_errors(peer: str, waited_s: float, expected: str) -> Iterator[None]:
-    """Say of a call into the package what a rank says of any peer."""
-    try:
-        yield
-    except CallExpiredError:
-        raise PeerSilentError(peer=peer, waited_s=waited_s, expected=expected) from None
-    except WsmError:
-        raise
-    except Exception as error:  # a foreign package may raise anything
-        raise PeerFailedError(peer=peer, error=error_name(error), reason=str(error)) from error
 
 
 PACKAGE = "checkpoint_transfer"
@@ -484,8 +459,11 @@ class CheckpointTransferTransport:
 
     def __post_init__(self) -> None:
         self.peer = f"{PACKAGE} at {self.options.meeting_point}"
-        self._handle: Handle | None = None
+        self._thread: ForeignThread | None = None
+        self._transfer: Any = None  # the package's own object, which lives in the thread
         self._begun: Any = None
+        # For whom of how many it was made.
+        self._whose: tuple[int, int | None] | None = None
 
     @property
     def verifies(self) -> bool:
@@ -508,9 +486,10 @@ class CheckpointTransferTransport:
             If the stream is not what was asked for. Nothing was changed.
         """
         version = self._named(version)
-        handle = self._connected(rank, world_size, observer)
-        stream = TensorStream(self, version, handle, observer)
-        yield stream.offer(lambda: self._begin(handle.transfer, version))
+        if self._whose != (rank, world_size):
+            self._connect(rank, world_size, observer)
+        stream = TensorStream(self, version, rank, world_size, observer)
+        yield stream.offer(lambda: self._begin(version))
 
     @contextmanager
     def preview(
@@ -533,29 +512,41 @@ class CheckpointTransferTransport:
 
     def close(self) -> None:
         """Let the package clean up, and end its thread. Blocks some seconds at most. Idempotent."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            begun, self._begun = self._begun, None
-            handle.thread.end(lambda: _clean_up(handle.transfer, begun), wait_s=_CLOSE_S)
+        thread, transfer, begun = self._thread, self._transfer, self._begun
+        self._thread = self._transfer = self._begun = self._whose = None
+        if thread is not None:
+            thread.end(lambda: _clean_up(transfer, begun), wait_s=_CLOSE_S)
 
-    def _connected(self, rank: int, world_size: int | None, observer: LoadObserver) -> Handle:
-        handle = self._handle
-        if handle is not None and (handle.rank, handle.world_size) == (rank, world_size):
-            return handle
-        self.close()
-        made = self._maker(rank, world_size)
-        thread = ForeignThread(f"wsm-{PACKAGE}-{rank}", self.clock)
-        limit_s = self.options.discover_timeout_s
-        transfer = None
+    def call(self, work: Callable[[], Any], limit_s: float, expected: str, observer: LoadObserver) -> Any:
+        """Run `work` where the package lives; say of what goes wrong what a rank says of any peer. Blocks.
+
+        Raises
+        ------
+        PeerSilentError, PeerFailedError, LoadCancelledError
+            If it has not returned after `limit_s`, raises, or is no longer wanted.
+        """
+        if self._thread is None:
+            self._thread = ForeignThread(f"wsm-{PACKAGE}", self.clock)
+        until = self.clock.monotonic_ns() + int(limit_s * 1e9)
         try:
-            with _as_peer_errors(self.peer, limit_s, "its connection"):
-                transfer = thread.call(made, until_ns=self._until(limit_s), observer=observer)
-                thread.call(transfer.initialize, until_ns=self._until(limit_s), observer=observer)
-            self._handle = Handle(transfer, thread, rank, world_size)
-        finally:
-            if self._handle is None:  # what cannot be initialized is not tried again
-                thread.end(lambda: _clean_up(transfer, None), wait_s=_CLOSE_S)
-        return self._handle
+            return self._thread.call(work, until_ns=until, observer=observer)
+        except CallExpiredError:
+            raise PeerSilentError(peer=self.peer, waited_s=limit_s, expected=expected) from None
+        except WsmError:
+            raise
+        except Exception as error:  # a foreign package may raise anything
+            raise PeerFailedError(peer=self.peer, error=error_name(error), reason=str(error)) from error
+
+    def _connect(self, rank: int, world_size: int | None, observer: LoadObserver) -> None:
+        self.close()
+        made, limit_s = self._maker(rank, world_size), self.options.discover_timeout_s
+        try:
+            self._transfer = self.call(made, limit_s, "its connection", observer)
+            self.call(self._transfer.initialize, limit_s, "its connection", observer)
+        except BaseException:
+            self.close()  # what cannot be initialized is not tried again
+            raise
+        self._whose = rank, world_size
 
     def _named(self, version: str | None) -> str:
         """Return the version to ask for; over IPC there is one only, whatever it is called."""
@@ -571,9 +562,6 @@ class CheckpointTransferTransport:
                 transport=PACKAGE,
             )
         return version
-
-    def _until(self, seconds: float) -> int:
-        return self.clock.monotonic_ns() + int(seconds * 1e9)
 
     def _maker(self, rank: int, world_size: int | None) -> Callable[[], Any]:
         """Import what is needed, and return what constructs the package's object."""
@@ -603,11 +591,11 @@ class CheckpointTransferTransport:
             arguments.setdefault("qsize", 2)
         return lambda: transfer(config_type(**arguments))
 
-    def _begin(self, transfer: Any, version: str) -> Any:
+    def _begin(self, version: str) -> Any:
         if self.interface is Interface.STREAM:
-            self._begun = transfer.receive_stream(step_id=str(version), verify_checksum=self.verify_checksum)
+            self._begun = self._transfer.receive_stream(step_id=version, verify_checksum=self.verify_checksum)
         else:
-            self._begun = transfer.receive_weights_sync(step_id=str(version), output_framework="paddle")
+            self._begun = self._transfer.receive_weights_sync(step_id=version, output_framework="paddle")
         return self._begun
 
 
