@@ -13,7 +13,7 @@ from tests.raising import raising
 from wsm.actions.backends.model_loading import LoadingModel, carrying_over, loading_models
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.strategies import errors
-from wsm.strategies.applier.feeding import feed_models
+from wsm.strategies.applier.feeding import feed
 from wsm.strategies.applier.tensor_set import tensors_in
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import UNOBSERVED, LoadObserver, Taint, stamping
@@ -113,7 +113,7 @@ class Engine:
     def load(self, offer, before=None):
         taint = Taint(self.taint)
         with stamping(taint):
-            return feed_models(offer, self.models, self.weights, LoadObserver(taint), before=before)
+            return feed(offer, self.models, self.weights, LoadObserver(taint), before=before)
 
     def taint(self):
         self.taints += 1
@@ -242,14 +242,14 @@ def test_a_loader_that_takes_only_some_is_named():
 
     weights = PaddleWeights(lazy := Lazy())
     with raising(errors.loader_contract, match="took 0 tensors and not the rest"):
-        feed_models(offered(checkpoint()), [LoadingModel(lazy, "the main model")], weights, UNOBSERVED)
+        feed(offered(checkpoint()), [LoadingModel(lazy, "the main model")], weights, UNOBSERVED)
 
 
 def test_what_is_staged_beside_a_version_that_serves_is_not_what_models_write_into():
     engine = Engine()
     before = engine.digest()
     with raising("models-write-in-place", match="update without --hot"):
-        feed_models(offered(checkpoint()), engine.models, engine.weights.stage(), UNOBSERVED)
+        feed(offered(checkpoint()), engine.models, engine.weights.stage(), UNOBSERVED)
     assert engine.digest() == before
 
 

@@ -10,10 +10,11 @@ from command_line import Run
 from small_model import SPECS, publish
 
 from tests.raising import raising
+from wsm.cli.memory_plan import admit, plan_memory
 from wsm.printable import size_text
 from wsm.strategies.applier import admission
 from wsm.strategies.applier.admission import LoadWay
-from wsm.strategies.load import Preview, admit, plan_memory
+from wsm.strategies.load import Preview
 from wsm.strategies.offer import ManifestScope
 
 BYTES = sum(spec.nbytes for spec in SPECS)

@@ -19,7 +19,7 @@ from tests.leftovers import group_name
 from wsm import Outcome, Tag
 from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, with_manifest, write_version
-from wsm.strategies.applier.feeding import feed_loaders
+from wsm.strategies.applier.feeding import feed
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -114,6 +114,6 @@ def test_the_loaders_of_all_ranks_make_the_shards_that_a_trainer_would_cut(ranks
         )
         offer = Offer(1, tensors, ("the test",), None, ManifestScope.LOADED, chunk_tensors=3)
         target = MemoryTarget(shard_specs(shape, rank, ranks).values())
-        feed_loaders(offer, loaders_for(shape, rank, ranks), target, UNOBSERVED)
+        feed(offer, loaders_for(shape, rank, ranks), target, UNOBSERVED)
         for name, array in shard(full, shape, rank, ranks).items():
             assert np.array_equal(np.frombuffer(target.readable(name), np.float32), array.reshape(-1))

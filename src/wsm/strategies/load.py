@@ -1,4 +1,4 @@
-"""Loading a version into a target, looking at one without loading it, and the memory that a load would take.
+"""Loading a version into a target, and looking at one without loading it.
 
 The only entry to strategies: boot, update and wake-up call :func:`load`; a command that wants to refuse
 early calls :func:`inspect`. Knows no states and no words; what a failed load means is the caller's matter.
@@ -20,14 +20,12 @@ from dataclasses import dataclass, replace
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import RefusedError
 from wsm.labels import checked_version
 from wsm.strategies import errors
-from wsm.strategies.applier import admission
-from wsm.strategies.applier.admission import Admit, LoadWay, memory_need
+from wsm.strategies.applier.admission import Admit, memory_need
 from wsm.strategies.applier.apply import Applied, apply_tensors
 from wsm.strategies.applier.coverage import check_coverage
-from wsm.strategies.applier.feeding import ModelLoader, feed_loaders, feed_models
+from wsm.strategies.applier.feeding import ModelLoader, feed
 from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.applier.tensor_set import tensors_in
 from wsm.strategies.checkpoint_models import CheckpointModel
@@ -245,18 +243,27 @@ def load(
             need = None if admit is None else memory_need(offer, target)
             if admit is not None and need is not None:
                 admit(need)
-            applied = _applied(
-                offer,
-                target,
-                observer,
-                loaders if feeds else (),
-                allowed_unknown=allowed_unknown,
-                partial=partial,
-                collects=collects,
-                threads=threads,
-                before=before,
-                anew=anew,
-            )
+            if feeds:
+                applied = feed(
+                    offer,
+                    loaders,
+                    target,
+                    observer,
+                    allowed_unknown=allowed_unknown,
+                    partial=partial,
+                    before=tensors_in(before) if before else None,
+                    anew=anew,
+                )
+            else:
+                applied = apply_tensors(
+                    offer,
+                    target,
+                    observer,
+                    allowed_unknown=allowed_unknown,
+                    partial=partial,
+                    collects=collects,
+                    threads=threads,
+                )
     except LoadCancelledError as error:
         if applied is None:
             raise
@@ -281,47 +288,6 @@ def _report(name: str, offer: Offer, applied: Applied, *, partial: bool, seconds
         sync_s=0.0 if offer.waited_s is None else offer.waited_s(),
         publication=offer.publication,
         **said,
-    )
-
-
-def _applied(
-    offer: Offer,
-    target: WeightTarget,
-    observer: LoadObserver,
-    loaders: Sequence[ModelLoader | CheckpointModel],
-    *,
-    allowed_unknown: Collection[str],
-    partial: bool,
-    collects: bool,
-    threads: int,
-    before: str | None,
-    anew: bool,
-) -> Applied:
-    """Bring what is offered to the model's loaders where they take it in chunks, else to the target."""
-    if loaders:
-        if partial:
-            raise RefusedError(
-                "a partial update cannot go through the loaders of models: what is missing may be half of a "
-                "fused parameter; bring a whole version, or name a strategy that applies by name",
-                code="partial-feed",
-            )
-        models = [loader for loader in loaders if isinstance(loader, CheckpointModel)]
-        if models:
-            known = tensors_in(before) if before else None
-            return feed_models(offer, models, target, observer, before=known, anew=anew)
-        declared = [loader for loader in loaders if not isinstance(loader, CheckpointModel)]
-        return feed_loaders(offer, declared, target, observer, allowed_unknown=allowed_unknown)
-    return apply_tensors(
-        offer.tensors,
-        target,
-        observer,
-        declared=offer.declared,
-        promised=offer.promised,
-        origins=offer.files,
-        allowed_unknown=allowed_unknown,
-        partial=partial,
-        collects=collects,
-        threads=threads if offer.parallel or collects else 1,
     )
 
 
@@ -382,73 +348,3 @@ def inspect(
             ignored=offer.ignored,
             peak_extra_bytes=offer.peak_extra_bytes,
         )
-
-
-@dataclass(frozen=True)
-class MemoryPhase:
-    """One phase of one rank's load; all numbers are bytes of tensors.
-
-    Parameters
-    ----------
-    name : str
-        What happens in it.
-    held : int
-        What the rank holds of the model when it begins.
-    read : int
-        What it reads from the source.
-    taken : int
-        What it takes besides what is held, at most.
-    """
-
-    name: str
-    held: int
-    read: int
-    taken: int
-
-    @property
-    def peak(self) -> int:
-        """The most that is held at any time."""
-        return self.held + self.taken
-
-
-def plan_memory(preview: Preview, way: LoadWay) -> tuple[MemoryPhase, ...] | None:
-    """Return the phases of one rank's load; None if the source says only as it comes what it brings.
-
-    Parameters
-    ----------
-    preview : Preview
-        What :func:`wsm.strategies.load.inspect` has found; the model has its tensors.
-    way : LoadWay
-        Over what it is loaded.
-    """
-    model, beside = preview.bytes, preview.peak_extra_bytes
-    if model is None:
-        return None
-    if way is LoadWay.IN_PLACE:
-        return (MemoryPhase("overwrite", model, model, beside),)
-    if way is LoadWay.AFTER_A_CLEAR:
-        return (MemoryPhase("fill", 0, model, model + beside),)
-    return (
-        MemoryPhase("stage", model, model, model + beside),
-        MemoryPhase("flip", 2 * model, 0, 0),
-        MemoryPhase("let go", 2 * model, 0, 0),
-    )
-
-
-def admit(phases: Sequence[MemoryPhase], way: LoadWay, *, available: int | None, ranks: int) -> None:
-    """See that every phase fits into memory that `ranks` ranks share, all of them loading at once.
-
-    Where it is not known how much is `available`, nothing is refused.
-
-    Raises
-    ------
-    NoRoomError
-        If one does not.
-    """
-    begun = phases[0].held
-    for phase in phases:
-        needed = ranks * (phase.peak - begun)
-        if available is not None and needed > available:
-            raise admission.load_memory(
-                way=way, phase=phase.name, needed=needed, available=available, ranks=ranks
-            )

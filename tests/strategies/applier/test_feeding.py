@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stamped import feed_loaders
+from stamped import feed
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
@@ -137,7 +137,7 @@ class Model:
 
     def feed(self, offer: Offer | None = None, **options: Any) -> Applied:
         observer = LoadObserver(taint=self._taint, cancelled=options.pop("cancelled", bool))
-        return feed_loaders(offer or stream(self.checkpoint), self.loaders, self.target, observer, **options)
+        return feed(offer or stream(self.checkpoint), self.loaders, self.target, observer, **options)
 
     def _taint(self) -> None:
         self.tainted += 1

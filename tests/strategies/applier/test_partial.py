@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from stamped import apply_tensors
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 from wsm.strategies.applier import apply, feeding
 from wsm.strategies.observer import LoadObserver, Taint, stamping
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.tensor import TensorSpec, WeightTarget
 
 
 def _stamped(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,6 +25,29 @@ def _stamped(call: Callable[..., Any]) -> Callable[..., Any]:
     return stamped
 
 
-apply_tensors = _stamped(apply.apply_tensors)
-feed_loaders = _stamped(feeding.feed_loaders)
-feed_models = _stamped(feeding.feed_models)
+def apply_tensors(
+    tensors: Iterable[OfferedTensor],
+    target: WeightTarget,
+    observer: LoadObserver,
+    *,
+    declared: bool = True,
+    promised: Iterable[TensorSpec] | None = None,
+    **options: Any,
+) -> apply.Applied:
+    """Apply them as an offer, which threads may read."""
+    offer = Offer(
+        version=None,
+        tensors=tensors,
+        files=(),
+        manifest_digest=None,
+        manifest_scope=ManifestScope.LOADED,
+        declared=declared,
+        parallel=declared,
+        promised=None if promised is None else tuple(promised),
+    )
+    applied: apply.Applied = _applied(offer, target, observer, **options)
+    return applied
+
+
+_applied = _stamped(apply.apply_tensors)
+feed = _stamped(feeding.feed)

@@ -68,7 +68,7 @@ def publish(directory: Path, version: int, data: bytes = b"abcd") -> None:
 def loaded(source: RsyncSource, version: str | None) -> tuple[str | None, bytes]:
     target = MemoryTarget([SPEC])
     with STRATEGIES["rsync"].open(source, version) as offer:
-        apply_tensors(offer.tensors, target, UNOBSERVED)
+        apply_tensors(offer, target, UNOBSERVED)
     return offer.version, bytes(target.readable("w"))
 
 

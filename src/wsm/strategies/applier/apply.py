@@ -10,7 +10,7 @@ Knows no files, no states, no paddle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -37,7 +37,7 @@ from wsm.strategies.applier.tensor_copy import (
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import LoadCancelledError, tied_tensors_differ
 from wsm.strategies.observer import LoadObserver, Taint
-from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.offer import Offer, OfferedTensor
 from wsm.strategies.tensor import (
     AdoptingTarget,
     StagedTarget,
@@ -95,13 +95,10 @@ class Applied:
 
 
 def apply_tensors(
-    tensors: Iterable[OfferedTensor],
+    offer: Offer,
     target: WeightTarget,
     observer: LoadObserver,
     *,
-    declared: bool = True,
-    promised: Collection[TensorSpec] | None = None,
-    origins: Sequence[str] = (),
     allowed_unknown: Collection[str] = (),
     partial: bool = False,
     collects: bool = False,
@@ -111,18 +108,13 @@ def apply_tensors(
 
     Parameters
     ----------
-    tensors : iterable of OfferedTensor
-        In the order in which they are to be read.
+    offer : Offer
+        The tensors, in the order in which they are to be read. What is not declared is checked when it comes,
+        before it is written; what was promised of it, before the first one comes.
     target : WeightTarget
         Receives every tensor exactly once, whichever of its names it comes under.
     observer : LoadObserver
         Follows the load.
-    declared : bool
-        Whether all tensors are known now. If not, each one is checked when it comes, before it is written.
-    promised : collection of TensorSpec, optional
-        What will come though it is not declared, in whatever order; checked before the first one comes.
-    origins : sequence of str
-        The files or peers that they come from, for messages.
     allowed_unknown : collection of str
         Offered names that are left out if the target does not have them.
     partial : bool
@@ -130,8 +122,8 @@ def apply_tensors(
     collects : bool
         Whether what is not declared is collected in host memory, and checked there, before it is applied.
     threads : int
-        How many may copy and digest; more than one only for tensors of an offer
-        that may be read in parallel, and only if the target takes bytes where they belong.
+        How many may copy and digest where the offer may be read in parallel, or is collected, and the target
+        takes bytes where they belong.
 
     Raises
     ------
@@ -144,17 +136,19 @@ def apply_tensors(
     """
     specs, tied = target.specs(), tied_names(target)
     ties = Ties(tied, allowed_unknown)
-    if not declared:
-        if promised is not None:
-            rows = [(spec, promised_by(origins)) for spec in promised]
+    threads = threads if offer.parallel or collects else 1
+    if not offer.declared:
+        if offer.promised is not None:
+            rows = [(spec, promised_by(offer.files)) for spec in offer.promised]
             check_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
         if partial:
-            known = () if promised is None else {ties.own(spec.name) for spec in promised}
+            known = {ties.own(spec.name) for spec in offer.promised or ()}
             check_kept(target, [name for name in specs if name not in known])
-        coverage = RunningCoverage(specs, allowed_unknown=allowed_unknown, partial=partial, origins=origins)
-        total = sum(spec.nbytes for spec in specs.values())
-        one_pass = _Pass(target, observer, tensors=len(specs), nbytes=total)
-        came = _as_they_come(tensors, coverage, ties)
+        coverage = RunningCoverage(
+            specs, allowed_unknown=allowed_unknown, partial=partial, origins=offer.files
+        )
+        one_pass = _Pass(target, observer, specs.values())
+        came = _as_they_come(offer.tensors, coverage, ties)
         with one_pass.counting():
             if collects:
                 steps = one_pass.uncounted()
@@ -162,7 +156,7 @@ def apply_tensors(
             else:
                 applied = one_pass.run(came)
         return replace(applied, unknown=tuple(coverage.left_out))
-    tensors = tuple(tensors)
+    tensors = tuple(offer.tensors)
     rows = [(tensor.spec, tensor.origin) for tensor in tensors]
     check_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
     tensors = ties.take_all(tensors) if tied else tensors
@@ -170,14 +164,13 @@ def apply_tensors(
         offered = {tensor.spec.name for tensor in tensors}
         check_kept(target, [name for name in specs if name not in offered])
     chosen = [tensor for tensor in tensors if tensor.spec.name in specs or tensor.repeats]
-    unknown = dict.fromkeys(
-        tensor.spec.name for tensor in tensors if tensor.spec.name not in specs and not tensor.repeats
-    )
-    sizes = [tensor.spec.nbytes for tensor in chosen if not tensor.repeats]
-    one_pass = _Pass(target, observer, tensors=len(sizes), nbytes=sum(sizes))
+    one_pass = _Pass(target, observer, [tensor.spec for tensor in chosen if not tensor.repeats])
     with one_pass.counting():
         applied = one_pass.run_on_threads(chosen, threads)
-    return replace(applied, unknown=tuple(unknown)) if unknown else applied
+    if len(chosen) == len(tensors):
+        return applied
+    left_out = [tensor.spec.name for tensor in tensors if not (tensor.repeats or tensor.spec.name in specs)]
+    return replace(applied, unknown=tuple(dict.fromkeys(left_out)))
 
 
 def _as_they_come(
@@ -193,7 +186,7 @@ def _as_they_come(
 class _Pass:
     """One pass over tensors that were checked before they are yielded."""
 
-    def __init__(self, target: WeightTarget, observer: LoadObserver, *, tensors: int, nbytes: int) -> None:
+    def __init__(self, target: WeightTarget, observer: LoadObserver, specs: Collection[TensorSpec]) -> None:
         self._target = target
         # Asked once: what a target can do takes longer to find out than to copy a small tensor.
         self._adopting = target if isinstance(target, AdoptingTarget) else None
@@ -202,8 +195,8 @@ class _Pass:
         self._tied = tied_names(target)
         self._observer = observer
         self._taint = Taint(observer.taint)
-        self._tensors = tensors
-        self._total = nbytes
+        self._tensors = len(specs)
+        self._total = sum(spec.nbytes for spec in specs)
         self._done = 0
         self._adopted = 0
         self._extra = 0

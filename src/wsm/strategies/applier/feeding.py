@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Protocol
 
-from wsm.errors import BadInputError, InternalError, NoRoomError
+from wsm.errors import BadInputError, InternalError, NoRoomError, RefusedError
 from wsm.strategies import errors
 from wsm.strategies.applier.apply import Applied
 from wsm.strategies.applier.coverage import RunningCoverage, check_coverage, digests_held, promised_by
@@ -133,37 +133,73 @@ class ModelLoader(Protocol):
         ...
 
 
-def feed_models(
+def feed(
     offer: Offer,
-    models: Sequence[CheckpointModel],
+    loaders: Sequence[ModelLoader | CheckpointModel],
     target: WeightTarget,
     observer: LoadObserver,
     *,
+    partial: bool = False,
+    allowed_unknown: Collection[str] = (),
     before: Mapping[str, TensorSpec] | None = None,
     anew: bool = False,
 ) -> Applied:
-    """Feed every tensor of `offer` to models that say nothing beforehand. Blocks until done.
+    """Feed every tensor of `offer` to the loaders, which write into `target`. Blocks until done.
 
-    A load is refused if a name comes twice, if what a manifest promised has not come or does not match, if an
-    auxiliary model was given nothing, or if an element of parameters that held no memory was not written.
+    Where they say nothing beforehand a load is refused if a name comes twice, if what a manifest promised has
+    not come or does not match, if an auxiliary model was given nothing, or if an element of parameters that
+    held no memory was not written.
 
     Parameters
     ----------
-    offer, models, target, observer
-        What comes, which models take it, whose parameters these are, and who follows the load.
+    offer : Offer
+        What comes, and how many tensors of it an auxiliary model gets at once.
+    loaders : sequence of ModelLoader, or of CheckpointModel
+        The main model's, then those of auxiliary models.
+    target : WeightTarget
+        The parameters of all of them.
+    observer : LoadObserver
+        Follows the load.
+    partial : bool
+        Whether tensors may be missing, which is refused.
+    allowed_unknown : collection of str
+        Names that may come although no loader takes them.
     before : mapping of str to TensorSpec, optional
-        What the last whole version brought, which this one has to bring as well. Without it every element of
-        every parameter has to be written.
+        What the last whole version brought, which one has to bring as well for models that say nothing
+        beforehand. Without it every element of every parameter has to be written.
     anew : bool
         Whether other tensors may come all the same, as without `before`.
 
+    Returns
+    -------
+    Applied
+        Bytes and tensors are the stream's; the digest is that of the parameters, read back.
+
     Raises
     ------
-    NoRoomError
-        If `target` is none that such models write into, as what is staged is not. Nothing was changed.
-    BadInputError, DigestMismatchError, LoadCancelledError, InternalError
+    RefusedError, NoRoomError
+        If the load is partial, or `target` is none that such models write into, as what is staged is not.
+        Nothing was changed.
+    BadInputError
+        If an auxiliary model takes nothing (nothing was changed), or the stream is not what the loaders take.
+    DigestMismatchError, LoadCancelledError, InternalError
         As for every load.
     """
+    if partial:
+        raise RefusedError(
+            "a partial update cannot go through the loaders of models: what is missing may be half of a "
+            "fused parameter; bring a whole version, or name a strategy that applies by name",
+            code="partial-feed",
+        )
+    models = [loader for loader in loaders if isinstance(loader, CheckpointModel)]
+    saying = [loader for loader in loaders if not isinstance(loader, CheckpointModel)]
+    if not models:
+        observer = replace(observer, taint=Taint(observer.taint))
+        parameters = ParameterMemory(target, observer.taint)
+        declared = [_DeclaredModel(loader, parameters) for loader in saying]
+        takes = {name: spec for model in declared for name, spec in model.takes.items()}
+        feeding = _Feeding(declared, target, observer, offer, takes=takes, allowed_unknown=allowed_unknown)
+        return feeding.run(parameters.check)
     if not isinstance(target, ReplaceableTarget):
         raise NoRoomError(
             f"{models[0].name} writes a version into its own parameters, and {type(target).__name__} holds "
@@ -173,51 +209,6 @@ def feed_models(
             target=type(target).__name__,
         )
     return _FeedingModels(models, target, observer, offer, before, anew=anew).fed()
-
-
-def feed_loaders(
-    offer: Offer,
-    loaders: Sequence[ModelLoader],
-    target: WeightTarget,
-    observer: LoadObserver,
-    *,
-    allowed_unknown: Collection[str] = (),
-) -> Applied:
-    """Feed every tensor of `offer` to the loaders, which write into `target`. Blocks until done.
-
-    Parameters
-    ----------
-    offer : Offer
-        What comes, and how many tensors of it an auxiliary model gets at once.
-    loaders : sequence of ModelLoader
-        The main model's, then those of auxiliary models.
-    target : WeightTarget
-        The parameters of all of them.
-    observer : LoadObserver
-        Follows the load.
-    allowed_unknown : collection of str
-        Names that may come although no loader takes them.
-
-    Returns
-    -------
-    Applied
-        Bytes and tensors are the stream's; the digest is that of the parameters, read back.
-
-    Raises
-    ------
-    BadInputError
-        If an auxiliary model takes nothing. Nothing was changed.
-    BadInputError
-        If the stream is not what the loaders take.
-    DigestMismatchError, LoadCancelledError, InternalError
-        As for every load.
-    """
-    observer = replace(observer, taint=Taint(observer.taint))
-    parameters = ParameterMemory(target, observer.taint)
-    models = [_DeclaredModel(loader, parameters) for loader in loaders]
-    takes = {name: spec for model in models for name, spec in model.takes.items()}
-    feeding = _Feeding(models, target, observer, offer, takes=takes, allowed_unknown=allowed_unknown)
-    return feeding.run(parameters.check)
 
 
 class _Feeding:
