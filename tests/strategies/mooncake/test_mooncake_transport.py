@@ -32,6 +32,7 @@ from wsm.strategies import (
     load,
 )
 from wsm.strategies import peer_errors as stream_errors
+from wsm.strategies.mooncake import mooncake_transport
 from wsm.strategies.mooncake import transfer_engine as mooncake_engine
 from wsm.strategies.mooncake.transfer_engine import Engine, address_of
 
@@ -118,6 +119,19 @@ def ranks() -> Iterator[Callable[..., Rank]]:
 
 
 @pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many engines ranks have made."""
+    made = []
+
+    def make(settings: EngineSettings) -> Engine:
+        made.append(settings)
+        return Engine(settings)
+
+    monkeypatch.setattr(mooncake_transport, "Engine", make)
+    return lambda: len(made)
+
+
+@pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     address = f"ipc://{tmp_path}/t"
     command = [sys.executable, "-c", _TRAINER, address, repr(SIZES)]
@@ -130,15 +144,12 @@ def trainer(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
             process.kill()
 
 
-def test_what_was_set_up_for_the_first_load_serves_the_later_ones(publisher, ranks):
+def test_what_was_set_up_for_the_first_load_serves_the_later_ones(publisher, ranks, engines):
     rank, state = ranks(publisher.address), make_state(1)
     first = publisher.publish(1, {0: state})
     report = rank.load(1)
     assert rank.holds(state)
     assert (report.manifest_digest, report.digest) == (first.manifest_digest, first.digests[0])
-    transport = rank.transport
-    assert transport.costs is not None
-    assert transport.costs.first
     for version in (2, 3):
         publisher.withdraw()
         state["large"] += 1
@@ -146,18 +157,14 @@ def test_what_was_set_up_for_the_first_load_serves_the_later_ones(publisher, ran
         assert publisher.publish(version, {0: state}).regions == first.regions
         rank.load(version)
         assert rank.holds(state)
-        assert not transport.costs.first
-        assert (transport.costs.version, transport.costs.bytes) == (str(version), TOTAL)
+    assert engines() == 1
 
 
-def test_the_costs_of_a_load_add_up_and_the_report_says_how_long_it_waited(publisher, ranks):
+def test_the_report_says_how_long_a_load_waited_for_bytes(publisher, ranks):
     rank = ranks(publisher.address, **SMALL)
     publisher.publish(1, {0: make_state(1)})
     report = rank.load(1)
-    costs = rank.transport.costs
-    assert costs is not None
-    assert costs.total_s == pytest.approx(costs.connect_s + costs.sync_s + costs.apply_s)
-    assert report.sync_s == costs.sync_s <= report.seconds
+    assert 0 < report.sync_s <= report.seconds
 
 
 def test_tensors_that_share_memory_or_move_between_versions_are_published_all_the_same(publisher, ranks):
@@ -227,7 +234,7 @@ def test_publishing_waits_for_who_reads_the_version_before(publisher, ranks):
     assert rank.holds(b)
 
 
-def test_a_revoked_lease_ends_the_load_with_the_reason(publisher, ranks):
+def test_a_revoked_lease_ends_the_load_with_the_reason(publisher, ranks, engines):
     rank, state = ranks(publisher.address, **SMALL), make_state(1)
     publisher.publish(1, {0: state})
     with raising(stream_errors.PeerFailedError, match="version 1 was withdrawn") as caught:
@@ -236,7 +243,7 @@ def test_a_revoked_lease_ends_the_load_with_the_reason(publisher, ranks):
     publisher.publish(2, {0: state})
     rank.load(2)
     assert rank.holds(state)
-    assert rank.transport.costs.first  # what was in flight went with the engine
+    assert engines() == 2  # what was in flight went with the first
 
 
 def test_a_context_that_fails_takes_the_version_back_from_who_reads_it(publisher, ranks):

@@ -310,7 +310,7 @@ class SpanReader:
         self._kept_s = 0.0
 
     def begin(self) -> None:
-        """Wait for the first span, before anything is touched. Blocks.
+        """Wait for the first span, before anything is touched, which is no waiting yet. Blocks.
 
         Raises
         ------
@@ -319,6 +319,7 @@ class SpanReader:
         if self.plan.spans:
             self._fetch(0)
         self.lease.keep()
+        self.waited_s = 0.0
 
     def copy(self, place: tuple[int, int], offset: int, destination: memoryview) -> None:
         """Fill `destination` from byte `offset` of what lies in a region, from a byte of it on. Blocks.
@@ -408,38 +409,6 @@ BUFFERS = 4
 _log = log.logger("strategies")
 
 
-@dataclass(frozen=True)
-class TransferCosts:
-    """What one load cost.
-
-    Parameters
-    ----------
-    version, rank : int
-        What was loaded.
-    bytes : int
-        Bytes of its tensors.
-    connect_s : float
-        Until the version was found, and the first bytes of it were here.
-    sync_s : float
-        Waiting for bytes after that.
-    apply_s : float
-        Everything else: copying, digests, the target.
-    total_s : float
-        All together.
-    first : bool
-        Whether the engine had to be started or the publisher's to be found.
-    """
-
-    version: str
-    rank: int
-    bytes: int
-    connect_s: float
-    sync_s: float
-    apply_s: float
-    total_s: float
-    first: bool
-
-
 @typed
 @dataclass(eq=False)
 class MooncakeTransport:
@@ -459,11 +428,6 @@ class MooncakeTransport:
     span_bytes, buffers : int
         Bytes of a read, and how many buffers of that size are held.
 
-    Attributes
-    ----------
-    costs : TransferCosts or None
-        Of the last load that succeeded.
-
     Raises
     ------
     BadInputError
@@ -482,7 +446,6 @@ class MooncakeTransport:
 
     def __post_init__(self) -> None:
         say.place_of(self.address)
-        self.costs: TransferCosts | None = None
         self._settings = self.settings or EngineSettings()
         self._engine: Engine | None = None
         self._buffers: tuple[memoryview, ...] = ()
@@ -504,32 +467,17 @@ class MooncakeTransport:
         RefusedError
             If there is no engine here. Nothing was changed.
         """
-        begun_s = time.monotonic()
         with closing(RankLease(self.address, observer, silence_s=self.silence_s)) as lease:
             grant = lease.ask(say.Ask(rank, world_size, version, look=False), self.connect_s)
-            engine, first = self._meet(grant, lease)
-            plan = ReadPlan(grant.regions, self.span_bytes)
+            engine, plan = self._meet(grant, lease), ReadPlan(grant.regions, self.span_bytes)
             reader = SpanReader(engine, grant.session, plan, self._buffers, lease, self.silence_s)
             try:
                 reader.begin()
-                connected_s, reader.waited_s = time.monotonic() - begun_s, 0.0
                 yield self._offer(grant, lease.peer, reader)
                 self._end(reader, grant.promise.version)
             except BaseException:
                 self.close()  # what is in flight may write to our buffers until the engine is gone
                 raise
-            total_s = time.monotonic() - begun_s
-            self.costs = TransferCosts(
-                version=grant.promise.version,
-                rank=rank,
-                bytes=sum(tensor.spec.nbytes for tensor in grant.promise.tensors),
-                connect_s=connected_s,
-                sync_s=reader.waited_s,
-                apply_s=total_s - connected_s - reader.waited_s,
-                total_s=total_s,
-                first=first,
-            )
-            _log.info("version.transferred", transport=self.name, **vars(self.costs))
 
     def _end(self, reader: SpanReader, version: str) -> None:
         """Let go of the buffers behind a load whose every digest was right, which no lapse changes."""
@@ -556,13 +504,13 @@ class MooncakeTransport:
         self._buffers = ()
         self._publisher = None
 
-    def _meet(self, grant: say.Grant, lease: RankLease) -> tuple[Engine, bool]:
-        """Return an engine that knows the publisher's; whether it had to be made."""
+    def _meet(self, grant: say.Grant, lease: RankLease) -> Engine:
+        """Return an engine that knows the publisher's."""
         # What an engine knows of another is never right for the next one, even at the same port; and with
         # RDMA its knowledge of what is registered there is that of the first time.
         known = grant.publisher, () if self._settings.protocol == "tcp" else grant.regions
         if self._engine is not None and self._publisher == known:
-            return self._engine, False
+            return self._engine
         self.close()
         self._engine = engine = Engine(self._settings)
         self._buffers = tuple(memoryview(mmap.mmap(-1, self.span_bytes)) for _ in range(self.buffers))
@@ -573,7 +521,7 @@ class MooncakeTransport:
             found = engine.find(grant.session, grant.regions[0].address, self.silence_s, lease.keep)
         if found:
             self._publisher = known
-            return engine, True
+            return engine
         self.close()
         lease.keep()  # which may know better what is wrong
         peer = f"{lease.peer} (engine {grant.session})"
