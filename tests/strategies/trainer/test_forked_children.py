@@ -87,7 +87,7 @@ def test_a_child_keeps_no_lease_of_its_parent(tmp_path):
     assert pins.add(1)
     segment = OwnedSegment("wsm-test.", 64)
     reader = AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="the test")
-    kept = reader.memory()
+    kept = reader.memory(0, 64)
     with forked():
         reader.close()
         assert segment.leased()

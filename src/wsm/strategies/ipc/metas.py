@@ -150,8 +150,8 @@ class TensorPlace(NamedTuple):
     device: Annotated[int, msgspec.Meta(ge=HOST)] = HOST
 
 
-class IpcShard(ShardPromise, frozen=True, kw_only=True):
-    """What a process has put for one rank; it may hold no tensor.
+class IpcMetas(ShardPromise, frozen=True, kw_only=True):
+    """The metas file of one rank; and what a process has put for it before its seal, without a group.
 
     Parameters
     ----------
@@ -159,21 +159,32 @@ class IpcShard(ShardPromise, frozen=True, kw_only=True):
         Segments of host memory and their bytes.
     places : tuple of TensorPlace
         Where the tensors lie, in their order.
+    group : tuple of str
+        Digest of the tensors of every rank, in rank order; the same in all files of the publication. Empty
+        before the seal.
     """
 
-    FORMAT: ClassVar[str] = "wsm.ipc-shard"
+    FORMAT: ClassVar[str] = "wsm.ipc-metas"
+    LAYOUT: ClassVar[int] = 2
 
     segments: dict[FileName, Count]
     places: tuple[TensorPlace, ...]
+    group: tuple[Digest, ...] = ()
 
     @cached_property
     def metas(self) -> tuple[TensorMeta, ...]:
         """The tensors with their places."""
         return tuple(TensorMeta(each.spec, *at) for each, at in zip(self.tensors, self.places, strict=True))
 
+    @cached_property
+    def group_digest(self) -> str:
+        """Digest of the version as all ranks get it."""
+        shards = tuple(PromisedShard(content_digest=digest) for digest in self.group)
+        return Publication(version=self.version, publication="", shards=shards).group_digest
+
     def check(self) -> None:
-        """Compare tensors and their places."""
-        if self.rank >= self.world_size:
+        """Compare tensors, their places and digests; there may be no tensor."""
+        if self.rank >= self.world_size or len(self.group) not in (0, self.world_size):
             raise msgspec.ValidationError(f"rank {self.rank} of {self.world_size} ranks")
         if len(self.places) != len(self.rows):
             raise msgspec.ValidationError("it has not one place for each tensor")
@@ -183,40 +194,7 @@ class IpcShard(ShardPromise, frozen=True, kw_only=True):
         for spec, handle, offset, device in self.metas:
             if device == HOST and offset + spec.nbytes > self.segments.get(handle, -1):
                 raise msgspec.ValidationError(f"{spec.name!r} lies outside of its segment {handle!r}")
-
-
-class IpcMetas(IpcShard, frozen=True, kw_only=True):
-    """The metas file of one rank: what was put for it, sealed with all others.
-
-    Parameters
-    ----------
-    group : tuple of str
-        Digest of the tensors of every rank, in rank order; the same in all files of the publication.
-    """
-
-    FORMAT: ClassVar[str] = "wsm.ipc-metas"
-    LAYOUT: ClassVar[int] = 2
-
-    group: tuple[Digest, ...]
-
-    @cached_property
-    def group_digest(self) -> str:
-        """Digest of the version as all ranks get it."""
-        shards = tuple(PromisedShard(content_digest=digest) for digest in self.group)
-        return Publication(version=self.version, publication="", shards=shards).group_digest
-
-    @cached_property
-    def shard(self) -> IpcShard:
-        """What was put."""
-        fields = {name: getattr(self, name) for name in IpcShard.__struct_fields__}
-        return IpcShard(**fields)
-
-    def check(self) -> None:
-        """Compare tensors, their places and digests."""
-        super().check()
-        if len(self.group) != self.world_size:
-            raise msgspec.ValidationError(f"rank {self.rank} of {self.world_size} ranks")
-        if self.rows and self.group[self.rank] != self.content_digest:
+        if self.group and self.group[self.rank] != self.content_digest:
             raise msgspec.ValidationError("its group digest is not that of its tensors")
 
 

@@ -30,6 +30,9 @@ from wsm.strategies.tensor import BEGIN_IN_PAGE
 #: The first bytes of a segment, in front of any tensor: what its owner says of it, for after its death.
 HEAD_BYTES = BEGIN_IN_PAGE
 
+# Before so many bytes are read where they lie it is worth a system call to see that they are all there.
+_LARGE_BYTES = 1 << 20
+
 # Far behind any data; locks need no bytes to lie on.
 _OWNER = 1 << 62
 _READERS = _OWNER + 1
@@ -132,10 +135,6 @@ class OwnedSegment:
         """
         _require_whole(self._descriptor, self._path, self.nbytes)
 
-    def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of it without its mapping; fewer where it ends."""
-        return os.pread(self._descriptor, nbytes, offset)
-
     def write_at(self, offset: int, data: bytes) -> None:
         """Write bytes of it without its mapping."""
         os.pwrite(self._descriptor, data, offset)
@@ -237,10 +236,6 @@ class AttachedSegment:
         """Whether its owner lives."""
         return self._lease is not None and self._lease.is_byte_locked(_OWNER, alone=True)
 
-    def named(self) -> bool:
-        """Whether it still has its name: the owner has not withdrawn it."""
-        return bool(os.fstat(self._descriptor).st_nlink)
-
     def remove_orphan(self) -> None:
         """Take the name away if its owner is dead and will not; processes that map the memory keep it."""
         if self._lease is not None and self._lease.is_open and not self.owned():
@@ -261,43 +256,30 @@ class AttachedSegment:
         """Fill `destination` from `offset` of what begins at `begin` on; as :meth:`read_into`."""
         self.read_into(begin + offset, destination)
 
-    def shared_memory(self) -> memoryview:
-        """Return its bytes, read-only, as the owner writes them; :meth:`require_whole` before each use.
-
-        Raises
-        ------
-        UnreadableFileError
-            If they cannot be mapped.
-        """
-        return memoryview(self._mapped(mmap.ACCESS_READ))
-
-    def require_whole(self) -> None:
-        """See that the memory has not been cut short: reading what is gone would kill this process.
-
-        Raises
-        ------
-        BadInputError
-            If it has.
-        """
-        _require_whole(self._descriptor, self.path, self.nbytes)
-
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of it without any mapping; fewer where it ends."""
         return os.pread(self._descriptor, nbytes, offset)
 
-    def memory(self) -> memoryview:
-        """Return its bytes, mapped privately: what is written there no other process sees.
+    def memory(self, offset: int, nbytes: int) -> memoryview:
+        """Return bytes of it, mapped privately: what is written there no other process sees.
 
         The mapping keeps the lease until the last view of it is gone.
 
         Raises
         ------
-        UnreadableFileError
-            If they cannot be mapped.
+        BadInputError, UnreadableFileError
+            If it was cut short, where reading what is gone would kill this process, or cannot be mapped.
         """
+        if nbytes >= _LARGE_BYTES:
+            _require_whole(self._descriptor, self.path, self.nbytes)
         if self._mapping is None:
-            self._mapping = self._mapped(mmap.ACCESS_COPY)
-        return memoryview(self._mapping)
+            try:
+                made = _LeasedMapping(self._descriptor, self.nbytes, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError, OverflowError) as error:  # no room for it, cut short, no such size
+                raise UnreadableFileError(file=self.path, reason=f"it cannot be mapped ({error})") from error
+            made.lease = self._lease
+            self._mapping = made
+        return memoryview(self._mapping)[offset : offset + nbytes]
 
     def close(self) -> None:
         """Let go. Idempotent; views of :meth:`memory` stay valid, and keep the lease."""
@@ -306,14 +288,6 @@ class AttachedSegment:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _mapped(self, access: int) -> _LeasedMapping:
-        try:
-            made = _LeasedMapping(self._descriptor, self.nbytes, access=access)
-        except (OSError, ValueError, OverflowError) as error:  # no room for it, cut short, no such size
-            raise UnreadableFileError(file=self.path, reason=f"it cannot be mapped ({error})") from error
-        made.lease = self._lease
-        return made
 
 
 class _LeasedMapping(mmap.mmap):

@@ -15,6 +15,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, RefusedError
 from wsm.labels import Label, checked_version
@@ -31,7 +33,6 @@ from wsm.strategies.ipc.metas import (
     MAX_METAS_BYTES,
     SEGMENT_PREFIX,
     IpcMetas,
-    IpcShard,
     TensorPlace,
     metas_name,
 )
@@ -258,7 +259,7 @@ class SharedTensors:
                 path.unlink(missing_ok=True)
         for path in self._directory.glob(f"{_STAGED}*"):
             with suppress(OSError, ForeignPathError, ManifestError):
-                shard = IpcShard.decode(read_ours(path), file=str(path))
+                shard = IpcMetas.decode(read_ours(path), file=str(path))
                 if not all(map(self._owned, shard.segments)):
                     remove_ours(path)
 
@@ -411,7 +412,7 @@ class SharedVersion:
             promised.append(PromisedTensor(spec, digest.hexdigest()))
             places.append(TensorPlace(segment.name, offset))
             offset += aligned(spec.nbytes)
-        shard = IpcShard.with_tensors(
+        shard = IpcMetas.with_tensors(
             promised,
             version=self.version,
             rank=rank,
@@ -469,12 +470,7 @@ class SharedVersion:
             shared._tidy()
             found = {rank: self._heard(rank, digests[rank], leases) for rank in sorted(digests)}
             group = tuple(shard.content_digest for shard in found.values())
-            metas = {
-                rank: IpcMetas(
-                    **{name: getattr(shard, name) for name in IpcShard.__struct_fields__}, group=group
-                )
-                for rank, shard in found.items()
-            }
+            metas = {rank: replace(shard, group=group) for rank, shard in found.items()}
             shared._announce(metas)
             for rank in found:
                 path = self._staged_path(rank)
@@ -521,7 +517,7 @@ class SharedVersion:
         if self._shared._job is not None and any(map(self._sealed, range(self._world_size))):
             raise errors.already_sealed(version=self.version, problem="no shard can be put any more")
 
-    def _heard(self, rank: int, digest: str, leases: ExitStack) -> IpcShard:
+    def _heard(self, rank: int, digest: str, leases: ExitStack) -> IpcMetas:
         """Return what was put for a rank, if it was heard of and its memory, leased here, has its owner."""
         path = self._staged_path(rank)
         data = read_if_there(path)
@@ -532,7 +528,11 @@ class SharedVersion:
         if put is not None and put.data == data:
             shard = put.shard
         else:
-            shard = sealed.shard if sealed is not None else IpcShard.decode(data or b"", file=str(path))
+            shard = (
+                replace(sealed, group=())
+                if sealed is not None
+                else IpcMetas.decode(data or b"", file=str(path))
+            )
         if shard.world_size != self._world_size:
             ranks = f"{shard.world_size} ranks, not for {self._world_size}"
             raise self._incomplete(f"rank {rank} was put for {ranks}")
@@ -566,5 +566,5 @@ class _Put:
     """What this process has put for a rank, and the bytes of the file that says so."""
 
     segment: OwnedSegment
-    shard: IpcShard
+    shard: IpcMetas
     data: bytes

@@ -28,7 +28,6 @@ from wsm.strategies.ipc.metas import (
     MAX_METAS_BYTES,
     SEGMENT_PREFIX,
     IpcMetas,
-    TensorMeta,
     is_metas_file,
     metas_name,
 )
@@ -43,9 +42,6 @@ from wsm.strategies.strategy import Sections, Strategy
 
 # Each further attempt takes a trainer that published anew between two of our system calls.
 _ATTEMPTS = 8
-
-# Before so many bytes are read where they lie it is worth a system call to see that they are all there.
-_LARGE_BYTES = 1 << 20
 
 _log = log.logger("strategies")
 
@@ -112,8 +108,11 @@ def rank_of_metas(path: Path, *, allow_pickle: bool = False) -> int:
 
 def _found(source: IpcSource, version: str | None, stack: ExitStack) -> Offer:
     """Return the offer of the metas that stand there while its memory is under our lease."""
-    directory = _directory(source, stack)
     name = metas_name(source.resolved_device_id())
+    try:
+        directory = stack.enter_context(closing(SnapshotDirectory(str(source.directory))))
+    except FileNotFoundError as error:
+        raise _not_found(file=f"{source.directory}/{name}", present=()) from error
     file = directory.locate(name)
     data = _read(directory, name, source)
     for _ in range(_ATTEMPTS):
@@ -135,14 +134,6 @@ def _found(source: IpcSource, version: str | None, stack: ExitStack) -> Offer:
                 stack.push(held.pop_all())
                 return offer
     raise shared_memory_busy(segment=file)
-
-
-def _directory(source: IpcSource, stack: ExitStack) -> SnapshotDirectory:
-    try:
-        return stack.enter_context(closing(SnapshotDirectory(str(source.directory))))
-    except FileNotFoundError as error:
-        file = f"{source.directory}/{metas_name(source.resolved_device_id())}"
-        raise _not_found(file=file, present=()) from error
 
 
 def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes | PickledMetas:
@@ -175,6 +166,8 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
 def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held: ExitStack) -> Offer:
     metas = IpcMetas.decode(data, file=file)
     _require(metas, source, version, file)
+    if not metas.group:
+        raise ManifestError(file=file, problem="it was put and not sealed")
     if not metas.tensors:
         raise strategies_errors.empty_snapshot(where=file)
     segments = {
@@ -210,7 +203,14 @@ def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held:
         _log.warning("shared_memory.orphaned", file=file, segment=orphaned[0])
     adopt = source.adopt and not orphaned
     tensors = tuple(
-        _from_segment(meta, promised.digest, segments[meta.handle], adopt=adopt, finite=metas.finite)
+        OfferedTensor(
+            meta.spec,
+            segments[meta.handle].path,
+            partial(segments[meta.handle].read_from, meta.offset),
+            promised.digest,
+            memory=partial(segments[meta.handle].memory, meta.offset, meta.spec.nbytes) if adopt else None,
+            finite=metas.finite,
+        )
         if meta.device == HOST
         else device_tensor(meta, promised.digest, file, source.device_index, finite=metas.finite)
         for meta, promised in zip(metas.metas, metas.tensors, strict=True)
@@ -225,25 +225,6 @@ def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held:
         peak_extra_bytes=max((meta.spec.nbytes for meta in on_device), default=0),
         parallel=not on_device,
     )
-
-
-def _from_segment(
-    meta: TensorMeta, digest: str, segment: AttachedSegment, *, adopt: bool, finite: bool
-) -> OfferedTensor:
-    return OfferedTensor(
-        meta.spec,
-        segment.path,
-        partial(segment.read_from, meta.offset),
-        digest,
-        memory=partial(_memory, segment, meta) if adopt else None,
-        finite=finite,
-    )
-
-
-def _memory(segment: AttachedSegment, meta: TensorMeta) -> memoryview:
-    if meta.spec.nbytes >= _LARGE_BYTES:
-        segment.require_whole()
-    return segment.memory()[meta.offset : meta.offset + meta.spec.nbytes]
 
 
 def _require(metas: IpcMetas, source: IpcSource, version: str | None, file: str) -> None:
