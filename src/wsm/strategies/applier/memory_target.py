@@ -33,7 +33,48 @@ def host_memory(nbytes: int) -> memoryview:
     return memoryview(mapping)
 
 
-class StagedMemory:
+class _HostTensors:
+    """Tensors in host memory, each zeros from the first time that it is asked for to be written."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, TensorSpec],
+        transposed: Collection[str],
+        tied: Mapping[str, str] | None,
+    ) -> None:
+        self._specs = specs
+        self._memory: dict[str, memoryview] = {}
+        self.transposed = transposed
+        self.tied = tied or {}
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Return every tensor by name; known without any memory held."""
+        return self._specs
+
+    def writable(self, name: str) -> memoryview:
+        """Return the tensor's bytes, zeros at first, allocating them if they were released."""
+        if name not in self._memory:
+            self._memory[name] = host_memory(self._specs[name].nbytes)
+        return self._memory[name]
+
+    def readable(self, name: str) -> memoryview:
+        """Return the tensor's bytes, read-only, as the source has them.
+
+        Raises
+        ------
+        TensorReleasedError
+            If it holds no memory.
+        """
+        return self._read(self._memory, name)
+
+    def _read(self, memory: Mapping[str, memoryview], name: str) -> memoryview:
+        held = memory.get(name)
+        if held is None:
+            raise TensorReleasedError(tensor=name)
+        return in_source_order(held, self._specs[name]) if name in self.transposed else held.toreadonly()
+
+
+class StagedMemory(_HostTensors):
     """Tensors that are to take the place of others.
 
     Parameters
@@ -55,36 +96,10 @@ class StagedMemory:
         transposed: Collection[str] = (),
         tied: Mapping[str, str] | None = None,
     ) -> None:
-        self._specs = specs
-        self.transposed = transposed
-        self.tied = tied or {}
+        super().__init__(specs, transposed, tied)
         self._served = served
-        self._beside: dict[str, memoryview] = {}
         self._captured: frozenset[str] = frozenset()
         self._ready: dict[str, memoryview] | None = None
-
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Return every tensor by name."""
-        return self._specs
-
-    def writable(self, name: str) -> memoryview:
-        """Return the staged bytes, zeros at first."""
-        if name not in self._beside:
-            self._beside[name] = host_memory(self._specs[name].nbytes)
-        return self._beside[name]
-
-    def readable(self, name: str) -> memoryview:
-        """Return the staged bytes, read-only.
-
-        Raises
-        ------
-        TensorReleasedError
-            If none were staged.
-        """
-        try:
-            return self._as_declared(name, self._beside[name])
-        except KeyError as error:
-            raise TensorReleasedError(tensor=name) from error
 
     def served(self, name: str) -> memoryview:
         """Return the bytes that serve, read-only.
@@ -94,10 +109,7 @@ class StagedMemory:
         TensorReleasedError
             If they were released.
         """
-        try:
-            return self._as_declared(name, self._served[name])
-        except KeyError as error:
-            raise TensorReleasedError(tensor=name) from error
+        return self._read(self._served, name)
 
     def make_ready(self, captured: frozenset[str]) -> None:
         """See that every tensor is staged and served, and remember which are copied.
@@ -112,7 +124,7 @@ class StagedMemory:
             if spec.nbytes and name not in self._served:
                 raise TensorReleasedError(tensor=name)
         self._captured = captured
-        self._ready = dict(self._beside)
+        self._ready = dict(self._memory)
 
     def is_ready(self) -> bool:
         """Whether :meth:`make_ready` was done."""
@@ -125,9 +137,9 @@ class StagedMemory:
             if not spec.nbytes or self._served[name] is ready.get(name):
                 continue
             if name in self._captured:
-                copy_bytes(self._beside[name], self._served[name])
+                copy_bytes(self._memory[name], self._served[name])
             else:
-                self._beside[name], self._served[name] = self._served[name], self._beside[name]
+                self._memory[name], self._served[name] = self._served[name], self._memory[name]
 
     def unflipped(self) -> str | None:
         """Return the first tensor that does not serve what was staged for it; None if all do."""
@@ -141,18 +153,13 @@ class StagedMemory:
     def give_back(self) -> int:
         """Let go of what does not serve; return its bytes."""
         self._ready = None
-        freed = sum(len(memory) for memory in self._beside.values())
-        self._beside.clear()
+        freed = sum(len(memory) for memory in self._memory.values())
+        self._memory.clear()
         return freed
-
-    def _as_declared(self, name: str, memory: memoryview) -> memoryview:
-        if name in self.transposed:
-            return in_source_order(memory, self._specs[name])
-        return memory.toreadonly()
 
 
 @typed
-class MemoryTarget:
+class MemoryTarget(_HostTensors):
     """Tensors in plain memory.
 
     Parameters
@@ -175,35 +182,8 @@ class MemoryTarget:
         transposed: Collection[str] = (),
         tied: Mapping[str, str] | None = None,
     ) -> None:
-        self._specs = {spec.name: spec for spec in specs}
-        self._memory: dict[str, memoryview] = {}
+        super().__init__({spec.name: spec for spec in specs}, frozenset(transposed), dict(tied or {}))
         self._adopting = adopting
-        self.transposed = frozenset(transposed)
-        self.tied = dict(tied or {})
-
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Return every tensor by name; known without any memory held."""
-        return self._specs
-
-    def writable(self, name: str) -> memoryview:
-        """Return the tensor's bytes, zeros at first, allocating them if they were released."""
-        if name not in self._memory:
-            self._memory[name] = host_memory(self._specs[name].nbytes)
-        return self._memory[name]
-
-    def readable(self, name: str) -> memoryview:
-        """Return the tensor's bytes, read-only, as the source has them.
-
-        Raises
-        ------
-        TensorReleasedError
-            If it holds no memory.
-        """
-        try:
-            memory = self._memory[name].toreadonly()
-        except KeyError as error:
-            raise TensorReleasedError(tensor=name) from error
-        return in_source_order(memory, self._specs[name]) if name in self.transposed else memory
 
     def adopts(self, name: str) -> bool:
         """Whether a source's memory would be kept for this tensor."""
