@@ -104,7 +104,7 @@ class NodeCopy:
                 if found.read_at(0, len(_WHOLE)) != _WHOLE:
                     found.close()
                     continue
-                self._mapped, self._memory = found, found.memory()
+                self._mapped, self._memory = found, found.memory(0, self.nbytes)
                 said = bytes(self._memory[self._begins[-1] :]).decode()
                 self.digests = [said[at : at + DIGEST_LENGTH] for at in range(0, len(said), DIGEST_LENGTH)]
                 return True
