@@ -27,8 +27,13 @@ from wsm.strategies import MooncakePublisher
 from wsm.strategies.conversation import listen
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake._lease_messages import Grant, MemoryRegion, place_of
-from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication
-from wsm.strategies.mooncake.publisher import PlacedShard, PublishedMemory, grants_of
+from wsm.strategies.mooncake.publisher import (
+    LeaseServer,
+    PlacedShard,
+    PublishedMemory,
+    ServedPublication,
+    grants_of,
+)
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.promise import PromisedShard
 

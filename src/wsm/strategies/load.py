@@ -22,7 +22,7 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.labels import checked_version
 from wsm.strategies import errors
-from wsm.strategies.applier.admission import Admit, memory_need
+from wsm.strategies.applier.admission import Admit, ask_for_memory
 from wsm.strategies.applier.apply import Applied, apply_tensors
 from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.applier.feeding import ModelLoader, feed
@@ -234,15 +234,12 @@ def load(
             with rare_collections():
                 offer = stack.enter_context(opened).read_by(threads)
                 feeds = bool(loaders) and offer.chunk_tensors is not None
-                if names is not None and not feeds:  # loaders take a checkpoint's own names
-                    offer = names.offer(offer)
-            if collects := not feeds and _collects(offer, target):
-                beside = sum(spec.nbytes for spec in target.specs().values())
-                offer = replace(offer, peak_extra_bytes=offer.peak_extra_bytes + beside)
+                offer = _renamed(offer, None if feeds else names)  # loaders take a checkpoint's own names
+            beside = 0 if feeds else _collected_bytes(offer, target)
+            offer = replace(offer, peak_extra_bytes=offer.peak_extra_bytes + beside) if beside else offer
             _log.info("load.begun", strategy=name, version=offer.version, files=errors.listed(offer.files))
-            need = None if admit is None else memory_need(offer, target)
-            if admit is not None and need is not None:
-                admit(need)
+            if admit is not None:
+                ask_for_memory(offer, target, admit)
             if feeds:
                 applied = feed(
                     offer,
@@ -261,7 +258,7 @@ def load(
                     observer,
                     allowed_unknown=allowed_unknown,
                     partial=partial,
-                    collects=collects,
+                    collects=beside > 0,
                     threads=threads,
                 )
     except LoadCancelledError as error:
@@ -291,11 +288,17 @@ def _report(name: str, offer: Offer, applied: Applied, *, partial: bool, seconds
     )
 
 
-def _collects(offer: Offer, target: WeightTarget) -> bool:
-    """Whether a stream is collected first: where it could cost weights that are there."""
+def _renamed(offer: Offer, names: TrainingNames | None) -> Offer:
+    return offer if names is None else names.offer(offer)
+
+
+def _collected_bytes(offer: Offer, target: WeightTarget) -> int:
+    """Return what a stream takes that is collected first: where it could cost weights that are there."""
     in_place = not isinstance(target, ServedTarget)  # what is staged leaves the version that serves as it is
     held = not isinstance(target, HoldingTarget) or any(True for _ in target.held())
-    return offer.whole and not offer.declared and in_place and held
+    if offer.declared or not (offer.whole and in_place and held):
+        return 0
+    return sum(spec.nbytes for spec in target.specs().values())
 
 
 @typed
@@ -326,9 +329,7 @@ def inspect(
     strategy = strategy_for(name, source)
     wanted = None if version is None else checked_version(version)
     with rare_collections(), strategy.preview(source, wanted) as seen:
-        offer = seen.read_by(threads or default_threads())
-        if names is not None:
-            offer = names.offer(offer)
+        offer = _renamed(seen.read_by(threads or default_threads()), names)
         known = offer.known
         if target is not None and known is not None:
             check_coverage(

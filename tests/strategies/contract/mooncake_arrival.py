@@ -25,8 +25,7 @@ from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 # A trainer that is killed once it has said what it holds, before the rank has read all of it.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies.mooncake._lease_server import LeaseServer
-from wsm.strategies.mooncake.publisher import MooncakePublisher
+from wsm.strategies.mooncake.publisher import LeaseServer, MooncakePublisher
 from wrongs import make_state
 def dying(server, writer, ask):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -18,11 +18,16 @@ from tests.raising import raising
 from wsm.strategies.conversation import listen
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.mooncake import _lease_server
+from wsm.strategies.mooncake import publisher as publisher_module
 from wsm.strategies.mooncake._lease_messages import MemoryRegion
-from wsm.strategies.mooncake._lease_server import LeaseServer, ServedPublication
 from wsm.strategies.mooncake.mooncake_transport import RankLease, ReadPlan
-from wsm.strategies.mooncake.publisher import PlacedShard, grants_of, merged
+from wsm.strategies.mooncake.publisher import (
+    LeaseServer,
+    PlacedShard,
+    ServedPublication,
+    grants_of,
+    merged,
+)
 from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.peer_errors import PeerFailedError, peer_message
@@ -116,7 +121,7 @@ def server(tmp_path):
 
 
 def test_who_asks_and_takes_no_answer_fills_no_memory_of_the_publisher(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(_lease_server, "_SILENCE_S", 600.0)  # none is cut off on busy cores meanwhile
+    monkeypatch.setattr(publisher_module, "_SILENCE_S", 600.0)  # none is cut off on busy cores meanwhile
     with contextlib.ExitStack() as stack:
         for _ in range(8):
             silent = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
