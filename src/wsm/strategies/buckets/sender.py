@@ -73,6 +73,8 @@ class RankStream:
         What the rank hears first; it is given without the tensors.
     stage : Stage
         How far it is.
+    name, nbytes : str, int
+        How errors call the rank, and the bytes of all its tensors.
     refused : wire.Abort or None
         Why the last process that was offered this stream did not take it.
     """
@@ -88,6 +90,7 @@ class RankStream:
         self.refused: wire.Abort | None = None
         self._tensors, self._progress = tensors, progress
         self._specs = specs_of_rank(offer.rank, tensors)
+        self.name, self.nbytes = f"rank {offer.rank}", sum(spec.nbytes for spec in self._specs)
         rows = tuple((spec.name, spec.dtype, spec.shape) for spec in self._specs)
         self.offer = replace(offer, tensors=rows)
         segment.write_at(0, offer.publication.encode())  # so that a rank can tell this memory from another's
@@ -96,16 +99,6 @@ class RankStream:
         self._sent = self._acknowledged = 0
         self._current: tuple[memoryview, RunningDigest] = memoryview(b""), running_digest()
         self._digests = [digest_of(b"")] * len(self._specs)
-
-    @property
-    def name(self) -> str:
-        """How errors call the rank."""
-        return f"rank {self.rank}"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(spec.nbytes for spec in self._specs)
 
     @property
     def digest(self) -> str:

@@ -8,8 +8,7 @@ and promises no digest. The CUDA calls have not been run: paddle's CPU build doe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.ipc.metas import HOST, TensorMeta, bad_device_meta
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.snapshot.store import version_beside
-from wsm.strategies.tensor import TensorSpec
 
 
 class PickledMetas:
@@ -49,9 +47,8 @@ class PickledMetas:
             raise strategies_errors.bad_pickle(file=path, problem="it is no map of names to metas")
         self._metas: dict[str, Sequence[Any]] = content
 
-    @contextmanager
-    def offer(self, device_index: int | None, version: str | None) -> Iterator[Offer]:
-        """Yield its tensors; nothing is opened before it is read.
+    def offer(self, device_index: int | None, version: str | None) -> Offer:
+        """Return its tensors; nothing is opened before it is read.
 
         Raises
         ------
@@ -64,7 +61,7 @@ class PickledMetas:
             raise strategies_errors.empty_snapshot(where=self.path)
         beside = version_beside(str(Path(self.path).parent), version)
         tensors = tuple(self._tensor(name, device_index) for name in self._metas)
-        yield Offer(
+        return Offer(
             version=beside,
             tensors=tensors,
             files=(self.path,),
@@ -79,7 +76,8 @@ class PickledMetas:
         if on_host:
             # paddle's meta of host memory: name, descriptor (-1), size, type, dims, lod, by descriptor
             meta = TensorMeta.of_fields(name, [fields[0], 0, *fields[2:6], HOST], file=self.path)
-            return _offered(meta.spec, self.path, partial(_open_on_host, meta, self.path, tuple(fields)))
+            opened = partial(_open_on_host, meta, self.path, tuple(fields))
+            return OfferedTensor(meta.spec, self.path, _HostBytes(opened).read_into)
         meta = TensorMeta.of_fields(name, fields, file=self.path)
         return device_tensor(meta, None, self.path, device_index)
 
@@ -97,35 +95,23 @@ def device_tensor(
     shared = _shared_cuda(meta, file)
     index = device_index_from_environment(os.environ) if device_index is None else device_index
     opened = partial(_open_on_device, shared, meta, file, index)
-    return _offered(meta.spec, file, opened, digest, finite=finite)
+    return OfferedTensor(meta.spec, file, _HostBytes(opened).read_into, digest, finite=finite)
 
 
-def _offered(
-    spec: TensorSpec,
-    file: str,
-    opened: Callable[[], Any],
-    digest: str | None = None,
-    *,
-    finite: bool = False,
-) -> OfferedTensor:
-    return OfferedTensor(spec, file, partial(_read, _PickledBytes(), opened, spec), digest, finite=finite)
+class _HostBytes:
+    """The bytes of a tensor of paddle, which is opened and copied to the host when it is read, in order."""
 
+    def __init__(self, opened: Callable[[], Any]) -> None:
+        self._opened = opened
+        self._data: memoryview | None = None
 
-class _PickledBytes:
-    """The host bytes of the tensor that is being read."""
-
-    data: memoryview | None = None
-
-
-def _read(
-    held: _PickledBytes, opened: Callable[[], Any], spec: TensorSpec, offset: int, destination: memoryview
-) -> None:
-    if held.data is None:
-        array = opened().numpy()
-        held.data = memoryview(array.reshape(-1).view("u1"))
-    copy_bytes(held.data[offset : offset + len(destination)], destination)
-    if offset + len(destination) == spec.nbytes:
-        held.data = None
+    def read_into(self, offset: int, destination: memoryview) -> None:
+        if self._data is None:
+            self._data = memoryview(self._opened().numpy().reshape(-1).view("u1"))
+        end = offset + len(destination)
+        copy_bytes(self._data[offset:end], destination)
+        if end == len(self._data):
+            self._data = None
 
 
 def _open_on_host(meta: TensorMeta, file: str, fields: tuple[Any, ...]) -> Any:

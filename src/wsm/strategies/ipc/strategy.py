@@ -117,7 +117,7 @@ def _found(source: IpcSource, version: str | None, stack: ExitStack) -> Offer:
     data = _read(directory, name, source)
     for _ in range(_ATTEMPTS):
         if isinstance(data, PickledMetas):
-            return stack.enter_context(data.offer(source.device_index, version))
+            return data.offer(source.device_index, version)
         gone = None
         with ExitStack() as held:
             try:
