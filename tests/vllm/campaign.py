@@ -254,7 +254,7 @@ class Campaign:
             file = copy / WEIGHTS
             with file.open("r+b") as opened:
                 opened.truncate(self.draws.randrange(file.stat().st_size))
-            return Told(*self._update(copy), {"refused"}, [str(file)])
+            return Told(*self._update(copy), {"refused"}, [str(copy), WEIGHTS])
         place = copy / "none" if what == "none" else self.directory.parent
         return Told(*self._update(place), {"refused"}, [str(place)])
 
