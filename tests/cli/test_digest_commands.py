@@ -168,10 +168,13 @@ def test_a_file_that_nobody_promised_anything_about_is_not_called_verified(wsm: 
 
 
 @pytest.mark.parametrize("command", ["digest", "verify"])
-def test_what_is_neither_a_path_nor_a_group_is_wrong_usage(wsm: Run, command: str) -> None:
+def test_what_is_neither_a_path_nor_a_group_is_wrong_usage(wsm: Run, tmp_path: Path, command: str) -> None:
     ended = wsm(command, "nosuch")
     assert (ended.code, ended.out) == (2, "")
     assert "nosuch" in ended.err
+    ended = wsm(command, tmp_path / "gone")
+    assert ended.code == 2
+    assert f"neither a file nor a directory '{tmp_path}/gone'" in ended.err
 
 
 def test_an_empty_directory_is_a_failure_that_says_where_it_looked(wsm: Run, tmp_path: Path) -> None:

@@ -350,20 +350,6 @@ def test_the_word_is_written_by_the_first_rank_of_a_part_alone(job):
     assert job.word.read() == NORMAL
 
 
-def test_direct_calls_answer_the_word_as_fastdeploys_do(job, manager):
-    job.word.store(CLEARING)
-    manager.clear_parameters(job.port, shutdown_process_group=False)
-    assert job.word.read() == CLEARED
-    with pytest.raises(RuntimeError, match="update verification failed"):
-        manager.finalize_update(job.port)
-    job.word.store(UPDATING)
-    job.saves("model_state.tp0.5.pdparams", 7.0)
-    manager.update_parameters(job.port, restart_process_group=False)
-    assert (job.word.read(), values(manager)["weight"]) == (UPDATING, 7.0)
-    manager.finalize_update(job.port)
-    assert job.word.read() == NORMAL
-
-
 @pytest.mark.parametrize(("text", "version"), [("step: global_step_7\n", "global_step_7"), (None, None)])
 def test_the_version_file_is_read_and_what_it_lacks_is_no_version(job, manager, text, version, caplog):
     path = job.model_directory / "version.yaml"
@@ -504,24 +490,6 @@ class Signal:
 
     def __init__(self, word: EngineWord) -> None:
         self.value = np.memmap(word.path, dtype=np.int32, mode="r+", shape=(1,))
-
-
-@pytest.mark.parametrize(
-    ("asked", "left", "calls"),
-    [
-        ((NORMAL, True), NORMAL, []),
-        ((UPDATING, True), NORMAL, ["clear_requests"]),
-        ((UPDATING, False), NORMAL, ["clear_requests"]),
-        ((CLEARING, False), CLEARED, ["clear_requests", "clear_cache"]),
-    ],
-)
-def test_the_check_of_the_loop_leaves_where_fastdeploys_does(job, manager, asked, left, calls):
-    runner = ModelRunner()
-    word, block = asked
-    job.word.store(word)
-    manager.check_model_weights_status(Signal(job.word), None, runner, job.port, block)
-    assert job.word.read() == left
-    assert runner.calls[: len(calls)] == calls
 
 
 @pytest.mark.parametrize(

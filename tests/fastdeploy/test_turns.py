@@ -301,16 +301,6 @@ def test_an_update_that_failed_over_weights_that_serve_is_tried_until_its_source
     assert sorted(errors) == ["wsm.fastdeploy"] * 2 + ["wsm.worker"] * 2, "rank and loop, each cause once"
 
 
-def test_a_clear_ends_the_wish_for_an_update_that_failed(asked):
-    asked.tries(1)
-    asked.turn.word.store(CLEARING)
-    eventually(lambda: asked.turn.word.read() == CLEARED)
-    asked.turn.send(2.0)
-    asked.turn.word.store(UPDATING)
-    asked.thread.join()
-    assert (asked.left, asked.turn.holds()) == ([NORMAL], {2.0})
-
-
 @pytest.mark.parametrize("command", ["update", "clear", "hold"])
 def test_a_command_of_an_operator_ends_the_wish_for_an_update_that_failed(asked, command):
     asked.tries(1)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from contextlib import closing
 
 import pytest
 
 from examples.rollout.client import RolloutClient
-from examples.rollout.request_socket import RequestSocket
 from tests.another_user import ANOTHER_USER, acting, as_another_user, shared_place
 from tests.leftovers import group_name
 from wsm.private_directory import SHARED_MEMORY, private_directory
@@ -67,18 +64,3 @@ def test_a_client_does_not_talk_to_a_socket_of_another_user_in_a_directory_of_al
 
         with acting(listen), pytest.raises(ForeignPathError, match=f"user {ANOTHER_USER}"):
             RolloutClient(name, directory=place)
-
-
-def test_the_socket_of_a_dead_rank_is_replaced_and_nothing_else(name):
-    path = private_directory() / f"wsm.{name}.requests"
-    bind_socket(path).close()
-    before = os.umask(0)
-    try:
-        with closing(RequestSocket(path)):
-            assert path.lstat().st_mode & 0o777 == 0o600
-    finally:
-        os.umask(before)
-    assert not path.exists()
-    path.mkdir()
-    with pytest.raises(ForeignPathError, match="it is a directory, not a socket"):
-        RequestSocket(path)

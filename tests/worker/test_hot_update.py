@@ -20,7 +20,7 @@ from wsm.journal.replay import replay
 from wsm.signals.errors import RoleBusyError
 from wsm.states import epochs
 from wsm.states.errors import CommandOpenError
-from wsm.testing import InMemoryMemory, InMemoryRunner
+from wsm.testing import InMemoryRunner
 
 
 @pytest.fixture
@@ -152,14 +152,6 @@ def test_a_staging_that_raises_costs_nobody_a_token(rank, steered):
     assert replay(rank.worker.journal).impossible is None
 
 
-def test_what_a_failed_staging_took_is_given_back(rank, steered):
-    steered.error = OSError("late")
-    with pytest.raises(RankFailedError):
-        rank.update(2, hot=True)
-    staged = steered.target
-    poll_until(rank, lambda: not staged._beside)
-
-
 def test_bytes_that_are_not_what_the_source_declared_are_never_served(rank, steered):
     before = digest(rank)
     steered.lies = True
@@ -218,28 +210,6 @@ def test_a_staging_past_its_deadline_fails_by_name_and_holds_up_only_hot_updates
 
 def alive() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
-
-
-class TightMemory(InMemoryMemory):
-    shared_by_ranks = False
-
-    def available_bytes(self) -> int:
-        return 64 * 1024 * 1024 + 287
-
-
-def test_a_version_that_does_not_fit_beside_the_other_is_refused_before_anything_is_taken(make_lone, steered):
-    runner = InMemoryRunner(SPECS)
-    runner.memory = TightMemory(runner)
-    rank = make_lone(runner=runner, load=steered)
-    rank.update(1)
-    steered.threads.clear()
-    with pytest.raises(CommandRefusedError, match="staging needs 288 bytes") as caught:
-        rank.update(2, hot=True)
-    assert caught.value.error == "staging-memory"
-    assert "67109151 are available" in str(caught.value)
-    assert not steered.threads
-    assert step(rank) == "1"
-    assert rank.update(2, hot=True, hot_fallback="in_place").version == "2"
 
 
 def test_weights_that_cannot_be_staged_are_refused_hot_and_updated_in_place(make_lone, steered):

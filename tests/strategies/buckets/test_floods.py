@@ -170,17 +170,6 @@ def test_a_process_of_another_user_reaches_nobody_though_it_knows_the_key():
             own.context.destroy(linger=0)
 
 
-def test_many_messages_of_one_who_knows_the_key_keep_no_rank_from_its_version(over_ipc, threads):
-    hello = frame_of(wire.Hello(0, 2, None, look=True))
-    with contextlib.closing(RankSocket(over_ipc.address)) as talker:
-        assert talker.look()
-        for _ in range(100_000):  # what ZMQ does not hold is not said
-            talker.send(hello)
-        loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
-        over_ipc.send(1, shards(1))
-        assert all(pending.result() for pending in loads)
-
-
 def test_a_rank_that_cannot_begin_is_named_with_its_reason_when_its_time_is_over(over_ipc, threads):
     source = IpcAsyncSource(over_ipc.address, memory_directory="/nowhere")
     pending = threads.submit(load, source, MemoryTarget(SPECS), name="ipc_async")

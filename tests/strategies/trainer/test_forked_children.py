@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -136,20 +134,6 @@ def test_a_child_ends_nothing_that_is_its_parents(tmp_path):
     finally:
         for close in (shared.close, staged.discard, segment.close, sender.close):
             close()
-
-
-def test_a_child_of_multiprocessing_keeps_no_lock_either(tmp_path):
-    segment = OwnedSegment("wsm-test.", 64)
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
-    child.start()
-    try:
-        attached = AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="the test")
-        segment.close()
-        assert not attached.owned()
-        attached.close()
-    finally:
-        child.kill()
-        child.join()
 
 
 # A trainer with a child that outlives it.
