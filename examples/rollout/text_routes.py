@@ -30,6 +30,8 @@ from wsm.http.bodies import MOST_TEXT_BYTES, object_of
 from wsm.http.commands import Commands
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 
+#: Of a stream, its events; of several prompts, a list.
+_ANSWERS = {200: dict[str, Any] | list[dict[str, Any]]}
 #: What a client that left is answered; it never sees it.
 _CLIENT_CLOSED = 499
 
@@ -67,9 +69,9 @@ def data_routes(
     """
     texts = _Texts(requests, in_hold, model)
     return (
-        SurfaceRoute("POST", "/generate", texts.generate),
-        SurfaceRoute("PUT", "/generate", texts.generate),
-        SurfaceRoute("POST", "/v1/completions", texts.completions),
+        SurfaceRoute("POST", "/generate", texts.generate, answers=_ANSWERS),
+        SurfaceRoute("PUT", "/generate", texts.generate, answers=_ANSWERS),
+        SurfaceRoute("POST", "/v1/completions", texts.completions, answers=_ANSWERS),
         SurfaceRoute("POST", "/v1/chat/completions", texts.chat),
     )
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import jsonschema
 import pytest
 
 # The rank program is both run as a process and read by tests, and pytest finds neither by itself.
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
+from described import require_described
 from living_fixtures import make_group
 from living_group import LivingGroup
 
@@ -24,36 +23,6 @@ from wsm.http import Commands, create_app
 __all__ = ["living", "make_group"]
 
 BASE = "http://127.0.0.1:8000"
-
-
-def require_described(document: dict[str, Any], answer: httpx.Response) -> None:
-    """Hold an answer against the document of its server; one of a path that is not there passes."""
-    path, method = answer.request.url.path.rstrip("/"), answer.request.method.lower()
-    found = [
-        operations[method]
-        for template, operations in document["paths"].items()
-        if method in operations and re.fullmatch(re.sub(r"{\w+}", ".+", template), path)
-    ]
-    if not found:
-        return
-    described = found[0]["responses"].get(str(answer.status_code))
-    assert described is not None, f"{method} {path} answers {answer.status_code}, which its document lacks"
-    if answer.content:
-        kind = answer.headers["Content-Type"].partition(";")[0]
-        assert kind in described["content"], f"{method} {path} answers {kind}, which its document lacks"
-        if kind == "application/json":
-            schema = {**described["content"][kind]["schema"], "components": document["components"]}
-            jsonschema.Draft202012Validator(_closed(schema)).validate(answer.json())
-
-
-def _closed(said: Any) -> Any:
-    """Return a schema by which an object has the fields that are described, and no other."""
-    if isinstance(said, list):
-        return [_closed(each) for each in said]
-    if not isinstance(said, dict):
-        return said
-    made = {name: _closed(each) for name, each in said.items()}
-    return {"additionalProperties": False, **made} if isinstance(said.get("properties"), dict) else made
 
 
 class Front:

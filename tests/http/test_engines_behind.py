@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from described import require_described
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -80,10 +81,17 @@ class Served:
 
     def __init__(self, where: str) -> None:
         self._where = where
+        self._document: dict[str, Any] = self._asked("GET", "/wsm/v1/openapi.json").json()
 
-    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _asked(self, method: str, path: str, **options: Any) -> httpx.Response:
         with httpx.Client(base_url=self._where, timeout=30, verify=False) as client:  # noqa: S501 - plain HTTP
             return client.request(method, path, **options)
+
+    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+        answer = self._asked(method, path, **options)
+        if "engine" not in answer.text:  # whose answer it is else
+            require_described(self._document, answer)
+        return answer
 
     def post(self, path: str, /, **body: Any) -> httpx.Response:
         return self.ask("POST", path, json=body)

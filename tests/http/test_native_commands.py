@@ -258,9 +258,9 @@ def test_the_verbs_of_every_surface_are_described_with_what_they_take_and_answer
     modes = next(each["schema"] for each in pause["parameters"] if each["name"] == "mode")
     assert "retract" in str(modes)
     assert update["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/FromDiskBody")
-    for status, kind in (("200", "FromDiskAnswer"), ("422", "SglangFailure")):
+    for status, kind in (("200", "FromDiskAnswer"), ("default", "SglangFailure")):
         schema = update["responses"][status]["content"]["application/json"]["schema"]
-        assert schema == {"$ref": f"#/components/schemas/{kind}"}
+        assert f"'#/components/schemas/{kind}'" in str(schema)
     assert said["paths"]["/health"]["get"]["responses"]["304"]["content"] == {}, "FastDeploy's is the first"
     assert list(bare_objects(said)) == []
     names = [each["operationId"] for path in said["paths"].values() for each in path.values()]
