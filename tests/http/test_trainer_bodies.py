@@ -9,7 +9,6 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from wsm.errors import BadInputError, RefusedError, WsmError
-from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, failed
 from wsm.http.bodies import Label, Text, Texts, as_struct, label_of, object_of, query_of, without_nulls
 from wsm.http.surfaces import SURFACES, SurfaceOptions, fastdeploy, sglang, vllm
@@ -169,7 +168,7 @@ def test_a_legacy_get_is_refused_in_the_codes_of_fastdeploy(
 
 
 def test_text_that_a_held_group_does_not_take_is_503_and_no_failed_control_verb_of_fastdeploy() -> None:
-    answer = failed(http_errors.admission_closed(why="the group is held"))
+    answer = failed(RefusedError("the group is held", code="admission-closed"))
     assert fastdeploy.failure_of(answer) == answer
     assert (answer.status, "Retry-After" in answer.headers) == (503, True)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+from starlette.responses import Response
+from starlette.types import Send
 
 import wsm
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError
@@ -129,6 +131,20 @@ def failed(error: BaseException, *, request_id: str | None = None) -> HttpAnswer
         headers["WWW-Authenticate"] = "Bearer"
     body = {"error": error_mapping(error), "request_id": request_id}
     return HttpAnswer(status, body, headers)
+
+
+def response_of(answer: HttpAnswer) -> Response:
+    """Return an answer as the framework sends it."""
+    kind = {} if answer.body is None else {"Content-Type": "application/json"}
+    return Response(answer.content(), answer.status, {**kind, **answer.headers})
+
+
+async def send_failure(error: BaseException, send: Send, headers: Mapping[str, str] | None = None) -> None:
+    """Send the answer to an error in the place of one that was not sent."""
+    answer = failed(error)
+    response = response_of(HttpAnswer(answer.status, answer.body, {**answer.headers, **(headers or {})}))
+    await send({"type": "http.response.start", "status": answer.status, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
 
 
 def succeeded(receipt: Receipt) -> HttpAnswer:

@@ -18,19 +18,18 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wsm import log, traces
-from wsm.errors import WsmError
+from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
-from wsm.http.answers import HttpAnswer, failed
+from wsm.http.answers import HttpAnswer, failed, response_of, send_failure
 from wsm.http.bodies import object_of
 from wsm.http.commands import Commands
 from wsm.http.hold_table import Text
 from wsm.http.native import routes as native
-from wsm.http.pinned import PinnedTexts, require_pinned
+from wsm.http.pinned import pinned
 from wsm.http.security import Security, SecurityGuard, path_of
 from wsm.http.surface import InHold, Surface, SurfaceRoute
 from wsm.metrics.history import ServerCounts
@@ -101,7 +100,7 @@ def create_app(
     app.router.default = _Rest(group, in_hold, rest)
     for each in places:
         app.router.default = _Places(app.router.default, *each)
-    ours: ASGIApp = PinnedTexts(app, group)
+    ours: ASGIApp = app
     if security is not None:
         readable = {key for key, (_, route) in offered.items() if route.reads}
         ours = SecurityGuard(ours, replace(security, readable=security.readable | readable))
@@ -156,14 +155,6 @@ def _with_body(app: ASGIApp, body: bytes) -> ASGIApp:
     return answered
 
 
-def response_of(answer: HttpAnswer) -> Response:
-    """Return an answer as the framework sends it."""
-    headers = dict(answer.headers)
-    if answer.body is not None:
-        headers.setdefault("Content-Type", "application/json")
-    return Response(answer.content(), answer.status, headers)
-
-
 def require_group(commands: Commands, headers: Headers, body: bytes | None = None) -> None:
     """Refuse a request that names another group: by ``X-Wsm-Group``, or by the field ``group`` of its body.
 
@@ -192,7 +183,9 @@ async def admit(commands: Commands, in_hold: InHold) -> None:
     while await commands.is_held():
         now, closed = await commands.hold_now()
         if now.text is Text.FAILS or (in_hold is InHold.FAIL and now.text is Text.WAITS):
-            raise errors.admission_closed(why=str(closed) if now.text is Text.FAILS else "the group is held")
+            why = str(closed) if now.text is Text.FAILS else "the group is held"
+            message = f"no request is admitted now: {why}; ask again later"
+            raise RefusedError(message, code="admission-closed", why=why)
         commands.counts.texts_waiting += 1
         try:
             await commands.while_text_waits()
@@ -220,11 +213,11 @@ class _Rest:
             require_group(self._commands, Headers(scope=scope))
             if in_hold is not None:
                 await admit(self._commands, in_hold)
-                require_pinned(self._commands, scope)
+                send = pinned(self._commands, scope, send)
             if self._rest is None:
                 raise errors.not_found(method=scope["method"], path=scope["path"])
         except WsmError as error:
-            await response_of(failed(error))(scope, receive, send)
+            await send_failure(error, send)
             return
         await self._rest(scope, receive, send)
 
@@ -266,7 +259,7 @@ class _Places:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self._free.locked():
-            await response_of(failed(errors.server_busy(running=self._most)))(scope, receive, send)
+            await send_failure(errors.server_busy(running=self._most), send)
         else:
             async with self._free:
                 await self._app(scope, receive, send)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 from urllib.parse import quote
 
 import httpx
@@ -21,7 +21,12 @@ from wsm.typed import typed_calls
 _ANSWER_S: Final = 15.0
 #: Seconds beyond a command's own deadlines that an answer may take.
 _MARGIN_S: Final = 30.0
+#: Seconds in which a stream of events says something.
+_EVENTS_S: Final = 60.0
 _DEADLINES: Final = {"update": 300.0, "prepare": 300.0}
+
+
+_Http = TypeVar("_Http")
 
 
 class _Asking:
@@ -32,18 +37,22 @@ class _Asking:
         said = {"Authorization": token and f"Bearer {token}", "X-Wsm-Group": group}
         self._headers = {name: value for name, value in said.items() if value is not None}
 
-    def _options(self) -> dict[str, Any]:
-        base = "http://localhost" if self.url.startswith("unix:") else self.url
+    def _made(self, kind: Callable[..., _Http], transport: object, over_uds: Callable[..., object]) -> _Http:
+        """Return the client of httpx; raises BadInputError (``bad-http-address``)."""
+        path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
         try:
-            parsed = httpx.URL(base)
+            parsed = httpx.URL("http://localhost" if path is not None else self.url)
         except httpx.InvalidURL as error:
             raise errors.bad_address(address=self.url, problem=str(error)) from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
             raise errors.bad_address(address=self.url, problem="say http://HOST:PORT or unix:PATH")
-        return {"base_url": parsed, "headers": self._headers, "trust_env": False, "timeout": _ANSWER_S}
-
-    def _uds(self) -> str | None:
-        return self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
+        return kind(
+            base_url=parsed,
+            headers=self._headers,
+            trust_env=False,
+            timeout=_ANSWER_S,
+            transport=transport or (None if path is None else over_uds(uds=path)),
+        )
 
     def _command(self, operation: str, request_id: str | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
         deadline_s = keywords.get("deadline_s") or _DEADLINES.get(operation, 60.0)
@@ -58,10 +67,6 @@ class _Asking:
             "headers": {} if decides or request_id is None else {"Idempotency-Key": request_id},
             "timeout": httpx.Timeout(seconds, connect=10.0),
         }
-
-    @staticmethod
-    def _place_of(request_id: str) -> str:
-        return f"/wsm/v1/commands/{quote(request_id, safe='')}"
 
     def _receipt(self, answer: httpx.Response) -> Receipt:
         said = self._content(answer)
@@ -116,11 +121,7 @@ class Client(_Asking):
         group: str | None = None,
     ) -> None:
         super().__init__(url, token, group)
-        options = self._options()
-        uds = self._uds()
-        self._client = httpx.Client(
-            transport=transport or (None if uds is None else httpx.HTTPTransport(uds=uds)), **options
-        )
+        self._client = self._made(httpx.Client, transport, httpx.HTTPTransport)
 
     def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
         """Give one command; an error that the group raised is raised by its own type.
@@ -138,37 +139,34 @@ class Client(_Asking):
 
     def status(self) -> dict[str, Any]:
         """Return what ``wsm status --json`` prints."""
-        return self._content(self._ask(method="GET", url="/wsm/v1/status"))
+        return self._content(self._ask(url="/wsm/v1/status"))
 
     def explain(self) -> dict[str, Any]:
         """Return what ``wsm explain --json`` prints."""
-        return self._content(self._ask(method="GET", url="/wsm/v1/explain"))
+        return self._content(self._ask(url="/wsm/v1/explain"))
 
     def ready(self) -> bool:
         """Whether the group serves."""
-        return bool(self._content(self._ask(method="GET", url="/wsm/v1/ready"), 503).get("serving"))
+        return bool(self._content(self._ask(url="/wsm/v1/ready"), 503).get("serving"))
 
     def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""
-        return self._content(self._ask(method="GET", url=self._place_of(request_id)))
+        return self._content(self._ask(url=_place_of(request_id)))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield journal lines as they are written, until the caller stops."""
-        timeout = httpx.Timeout(60.0)
         try:
-            with self._client.stream("GET", "/wsm/v1/events", timeout=timeout) as answer:
+            with self._client.stream("GET", "/wsm/v1/events", timeout=_EVENTS_S) as answer:
                 if answer.status_code != 200:
                     answer.read()
                     self._content(answer)
-                for line in answer.iter_lines():
-                    if line.startswith("data: "):
-                        yield json.loads(line.removeprefix("data: "))
+                yield from filter(None, map(_event, answer.iter_lines()))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    def _ask(self, **request: Any) -> httpx.Response:
+    def _ask(self, method: str = "GET", **request: Any) -> httpx.Response:
         try:
-            return self._client.request(**request)
+            return self._client.request(method, **request)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -205,11 +203,7 @@ class AsyncClient(_Asking):
         group: str | None = None,
     ) -> None:
         super().__init__(url, token, group)
-        options = self._options()
-        uds = self._uds()
-        self._client = httpx.AsyncClient(
-            transport=transport or (None if uds is None else httpx.AsyncHTTPTransport(uds=uds)), **options
-        )
+        self._client = self._made(httpx.AsyncClient, transport, httpx.AsyncHTTPTransport)
 
     async def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
         """As :meth:`Client.command`."""
@@ -217,37 +211,37 @@ class AsyncClient(_Asking):
 
     async def status(self) -> dict[str, Any]:
         """Return what ``wsm status --json`` prints."""
-        return self._content(await self._ask(method="GET", url="/wsm/v1/status"))
+        return self._content(await self._ask(url="/wsm/v1/status"))
 
     async def explain(self) -> dict[str, Any]:
         """Return what ``wsm explain --json`` prints."""
-        return self._content(await self._ask(method="GET", url="/wsm/v1/explain"))
+        return self._content(await self._ask(url="/wsm/v1/explain"))
 
     async def ready(self) -> bool:
         """Whether the group serves."""
-        answer = await self._ask(method="GET", url="/wsm/v1/ready")
+        answer = await self._ask(url="/wsm/v1/ready")
         return bool(self._content(answer, 503).get("serving"))
 
     async def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""
-        return self._content(await self._ask(method="GET", url=self._place_of(request_id)))
+        return self._content(await self._ask(url=_place_of(request_id)))
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yield journal lines as they are written, until the caller stops."""
         try:
-            async with self._client.stream("GET", "/wsm/v1/events", timeout=httpx.Timeout(60.0)) as answer:
+            async with self._client.stream("GET", "/wsm/v1/events", timeout=_EVENTS_S) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
                     self._content(answer)
                 async for line in answer.aiter_lines():
-                    if line.startswith("data: "):
-                        yield json.loads(line.removeprefix("data: "))
+                    if event := _event(line):
+                        yield event
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    async def _ask(self, **request: Any) -> httpx.Response:
+    async def _ask(self, method: str = "GET", **request: Any) -> httpx.Response:
         try:
-            return await self._client.request(**request)
+            return await self._client.request(method, **request)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
@@ -262,3 +256,11 @@ class AsyncClient(_Asking):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _place_of(request_id: str) -> str:
+    return f"/wsm/v1/commands/{quote(request_id, safe='')}"
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    return dict(json.loads(line.removeprefix("data: "))) if line.startswith("data: ") else None

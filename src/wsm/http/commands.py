@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -32,7 +32,7 @@ from wsm.committed_record import CommittedRecord
 from wsm.config import EngineWordsConfig
 from wsm.controller import Controller
 from wsm.controller.group_view import GroupAccess
-from wsm.errors import WsmError
+from wsm.errors import RefusedError, WsmError
 from wsm.http import answers, errors
 from wsm.http.closed_holds import ClosedHolds
 from wsm.http.hold_table import OWNERS, Meaning, Text
@@ -187,6 +187,7 @@ class Commands:
         self._lock = threading.Lock()
         self._running: dict[str, _CommandUnderWay] = {}
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-read")
+        self._followers = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-follow")  # they wait for a file
         self._attaching = threading.Lock()
         self._group = self._attached()
         self._left: tuple[Controller, GroupAccess] | None = None
@@ -229,7 +230,7 @@ class Commands:
 
     async def catch_up(self) -> None:
         """Take in what other servers of the group have kept. Waits for a second at most."""
-        await asyncio.to_thread(self.kept.catch_up)
+        await asyncio.wrap_future(self._followers.submit(self.kept.catch_up))
 
     async def is_held(self) -> bool:
         """Whether the group stands still. One look at memory, unless the group was started anew."""
@@ -322,7 +323,12 @@ class Commands:
             As :class:`AdoptDirectory`.
         """
         if adopt is None:
-            raise errors.no_directories(directory=str(directory))
+            raise RefusedError(
+                f"the directory {str(directory)!r} is not taken in: this server has no root for directories; "
+                "start it with --adopt-root, or name a published version",
+                code="no-adopt-root",
+                directory=str(directory),
+            )
         adopted = await asyncio.to_thread(adopt, str(directory), label)
         await asyncio.to_thread(self.call, label or asked_label(adopted.label), adopted.label)
         return adopted
@@ -536,7 +542,8 @@ class Commands:
         """Let go of the group, once commands under way are over or `wait_s` has passed."""
         deadline = time.monotonic() + wait_s
         wait([running.end for running in self._running.values()], max(deadline - time.monotonic(), 0))
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._readers, self._followers):
+            pool.shutdown(wait=False, cancel_futures=True)
         for attached in (self._group, self._left or ()):
             for each in attached:
                 each.close()
@@ -680,24 +687,28 @@ class Commands:
         return segment.path.with_name(f"{segment.path.name}.http")
 
 
+@dataclass
 class _CommandUnderWay:
-    """A command under way."""
+    request_id: str
+    operation: str
+    origin: Origin
+    asked: dict[str, Any]
+    source: str | None
+    end: Future[Receipt] = field(default_factory=Future)
 
-    def __init__(
-        self, request_id: str, operation: str, origin: Origin, asked: dict[str, Any], source: str | None
-    ) -> None:
-        self.request_id = request_id
-        self.operation = operation
-        self.origin = origin
-        self.asked = asked
-        self.source = source
-        self.end: Future[Receipt] = Future()
+    def __post_init__(self) -> None:
         self.end.set_running_or_notify_cancel()  # a caller that stops waiting cancels nothing
 
     def require_same(self, operation: str, asked: Mapping[str, Any]) -> None:
         """Refuse a request id that names another request (code ``request-id-used``)."""
         if (operation, asked) != (self.operation, self.asked):
-            raise errors.request_id_used(request_id=self.request_id, operation=operation)
+            raise RefusedError(
+                f"the request id {self.request_id!r} names another request of this group, a {operation}; "
+                "nothing was changed: draw another",
+                code="request-id-used",
+                request_id=self.request_id,
+                operation=operation,
+            )
 
 
 def _kept_arguments(asked: Mapping[str, Any]) -> dict[str, Any]:

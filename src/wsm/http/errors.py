@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from wsm.errors import BadInputError, GroupError, RefusedError, coded
 
@@ -11,12 +13,6 @@ from wsm.errors import BadInputError, GroupError, RefusedError, coded
 def unsupported(*, verb: str, reason: str, use_instead: str) -> RefusedError:
     """A verb of a trainer asks for what cannot be promised."""
     return RefusedError(f"{verb} is not supported: {reason}; use {use_instead} instead")
-
-
-@coded("admission-closed")
-def admission_closed(*, why: str) -> RefusedError:
-    """A request for text came while none is admitted."""
-    return RefusedError(f"no request is admitted now: {why}; ask again later")
 
 
 @coded("fleet-stale")
@@ -57,24 +53,6 @@ def another_version(*, asked: str, held: str | None) -> RefusedError:
     )
 
 
-@coded("no-adopt-root")
-def no_directories(*, directory: str) -> RefusedError:
-    """A path is sent to a server that takes in no directories."""
-    return RefusedError(
-        f"the directory {directory!r} is not taken in: this server has no root for directories; start it "
-        "with --adopt-root, or name a published version"
-    )
-
-
-@coded("request-id-used")
-def request_id_used(*, request_id: str, operation: str) -> RefusedError:
-    """An idempotency key names another request."""
-    return RefusedError(
-        f"the request id {request_id!r} names another request of this group, a {operation}; nothing was "
-        "changed: draw another"
-    )
-
-
 @coded("request-unknown")
 def request_unknown(*, request_id: str) -> RefusedError:
     """No request of that name is kept."""
@@ -110,15 +88,6 @@ def forbidden(*, why: str) -> RefusedError:
     return RefusedError(f"this is not allowed: {why}")
 
 
-@coded("misdirected")
-def misdirected(*, host: str) -> RefusedError:
-    """A name leads here that was not declared: so does that of a page that means another server."""
-    return RefusedError(
-        f"the Host {host[:200]!r} is no address and no declared name of this server; ask it by its address, "
-        "start it with --allow-host, or give a token"
-    )
-
-
 @coded("wrong-group")
 def wrong_group(*, asked: str, group: str) -> RefusedError:
     """A request names another group than this server's: it was meant for another port."""
@@ -141,34 +110,17 @@ def too_many_headers(*, limit: int, of: str = "headers") -> RefusedError:
     )
 
 
-@coded("body-too-slow")
-def body_too_slow(*, seconds: float) -> RefusedError:
-    """A body did not arrive."""
-    return RefusedError(f"the body did not arrive within {seconds:g} s; send it faster")
+def _bad_setting(code: str, *, problem: str, **named: Any) -> BadInputError:
+    [what] = named.values()
+    return BadInputError(f"{what}: {problem}", code=code, problem=problem, **named)
 
 
-@coded("bad-token-file")
-def bad_token_file(*, file: str, problem: str) -> BadInputError:
-    """The file of tokens cannot be used."""
-    return BadInputError(f"{file}: {problem}")
-
-
-@coded("bad-tls-file")
-def bad_tls_file(*, file: str, problem: str) -> BadInputError:
-    """The files of TLS cannot be used."""
-    return BadInputError(f"{file}: {problem}")
-
-
-@coded("bad-network")
-def bad_network(*, network: str, problem: str) -> BadInputError:
-    """What is to be trusted is no network."""
-    return BadInputError(f"--trust {network}: {problem}")
-
-
-@coded("bad-http-address")
-def bad_address(*, address: str, problem: str) -> BadInputError:
-    """A server cannot be where it was asked to be."""
-    return BadInputError(f"{address}: {problem}")
+#: The file of tokens, or those of TLS, cannot be used; what is to be trusted is no network; and a server
+#: cannot be where it was asked to be.
+bad_token_file = partial(_bad_setting, "bad-token-file")
+bad_tls_file = partial(_bad_setting, "bad-tls-file")
+bad_network = partial(_bad_setting, "bad-network")
+bad_address = partial(_bad_setting, "bad-http-address")
 
 
 @coded("upstream-unreachable")

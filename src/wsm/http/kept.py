@@ -12,12 +12,12 @@ import json
 import os
 import sqlite3
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from wsm import log
 from wsm.metrics.history import ServerCounts
@@ -54,12 +54,8 @@ _FIELDS: Final = {
 }
 
 
-class _KeptRow(NamedTuple):
-    """What is kept under a name, as JSON; None: nothing any more."""
-
-    kind: str
-    name: str
-    value: str | None
+#: What is kept under a kind and a name, as JSON; None: nothing any more.
+_KeptRow: TypeAlias = tuple[str, str, str | None]
 
 
 class KeptRequests:
@@ -82,7 +78,7 @@ class KeptRequests:
         self.fault = ""
         self._counts = counts or ServerCounts()
         self._lock = threading.Lock()
-        self._rows: dict[str, OrderedDict[str, str]] = {}
+        self._rows: dict[tuple[str, str], str] = {}  # the newest last
         self._file = None if path is None else _RequestFile(path, self)
         self.catch_up()
 
@@ -120,8 +116,7 @@ class KeptRequests:
 
     def note(self, kind: str, name: str) -> Any:
         """Return what is remembered under a name; None: nothing."""
-        named = self._rows.get(kind)
-        found = None if named is None else named.get(name)
+        found = self._rows.get((kind, name))
         with suppress(ValueError, TypeError):  # a damaged file may say anything
             return None if found is None else json.loads(found)
         return None
@@ -134,26 +129,24 @@ class KeptRequests:
     def take(self, rows: Iterable[_KeptRow]) -> None:
         """Take in what is said of names, the newest last; a request that its readers cannot read is none."""
         with self._lock:
-            for row in rows:
-                named = self._rows.setdefault(row.kind, OrderedDict())
-                named.pop(row.name, None)
-                if row.value is not None and (row.kind != _REQUEST or _is_request(row.value)):
-                    named[row.name] = row.value
-                while len(named) > (KEPT_REQUESTS if row.kind == _REQUEST else KEPT_NOTES):
-                    named.popitem(last=False)
-            requests = self._rows.get(_REQUEST, OrderedDict())
-            kept_bytes = sum(map(len, requests.values()))
-            while kept_bytes > KEPT_BYTES and len(requests) > 1:
-                kept_bytes -= len(requests.popitem(last=False)[1])
+            for kind, name, value in rows:
+                self._rows.pop((kind, name), None)
+                if value is not None and (kind != _REQUEST or _is_request(value)):
+                    self._rows[kind, name] = value
+            seen: Counter[str] = Counter()
+            kept_bytes = 0
+            for (kind, name), value in reversed(tuple(self._rows.items())):
+                seen[kind] += 1
+                most = KEPT_REQUESTS if kind == _REQUEST else KEPT_NOTES
+                kept_bytes += len(value) if kind == _REQUEST else 0
+                too_long = kind == _REQUEST and kept_bytes > KEPT_BYTES and seen[kind] > 1
+                if seen[kind] > most or too_long:
+                    del self._rows[kind, name]
 
     def rows(self) -> list[_KeptRow]:
-        """Return all that is kept, the newest of each kind last."""
+        """Return all that is kept, the newest last."""
         with self._lock:
-            return [
-                _KeptRow(kind, name, value)
-                for kind, named in self._rows.items()
-                for name, value in named.items()
-            ]
+            return [(kind, name, value) for (kind, name), value in self._rows.items()]
 
     def found_fault(self, path: Path, error: str) -> None:
         """Say once that the file was found damaged or emptied, or cannot be used."""
@@ -247,8 +240,8 @@ class _RequestFile:
             news = "SELECT kind, name, value, change FROM kept WHERE change > ? ORDER BY change"
             found = connection.execute(news, (self._seen,)).fetchall()
             known = {(kind, name) for kind, name, *_ in found}
-            lacking = [row for row in self._kept.rows() if is_new and (row.kind, row.name) not in known]
-            self._kept.take(_KeptRow(*row[:3]) for row in found)
+            lacking = [row for row in self._kept.rows() if is_new and row[:2] not in known]
+            self._kept.take(row[:3] for row in found)
             self._kept.take(self._unwritten)
             said = [*lacking, *self._unwritten, *saying.rows()]
             last = max([self._seen, *(row[3] for row in found)])
@@ -280,7 +273,7 @@ class _RequestFile:
 
     def _trim(self, connection: sqlite3.Connection) -> None:
         """Delete what is too old to be kept; what is only forgotten is told to others for as long."""
-        kept = {(row.kind, row.name) for row in self._kept.rows()}
+        kept = {row[:2] for row in self._kept.rows()}
         rows = connection.execute(
             "SELECT kind, name, value IS NULL FROM kept ORDER BY change DESC"
         ).fetchall()
@@ -330,4 +323,4 @@ def _is_request(value: str) -> bool:
 
 
 def _row(kind: str, name: str, value: Any) -> _KeptRow:
-    return _KeptRow(kind, name, None if value is None else json.dumps(value, default=str))
+    return kind, name, None if value is None else json.dumps(value, default=str)

@@ -11,74 +11,46 @@ from __future__ import annotations
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope, Send
 
 from wsm.committed_record import CommittedRecord
 from wsm.http import errors
-from wsm.http.answers import header_text
+from wsm.http.answers import header_text, send_failure
 from wsm.http.commands import Commands
-from wsm.http.upstream import send_failure
 
 VERSION: Final = "X-Wsm-Version"
 _STRICT: Final = "X-Wsm-Version-Strict"
 
-#: Where what a pinned request was admitted for stands in its scope.
-_ADMITTED: Final = "wsm.admitted"
 
+def pinned(commands: Commands, scope: Scope, send: Send) -> Send:
+    """Return how the answer to a text is sent that is admitted now; refuse one that is pinned elsewhere.
 
-def require_pinned(commands: Commands, scope: Scope) -> None:
-    """Refuse text that is pinned to another version than the group holds now (code ``another-version``)."""
-    pin = Headers(scope=scope).get(VERSION)
+    Raises
+    ------
+    RefusedError
+        If the group holds another version than the text is pinned to (code ``another-version``).
+    """
+    headers = Headers(scope=scope)
+    pin = headers.get(VERSION)
     if pin is None:
-        return
+        return send
     held = commands.held_record()
     if held.version != commands.called(pin):
         raise errors.another_version(asked=pin, held=held.version)
-    scope.get(_ADMITTED, []).append(held)
-
-
-class PinnedTexts:
-    """An ASGI app whose answers to pinned requests say what answered them.
-
-    Parameters
-    ----------
-    app : ASGI app
-        Answers; it calls :func:`require_pinned` once a request is admitted.
-    commands : Commands
-        The group.
-    """
-
-    def __init__(self, app: ASGIApp, commands: Commands) -> None:
-        self._app = app
-        self._commands = commands
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] == "http" and VERSION in (headers := Headers(scope=scope)):
-            answer = _PinnedAnswer(
-                self._commands, send, strict=headers.get(_STRICT, "0") not in ("0", "false")
-            )
-            await self._app({**scope, _ADMITTED: answer.admitted}, receive, answer.send)
-        else:
-            await self._app(scope, receive, send)
+    return _PinnedAnswer(commands, held, send, strict=headers.get(_STRICT, "0") not in ("0", "false")).send
 
 
 class _PinnedAnswer:
     """The answer to one pinned request."""
 
-    def __init__(self, commands: Commands, send: Send, *, strict: bool) -> None:
-        self._commands = commands
-        self._send = send
-        self._strict = strict
+    def __init__(self, commands: Commands, admitted: CommittedRecord, send: Send, *, strict: bool) -> None:
+        self._commands, self._admitted, self._send, self._strict = commands, admitted, send, strict
         self._start: Message | None = None
         self._parts: list[Message] = []
-        self.admitted: list[CommittedRecord] = []
 
     async def send(self, message: Message) -> None:
         """Send it on, or keep it until it is whole."""
-        if not self.admitted:
-            await self._send(message)
-        elif message["type"] == "http.response.start":
+        if message["type"] == "http.response.start":
             is_stream = (
                 Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
             )
@@ -107,7 +79,7 @@ class _PinnedAnswer:
 
     def _versions(self) -> list[str]:
         """Return the version that the request was admitted for, and the one that a commit brought since."""
-        admitted, now = self.admitted[0], self._commands.held_record()
+        admitted, now = self._admitted, self._commands.held_record()
         same = (admitted.version, admitted.load_sequence) == (now.version, now.load_sequence)
         return [str(each.version) for each in ([admitted] if same else [admitted, now])]
 

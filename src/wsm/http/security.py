@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from wsm.errors import WsmError
+from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
-from wsm.http.answers import HttpAnswer, failed
+from wsm.http.answers import send_failure
 from wsm.shared_directory import read_ours
 from wsm.typed import CountFrom0, Seconds, typed_calls
 
@@ -144,7 +144,13 @@ class Security:
         """
         named = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if peer is not None and (len(named) != 1 or not self._is_own(_host_of(named[0]))):
-            return errors.misdirected(host=", ".join(named))
+            host = ", ".join(named)
+            return RefusedError(
+                f"the Host {host[:200]!r} is no address and no declared name of this server; ask it by its "
+                "address, start it with --allow-host, or give a token",
+                code="misdirected",
+                host=host,
+            )
         by_name = {name: value.decode("latin-1") for name, value in headers}
         if by_name.get(b"sec-fetch-site", "none") not in ("none", "same-origin"):
             return errors.forbidden(why="a page of another site asks for it")
@@ -250,19 +256,17 @@ def networks(texts: Iterable[str]) -> tuple[_Network, ...]:
         try:
             network = ipaddress.ip_network(text)
         except ValueError as error:
-            raise errors.bad_network(network=text, problem=str(error)) from None
+            raise errors.bad_network(network=f"--trust {text}", problem=str(error)) from None
         if network.prefixlen == 0:
-            raise errors.bad_network(network=text, problem="it is every address; use a token")
+            raise errors.bad_network(network=f"--trust {text}", problem="it is every address; use a token")
         read.append(network)
     return tuple(read)
 
 
 def is_loopback(host: str) -> bool:
     """Whether a server at `host` is reached from this host alone."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = _address_of(host.strip("[]"))
+    return host == "localhost" if address is None else address.is_loopback
 
 
 class SecurityGuard:
@@ -296,7 +300,7 @@ class SecurityGuard:
                 await send({"type": "websocket.close", "code": 1008})
             return
         if refused is not None:
-            await _refuse(refused, send)
+            await send_failure(refused, send, {"Connection": "close"})
             return
         if self._security.admin is not None:  # it is ours, and no upstream's
             scope = {
@@ -315,7 +319,7 @@ class SecurityGuard:
         except WsmError as refusal:
             if began or refusal is not body.refused:
                 raise
-            await _refuse(refusal, send)
+            await send_failure(refusal, send, {"Connection": "close"})
 
     def _refusal(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]], body: _Body) -> WsmError | None:
         if len(headers) > MOST_HEADERS:
@@ -363,7 +367,8 @@ class _Body:
         try:
             message = await asyncio.wait_for(self._receive(), max(self._until - time.monotonic(), 0.001))
         except asyncio.TimeoutError:
-            self.refused = errors.body_too_slow(seconds=self._security.body_s)
+            why = f"the body did not arrive within {self._security.body_s:g} s; send it faster"
+            self.refused = RefusedError(why, code="body-too-slow", seconds=self._security.body_s)
             raise self.refused from None
         self._left -= len(message.get("body", b""))
         if self._left < 0:
@@ -378,11 +383,3 @@ def path_of(scope: Scope) -> str:
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     below = root and path.startswith(f"{root}/")
     return path.removeprefix(root) if below else path
-
-
-async def _refuse(error: WsmError, send: Send) -> None:
-    answer: HttpAnswer = failed(error)
-    headers = {"Content-Type": "application/json", "Connection": "close", **answer.headers}
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": answer.status, "headers": raw})
-    await send({"type": "http.response.body", "body": answer.content()})

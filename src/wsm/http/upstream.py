@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import httpx
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from wsm.errors import WsmError
 from wsm.http import errors
-from wsm.http.answers import failed
+from wsm.http.answers import send_failure
 
 #: Headers of one connection, which end with it.
 HOP_BY_HOP: Final = frozenset(
@@ -65,11 +66,29 @@ class Upstream:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
-        if scope["type"] != "http":
-            return
-        body = _ForwardedBody(receive)
-        forwarding = asyncio.ensure_future(self._forward(scope, body, send))
-        leaving = asyncio.ensure_future(body.gone())
+        if scope["type"] == "http":
+            await self._pass(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        whole = asyncio.Event()
+
+        async def parts() -> AsyncIterator[bytes]:
+            async for part in Request(scope, receive).stream():
+                if part:
+                    yield part
+            whole.set()
+
+        async def gone() -> None:
+            await whole.wait()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        named = {name for name, _ in scope["headers"]}
+        content = parts() if {b"content-length", b"transfer-encoding"} & named else None
+        if content is None:
+            whole.set()
+        forwarding = asyncio.ensure_future(self._forward(scope, content, send))
+        leaving = asyncio.ensure_future(gone())
         try:
             await asyncio.wait({forwarding, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -80,10 +99,10 @@ class Upstream:
         if not forwarding.cancelled():
             forwarding.result()
 
-    async def _forward(self, scope: Scope, body: _ForwardedBody, send: Send) -> None:
+    async def _forward(self, scope: Scope, content: AsyncIterator[bytes] | None, send: Send) -> None:
         try:
-            answer = await self._client.send(self._request(scope, body), stream=True)
-        except httpx.HTTPError as error:
+            answer = await self._client.send(self._request(scope, content), stream=True)
+        except (httpx.HTTPError, ClientDisconnect) as error:
             reason = f"{type(error).__name__}: {error}"
             await send_failure(errors.upstream_unreachable(url=str(self._base), reason=reason), send)
             return
@@ -102,7 +121,7 @@ class Upstream:
         finally:
             await answer.aclose()
 
-    def _request(self, scope: Scope, body: _ForwardedBody) -> httpx.Request:
+    def _request(self, scope: Scope, content: AsyncIterator[bytes] | None) -> httpx.Request:
         path = scope.get("raw_path") or scope["path"].encode()
         parts = [part.partition(";")[0] for part in scope["path"].split("/")[1:]]
         dotted = not scope["path"].startswith("/") or "" in parts[:-1] or {".", ".."} & set(parts)
@@ -110,16 +129,9 @@ class Upstream:
             raise errors.bad_body(field="path", problem="it has empty or dotted parts, or what no path has")
         query = scope.get("query_string", b"")
         url = self._base.copy_with(raw_path=path + (b"?" + query if query else b""))
-        headers = _kept(scope["headers"])
-        headers = [each for each in headers if each[0] not in (b"host", b"expect")]
-        named = {name for name, _ in scope["headers"]}
-        has_body = b"content-length" in named or b"transfer-encoding" in named
-        if not has_body:
-            body.whole.set()
+        headers = [each for each in _kept(scope["headers"]) if each[0] not in (b"host", b"expect")]
         # Not by the client: it would say of itself what a caller did not, as that it takes zstd.
-        return httpx.Request(
-            scope["method"], url, headers=headers, content=body.parts() if has_body else None
-        )
+        return httpx.Request(scope["method"], url, headers=headers, content=content)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -127,32 +139,6 @@ class Upstream:
         await receive()
         await self._client.aclose()
         await send({"type": "lifespan.shutdown.complete"})
-
-
-class _ForwardedBody:
-    """What the client of a forwarded request sends: its body, and that it is gone."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.whole = asyncio.Event()
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise httpx.ReadError("the client is gone")
-            more = message.get("more_body", False)
-            if message.get("body"):
-                yield message["body"]
-        self.whole.set()
-
-    async def gone(self) -> None:
-        """Wait until the client is gone, once its body is here."""
-        await self.whole.wait()
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
 
 def _kept(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -167,11 +153,3 @@ def _kept(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         name.encode("latin-1") for name in HOP_BY_HOP | listed if name not in ("content-length", "host")
     }
     return [(name, value) for name, value in headers if name not in dropped]
-
-
-async def send_failure(error: WsmError, send: Send) -> None:
-    """Send the answer to an error in the place of one that was not sent."""
-    answer = failed(error)
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.content()})

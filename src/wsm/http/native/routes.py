@@ -40,6 +40,9 @@ from wsm.status import GroupStatus
 #: The surface that the native API's own holds belong to.
 NATIVE: Final = "native"
 
+#: Seconds in which a command that ends is answered with its receipt, even to a caller that would not wait.
+_AT_ONCE_S: Final = 0.1
+
 
 def origin_of(request: Request, surface: str) -> Origin:
     """Return where the command of a request comes from: its ``Idempotency-Key`` is the request id."""
@@ -71,28 +74,13 @@ def _command(operation: str) -> Callable[[Request, Commands], Any]:
 async def _begun(commands: Commands, operation: str, origin: Origin, asked: Mapping[str, Any]) -> HttpAnswer:
     """Answer 202 with the place of a command that goes on; what is over at once is answered as ever."""
     named = replace(origin, request_id=origin.request_id or uuid.uuid4().hex)
-    task = asyncio.ensure_future(getattr(commands, operation)(named, **asked))
-    _detached.add(task)
-    task.add_done_callback(_forgotten)
-    await asyncio.wait({task}, timeout=_AT_ONCE_S)
-    if task.done():
-        return succeeded(task.result())
-    where = f"/wsm/v1/commands/{quote(str(named.request_id), safe='')}"
-    headers = {"Location": where, "Preference-Applied": "respond-async"}
-    return HttpAnswer(202, BegunAnswer(str(named.request_id), where), headers)
-
-
-def _forgotten(task: asyncio.Future[Any]) -> None:
-    _detached.discard(task)
-    if not task.cancelled():
-        task.exception()  # it is kept under its request id
-
-
-#: Commands whose callers did not wait for their ends.
-_detached: set[asyncio.Future[Any]] = set()
-
-#: Seconds in which a command that ends is answered with its receipt, even to a caller that would not wait.
-_AT_ONCE_S: Final = 0.1
+    asking = getattr(commands, operation)(named, **asked)
+    try:
+        return succeeded(await asyncio.wait_for(asking, _AT_ONCE_S))  # which ends the wait, and no command
+    except asyncio.TimeoutError:
+        where = f"/wsm/v1/commands/{quote(str(named.request_id), safe='')}"
+        headers = {"Location": where, "Preference-Applied": "respond-async"}
+        return HttpAnswer(202, BegunAnswer(str(named.request_id), where), headers)
 
 
 async def status(_request: Request, commands: Commands) -> HttpAnswer:
