@@ -14,10 +14,10 @@ import pytest
 
 # The rank program is both run as a process and read by tests, and pytest finds neither by itself.
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
-from described import require_described
 from living_fixtures import make_group
 from living_group import LivingGroup
 
+from tests.http.described import require_described
 from wsm.http import Commands, create_app
 
 __all__ = ["living", "make_group"]

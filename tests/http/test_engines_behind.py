@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from described import require_described
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.http.described import require_described
 from wsm.http import create_app
 from wsm.http._serving import Listening, served_beside
 from wsm.http.surfaces import SURFACES, SurfaceOptions

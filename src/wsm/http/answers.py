@@ -212,10 +212,8 @@ def error_of(said: object, *, status: int) -> WsmError:
     if isinstance(name, str) and name.endswith("Error"):
         kind = getattr(wsm, name, kind)
     error = kind.__new__(kind)
-    own = {str(key): value for key, value in context.items()} if isinstance(context, dict) else {}
-    own.pop("message", None)
-    own.pop("code", None)
-    own.pop("unfit", None)
+    facts = {str(key): value for key, value in (context if isinstance(context, dict) else {}).items()}
+    own = {key: value for key, value in facts.items() if key not in ("message", "code", "unfit")}
     WsmError.__init__(
         error, told["message"], code=code if isinstance(code, str) else None, unfit=status == 422, **own
     )

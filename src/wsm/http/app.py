@@ -12,12 +12,13 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -86,7 +87,9 @@ def create_app(
     limited = [Middleware(_Places, *each) for each in places]
     routes = []
     for surface, route in offered.values():
-        endpoint, limits = _endpoint(route, surface, group), limited if route.path in in_hold else []
+        ours = rest is None or not route.of_engine
+        endpoint: Any = _endpoint(route, surface, group) if ours else _Rest(group, {}, rest)
+        limits = limited if route.path in in_hold else []
         for path in (route.path, f"{route.path}/"):  # some trainers write it so
             made = Route(path, endpoint, methods=[route.method], middleware=limits)
             if not route.reads and made.methods is not None:
@@ -100,17 +103,17 @@ def create_app(
     app.router.default = _Rest(group, in_hold, rest)
     for each in places:
         app.router.default = _Places(app.router.default, *each)
-    ours: ASGIApp = app
+    guarded: ASGIApp = app
     if security is not None:
         readable = {key for key, (_, route) in offered.items() if route.reads}
-        ours = SecurityGuard(ours, replace(security, readable=security.readable | readable))
-    return _RequestCounter(ours, group.counts, rest)
+        guarded = SecurityGuard(app, replace(security, readable=security.readable | readable))
+    return _RequestCounter(guarded, group.counts, rest)
 
 
 def _endpoint(
     route: SurfaceRoute, surface: Surface | None, commands: Commands
-) -> Callable[[Request], Awaitable[ASGIApp]]:
-    async def endpoint(request: Request) -> ASGIApp:
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
         body: bytes | None = None
         request.scope.get(_ROUTE, []).append(route.path)
         # First: once its caller is gone, a server gives it no more. A body that is not whole the handler
@@ -134,25 +137,9 @@ def _endpoint(
         except Exception as error:  # noqa: BLE001 - a caller never sees a traceback, and the log does
             log.logger("http").error(log.REQUEST_FAILED, operation=route.path, error=traceback.format_exc())
             answer = failed(error)
-        if isinstance(answer, HttpAnswer):
-            return response_of(answer)
-        return answer if body is None else _with_body(answer, body)
+        return response_of(answer) if isinstance(answer, HttpAnswer) else answer
 
     return endpoint
-
-
-def _with_body(app: ASGIApp, body: bytes) -> ASGIApp:
-    """Let an engine's app have the body that was read here, then what comes behind it."""
-
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def next_part() -> Message:
-            return unread.pop() if unread else await receive()
-
-        await app(scope, next_part, send)
-
-    return answered
 
 
 def require_group(commands: Commands, headers: Headers, body: bytes | None = None) -> None:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
 from wsm.http.answers import send_failure
+from wsm.http.bodies import MOST_TEXT_BYTES
 from wsm.shared_directory import read_ours
 from wsm.typed import CountFrom0, Seconds, typed_calls
 
@@ -29,12 +30,6 @@ MOST_HEADERS: Final = 256
 
 #: Bytes of path, query and headers of one request together.
 MOST_HEAD: Final = 64 << 10
-
-#: Bytes of the largest body.
-MAX_BODY: Final = 16 << 20
-
-#: Seconds in which a body has to arrive.
-BODY_S: Final = 60.0
 
 #: Characters of the shortest token.
 _LEAST_TOKEN = 16
@@ -71,8 +66,8 @@ class Security:
     trusted: tuple[_Network, ...] = ()
     allowed_hosts: frozenset[str] = frozenset()
     readable: frozenset[tuple[str, str]] = frozenset()
-    max_body: CountFrom0 = MAX_BODY
-    body_s: Seconds = BODY_S
+    max_body: CountFrom0 = MOST_TEXT_BYTES
+    body_s: Seconds = 60.0
 
     def refusal(
         self, method: str, path: str, peer: str | None, headers: Sequence[tuple[bytes, bytes]]

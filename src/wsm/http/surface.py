@@ -41,6 +41,8 @@ class SurfaceRoute(NamedTuple):
         What it takes, for the same.
     failure : struct type
         What it answers where it is refused, or fails.
+    of_engine : bool
+        Whether the engine answers it that stands behind the server, if one does.
     """
 
     method: str
@@ -51,6 +53,7 @@ class SurfaceRoute(NamedTuple):
     body: Any = None
     query: Any = None
     failure: Any = FailureAnswer
+    of_engine: bool = False
 
 
 @typed

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp
 
 from wsm import log
 from wsm.http.answers import HttpAnswer, receipt_headers
@@ -26,7 +25,6 @@ from wsm.http.surfaces._options import SurfaceOptions
 from wsm.http.surfaces._reasons import Reason, Refusal, Unsupported
 
 _Verb = TypeVar("_Verb", bound=Callable[..., Awaitable[Any]])
-_Answer: TypeAlias = "HttpAnswer | Response | ASGIApp"
 
 
 class ToldReceipt(Struct):
@@ -183,9 +181,6 @@ class VerbTable:
 
         async def handle(request: Request, commands: Commands) -> Any:
             call = Call(served, request, commands)
-            behind = call.behind() if row.of_engine else None
-            if behind is not None:
-                return behind
 
             async def act() -> Any:
                 given: dict[str, Any] = {}
@@ -208,7 +203,8 @@ class VerbTable:
             answers[self.unsupported] = Unsupported
         handle.__doc__ = row.does.__doc__
         reads = method == "GET" and not row.changes
-        return SurfaceRoute(method, path, handle, reads, answers, body, query, self.failure)
+        of_engine = row.of_engine and served.options.requests is None
+        return SurfaceRoute(method, path, handle, reads, answers, body, query, self.failure, of_engine)
 
     async def _refused(self, call: Call, verb: str, refusal: Refusal) -> HttpAnswer:
         """Answer a verb that cannot be honoured, which may close the hold that the group has.
@@ -230,7 +226,7 @@ class VerbTable:
         return HttpAnswer(self.unsupported, refusal.answer(verb, held=closed))
 
 
-def _answer(call: Call, said: Any) -> _Answer:
+def _answer(call: Call, said: Any) -> HttpAnswer | Response:
     """Return what a verb has said as it is sent; with what its command did, where an object can carry it."""
     if said is None:
         return Response(b"null", media_type="application/json")
