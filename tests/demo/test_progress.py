@@ -3,10 +3,9 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
-from examples.demo.progress import RunProgress, sparkline
+from examples.demo.progress import RunProgress
 from examples.demo.report import Report, StepRecord
 
 
@@ -68,25 +67,3 @@ def test_on_a_terminal_the_last_display_stays_and_fits_80_columns() -> None:
     assert "step 3/3: done" in shown
     assert "190 ms" in shown
     assert "…" not in shown, "a column was cut"
-
-
-def test_a_run_that_raised_says_that_it_stopped() -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, width=80, force_terminal=True, color_system=None)
-    with pytest.raises(KeyboardInterrupt), RunProgress("wsm demo", 3, console):
-        raise KeyboardInterrupt
-    assert "stopped" in stream.getvalue()
-
-
-def test_a_run_that_does_not_update_shows_no_version() -> None:
-    stream = io.StringIO()
-    with RunProgress("wsm demo", 1, Console(file=stream, width=80)) as progress:
-        progress.finished(StepRecord(1, None, 0, 0.06, {0: 512}, False))
-    assert "version -" in stream.getvalue()
-
-
-def test_a_sparkline_has_one_character_per_value_and_never_more_than_fit() -> None:
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
-    assert sparkline([]) == ""
-    assert len(sparkline([0.5] * 500)) <= 60
-    assert sparkline([-1.0, 2.0]) == "▁█"

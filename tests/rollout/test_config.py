@@ -6,8 +6,6 @@ from examples.rollout import errors
 from examples.rollout.config import load_rollout_config, rollout_config_from_mapping
 from tests.raising import raising
 from wsm.actions.surfaces import GroupKind
-from wsm.config import ConfigurationError
-from wsm.errors import BadInputError
 from wsm.private_directory import private_directory
 
 FULL = """
@@ -82,42 +80,6 @@ def test_what_cannot_be_is_refused_by_name(content, named):
     with raising(errors.bad_rollout_config) as caught:
         rollout_config_from_mapping(content, name=None if "group" in content else "x")
     assert caught.value.field == named
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ({"model": {"layers": 10**9}}, "layers"),
-        ({"model": {"experts": 10**8}}, "experts"),
-        ({"model": {"draft_layers": 10**7}}, "draft_layers"),
-        ({"model": {"vocabulary": 10**15}}, "vocabulary"),
-        ({"model": {"width": 4 * 10**9}}, "width"),
-        ({"model": {"vocabulary": 2 * 10**9, "width": 4096}}, "model.vocabulary"),
-        ({"model": {"width": 4 * 10**8}}, "model.width"),
-        ({"model": {"hidden": 2**31 - 2, "width": 2**20}}, "model.hidden"),
-        ({"model": {"context": 2 * 10**9}}, "model.context"),
-        ({"engine": {"kv_blocks": 10**12}}, "kv_blocks"),
-        ({"engine": {"kv_blocks": 2 * 10**9}}, "engine.kv_blocks"),
-        ({"engine": {"block_size": 10**9}}, "engine.block_size"),
-        ({"engine": {"max_batch": 2 * 10**9, "max_step_tokens": 2 * 10**9}}, "engine.max_batch"),
-        ({"load": {"temperature": float("inf")}}, "temperature"),
-        ({"recovery": {"restarts": 10**15}}, "restarts"),
-    ],
-)
-@pytest.mark.parametrize("beside", [False, True], ids=["ranks", "with a KV-cache process"])
-def test_sizes_that_no_machine_holds_are_refused_before_a_rank_starts(content, named, beside):
-    group = {"name": "x", "kv_cache_process": beside}
-    with pytest.raises(BadInputError) as caught:
-        rollout_config_from_mapping({"group": group, **content})
-    assert caught.value.code in ("bad-rollout-config", "bad-model-shape")
-    assert caught.value.field == named
-
-
-def test_the_other_sections_have_errors_of_their_own():
-    with pytest.raises(ConfigurationError, match="'name' is missing"):
-        rollout_config_from_mapping({})
-    with raising(errors.bad_model_shape, match="3 ranks"):
-        rollout_config_from_mapping({}, name="x", ranks=3)
 
 
 def test_a_strategy_that_there_is_not_is_refused_before_a_process_is_started():

@@ -141,16 +141,6 @@ def test_one_bad_prompt_keeps_a_whole_call_out(leader, client):
     assert client.stats()["waiting"] == 0
 
 
-@pytest.mark.parametrize(
-    "message", [{"op": "reboot"}, {}, {"op": ["generate"]}, {"op": "generate", "prompts": []}]
-)
-def test_an_unknown_message_is_answered_with_an_error(client, message):
-    client._socket.sendall(encode({"id": 77, **message}))
-    answer = client.receive(5)
-    assert answer["id"] == 77
-    assert answer["error"]["type"] == "bad-request"
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

@@ -10,7 +10,6 @@ import pytest
 
 import wsm.signals
 from tests.sources import syntax_of
-from wsm.private_directory import SHARED_MEMORY
 from wsm.signals.segment import Segment
 
 pytestmark = pytest.mark.processes
@@ -40,41 +39,6 @@ def test_an_aligned_word_never_tears(segment, name, launch):
         before = value
         seen.add(value)
     assert seen == {0, ALL_ONES}
-
-
-def test_two_words_are_no_unit(segment, name, launch):
-    """The control: what is not in one word is seen half written, which is why everything is in one word."""
-    child = launch(
-        """
-        segment = Segment.attach(sys.argv[1])
-        words, one, other = segment.words, segment.layout.command, segment.layout.committed
-        say("flips")
-        while True:
-            for value in range(1, 1000):
-                words[one] = value
-                words[other] = value
-        """,
-        name,
-    )
-    child.says()
-    words, one, other = segment.words, segment.layout.command, segment.layout.committed
-    while words[one] == words[other]:
-        pass
-
-
-def test_pythons_own_shared_memory_would_remove_the_file_when_an_attached_process_exits(name, launch):
-    path = SHARED_MEMORY / name
-    path.write_bytes(bytes(64))
-    child = launch(
-        """
-        from multiprocessing.shared_memory import SharedMemory
-        SharedMemory(name=sys.argv[1]).close()
-        """,
-        name,
-    )
-    assert child.ends() == 0
-    child.errors()  # until the resource tracker has ended, too: it shares the pipe
-    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 
 import pytest
 from lone_rank import LoneRank, load
@@ -15,30 +14,6 @@ from wsm.journal.entry import read_ndjson
 from wsm.journal.replay import replay
 from wsm.shared_directory import ForeignPathError
 from wsm.worker.recording import Recorder
-
-
-class Kept:
-    """What the recorder has put into the segment."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def append(self, *lines: str) -> None:
-        self.lines += lines
-
-
-def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path):
-    (tmp_path / "rank0.ndjson").symlink_to(Path("/dev/full"))
-    recorder = Recorder(rank=0, clock=SystemClock(), directory=str(tmp_path))
-    ring = Kept()
-    recorder.keep_in(ring)
-    recorder.command_seen(1, 7, "CLEAR")
-    recorder.command_seen(1, 8, "UPDATE")
-    assert [one.kind for one in recorder.journal] == ["started", "command_seen", "command_seen"]
-    recorder.write()
-    assert len(ring.lines) == 3
-    recorder.close()
-    recorder.close()
 
 
 def test_a_file_goes_on_with_the_next_command_once_there_is_room_and_readers_name_the_gap(tmp_path):

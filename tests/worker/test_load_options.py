@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.raising import raising
 from wsm.actions.base import ActionContext
 from wsm.config import config_from_mapping
 from wsm.strategies import MemoryTarget, TensorSpec, publish_snapshot
-from wsm.strategies.applier import admission
 from wsm.worker.loading import Sources
 
 SPECS = [TensorSpec(f"w{index}", "U8", (1 << 20,)) for index in range(8)]
@@ -30,17 +28,6 @@ def readers(monkeypatch):
 
     monkeypatch.setattr(os, "preadv", preadv)
     return found
-
-
-class Memory:
-    """Memory of which so much is left."""
-
-    def __init__(self, available, *, shared_by_ranks=True):
-        self._available = available
-        self.shared_by_ranks = shared_by_ranks
-
-    def available_bytes(self):
-        return self._available
 
 
 def loaded(tmp_path, memory=None, target=None, **options):
@@ -68,28 +55,3 @@ def test_without_a_number_the_ranks_of_the_group_share_the_cores(tmp_path, monke
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
     config = config_from_mapping({"name": "g", "ranks": ranks, "snapshot": {"directory": str(tmp_path)}})
     assert Sources(config).threads == threads
-
-
-class DeviceTarget(MemoryTarget):
-    """A target whose bytes are moved elsewhere."""
-
-    def written(self, name):
-        """Move them."""
-
-
-def test_a_load_that_the_host_has_no_room_for_is_refused_before_the_first_byte(tmp_path):
-    target, size = MemoryTarget(SPECS), sum(spec.nbytes for spec in SPECS)
-    with raising(admission.load_memory, match=f"{size - 1} are available"):
-        loaded(tmp_path, Memory(size - 1), target)
-    assert list(target.held()) == []
-
-
-@pytest.mark.parametrize("available", [8 << 20, None])
-def test_a_load_that_fits_or_of_which_nobody_knows_goes_on(tmp_path, available):
-    assert loaded(tmp_path, Memory(available))["tensors"] == len(SPECS)
-
-
-def test_a_devices_memory_is_asked_for_what_is_moved_there(tmp_path):
-    size = sum(spec.nbytes for spec in SPECS)
-    with raising(admission.load_memory):
-        loaded(tmp_path, Memory(size - 1, shared_by_ranks=False), DeviceTarget(SPECS))
