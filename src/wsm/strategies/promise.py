@@ -119,19 +119,20 @@ def unseal(data: bytes, *, file: str, form: str, layout: int) -> dict[str, Any]:
         If it is no such document, or its digest does not match its content.
     """
     try:
-        fields = parse(data)
+        fields: dict[str, Any] = parse(data)
     except StrictJsonError as error:
         raise ManifestError(file=file, problem=str(error)) from error
+    problem = ""
     if not isinstance(fields, dict):
-        raise ManifestError(file=file, problem="it is not a JSON object")
-    if fields.get("format") != form:
-        raise ManifestError(file=file, problem=f"its format is not {form!r}")
-    if type(fields.get("layout")) is not int or fields["layout"] != layout:  # JSON's true equals 1
-        raise ManifestError(file=file, problem=f"its layout is not {layout}, the one this wsm reads")
-    if not _is_sealed(data, fields.get("digest")):
-        raise ManifestError(
-            file=file, problem="its digest does not match its content, it was damaged or edited"
-        )
+        problem = "it is not a JSON object"
+    elif fields.get("format") != form:
+        problem = f"its format is not {form!r}"
+    elif type(fields.get("layout")) is not int or fields["layout"] != layout:  # JSON's true equals 1
+        problem = f"its layout is not {layout}, the one this wsm reads"
+    elif not _is_sealed(data, fields.get("digest")):
+        problem = "its digest does not match its content, it was damaged or edited"
+    if problem:
+        raise ManifestError(file=file, problem=problem)
     return fields
 
 
@@ -176,6 +177,9 @@ def are_digests(values: Collection[Any]) -> bool:
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 FileName = Annotated[str, msgspec.Meta(pattern=r"\A(?!\.{1,2}\Z)[^/\0]+\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=rf"\A[0-9a-f]{{{DIGEST_LENGTH}}}\Z")]
+Extents = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+#: One that wsm moves.
+Dtype = Annotated[str, msgspec.Meta(pattern=rf"\A({'|'.join(ITEM_BYTES)})\Z")]
 
 ReadT = TypeVar("ReadT")
 SealedT = TypeVar("SealedT", bound="Sealed")
@@ -335,14 +339,9 @@ class PromisedTensor(NamedTuple):
 class TensorKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What many tensors of a shard have in common."""
 
-    dtype: str
-    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+    dtype: Dtype
+    shape: Extents
     placement: Placement | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a dtype that wsm does not move."""
-        if self.dtype not in ITEM_BYTES:
-            raise ValueError(f"{self.dtype!r} is no dtype that wsm moves")
 
 
 class ShardPromise(RankShard, frozen=True, kw_only=True):

@@ -174,7 +174,7 @@ def placed(**fields) -> dict:
         ({"tensors": [*ROWS[:3], ["a", -1, DIGEST]]}, r"tensors\[3\]\[1\]"),
         ({"tensors": [*ROWS[:3], ["a", 0, "00"]]}, "a tensor has no digest"),
         ({"tensors": [*ROWS[:3], ["a", 0, DIGEST[:-1] + "X"]]}, "a tensor has no digest"),
-        (kind(dtype="F4"), "no dtype that wsm moves"),
+        (kind(dtype="F4"), "dtype"),
         (kind(shape=[-1]), "shape"),
         (kind(shape=[1] * 65), "shape"),
         (placed(how="member", index=1, of=2), "nothing"),

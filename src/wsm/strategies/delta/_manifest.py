@@ -27,6 +27,8 @@ from wsm.strategies.files.snapshot_names import (
 from wsm.strategies.promise import (
     Count,
     Digest,
+    Dtype,
+    Extents,
     Publication,
     RankShard,
     SealedT,
@@ -63,17 +65,12 @@ class DeltaTensor(Strict, frozen=True, dict=True):
     """
 
     name: str
-    dtype: str
-    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+    dtype: Dtype
+    shape: Extents
     base_digest: Digest
     digest: Digest
     stored_digest: Digest
     blocks: tuple[Block, ...]
-
-    def __post_init__(self) -> None:
-        """Refuse a dtype that wsm does not move."""
-        if self.dtype not in ITEM_BYTES:
-            raise ValueError(f"{self.dtype!r} is no dtype that wsm moves")
 
     @cached_property
     def spec(self) -> TensorSpec:

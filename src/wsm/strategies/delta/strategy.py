@@ -224,9 +224,10 @@ def open_delta(source: DeltaSource, version: str, stack: ExitStack) -> OpenDelta
         Of the type that fits what is wrong. Nothing was changed.
     """
     root, rank = str(source.directory), source.rank
-    directory = open_held(f"{root}/{DELTAS_DIRECTORY}/{version}", boundary=root, stack=stack)
+    directory = open_held(f"{root}/{DELTAS_DIRECTORY}/{version}", boundary=root)
     if directory is None:
         return None
+    stack.callback(directory.close)
     where = directory.locate(DELTA_MANIFEST)
     manifest = read_sealed(directory, DELTA_MANIFEST, DeltaManifest)
     if manifest is None:

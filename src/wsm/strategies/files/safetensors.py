@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -34,7 +34,7 @@ from wsm.strategies import errors
 from wsm.strategies.digest import digest_of, running_digest
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.atomic_file import read_all, write_all
-from wsm.strategies.promise import Count, parse
+from wsm.strategies.promise import Count, Extents, parse
 from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec
 
 #: Bytes before the JSON.
@@ -78,7 +78,7 @@ class _HeaderRow(msgspec.Struct, forbid_unknown_fields=True):
     """What a header says of one tensor."""
 
     dtype: str
-    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+    shape: Extents
     data_offsets: tuple[Count, Count]
 
     def spec(self, name: str, *, file: str) -> TensorSpec:

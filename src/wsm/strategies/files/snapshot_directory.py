@@ -12,30 +12,18 @@ import errno
 import os
 import stat
 from collections.abc import Collection
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from wsm.errors import BadInputError
 from wsm.own_descriptor import OwnDescriptor, path_of, reopened
 from wsm.strategies.errors import UnreadableFileError, not_a_regular_file
-from wsm.strategies.files import snapshot_names
-from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, VERSION_MANIFEST
+from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, VERSION_MANIFEST, VERSIONS_DIRECTORY
 
 _CAREFULLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Far behind any data; locks need no bytes to lie on.
 _READERS = 1 << 62
-
-
-def take_lease(directory: int) -> OwnDescriptor | None:
-    """Lease an open directory until what is returned is closed; None where that cannot be. Does not block."""
-    lease = _opened(directory)
-    if lease is not None:
-        with suppress(OSError):
-            if lease.try_lock_byte(_READERS, shared=True):
-                return lease
-        lease.close()
-    return None
 
 
 def is_leased(path: Path) -> bool:
@@ -114,8 +102,11 @@ class SnapshotDirectory:
 
         Where there is nothing to lease, or no locks, it gives True: open files survive their removal anyway.
         """
-        if self._lease is None:
-            self._lease = take_lease(self._descriptor)
+        if self._lease is None and (lease := _opened(self._descriptor)) is not None:
+            with suppress(OSError):
+                self._lease = lease if lease.try_lock_byte(_READERS, shared=True) else None
+            if self._lease is None:
+                lease.close()
         try:
             return os.path.samestat(Path(self.path).stat(), os.fstat(self._descriptor))
         except OSError:
@@ -226,8 +217,8 @@ class SnapshotDirectory:
         )
 
 
-def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirectory | None:
-    """Open the directory that stands at `path`, and keep publishers from retiring it.
+def open_held(path: str, *, boundary: str) -> SnapshotDirectory | None:
+    """Open the directory that stands at `path`, and keep publishers from retiring it until it is closed.
 
     One that is replaced meanwhile is opened as it is then.
 
@@ -235,8 +226,6 @@ def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirector
     ----------
     path, boundary : str
         As for :class:`SnapshotDirectory`.
-    stack : ExitStack
-        Closes it.
 
     Returns
     -------
@@ -254,13 +243,15 @@ def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirector
         except FileNotFoundError:
             return None
         if directory.hold():
-            return stack.enter_context(closing(directory))
+            return directory
         directory.close()
     return None
 
 
 class VersionPins:
-    """The pins of one process in one snapshot directory. For one thread.
+    """The pins of one process in one snapshot directory: versions that it may load again. For one thread.
+
+    A pin ends with the process that has it; a publisher leaves the version for the next time.
 
     Parameters
     ----------
@@ -283,31 +274,21 @@ class VersionPins:
         A version that does not exist, or that a publisher has begun to retire, is not pinned: its load says
         so. A version that was published again in the meantime is pinned as it is now.
         """
-        if self._directory is None:
-            return False
         before = self._held.get(version)
         if before is not None and before.hold():
             return True
-        self._let_go(version)
+        self.keep(self.held - {version})
         with suppress(OSError, BadInputError):
-            path = Path(self._directory) / snapshot_names.VERSIONS_DIRECTORY / str(version)
-            place = SnapshotDirectory(str(path), boundary=str(self._directory))
-            if place.hold():
+            path = f"{self._directory}/{VERSIONS_DIRECTORY}/{version}"
+            if self._directory is not None and (place := open_held(path, boundary=str(self._directory))):
                 self._held[version] = place
-                return True
-            place.close()
-        return False
+        return version in self._held
 
     def keep(self, versions: Collection[str | None]) -> None:
         """Let go of every version but these. Adds none."""
         for version in self._held.keys() - set(versions):
-            self._let_go(version)
+            self._held.pop(version).close()
 
     def close(self) -> None:
         """Let go of all. Idempotent."""
         self.keep(())
-
-    def _let_go(self, version: str) -> None:
-        place = self._held.pop(version, None)
-        if place is not None:
-            place.close()

@@ -136,7 +136,8 @@ def _look(
     own: SnapshotDirectory | None = None
     if wanted is not None:
         path = f"{root}/{snapshot_names.VERSIONS_DIRECTORY}/{wanted}"
-        own = open_held(path, boundary=root, stack=stack)
+        if (own := open_held(path, boundary=root)) is not None:
+            stack.callback(own.close)
     directory = own or _open(root, stack)
     if directory is not None:
         publication = read_sealed(directory, VERSION_MANIFEST, VersionManifest)
