@@ -387,19 +387,6 @@ def touched_is_forgotten_at_the_end():
     return {(view, "_TOUCHED"): frozenset((StatusCode.STOPPED_TOUCHED,))}
 
 
-@fault("operations=update steps=0 failures=1 starts=serving")
-def failed_counts_as_stopped():
-    """The outcome is drawn before everybody has said what it did."""
-
-    def all_stopped(view: View) -> bool:
-        return all(
-            (found := view.of_command(index)) is not None and found.code >= StatusCode.FAILED
-            for index in range(len(view.statuses))
-        )
-
-    return {(rank, "all_stopped"): all_stopped}
-
-
 @fault("operations=update steps=0 failures=1 starts=cleared")
 def manifests_are_not_compared():
     """All PREPARED is enough, whatever they prepared."""
@@ -1030,18 +1017,6 @@ def a_decision_leaves_the_debt_to_the_arguments():
 def an_update_that_failed_owes_nothing():
     """The word of an update in place never says that it owes the group the version before."""
     return {(epochs, "owes_version_before"): lambda _operation, **_known: False}
-
-
-@fault("operations=update commands=1 steps=0 failures=1 restores=True starts=serving")
-def an_abort_forgets_what_the_update_owes():
-    """The decision that leaves the group without weights takes away what the update owes it."""
-    real = decide.decided
-
-    def decided(view: View, *, commit: bool) -> CommandWord:
-        word = real(view, commit=commit)
-        return word._replace(owes=word.owes and commit)
-
-    return {(decide, "decided"): decided}
 
 
 @fault("operations=clear,update commands=2 steps=0 failures=1 restores=True starts=serving")

@@ -218,10 +218,6 @@ class LivingGroup:
     def steps_of(self, rank: int) -> list[tuple[int, int, str]]:
         return [step for _, step in self.steps_by_epoch(rank)]
 
-    def epochs_of(self, rank: int) -> list[int]:
-        """The epoch of each step that the rank has entered."""
-        return [epoch for epoch, _ in self.steps_by_epoch(rank)]
-
     def steps_by_epoch(self, rank: int) -> list[tuple[int, tuple[int, int, str]]]:
         """The steps that the rank has entered so far, in one look: it steps on meanwhile."""
         path = self.directory / f"steps.{rank}"
