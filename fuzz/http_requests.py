@@ -102,7 +102,7 @@ def _answered(data: bytes) -> bytes:
             code = error.get("code") if isinstance(error, dict) else None
             _require(code != "internal", f"it meets an error of its own: {body[:200]!r}")
             _require(status != 500 or code, f"it does not say why: {body[:200]!r}")
-    after = _answers(_exchange(where, _request("GET", "/wsm/v1/openapi.json")))
+    after = _answers(_exchange(where, _request("GET", "/wsm/v1/status")))
     _require([status for status, _ in after] == [200], "it does not answer the next client")
     if not answers or answers[0][0] == 400:
         raise BadInputError("it is no request")

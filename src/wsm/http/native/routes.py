@@ -141,7 +141,10 @@ async def health(_request: Request, commands: Commands) -> HttpAnswer:
 
 async def described(request: Request, _commands: Commands) -> HttpAnswer:
     """Answer all that this server has, trainers' verbs too, as an OpenAPI document."""
-    return HttpAnswer(200, document(request.app.state.offered))
+    kept = request.app.state
+    if getattr(kept, "document", None) is None:  # which takes longer than any other answer
+        kept.document = await run_in_threadpool(document, kept.offered)
+    return HttpAnswer(200, kept.document)
 
 
 _STREAM: Final = {200: "text/event-stream"}
