@@ -100,6 +100,6 @@ MADE_OF = {
     "prometheus_client": ("wsm.metrics.families",),
 }
 
-MADE_OF["starlette"] = (*MADE_OF["starlette"], "wsm.vllm.endpoint", "wsm.vllm.gate")
+MADE_OF["starlette"] = (*MADE_OF["starlette"], "wsm.vllm.endpoint", "wsm.vllm.gate", "wsm.vllm.verbs")
 #: The client is a part of the package that serves.
 MADE_OF["httpx"] = MADE_OF["starlette"]

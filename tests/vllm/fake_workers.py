@@ -31,26 +31,71 @@ def place(directory, version=None, **more):
     return VersionPlace(version or directory.name, str(directory), [str(directory.parent)], **more)
 
 
+class FakeModel:
+    """What a worker's loaders and transfer engine write to."""
+
+    def __init__(self, worker):
+        self._worker = worker
+
+    def named_parameters(self):
+        empty = ((name, SimpleNamespace(is_meta=True)) for name in self._worker.meta)
+        return [("embed.weight", SimpleNamespace(is_meta=False)), *empty]
+
+    def load_weights(self, weights):
+        for name, data in weights:
+            if name in self._worker.transfer_fails:
+                self._worker.transfer_fails.remove(name)
+                raise RuntimeError("link lost")
+            self._worker.holds[name] = float(data.flat[0])
+
+
 class FakeWorker(WorkerExtension):
-    """`fails`: after how many tensors each of the next reloads fails; None: it does not."""
+    """`fails`: after how many tensors each of the next reloads fails; None: it does not.
+
+    Its verbs of pushes stand in for an engine of CUDA's. `transfer_fails`: verbs, and names of tensors, at
+    which each fails once. `differs`: what this rank gets more than its trainer has sent.
+    """
 
     def __init__(self, rank):
         self.rank = rank
         self.holds = {}
         self.fails = []
         self.reloads = self.forgot = 0
-        self.meta = []
-        parameters = [("embed.weight", SimpleNamespace(is_meta=False))]
-        model = SimpleNamespace(
-            named_parameters=lambda: [*parameters, *((n, SimpleNamespace(is_meta=True)) for n in self.meta)]
-        )
+        self.meta, self.transfer_fails, self.differs = [], [], 0.0
+        self.peer, self.is_receiving = None, False
+        model = FakeModel(self)
         self.model_runner = SimpleNamespace(get_model=lambda: model)
+        self.weight_transfer_engine = SimpleNamespace(model=model)
 
     def wsm_tensor(self, spec, data):
         return np.frombuffer(data, np.float32)
 
     def wsm_forget(self):
-        self.forgot = self.reloads
+        self.forgot, self.is_receiving = self.reloads, False
+
+    def init_weight_transfer_engine(self, info):
+        self._transfer("init")
+        self.peer = info
+
+    def start_weight_update(self):
+        assert not self.is_receiving, "vLLM would raise here"
+        self._transfer("start")
+        self.is_receiving = True
+
+    def update_weights(self, info):
+        assert self.is_receiving
+        fill = info["fill"] + self.differs
+        tensors = ((name, np.full(SHAPES[name], fill, np.float32)) for name in info["names"])
+        self.weight_transfer_engine.model.load_weights(tensors)
+
+    def finish_weight_update(self):
+        self._transfer("finish")
+        self.is_receiving = False
+
+    def _transfer(self, verb):
+        if verb in self.transfer_fails:
+            self.transfer_fails.remove(verb)
+            raise RuntimeError("link lost")
 
     def reload_weights(self, weights_iterator):
         assert self.forgot == self.reloads, "what failed before is not gone"

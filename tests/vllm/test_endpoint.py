@@ -27,12 +27,13 @@ from wsm.vllm.endpoint import EndpointPlugin
 class FakeClient:
     """vLLM's engine client, as far as the plugin uses it."""
 
-    def __init__(self, model):
+    def __init__(self, model, transfers=None):
         self.engine = FakeEngine(model)
-        self.paused, self.version = False, None
-        parallel = SimpleNamespace(world_size=2)
+        self.paused, self.cleared, self.version = False, True, None
         self.vllm_config = SimpleNamespace(
-            model_config=SimpleNamespace(model=str(model)), parallel_config=parallel
+            model_config=SimpleNamespace(model=str(model)),
+            parallel_config=SimpleNamespace(world_size=2),
+            weight_transfer_config=transfers and SimpleNamespace(backend=transfers),
         )
 
     async def collective_rpc(self, method, args):
@@ -43,13 +44,13 @@ class FakeClient:
         return self.paused
 
     async def pause_generation(self, *, mode, clear_cache):
-        assert clear_cache
-        self.paused, self.mode = True, mode
+        self.paused, self.mode, self.cleared = True, mode, clear_cache
 
     async def resume_generation(self):
         self.paused = False
 
     async def update_weight_version(self, version):
+        assert self.cleared
         self.version = version
 
 
@@ -71,11 +72,11 @@ def vllm(monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
 
-def played(model, play, **changes):
+def played(model, play, transfers=None, **changes):
     """Let `play` send requests to an app behind the gate."""
 
     async def plays():
-        plugin, client = EndpointPlugin(), FakeClient(model)
+        plugin, client = EndpointPlugin(), FakeClient(model, transfers)
         app = Starlette(routes=[Route("/v1/completions", _complete, methods=["POST"])])
         plugin.attach_router(app)
         await plugin.init_state(client, None, arguments(**changes))

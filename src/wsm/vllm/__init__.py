@@ -8,6 +8,8 @@ module                   responsible for
 :mod:`.extension`        each worker's side: one method, which never raises
 :mod:`.fanout`           the server's side: answers to a view, moves to questions
 :mod:`.endpoint`         vLLM's endpoint plugin: updates, and what is said of them
+:mod:`.engine`           weights that a trainer pushes: vLLM's engines, and what they give to the model
+:mod:`.verbs`            trainers' verbs, as their published clients send them
 :mod:`.gate`             what stands before vLLM's app, and is answered over HTTP
 =======================  ===================================================================================
 

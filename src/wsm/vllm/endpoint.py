@@ -16,6 +16,7 @@ import asyncio
 import importlib
 import os
 import secrets
+import uuid
 from collections import deque
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -33,13 +34,20 @@ from wsm.receipt import Outcome
 from wsm.shared_directory import read_ours
 from wsm.states.fleet import admits
 from wsm.strategies.files.atomic_file import replace_file
+from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
-from wsm.vllm.fanout import EngineRanks, UpdateEnd
-from wsm.vllm.gate import GROUP, Gate, UpdateRequest
+from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
+from wsm.vllm.gate import GROUP, Gate
+from wsm.vllm.verbs import UpdateRequest
 from wsm.vllm.versions import MemoryTerms, VersionPlace
 
 #: Releases of vLLM that this is tested with.
 SUPPORTED = ("0.31.", "0.32.")
+_READ = "digests of the checkpoint's bytes as every rank's loaders read them"
+_PUSHED = (
+    "pushed, witnessed: digests of what every rank's model was given; until all had it, nothing kept the "
+    "weights before, so it was not all or nothing"
+)
 
 
 class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +57,8 @@ class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
     they are published. `version`: what vLLM was started with; else the name of its directory. `answer_s`:
     in which the ranks answer whatever they are asked; they do between two steps. `memory_bytes`,
     `keep_previous`: as :class:`.MemoryTerms`, of each node. `committed`: the file that says what was
-    committed last, as the body of an update.
+    committed last, as the body of an update. `push_s`: seconds for each verb of a trainer that pushes, and
+    between two. `partial_pushes`: whether it may push a part of the tensors.
     """
 
     roots: list[str] | None = None
@@ -59,6 +68,8 @@ class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
     memory_bytes: int | None = None
     keep_previous: bool = False
     committed: str | None = None
+    push_s: float = 300.0
+    partial_pushes: bool = False
 
 
 class EndpointPlugin:
@@ -66,7 +77,7 @@ class EndpointPlugin:
 
     #: Since vLLM has started its engine; it listens only then.
     ranks: EngineRanks
-    _client: Any
+    client: Any
     _options: ServerOptions
     _fleet: FleetMember | None = None
     name = "wsm"
@@ -76,6 +87,7 @@ class EndpointPlugin:
         self.receipts: deque[dict[str, Any]] = deque(maxlen=256)
         self.is_open, self.is_updating = True, False
         self._asking = asyncio.Lock()
+        self._pushing: asyncio.Task[dict[str, Any]] | None = None
         self._holds, self._was_paused = False, False
         self._owed: str | None = None  # what was committed before this start
         self._recorded: str | None = None
@@ -98,7 +110,8 @@ class EndpointPlugin:
         said = (args.additional_config or {}).get("wsm", {})
         self._options = options = msgspec.convert(said, ServerOptions)
         self.keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
-        self._client, config = engine_client, engine_client.vllm_config
+        self.client, config = engine_client, engine_client.vllm_config
+        self._backend = getattr(config.weight_transfer_config, "backend", "")
         model = PurePath(os.getcwd(), config.model_config.model)  # noqa: PTH109 - nothing is read here
         # A cache of Hugging Face links the files of a snapshot to those beside it.
         around = [str(model.parent.parent)] if model.parent.name == "snapshots" else []
@@ -154,19 +167,72 @@ class EndpointPlugin:
         return None
 
     async def _call(self, question: dict[str, Any]) -> list[Any]:
-        return list(await self._client.collective_rpc("wsm_answer", args=(question,)))
+        return list(await self.client.collective_rpc("wsm_answer", args=(question,)))
 
     async def _pause(self) -> None:
         if not self._holds:
-            self._was_paused, self._holds = await self._of_engine(self._client.is_paused()), True
-        await self._of_engine(self._client.pause_generation(mode=self._mode, clear_cache=True))
+            self._was_paused, self._holds = await self._of_engine(self.client.is_paused()), True
+        await self._of_engine(self.client.pause_generation(mode=self._mode, clear_cache=True))
 
     def known(self, request_id: str) -> dict[str, Any] | None:
         """Return the receipt of a request; None: it has none yet, or no more."""
         return next((each for each in reversed(self.receipts) if each["request_id"] == request_id), None)
 
-    async def update(self, asked: UpdateRequest, request_id: str) -> dict[str, Any]:
+    @property
+    def takes_pushes(self) -> bool:
+        """Whether vLLM was started with one of its engines under wsm's name."""
+        return bool(self._backend.startswith(PREFIX))
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether a trainer has begun to push, and its update has not ended."""
+        return self._pushing is not None and not self._pushing.done()
+
+    async def connect(self, verb: str, given: list[Any]) -> None:
+        """Have the ranks' engines meet their trainer, or part with it.
+
+        Raises
+        ------
+        GroupError
+            If one fails in it.
+        RefusedError
+            If an update runs (``update-in-progress``).
+        """
+        self.require_idle()
+        async with self._asking:
+            await self.ranks.connect(verb, given, self._options.push_s)
+
+    async def push(self, verb: str, given: list[Any], version: str | None = None) -> dict[str, Any] | None:
+        """Hand the ranks a trainer's verb; return the receipt once the push has ended, None before.
+
+        Raises
+        ------
+        RefusedError
+            If another update runs (``update-in-progress``); or none has begun (``no-push``).
+        """
+        pushing, sent = self._pushing, SentVerb(verb, given, version)
+        if verb == START:
+            self.require_idle()
+            self._pushes = asyncio.Queue[SentVerb]()
+            asked = UpdateRequest(version="pushed", deadline_s=self._options.push_s)
+            update = self.update(asked, uuid.uuid4().hex, self._pushes)
+            self._pushing = pushing = asyncio.create_task(update)
+        elif pushing is None or pushing.done():
+            raise RefusedError(
+                "no push has begun, or it has failed; POST /start_weight_update", code="no-push"
+            )
+        self._pushes.put_nowait(sent)
+        done = asyncio.ensure_future(sent.done.wait())
+        await asyncio.wait([pushing, done], return_when=asyncio.FIRST_COMPLETED)
+        done.cancel()
+        return pushing.result() if pushing.done() else None
+
+    async def update(
+        self, asked: UpdateRequest, request_id: str, pushes: asyncio.Queue[SentVerb] | None = None
+    ) -> dict[str, Any]:
         """Bring a version, or keep the one before; return the receipt. A request that committed is over.
+
+        `pushes`: what a trainer sends, if it is pushed.
 
         Raises
         ------
@@ -178,14 +244,16 @@ class EndpointPlugin:
             return known
         label, warning = _label(asked), None
         await self._require_the_fleets(label, None)
-        if self.is_updating:
-            raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
+        self.require_idle(of_push=pushes is not None)
         place = VersionPlace(label, asked.path, options.roots or [], options.store, asked.digest)
+        if pushes is not None:
+            place = VersionPlace(label, pushed=True, over=self._base())
         self.is_updating, end, before = True, UpdateEnd(), ranks.version
         self._mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
         try:
             async with self._asking:
-                await ranks.update(place, self._may_load, self._pause, end, deadline_s=asked.deadline_s)
+                late = {"deadline_s": asked.deadline_s}
+                await ranks.update(place, self._may_load, self._pause, end, pushes=pushes, **late)
                 if ranks.serving():
                     warning = await asyncio.to_thread(self._record)
                     await self._go_on()
@@ -194,7 +262,8 @@ class EndpointPlugin:
         finally:
             self.is_updating = False
             self._look_whether_open()
-        told = {"request_id": request_id, "version": label, "previous_version": before, "warning": warning}
+        about = {"version": end.version or label, "previous_version": before}
+        told = {"request_id": request_id, **about, "warning": warning, "pushed": pushes is not None}
         receipt = self._receipt(end, **told)
         self.receipts.append(receipt)
         return receipt
@@ -206,12 +275,30 @@ class EndpointPlugin:
     def _owes(self) -> bool:
         return self._owed is not None and self.ranks.place is None
 
+    def require_idle(self, *, of_push: bool = False) -> None:
+        """See that no update runs, and no trainer pushes, but that which asks for it (`of_push`).
+
+        Raises
+        ------
+        RefusedError (``update-in-progress``)
+            Else.
+        """
+        if self.is_updating or (self.is_pushing and not of_push):
+            raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
+
+    def _base(self) -> str | None:
+        """Return the content that a push changes; None: it brings all."""
+        if not (self._options.partial_pushes or self._backend == f"{PREFIX}sparse_nccl"):
+            return None
+        self.require_open()
+        return self.ranks.digest or ""
+
     async def _go_on(self) -> None:
         if not self._holds:
             return
-        await self._of_engine(self._client.update_weight_version(self.ranks.version))
+        await self._of_engine(self.client.update_weight_version(self.ranks.version))
         if not self._was_paused:
-            await self._of_engine(self._client.resume_generation())
+            await self._of_engine(self.client.resume_generation())
         self._holds = False
 
     async def _of_engine(self, asked: Awaitable[Any]) -> Any:
@@ -250,7 +337,7 @@ class EndpointPlugin:
             "outcome": outcome,
             "serves": serves,
             "digest": digest,
-            "proof": "digests of the checkpoint's bytes as every rank's loaders read them",
+            "proof": _PUSHED if told["pushed"] else _READ,
             "votes": end.votes,
             "node_memory_bytes": max(
                 [each["memory_bytes"] + each["kept_bytes"] for each in end.votes], default=0

@@ -36,6 +36,7 @@ from wsm.states.vocabulary import ALL_TAGS
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import DTYPES_BY_NAME
+from wsm.vllm.engine import PushedVersion
 from wsm.vllm.versions import HeldCheckpoint, MemoryTerms, StagedRead, VersionPlace
 
 _TORCH_NAMES = {dtype: name for name, dtype in DTYPES_BY_NAME.items()}
@@ -54,13 +55,14 @@ class WorkerExtension:
         return torch.frombuffer(data, dtype=dtype).reshape(spec.shape)
 
     def wsm_forget(self) -> None:
-        """Let go what a reload that failed has left in vLLM's layers: else the next one goes on with it."""
+        """Let go what a reload or a push that failed has left in vLLM: else the next one goes on with it."""
         from vllm.config import set_current_vllm_config  # noqa: PLC0415 - the same
         from vllm.model_executor.model_loader.reload import (  # noqa: PLC0415 - the same
             finalize_layerwise_reload,
             layerwise,
         )
 
+        self._weight_update_active = False
         config, model = self.vllm_config, self.model_runner.get_model()  # type: ignore[attr-defined] # vLLM's
         for layer in model.modules():
             begun = layerwise.get_layerwise_info(layer)
@@ -77,7 +79,9 @@ class WorkerExtension:
         question : dict
             ``token``: repeated in the answer. ``do``: ``hello``, with ``server``, the ``place`` of what
             serves and the ``memory`` that versions may take; or ``tell``, with ``server``, ``words``
-            (command, committed), and ``place``, ``restores``, ``load`` and ``touched`` of the command.
+            (command, committed), and ``place``, ``restores``, ``load`` and ``touched`` of the command, and
+            ``sent``: a verb of vLLM's worker by which a trainer pushes, and what it was ``given``; or
+            ``connect``, with ``server`` and such a verb that brings no weights.
         """
         token = question.get("token") if isinstance(question, dict) else None
         try:
@@ -114,7 +118,7 @@ class RankSide:
         self._asked = Asked(Request.UPDATE, ALL_TAGS, self._life.joint)
         self._begun = False
         self._reading: StagedRead | None = None  # of the command at hand; of the first version until then
-        self._staged: HeldCheckpoint | None = None  # verified: this rank's vote
+        self._staged: HeldCheckpoint | PushedVersion | None = None  # verified, or awaited: this rank's vote
         self._served: HeldCheckpoint | None = None  # kept open: what a failed update is followed by
         self._memory = MemoryTerms()
         self._layout: dict[str, TensorSpec] | None = None
@@ -145,6 +149,8 @@ class RankSide:
                 "VLLM_PLUGINS=wsm",
                 code="no-hello",
             )
+        elif question["do"] == "connect":
+            getattr(self._worker, question["verb"])(*question["given"])
         else:
             command = CommandWord.unpack(question["words"][0])
             if _how_far(command) > _how_far(self._heard):
@@ -173,10 +179,11 @@ class RankSide:
             self._error = error_value(reading.error) if reading.error else None
             self._serve(reading.held)
 
-    def _serve(self, held: HeldCheckpoint | None) -> None:
+    def _serve(self, version: HeldCheckpoint | PushedVersion | None) -> None:
+        held = version if isinstance(version, HeldCheckpoint) else None
         if self._served is not None and held is not self._served:
             self._served.close()
-        self._served, self._layout = held, held.layout if held else None
+        self._served, self._layout = held, held.layout if held else self._layout
         self._staged = self._reading = None
 
     def _hear(self, command: CommandWord, question: Mapping[str, Any]) -> None:
@@ -194,7 +201,11 @@ class RankSide:
         elif question["restores"]:
             self._staged = self._served
         else:
-            self._reading = self._read(msgspec.convert(question["place"], VersionPlace), self._layout)
+            place = msgspec.convert(question["place"], VersionPlace)
+            if place.pushed:
+                self._staged = PushedVersion(place, self._layout)
+            else:
+                self._reading = self._read(place, self._layout)
 
     def _read(self, place: VersionPlace, layout: Mapping[str, TensorSpec] | None) -> StagedRead:
         name = f"{self._server}.{self._heard.epoch}.{self._heard.sequence}"
@@ -208,7 +219,7 @@ class RankSide:
                 if self._reading.error is not None:
                     self._code, self._error = StatusCode.FAILED, error_value(self._reading.error)
             if self._staged is not None and question["load"]:
-                self._load(self._staged)
+                self._load(self._staged, question)
         elif operation.is_commit and self._code is StatusCode.PREPARED:
             command_events.commit(self)
             self._serve(self._staged)
@@ -217,24 +228,27 @@ class RankSide:
         elif operation.is_abort and not self._code.is_terminal:
             self._stop(question["touched"])
 
-    def _load(self, staged: HeldCheckpoint) -> None:
-        staged.is_on_all_ranks()
-        self._begun, read = True, list[str]()
+    def _load(self, staged: HeldCheckpoint | PushedVersion, question: Mapping[str, Any]) -> None:
+        sent, place = question["sent"], msgspec.convert(question["place"], VersionPlace)
+        begun, self._begun, read = self._begun, True, list[str]()
         try:
-            command_events.begin(self._asked, self)
-            self._worker.wsm_forget()
-            self._worker.reload_weights(weights_iterator=self._tensors(staged, read))
-            self._require_whole(staged, read)
+            if not begun:
+                command_events.begin(self._asked, self)
+                self._worker.wsm_forget()
+            if isinstance(staged, HeldCheckpoint):
+                staged.is_on_all_ranks()
+                self._worker.reload_weights(weights_iterator=self._tensors(staged, read))
+                _require_all(staged, read)
+            elif sent is None or not staged.take(self._worker, sent, place):
+                return
+            self._require_memory()
             command_events.finish(self._asked, self)
             self._code = StatusCode.PREPARED
         except Exception as error:  # noqa: BLE001 - whatever a loader raises, this rank is touched
             last = {"tensor": read[-1]} if read else {}
             self._code, self._error = StatusCode.FAILED, {**last, **error_value(error)}
 
-    def _require_whole(self, staged: HeldCheckpoint, read: list[str]) -> None:
-        if len(read) != len(staged.tensors):
-            problem = f"vLLM's loaders took {len(read)} of {len(staged.tensors)} tensors"
-            raise GroupError(problem, code="half-read")
+    def _require_memory(self) -> None:
         named = self._worker.model_runner.get_model().named_parameters()
         empty = [name for name, parameter in named if parameter.is_meta]
         if empty:
@@ -275,6 +289,12 @@ class RankSide:
             "staged": self._staged and self._staged.said(),
             "served": self._served and self._served.said(),
         }
+
+
+def _require_all(staged: HeldCheckpoint, read: list[str]) -> None:
+    if len(read) != len(staged.tensors):
+        problem = f"vLLM's loaders took {len(read)} of {len(staged.tensors)} tensors"
+        raise GroupError(problem, code="half-read")
 
 
 def _how_far(command: CommandWord) -> tuple[int, int, bool]:

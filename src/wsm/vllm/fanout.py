@@ -29,12 +29,13 @@ from typing import Any, TypeAlias
 import msgspec
 
 from wsm.errors import GroupError, described
-from wsm.labels import version_id
+from wsm.labels import unnamed_version, version_id
 from wsm.states import decide
 from wsm.states.group import GroupMove, GroupState, GroupTodo, Known, May, Opens, advance
 from wsm.states.view import RankAnswer, View, all_stopped, any_touched, view_of_answers
 from wsm.states.vocabulary import OnFailure
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusWord
+from wsm.vllm.engine import FINISH
 from wsm.vllm.versions import MemoryTerms, VersionPlace
 
 #: Seconds between two looks at ranks that read.
@@ -51,7 +52,7 @@ _LOST = {
     "for good; restart vLLM",
 }
 
-_LATE = "not all ranks had read and verified it, or all was not paused, in"
+_LATE = "not all ranks had read and verified it, or its trainer did not go on, or all was not paused, in"
 
 #: Asks every rank, and returns their answers in the order of ranks.
 Call: TypeAlias = Callable[[dict[str, Any]], Awaitable[list[Any]]]
@@ -61,14 +62,28 @@ MayLoad: TypeAlias = Callable[["UpdateEnd"], Awaitable[bool]]
 
 
 @dataclass
+class SentVerb:
+    """A verb of vLLM's worker by which a trainer pushes. `version`: what the last one calls it.
+
+    `done`: set once all ranks have done it; of the last, and of one that fails, the update's end tells.
+    """
+
+    verb: str
+    given: list[Any]
+    version: str | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
 class UpdateEnd:
     """How an update has ended.
 
-    `committed`: whether the version serves. `restored`: whether the version before was loaded again.
-    `errors`: of each rank that said one. `ms`: since the beginning, when all had voted, all was paused, all
-    was over.
+    `version`: what the last verb of a push has called it. `committed`: whether it serves. `restored`: whether
+    the version before was loaded again. `errors`: of each rank that said one. `ms`: since the beginning, when
+    all had voted, all was paused, all was over.
     """
 
+    version: str | None = None
     committed: bool = False
     restored: bool = False
     errors: list[dict[str, Any]] = field(default_factory=list)
@@ -135,6 +150,16 @@ class EngineRanks:
         """
         await self._tell(self._answer_s, self._view(), load=False)
 
+    async def connect(self, verb: str, given: list[Any], limit_s: float) -> None:
+        """Have all ranks do a verb of vLLM's worker by which a trainer connects, or leaves.
+
+        Raises
+        ------
+        GroupError
+            If one fails in it, with its code; or as :meth:`look`.
+        """
+        await self._ask(limit_s, do="connect", verb=verb, given=given)
+
     def serving(self) -> bool:
         """Whether all ranks serve the same whole version, as far as they have answered."""
         view = self._view()
@@ -148,7 +173,14 @@ class EngineRanks:
         return bool(self.answers) and all(answer.get("served") for answer in self.answers)
 
     async def update(
-        self, place: VersionPlace, may_load: MayLoad, pause: Pause, end: UpdateEnd, *, deadline_s: float
+        self,
+        place: VersionPlace,
+        may_load: MayLoad,
+        pause: Pause,
+        end: UpdateEnd,
+        *,
+        deadline_s: float,
+        pushes: asyncio.Queue[SentVerb] | None = None,
     ) -> None:
         """Bring a version to all ranks, or leave them with the one before. Does not resume the engine.
 
@@ -160,11 +192,13 @@ class EngineRanks:
             Is asked once all ranks have voted for it.
         pause : callable
             Lets no step begin, and forgets what the old weights have computed. Called once all ranks have
-            voted.
+            voted; for a push, before anything has come.
         end : UpdateEnd
             Filled in, as far as the update comes.
         deadline_s : float
             Seconds for reading, verifying and loading; as many again for bringing back the version before.
+        pushes : queue of SentVerb, or None
+            What a trainer sends, who has so many seconds for each verb. Ranks vote behind the last.
 
         Raises
         ------
@@ -181,7 +215,8 @@ class EngineRanks:
         while True:
             view = self._view()
             voted, expired = _all_voted(view), time.monotonic() > late_s
-            if voted and wanted is None and not (self._restores or end.votes):
+            ready = voted if pushes is None else decide.is_prepared(view)
+            if ready and wanted is None and not (self._restores or end.votes):
                 end.votes = [_vote(each) for each in self.answers]
                 gave_up = not (self._digest_of("staged") and await may_load(end))
             known = self._known(view, wanted, expired=expired, gave_up=gave_up)
@@ -189,7 +224,8 @@ class EngineRanks:
             state = move.state
             self._record(move, promised)
             if move.arguments is not None:
-                late_s, wanted = time.monotonic() + deadline_s, wanted if self._restores else None
+                late_s, gave_up = time.monotonic() + deadline_s, False
+                wanted = wanted if self._restores else None
             if move.todo is GroupTodo.END:
                 self._ended(view, end if wanted is None or self._restores else UpdateEnd())
             elif move.todo in (GroupTodo.WAIT, GroupTodo.READ_REPORTS):
@@ -202,8 +238,10 @@ class EngineRanks:
                     _lap(end, "paused", began_s)
                     continue
                 loads = voted and paused
+                sent = await self._sent(pushes, late_s, end) if pushes and loads else None
+                late_s = late_s if sent is None else time.monotonic() + deadline_s
                 limit_s = max(late_s - time.monotonic(), self._answer_s) if loads else self._answer_s
-                await self._tell(limit_s, view, load=loads)
+                await self._tell(limit_s, view, load=loads, sent=sent)
                 if self._view() == view:
                     await asyncio.sleep(_LOOK_S)
             elif move.todo is not GroupTodo.LOOK:
@@ -212,6 +250,18 @@ class EngineRanks:
                 if not (end.committed or end.errors):
                     end.errors.append({"code": "deadline", "message": f"{_LATE} {deadline_s:g} s"})
                 return
+
+    async def _sent(self, pushes: asyncio.Queue[SentVerb], late_s: float, end: UpdateEnd) -> SentVerb | None:
+        """Return what a trainer sends next; None: nothing in time, or the version before is loaded."""
+        sent = None
+        if not self._restores:
+            with suppress(asyncio.TimeoutError):
+                sent = await asyncio.wait_for(pushes.get(), max(late_s - time.monotonic(), 0.0))
+        if sent is not None and sent.verb == FINISH and self._place is not None and self.command is not None:
+            end.version = sent.version or unnamed_version(self._server, *self.command[:2])
+            named = {"version": end.version, "digest": self.digests.get(end.version)}
+            self._place = msgspec.structs.replace(self._place, **named)
+        return sent
 
     def _record(self, move: GroupMove, place: VersionPlace) -> None:
         """Take in what is given or decided, before any rank is told."""
@@ -233,7 +283,7 @@ class EngineRanks:
             wanted=wanted,
             expired=expired,
             gave_up=gave_up or (_all_voted(view) and not agree),
-            agree=agree if decide.is_prepared(view) else None,
+            agree=agree and not gave_up if decide.is_prepared(view) else None,
             version=self.version if place is None else place.version,
             committed=self.version,
             restores=self._restores,
@@ -255,7 +305,7 @@ class EngineRanks:
             end.committed = committed
             if len({vote["digest"] for vote in end.votes}) > 1:
                 said = ", ".join(f"rank {vote['rank']} {vote['digest']}" for vote in end.votes)
-                message = f"the ranks have read different bytes: {said}"
+                message = f"the ranks have got different bytes: {said}"
                 end.errors.append({"code": "votes-differ", "message": message})
         self._restores = False
 
@@ -276,11 +326,14 @@ class EngineRanks:
         recorded, committed = self.command, self._committed
         return view_of_answers(self.ranks, answers, term=term, recorded=recorded, committed=committed)
 
-    async def _tell(self, limit_s: float, view: View, *, load: bool) -> None:
+    async def _tell(self, limit_s: float, view: View, *, load: bool, sent: SentVerb | None = None) -> None:
         words = view.command.pack(), view.committed.pack()
         about = {"place": msgspec.to_builtins(self._place), "restores": self._restores}
         touched = any_touched(view) if all_stopped(view) else None
-        await self._ask(limit_s, do="tell", words=words, load=load, touched=touched, **about)
+        verb = sent and {"verb": sent.verb, "given": sent.given}
+        await self._ask(limit_s, do="tell", words=words, load=load, touched=touched, sent=verb, **about)
+        if sent is not None and sent.verb != FINISH and not decide.any_failed(self._view()):
+            sent.done.set()
 
     async def _ask(self, limit_s: float, **question: Any) -> None:
         if self.fault is not None and self.fault.context["final"]:

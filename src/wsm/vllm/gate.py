@@ -3,8 +3,9 @@
 Theory of operation
 -------------------
 The gate stands before vLLM's own routes. While no whole version is proved, what asks for tokens is answered
-503, and nothing resumes the engine. vLLM's own verbs that write weights, or call methods of its workers, are
-refused always: behind them nobody knows what serves.
+503, and nothing resumes the engine. vLLM's own verbs that write weights are answered by wsm
+(:mod:`.verbs`), or refused always, as what calls methods of its workers is: behind them nobody knows what
+serves.
 
 The routes are asked for vLLM's API key, where it has one: vLLM itself guards ``/v1`` and its like alone.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hmac
 import uuid
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -23,41 +24,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
 from wsm.http.answers import failed
+from wsm.vllm.verbs import STATUSES, TrainerVerbs, UpdateRequest
 
 if TYPE_CHECKING:  # it puts the gate before vLLM's app
     from wsm.vllm.endpoint import EndpointPlugin
 
 #: Verbs that must wait for the end of an update, or of a closed gate.
-_RESUMES = frozenset({"/resume", "/wake_up"})
-_PAUSES = frozenset({"/pause", "/sleep"})
+_RESUMES = frozenset({"/resume", "/wake_up", "/areal_continue_generation"})
+_PAUSES = frozenset({"/pause", "/sleep", "/areal_pause_generation"})
 #: What is answered while the gate is closed, besides everything that only reads.
 _HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
-_STATUSES = {"committed": 200, "refused": 409, "rolled-back": 409, "closed": 500, "unknown": 504}
 #: What the group is called whose ranks are vLLM's workers.
 GROUP = "vllm"
-
-
-class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of an update. `path`: a directory below the roots; else `version` is one of the store.
-
-    `in_flight`, `hot`, `force`: what the native API says of a load in place; ``drain`` is vLLM's ``wait``.
-    """
-
-    path: str | None = None
-    version: str | None = None
-    digest: str | None = None
-    mode: Literal["keep", "wait", "abort"] = "keep"
-    in_flight: Literal["drain", "abort"] | None = None
-    hot: Literal[False] = False
-    force: bool = True
-    deadline_s: float = 600.0
 
 
 class Gate:
     """The ASGI app before vLLM's."""
 
     def __init__(self, app: ASGIApp, plugin: EndpointPlugin) -> None:
-        self._app, self._plugin = app, plugin
+        self._app, self._plugin, self._verbs = app, plugin, TrainerVerbs(plugin).by_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what must not pass, and what is asked of wsm; else let vLLM's app answer."""
@@ -79,21 +64,25 @@ class Gate:
         plugin = self._plugin
         # Behind vLLM's own verbs of weights, and a sleep that drops them, nobody knows what serves.
         level = request.query_params.get("level")
-        held = method == "POST" and ("weight" in path or path == "/collective_rpc" or level == "2")
+        verb = self._verbs.get(f"{method} {path}")
+        held = "weight" in path or path == "/collective_rpc" or level == "2"
         ours, waits = path.startswith("/wsm/v1/"), path in _RESUMES | _PAUSES
-        if (ours or held or waits) and method != "OPTIONS" and not self._may(request):
+        guarded = ours or (method == "POST" and (verb or held or waits))
+        if guarded and method != "OPTIONS" and not self._may(request):
             raise errors.unauthorized()
         if ours:
             return await self._own(request, method, path.removeprefix("/wsm/v1/"))
         if method != "POST":
-            return None
-        if held:
+            return await verb(request) if verb else None
+        if held and not verb:
             message = f"wsm keeps {path} from changing weights behind it; POST /wsm/v1/update"
             raise RefusedError(message, code="held-by-wsm")
         if waits and plugin.is_updating:
             raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
         if path in _RESUMES and not plugin.explain()["open"]:
             raise RefusedError(plugin.explain()["text"], code="held-by-wsm")
+        if verb:
+            return await verb(request)
         if path not in _HARMLESS:
             plugin.require_open()
         return None
@@ -114,7 +103,7 @@ class Gate:
             except msgspec.DecodeError as error:
                 raise errors.bad_body(field="the body", problem=str(error)) from error
             receipt = await plugin.update(asked, request.headers.get("idempotency-key", uuid.uuid4().hex))
-            return JSONResponse(receipt, _STATUSES[receipt["outcome"]])
+            return JSONResponse(receipt, STATUSES[receipt["outcome"]])
         what, _, request_id = what.partition("/")
         if method != "GET" or what not in ("status", "ready", "explain", "receipts", "commands"):
             raise errors.not_found(method=method, path=request.url.path)

@@ -15,7 +15,7 @@ was published for one rank, with the digests that its publisher promised.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,7 +41,8 @@ class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """Where a version is, and what must be true of it; goes to the workers as plain values.
 
     `path`: a directory below `roots`; else the version is looked for in `store`. `digest`: what the version
-    must have, as every group that loads it from a store says it; None: nothing was promised.
+    must have, as every group that loads it from a store says it; None: nothing was promised. `pushed`: it
+    lies nowhere, and a trainer brings it; `over`: only what changes, to the content of that digest.
     """
 
     version: str
@@ -49,6 +50,8 @@ class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     roots: list[str] = []
     store: str | None = None
     digest: str | None = None
+    pushed: bool = False
+    over: str | None = None
 
 
 class MemoryTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,21 +182,8 @@ class HeldCheckpoint:
         for tensor, digest in zip(self.tensors, found, strict=True):
             _require_digest(tensor, digest, tensor.digest)
         specs = [tensor.spec for tensor in self.tensors]
-        # What is in no store has the digest that it would have once it was adopted under this label.
-        shard = PromisedShard(content_digest=shard_digest(zip(specs, found, strict=True)))
-        adopted = Publication(version=self.place.version, publication="", shards=(shard,))
-        whole, promised = self.published or adopted.group_digest, self.place.digest
-        if promised not in (None, whole):
-            raise BadInputError(
-                f"version {self.place.version} is not what was promised: digest {whole} instead of "
-                f"{promised}; a version means one content, so publish this one under a name of its own",
-                code="digest-mismatch",
-                version=self.place.version,
-                expected=promised,
-                actual=whole,
-                unfit=True,
-            )
-        self.digests, self.digest = found, whole
+        self.digest = proven_digest(self.place, zip(specs, found, strict=True), self.published)
+        self.digests = found
 
     def read(self) -> Iterator[tuple[TensorSpec, bytearray | memoryview]]:
         """Yield each tensor with its bytes, which are the caller's. Blocks.
@@ -264,6 +254,36 @@ class StagedRead:
         self._thread.join()
         if self.held is not None:
             self.held.close()
+
+
+def proven_digest(
+    place: VersionPlace, tensors: Iterable[tuple[TensorSpec, str]], published: str | None = None
+) -> str:
+    """Return the digest of a version whose tensors have these digests.
+
+    Raises
+    ------
+    BadInputError
+        If it is not the promised one (``digest-mismatch``).
+    """
+    content = shard_digest(tensors)
+    if place.over is not None:
+        content = digest_of(f"{place.over}{content}".encode())
+    # What is in no store has the digest that it would have once it was adopted under this label.
+    shard = PromisedShard(content_digest=content)
+    adopted = Publication(version=place.version, publication="", shards=(shard,))
+    whole, promised = published or adopted.group_digest, place.digest
+    if promised not in (None, whole):
+        raise BadInputError(
+            f"version {place.version} is not what was promised: digest {whole} instead of "
+            f"{promised}; a version means one content, so publish this one under a name of its own",
+            code="digest-mismatch",
+            version=place.version,
+            expected=promised,
+            actual=whole,
+            unfit=True,
+        )
+    return whole
 
 
 def _require_digest(tensor: OfferedTensor, found: str, expected: str | None) -> None:
