@@ -11,7 +11,7 @@ from tests.vllm.fake_workers import write_checkpoint
 collect_ignore = (
     []
     if importlib.util.find_spec("vllm")
-    else ["test_campaign.py", "test_demo.py", "test_fleet.py", "test_loop.py", "test_server.py"]
+    else [f"test_{name}.py" for name in ("campaign", "demo", "fleet", "loop", "pushing", "server")]
 )
 
 

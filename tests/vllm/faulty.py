@@ -54,18 +54,23 @@ class FaultyWorker(WorkerExtension):
         return super().wsm_tensor(spec, data)
 
     def _wsm_fault(self, kind, **where):
-        file = Path(os.environ["WSM_TEST_FAULT"])
-        if not file.exists():
-            return None
-        fault = json.loads(file.read_text())
-        wanted = {"rank": self.rank, "kind": kind, **where}
-        if fault["times"] < 1 or any(fault.get(key) != value for key, value in wanted.items()):
-            return None
-        # The other rank may read it now.
-        beside = file.with_suffix(f".{self.rank}")
-        beside.write_text(json.dumps({**fault, "times": fault["times"] - 1}))
-        beside.replace(file)
-        return fault
+        return faulted(self.rank, kind, **where)
+
+
+def faulted(rank, kind, **where):
+    """Return the fault that a test asks of a rank now, which then comes once less; None: none."""
+    file = Path(os.environ["WSM_TEST_FAULT"])
+    if not file.exists():
+        return None
+    fault = json.loads(file.read_text())
+    wanted = {"rank": rank, "kind": kind, **where}
+    if fault["times"] < 1 or any(fault.get(key) != value for key, value in wanted.items()):
+        return None
+    # The other rank may read it now.
+    beside = file.with_suffix(f".{rank}")
+    beside.write_text(json.dumps({**fault, "times": fault["times"] - 1}))
+    beside.replace(file)
+    return fault
 
 
 def _change(file, how):

@@ -12,7 +12,10 @@ from examples.vllm_demo.server import PATIENCE_S, Server
 
 __all__ = ["PATIENCE_S", "VllmServer"]
 SHARED_MEMORY = Path("/dev") / "shm"
-OTHER = {"other": "[vllm.endpoint_plugins]\nother = tests.vllm.other_plugin:OtherPlugin\n"}
+OTHER = {
+    "other": "[vllm.endpoint_plugins]\nother = tests.vllm.other_plugin:OtherPlugin\n",
+    "pushing": "[vllm.general_plugins]\npushing = tests.vllm.pushing:register\n",
+}
 
 
 def shared_memory_of_vllm():

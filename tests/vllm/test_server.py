@@ -173,13 +173,15 @@ def test_verbs_that_would_change_weights_behind_wsm_are_refused(server, made):
     bodies = {
         "/collective_rpc": {"method": "reset_weights"},
         "/weight_checker": {"action": "reset"},
-        "/update_weight_version": {"new_version": "C"},
-        "/start_weight_update": {},
-        "/update_weights": {"update_info": {}},
+        "/start_draft_weight_update": {},
     }
     for path, body in bodies.items():
         status, answer = server.call("POST", path, body)
         assert (status, answer["error"]["code"]) == (409, "held-by-wsm")
+    status, answer = server.call("POST", "/update_weight_version", {"new_version": "C"})
+    assert (status, answer["error"]["code"]) == (409, "label-differs")
+    status, answer = server.call("POST", "/update_weights", {"update_info": {"names": []}})
+    assert (status, answer["error"]["code"]) == (400, "push-unverifiable")
     assert serves_still(server, made)
 
 
