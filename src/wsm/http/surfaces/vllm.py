@@ -115,13 +115,24 @@ async def is_paused(call: Call) -> IsPausedAnswer:
 async def set_up(call: Call, asked: dict[str, Any]) -> DoneAnswer | Refusal:
     """Set up nothing where weights come by files, and refuse what pushes them."""
     del call
+    return (
+        DoneAnswer("Weight transfer initialized", status="ok") if is_by_files(asked) else Refusal(Reason.PUSH)
+    )
+
+
+def is_by_files(asked: Mapping[str, Any]) -> bool:
+    """Whether a set-up asks for a transfer by files.
+
+    Raises
+    ------
+    BadInputError
+        If ``init_info`` is no object.
+    """
     info = asked.get("init_info", asked)
     if not isinstance(info, Mapping):
         raise errors.bad_body(field="init_info", problem="it must be an object")
     kinds = [info[name] for name in ("backend", "type") if name in info]
-    if all(kind in _DISK for kind in kinds) if kinds else not info.keys() - {"timeout", "session_id"}:
-        return DoneAnswer("Weight transfer initialized", status="ok")
-    return Refusal(Reason.PUSH)
+    return all(kind in _DISK for kind in kinds) if kinds else not info.keys() - {"timeout", "session_id"}
 
 
 @VLLM("POST /start_weight_update")
