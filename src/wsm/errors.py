@@ -152,6 +152,18 @@ class InternalError(WsmError):
     """One of wsm's own rules was broken: a bug in wsm, not in the caller."""
 
 
+def raise_kept(errors: list[BaseException]) -> None:
+    """Raise the first of the errors that were kept to be raised here, if there is one, and keep none.
+
+    An error that its raiser keeps is in a cycle with its traceback, which holds whatever the callers hold.
+    """
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()
+
+
 class Shortage(enum.Enum):
     """What a process, or its host, has run out of."""
 

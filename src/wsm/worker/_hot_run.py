@@ -18,7 +18,7 @@ from typing import NamedTuple
 from wsm.actions.base import Action, ActionContext, facts_kept_plain
 from wsm.clock import Clock
 from wsm.command import CommandArguments
-from wsm.errors import NoRoomError
+from wsm.errors import NoRoomError, raise_kept
 from wsm.states.plan_key import Request
 from wsm.worker._run import RankTools, Run
 from wsm.worker.errors import command_aborted
@@ -49,7 +49,7 @@ class Staging:
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self._retired = threading.Event()
-        self._error: BaseException | None = None
+        self._errors: list[BaseException] = []
 
     def start(self, actions: Sequence[Action], context: ActionContext) -> None:
         """Run actions of a plan, the one after the other. Does not block.
@@ -70,12 +70,7 @@ class Staging:
 
     def result(self) -> None:
         """Raise what an action raised, with its traceback; only once, since that holds memory."""
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error
+        raise_kept(self._errors)
 
     def news(self) -> list[Moment]:
         """Return the moments since the last call, in order. For another thread; does not block."""
@@ -97,7 +92,7 @@ class Staging:
             for action in actions:
                 self._stage(action, context)
         except BaseException as error:  # noqa: BLE001 - raised in the loop's thread, by result()
-            self._error = error
+            self._errors.append(error)
         self._ended.set()
         self._retired.wait()
         if context.done.staged is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, raise_kept
 from wsm.strategies.applier.finite import first_not_finite
 from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import RunningDigest, running_digest
@@ -325,14 +325,10 @@ def copy_on_threads(jobs: Sequence[CopyJob], threads: int, steps: Steps) -> None
         finally:
             stopped.set()
     errors = [worker.exception() for worker in workers]
-    failed = [error for error in errors if not isinstance(error, (_StoppedError, type(None)))]
+    failed = [error for error in errors if error is not None and not isinstance(error, _StoppedError)]
     workers.clear()
     errors.clear()
-    if failed:
-        try:
-            raise failed[0]
-        finally:
-            failed.clear()  # its traceback holds every tensor
+    raise_kept(failed)
     _tell(steps, moved, told)
 
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import BadInputError, RefusedError, error_name
+from wsm.errors import BadInputError, RefusedError, error_name, raise_kept
 from wsm.labels import checked_version
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import wire
@@ -330,7 +330,7 @@ class Sending:
         self._ended = threading.Event()
         self._cancelled = False
         self._report: SendReport | None = None
-        self._error: BaseException | None = None
+        self._errors: list[BaseException] = []
 
     @typed
     def result(self, timeout_s: Wait | None = None) -> SendReport:
@@ -349,11 +349,8 @@ class Sending:
             raise TimeoutError(f"not every rank has its version after {timeout_s} s")
         if self._report is not None:
             return self._report
-        error, self._error = self._error, None
-        try:
-            raise error or RuntimeError("nothing was sent, and the cause was raised before or is not known")
-        finally:
-            del error
+        raise_kept(self._errors)
+        raise RuntimeError("nothing was sent, and the cause was raised before or is not known")
 
     def wait(self) -> None:
         """Wait until nothing is sent any more."""
@@ -373,7 +370,7 @@ class Sending:
         try:
             self._report = send(lambda: self._cancelled)
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
-            self._error, failed = error, wire.abort_of(error)
+            self._errors, failed = [error], wire.abort_of(error)
         finally:
             self._ended.set()
         if failed is not None and refuse is not None:
@@ -382,7 +379,7 @@ class Sending:
     def explain(self, error: BaseException) -> None:
         """Make what the sending raised the cause of the error that the caller leaves with."""
         self.wait()
-        own, self._error = self._error, None
+        own = self._errors.pop() if self._errors else None
         if own is None or error_name(own) == "send-cancelled":
             return
         while error.__cause__ is not None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from wsm import log
-from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded
+from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded, raise_kept
 from wsm.shared_directory import read_ours
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMismatchError, listed
@@ -118,19 +118,15 @@ def _found(source: IpcSource, version: str | None, stack: ExitStack) -> Offer:
     for _ in range(_ATTEMPTS):
         if isinstance(data, PickledMetas):
             return data.offer(source.device_index, version)
-        gone = None
+        gone: list[BaseException] = []
         with ExitStack() as held:
             try:
                 offer = _offer(data, file, source, version, held)
             except (BadInputError, RefusedError) as error:
-                gone = error
+                gone.append(error)
             before, data = data, _read(directory, name, source)
             if data == before:
-                if gone is not None:
-                    try:
-                        raise gone
-                    finally:
-                        del gone  # a cycle with its own traceback would keep what the callers hold
+                raise_kept(gone)
                 stack.push(held.pop_all())
                 return offer
     raise shared_memory_busy(segment=file)

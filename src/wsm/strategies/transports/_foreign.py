@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from wsm.clock import Clock
-from wsm.errors import BadInputError, InternalError
+from wsm.errors import BadInputError, InternalError, raise_kept
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
@@ -76,7 +76,7 @@ class ForeignThread:
         self._name = name
         self._clock = clock
         self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Any, list[BaseException]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: AbstractEventLoop | None = None
 
@@ -110,7 +110,7 @@ class ForeignThread:
         while True:
             left_s = (until_ns - self._clock.monotonic_ns()) / 1e9
             try:
-                answer, error = self._answers.get(timeout=max(0.0, min(left_s, _GLANCE_S)))
+                answer, errors = self._answers.get(timeout=max(0.0, min(left_s, _GLANCE_S)))
                 break
             except Empty:
                 if observer.cancelled():
@@ -119,12 +119,8 @@ class ForeignThread:
                 if left_s <= 0:
                     self.lost = True
                     raise CallExpiredError from None
-        if error is None:
-            return answer
-        try:
-            raise error
-        finally:
-            del error  # its traceback leads here: a cycle would keep what the callers hold
+        raise_kept(errors)
+        return answer
 
     def end(self, last: Callable[[], Any], *, wait_s: float) -> None:
         """Run `last` in the thread, after the call that it may hang in, and end it. Idempotent.
@@ -143,11 +139,11 @@ class ForeignThread:
     def _run(self) -> None:
         while (work := self._calls.get()) is not None:
             try:
-                answer, error = self._finished(work()), None
-            except BaseException as raised:  # noqa: BLE001 - raised again by call(), in the loading thread
-                answer, error = None, raised
-            self._answers.put((answer, error))
-            del work, answer, error  # one of them may be all that holds a tensor
+                answer, errors = self._finished(work()), []
+            except BaseException as error:  # noqa: BLE001 - raised again by call(), in the loading thread
+                answer, errors = None, [error]
+            self._answers.put((answer, errors))
+            del work, answer, errors  # one of them may be all that holds a tensor
         if self._loop is not None:
             self._loop.close()
 
@@ -191,7 +187,7 @@ class Batches:
         self._asynchronous = hasattr(stream, "__anext__")
         self._stream = stream if self._asynchronous else iter(stream)
         self._keep = keep
-        self._error: Exception | None = None
+        self._errors: list[BaseException] = []
         self._failed = False
 
     def first(self) -> Any:
@@ -208,13 +204,8 @@ class Batches:
         """
         if self._failed:
             raise InternalError("a stream that has failed is asked for more")
-        error, self._error = self._error, None
-        if error is not None:
-            self._failed = True
-            try:
-                raise error
-            finally:
-                del error  # its traceback leads here: a cycle would keep what the callers hold
+        self._failed = bool(self._errors)
+        raise_kept(self._errors)
         steps = self._steps()
         try:
             return _awaiting(steps, next(steps))
@@ -244,7 +235,7 @@ class Batches:
         except Exception as error:
             if not items:
                 raise
-            self._error = error
+            self._errors.append(error)
         return items
 
 
