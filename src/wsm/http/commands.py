@@ -306,10 +306,6 @@ class Commands:
             found["state"] = "lost"  # the server that had begun it ended
         return found
 
-    def call(self, word: str, version: str) -> None:
-        """Keep that a trainer calls a version so from now on. Blocks for a second at most."""
-        self.kept.remember(_CALLED, word, version)
-
     async def take_in(
         self, adopt: AdoptDirectory | None, directory: str | Path, label: str | None
     ) -> AdoptedDirectory:
@@ -330,7 +326,8 @@ class Commands:
                 directory=str(directory),
             )
         adopted = await asyncio.to_thread(adopt, str(directory), label)
-        await asyncio.to_thread(self.call, label or asked_label(adopted.label), adopted.label)
+        word = label or asked_label(adopted.label)
+        await asyncio.to_thread(self.kept.remember, _CALLED, word, adopted.label)
         return adopted
 
     def called(self, word: str) -> str:

@@ -65,8 +65,6 @@ class SurfaceOptions:
         The requests that run; None: they are the engine's alone.
     served_model_name : str or None
         The name that ``/v1/models`` gives; None: the group's.
-    model_path : str or None
-        What ``/model_info`` says of it; None: the served name.
     server_info : mapping
         Further fields of ``/server_info``, or other values of those it has.
     fastdeploy_generation : str
@@ -86,7 +84,6 @@ class SurfaceOptions:
     stands: Callable[[AdoptedDirectory], bool] | None = None
     requests: OpenRequests | None = None
     served_model_name: str | None = None
-    model_path: str | None = None
     server_info: Mapping[str, Any] = field(default_factory=dict)
     fastdeploy_generation: Literal["2.4", "2.5", "2.6"] = "2.6"
     sleep_level_1_as_2: bool | None = None

@@ -250,7 +250,7 @@ def _answer(call: Call, said: Any) -> HttpAnswer | Response:
 
 async def _models(call: Call) -> ModelList:
     """Answer the one model."""
-    return ModelList([ModelCard(call.model, call.options.model_path or call.model)])
+    return ModelList([ModelCard(call.model, call.model)])
 
 
 async def named_version(call: Call) -> NamedVersion:

@@ -206,8 +206,8 @@ class ModelInfo(NamedVersion, kw_only=True):
 @SGLANG("GET /model_info", "GET /get_model_info")
 async def model_info(call: Call) -> ModelInfo:
     """Answer the model, and the version that the group has."""
-    path, named = call.options.model_path or call.model, await named_version(call)
-    return ModelInfo(named.weight_version, named.wsm_version, model_path=path, tokenizer_path=path)
+    said, name = await named_version(call), call.model
+    return ModelInfo(said.weight_version, said.wsm_version, model_path=name, tokenizer_path=name)
 
 
 @SGLANG("GET /server_info", "GET /get_server_info")
@@ -216,7 +216,7 @@ async def server_info(call: Call) -> dict[str, Any]:
     status = await call.commands.status()
     ranks = sum(1 for rank in status.ranks if rank.step_kind != "none")
     return {
-        "model_path": call.options.model_path or call.model,
+        "model_path": call.model,
         "served_model_name": call.model,
         "tp_size": ranks,
         "pp_size": 1,
