@@ -12,7 +12,7 @@ training_names                        what a trainer calls the tensors of a mode
 offer, observer, errors               what a strategy yields, who follows it, what goes wrong
 strategy                              what a strategy is, and what it reads of a configuration
 registry                              the strategies by name, and those that other packages announce
-load                                  the worker's entry, and the memory that a load would take
+load                                  the worker's entry
 inventory                             what files and shared memory really hold
 applier                               the one place where bytes reach a model, and what is checked before
 snapshot                              ``ipc_snapshot``: files, each rank its shard or a slice of others'

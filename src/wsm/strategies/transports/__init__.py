@@ -3,10 +3,8 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-transport                             what a transport is
-by_version                            the strategies for a rank's shard, and for a whole checkpoint
+by_version                            both strategies, what a transport is, and what a configuration says
 checkpoint_transfer                   FastDeploy's closed package as a transport, and its options
-configured                            what a configuration says of all this, and of transfer modes
 stream_manifest                       the promise that travels before tensors that come one by one
 _foreign                              what a package that wsm does not know runs in, and hands over
 ====================================  ====================================================================
