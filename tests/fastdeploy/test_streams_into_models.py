@@ -27,7 +27,7 @@ from wsm.errors import WsmError
 from wsm.fastdeploy import DynamicWeightManager, _install, _models
 from wsm.fastdeploy._membership import Membership
 from wsm.strategies import write_version
-from wsm.strategies.transports import configured
+from wsm.strategies.transports import by_version
 
 pytestmark = [pytest.mark.paddle, pytest.mark.needs("libatomic")]
 
@@ -111,7 +111,7 @@ def utilities(monkeypatch):
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     """``job(models)``: the manager of a worker that was started with the command line of #7951."""
-    monkeypatch.setattr(configured, "_lacking_device", lambda: None)
+    monkeypatch.setattr(by_version, "_lacking_device", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.delenv("FLAGS_selected_gpus", raising=False)
     monkeypatch.setattr(FakeUnifiedTransfer, "made", [])

@@ -30,7 +30,7 @@ from wsm.states import engine_words
 from wsm.states.epochs import Backoff
 from wsm.states.vocabulary import InFlightPolicy
 from wsm.strategies import write_version
-from wsm.strategies.transports import configured
+from wsm.strategies.transports import by_version
 
 pytestmark = [pytest.mark.paddle, pytest.mark.needs("libatomic")]
 
@@ -168,7 +168,7 @@ class Turn:
 @pytest.fixture
 def make_turn(tmp_path, monkeypatch):
     """`make_turn(mode)`: a worker that has booted the value 1 under the label `step_1`."""
-    monkeypatch.setattr(configured, "_lacking_device", lambda: None)
+    monkeypatch.setattr(by_version, "_lacking_device", lambda: None)
     for name in ("PADDLE_TRAINER_ID", "FLAGS_selected_gpus", "FD_USE_CHECKPOINT_TRANSFER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
