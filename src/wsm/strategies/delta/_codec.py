@@ -161,11 +161,8 @@ def decode(block: Block, data: bytes | memoryview, *, length: int, item: int) ->
 
 def same_memory(left: memoryview, right: memoryview) -> bool:
     """Whether two views begin at one address."""
-    return bool(len(left) and len(right)) and _address(left) == _address(right)
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+    views = [np.frombuffer(view, np.uint8).__array_interface__["data"][0] for view in (left, right) if view]
+    return len(views) == 2 and views[0] == views[1]
 
 
 def _decompressed(data: bytes | memoryview, expected: int) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -223,7 +223,9 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
         If the file system refuses.
     """
     source, destination = Path(source), Path(destination)
-    files = _candidates(source)
+    files = [source]
+    if source.is_dir():
+        files = sorted(path for path in source.iterdir() if is_snapshot_file(path.name))
     pickles = [file for file in files if _is_pickle(file)]
     if not pickles:
         raise BadInputError(
@@ -247,12 +249,6 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
         converted=tuple((str(file), str(target)) for file, target in pairs),
         skipped=tuple(str(file) for file in files if file not in pickles),
     )
-
-
-def _candidates(source: Path) -> Sequence[Path]:
-    if not source.is_dir():
-        return [source]
-    return sorted(path for path in source.iterdir() if is_snapshot_file(path.name))
 
 
 def _is_pickle(path: Path) -> bool:
