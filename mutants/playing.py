@@ -107,7 +107,7 @@ class Copy:
             *("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "mutants.watching"),
             *("-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-seed=0"),
             *(
-                f"--timeout={_TEST_S + _TIMES * min(seconds, _BATCHES[1][1])}",
+                f"--timeout={_TEST_S + _TIMES * min(seconds, _TEST_S)}",
                 f"--basetemp={self._root / 'tests'}",
             ),
             *tests,
