@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from wsm.errors import RefusedError
-from wsm.http.bodies import MOST_TEXT_BYTES, Text, as_struct, label_of, object_of, without_nulls
+from wsm.http.bodies import MOST_TEXT_BYTES, as_struct, label_of, object_of, without_nulls
 from wsm.http.surfaces._reasons import Reason, Refusal
 from wsm.http.surfaces._verbs import FinishBody, RelabelBody
+from wsm.http.surfaces.areal import LoadBody
 from wsm.http.surfaces.vllm import UpdateInfo, UpdateWeightsBody, is_by_files
 from wsm.labels import checked_version
 from wsm.vllm.engine import FINISH, START
@@ -51,17 +52,11 @@ class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
     deadline_s: float = 600.0
 
 
-class _PauseQuery(msgspec.Struct):
-    """Of vLLM's pause, with its defaults."""
+class _EnginePause(msgspec.Struct):
+    """The query of vLLM's pause, with its defaults."""
 
     mode: Literal["abort", "wait", "keep"] = "abort"
     clear_cache: bool = True
-
-
-class _LoadBody(msgspec.Struct):
-    """Of AReaL's update."""
-
-    model_path: Text
 
 
 class TrainerVerbs:
@@ -88,7 +83,7 @@ class TrainerVerbs:
         }
 
     async def _pause(self, request: Request) -> Response:
-        asked = as_struct(dict(request.query_params), _PauseQuery, strict=False)
+        asked = as_struct(dict(request.query_params), _EnginePause, strict=False)
         await self._plugin.client.pause_generation(mode=asked.mode, clear_cache=asked.clear_cache)
         return JSONResponse({"status": "paused"})
 
@@ -166,7 +161,7 @@ class TrainerVerbs:
         return JSONResponse({"success": True, "message": "Generation continued"})
 
     async def _areal_update(self, request: Request) -> Response:
-        asked = UpdateRequest(path=(await _body(request, _LoadBody)).model_path, in_flight="abort")
+        asked = UpdateRequest(path=(await _body(request, LoadBody)).model_path, in_flight="abort")
         receipt = await self._plugin.update(asked, _request_id(request))
         return _told({"success": True, "message": f"it is {receipt['outcome']}"}, receipt)
 
