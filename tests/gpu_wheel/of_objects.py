@@ -50,8 +50,9 @@ OF_OBJECTS = {
     "view": TENSOR,
 }
 
-#: Attributes of paddle's objects that arrays, sets, events and objects of our own have as well, and what is
-#: asked for with ``getattr`` of other libraries'. Where they are called on paddle's, the suite runs them.
+#: Attributes of paddle's objects that arrays, sets, events, objects of our own and tensors of torch have as
+#: well, and what is asked for with ``getattr`` of other libraries'. Where they are called on paddle's, the
+#: suite runs them.
 EVERYDAY = frozenset(
     (
         "add",
@@ -60,6 +61,7 @@ EVERYDAY = frozenset(
         "byteorder",
         "cast",
         "clip",
+        "cpu",
         "data",
         "device",
         "dtype",
@@ -67,10 +69,13 @@ EVERYDAY = frozenset(
         "exp",
         "flatten",
         "flip",
+        "full_tensor",
         "get_name_mappings_to_training",
         "id",
+        "is_meta",
         "item",
         "itemsize",
+        "layout",
         "log",
         "malloc_trim",
         "mean",
@@ -104,6 +109,7 @@ EVERYDAY = frozenset(
         "tp_group",
         "transpose",
         "type",
+        "uint8",
         "unsqueeze",
         "update_suspend_routing_replay",
         "value",

@@ -201,11 +201,10 @@ def test_receipts_are_kept(server, models, made):
     assert server.call("GET", "/wsm/v1/other")[0] == 404
 
 
+@pytest.mark.needs("versions of tokens")
 def test_whatever_befalls_updates_only_proved_versions_answer_and_refusals_name_their_cause(
     server, models, made
 ):
-    if "weight_versions" not in server.generate()[1]["choices"][0]:
-        pytest.skip("this release of vLLM does not say which version its tokens are of")
     campaign = Campaign(models, server, seed=1)
     assert play(campaign, 10) == []
     assert campaign.counts["requests answered 200"] > 0
