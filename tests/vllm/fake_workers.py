@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from wsm.vllm.extension import WorkerExtension
 from wsm.vllm.fanout import EngineRanks, UpdateEnd
-from wsm.vllm.versions import MemoryTerms, VersionPlace
+from wsm.vllm.versions import EngineTerms, VersionPlace
 
 _NAMES = itertools.count(1)
 SHAPES = {"embed.weight": (8, 4), "layer.0.weight": (4, 4), "layer.1.weight": (4, 4), "norm.weight": (4,)}
@@ -38,8 +38,15 @@ class FakeModel:
         self._worker = worker
 
     def named_parameters(self):
-        empty = ((name, SimpleNamespace(is_meta=True)) for name in self._worker.meta)
-        return [("embed.weight", SimpleNamespace(is_meta=False)), *empty]
+        here = SimpleNamespace(is_meta=False, numel=lambda: 0 if self._worker.packed else 1)
+        empty = SimpleNamespace(is_meta=True)
+        return [("embed.weight", here), *((name, empty) for name in self._worker.meta)]
+
+    def parameters(self):
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def modules(self):
+        return []
 
     def load_weights(self, weights):
         for name, data in weights:
@@ -52,6 +59,9 @@ class FakeModel:
 class FakeWorker(WorkerExtension):
     """`fails`: after how many tensors each of the next reloads fails; None: it does not.
 
+    `meta`: parameters that a reload leaves without memory. `packed`: whether they are empty. `loads_as`: what
+    its loaders make of every tensor; None: what it is.
+
     Its verbs of pushes stand in for an engine of CUDA's. `transfer_fails`: verbs, and names of tensors, at
     which each fails once. `differs`: what this rank gets more than its trainer has sent.
     """
@@ -62,10 +72,15 @@ class FakeWorker(WorkerExtension):
         self.fails = []
         self.reloads = self.forgot = 0
         self.meta, self.transfer_fails, self.differs = [], [], 0.0
+        self.packed, self.loads_as = False, None
         self.peer, self.is_receiving = None, False
         model = FakeModel(self)
         self.model_runner = SimpleNamespace(get_model=lambda: model)
         self.weight_transfer_engine = SimpleNamespace(model=model)
+        self.vllm_config = SimpleNamespace(quant_config=None)
+
+    def compute_weight_checksums(self):
+        return {f"rank{self.rank}:{name}": str(value) for name, value in self.holds.items()}
 
     def wsm_tensor(self, spec, data):
         return np.frombuffer(data, np.float32)
@@ -104,7 +119,7 @@ class FakeWorker(WorkerExtension):
         for count, (name, data) in enumerate(weights_iterator):
             if count == fails:
                 raise RuntimeError("link lost")
-            self.holds[name] = float(data[0])
+            self.holds[name] = float(data[0]) if self.loads_as is None else self.loads_as
 
     @property
     def fill(self):
@@ -120,7 +135,7 @@ class FakeEngine:
         self.workers = [FakeWorker(rank) for rank in range(ranks)]
         for worker in self.workers:
             worker.holds = dict.fromkeys(SHAPES, 1.0)  # vLLM has loaded it
-        self.first, self.memory = first, MemoryTerms(**memory)
+        self.first, self.memory = first, EngineTerms(**memory)
         self.pauses = 0
         self.at_pause = lambda: None
         self.answers = lambda answers: answers

@@ -79,6 +79,17 @@ def test_a_digest_that_differs_on_one_rank_is_refused_without_a_pause(server, mo
         assert serves_still(server, made)
 
 
+def test_a_receipt_says_which_proof_it_carries(server, made, request):
+    receipts = server.call("GET", "/wsm/v1/receipts")[1]["receipts"]
+    found = [
+        each["fingerprints"] for each in receipts if each["version"] == "A" and each["outcome"] == "committed"
+    ]
+    packed = request.node.callspec.params["server"] == "float32"
+    assert {("alone" in receipt["proof"]) for receipt in receipts[:2]} == {packed}
+    assert all((each is None) is packed for ranks in found for each in ranks)
+    assert all(ranks == found[0] for ranks in found)
+
+
 @pytest.mark.parametrize(("rank", "name"), [(0, FUSED), (1, FUSED), (0, LAST), (1, LAST)])
 def test_a_commit_that_fails_on_one_rank_ends_with_the_version_before(server, models, made, rank, name):
     with server.fault(rank=rank, kind="tensor", name=name):

@@ -122,6 +122,35 @@ def test_parameters_that_a_reload_leaves_without_memory_fail_it(one, two):
     played(one, play)
 
 
+def test_a_version_that_makes_other_parameters_than_at_its_first_load_is_no_version(one, two):
+    async def play(engine):
+        first = await engine.update(place(two))
+        assert len(set(first.fingerprints)) == 2, "each rank has its own part"
+        assert (await engine.update(place(one))).committed
+        engine.workers[1].loads_as = 2.5
+        end = await engine.update(place(two))
+        assert codes(end) == {(1, "other-parameters")}
+        assert end.errors[0]["version"] == "two"
+        assert not engine.ranks.serving(), "it loads the version before as something else, too"
+        engine.workers[1].loads_as = None
+        assert (await engine.update(place(two))).fingerprints == first.fingerprints
+        assert engine.ranks.serving()
+
+    played(one, play)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_packed_parameters_have_no_fingerprint(one, two, packs):
+    async def play(engine):
+        for worker in engine.workers:
+            worker.packed = packs
+        end = await engine.update(place(two))
+        assert end.committed
+        assert [each is None for each in end.fingerprints] == [packs] * 2
+
+    played(one, play)
+
+
 def test_the_version_before_is_loaded_again_although_its_trainer_has_deleted_it(one, two):
     async def play(engine):
         shutil.rmtree(one)

@@ -39,11 +39,14 @@ from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
 from wsm.vllm.gate import GROUP, Gate
 from wsm.vllm.verbs import UpdateRequest
-from wsm.vllm.versions import MemoryTerms, VersionPlace
+from wsm.vllm.versions import EngineTerms, VersionPlace
 
 #: Releases of vLLM that this is tested with.
 SUPPORTED = ("0.31.", "0.32.")
-_READ = "digests of the checkpoint's bytes as every rank's loaders read them"
+#: What a receipt says of its proof.
+_BYTES = "digests of the checkpoint's bytes as every rank's loaders got them"
+_AND_PARAMETERS = ", and vLLM's checksums of every rank's parameters, as at this version's first load"
+_ALONE = " alone; vLLM's checksums do not see parameters that are packed or quantised, or were not asked for"
 _PUSHED = (
     "pushed, witnessed: digests of what every rank's model was given; until all had it, nothing kept the "
     "weights before, so it was not all or nothing"
@@ -56,7 +59,7 @@ class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
     `roots`: below which versions may lie; without it, the directory that the model lies in. `store`: where
     they are published. `version`: what vLLM was started with; else the name of its directory. `answer_s`:
     in which the ranks answer whatever they are asked; they do between two steps. `memory_bytes`,
-    `keep_previous`: as :class:`.MemoryTerms`, of each node. `committed`: the file that says what was
+    `keep_previous`, `fingerprints`: as :class:`.EngineTerms`. `committed`: the file that says what was
     committed last, as the body of an update. `push_s`: seconds for each verb of a trainer that pushes, and
     between two. `partial_pushes`: whether it may push a part of the tensors.
     """
@@ -67,6 +70,7 @@ class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
     answer_s: float = 60.0
     memory_bytes: int | None = None
     keep_previous: bool = False
+    fingerprints: bool = True
     committed: str | None = None
     push_s: float = 300.0
     partial_pushes: bool = False
@@ -120,7 +124,8 @@ class EndpointPlugin:
         server, world_size = f"{os.getpid()}-{secrets.token_hex(4)}", config.parallel_config.world_size
         self.ranks = EngineRanks(self._call, world_size, server, answer_s=options.answer_s)
         first = VersionPlace(version, str(model), [str(model), *around])
-        await self.ranks.hello(first, MemoryTerms(options.memory_bytes, options.keep_previous))
+        terms = EngineTerms(options.memory_bytes, options.keep_previous, options.fingerprints)
+        await self.ranks.hello(first, terms)
         if store := os.environ.get("WSM_FLEET"):
             self._fleet, options.store = FleetMember(Path(store)), options.store or store
         wanted = await asyncio.to_thread(self._wanted_at_start)
@@ -331,13 +336,15 @@ class EndpointPlugin:
             native = {"receipt": {**told, "manifest_digest": digest, **took, **at, **state}}
         else:
             native = {"error": next(iter(end.errors), {"code": outcome, "message": f"it is {outcome}"})}
+        whole = end.fingerprints and all(end.fingerprints)
         return {
             **told,
             **native,
             "outcome": outcome,
             "serves": serves,
             "digest": digest,
-            "proof": _PUSHED if told["pushed"] else _READ,
+            "proof": _PUSHED if told["pushed"] else f"{_BYTES}{_AND_PARAMETERS if whole else _ALONE}",
+            "fingerprints": end.fingerprints,
             "votes": end.votes,
             "node_memory_bytes": max(
                 [each["memory_bytes"] + each["kept_bytes"] for each in end.votes], default=0

@@ -35,10 +35,11 @@ from wsm.states.plan_key import Request
 from wsm.states.table import Event
 from wsm.states.vocabulary import ALL_TAGS
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
+from wsm.strategies.digest import digest_of
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import DTYPES_BY_NAME
 from wsm.vllm.engine import PushedVersion
-from wsm.vllm.versions import HeldCheckpoint, MemoryTerms, StagedRead, VersionPlace
+from wsm.vllm.versions import EngineTerms, HeldCheckpoint, StagedRead, VersionPlace
 
 _TORCH_NAMES = {dtype: name for name, dtype in DTYPES_BY_NAME.items()}
 
@@ -67,6 +68,21 @@ class WorkerExtension:
         with importlib.import_module("vllm.config").set_current_vllm_config(config):
             reloading.finalize_layerwise_reload(model, config.model_config)
 
+    def wsm_fingerprint(self) -> str | None:
+        """Return the digest of vLLM's checksums of this rank's parameters; None: they do not see all weights.
+
+        What is quantised, or packed for a CPU, lies elsewhere: its parameters are empty, or not what is used.
+        """
+        worker: Any = self
+        model = worker.model_runner.get_model()
+        # vLLM's linear layers close over what they have packed; the plain one closes over nothing.
+        linears = [getattr(module, "cpu_linear", None) for module in model.modules()]
+        packed = any(getattr(linear, "__closure__", None) for linear in linears)
+        empty = any(parameter.numel() == 0 for parameter in model.parameters())
+        if packed or empty or worker.vllm_config.quant_config is not None:
+            return None
+        return digest_of(msgspec.json.encode(worker.compute_weight_checksums(), order="sorted"))
+
     def wsm_answer(self, question: Any) -> dict[str, Any]:
         """Answer the server's question, and go on with what it tells. Does not wait for files; never raises.
 
@@ -74,7 +90,7 @@ class WorkerExtension:
         ----------
         question : dict
             ``token``: repeated in the answer. ``do``: ``hello``, with ``server``, the ``place`` of what
-            serves and the ``memory`` that versions may take; or ``tell``, with ``server``, ``words``
+            serves and the ``terms`` of this engine; or ``tell``, with ``server``, ``words``
             (command, committed), and ``place``, ``restores``, ``load`` and ``touched`` of the command, and
             ``sent``: a verb of vLLM's worker by which a trainer pushes, and what it was ``given``; or
             ``connect``, with ``server`` and such a verb that brings no weights.
@@ -116,8 +132,10 @@ class RankSide:
         self._reading: StagedRead | None = None  # of the command at hand; of the first version until then
         self._staged: HeldCheckpoint | PushedVersion | None = None  # verified, or awaited: this rank's vote
         self._served: HeldCheckpoint | None = None  # kept open: what a failed update is followed by
-        self._memory = MemoryTerms()
+        self._terms = EngineTerms()
         self._layout: dict[str, TensorSpec] | None = None
+        self._fingerprint: str | None = None  # of what was loaded last
+        self._fingerprints: dict[str, str] = {}  # of each version, by its digest, as it was loaded first
         self._error: dict[str, Any] | None = None
 
     @property
@@ -155,7 +173,7 @@ class RankSide:
                 self._go_on(question)
             if self._served is not None:
                 self._served.is_on_all_ranks()
-                if not self._memory.keep_previous:
+                if not self._terms.keep_previous:
                     self._served.give_memory_back()
         return self._said()
 
@@ -163,7 +181,7 @@ class RankSide:
         reading = self._reading if self._heard.operation is Operation.NONE else None
         if question["server"] != self._server:
             self._server, self._term = question["server"], self._term + 1
-            self._memory = msgspec.convert(question["memory"], MemoryTerms)
+            self._terms = msgspec.convert(question["terms"], EngineTerms)
             if self._committed.version_id is None:
                 place = msgspec.convert(question["place"], VersionPlace)
                 self._committed = CommittedWord(0, version_id(place.version))
@@ -205,7 +223,7 @@ class RankSide:
 
     def _read(self, place: VersionPlace, layout: Mapping[str, TensorSpec] | None) -> StagedRead:
         name = f"{self._server}.{self._heard.epoch}.{self._heard.sequence}"
-        return StagedRead(place, layout, name, self._memory.room_bytes(self._served))
+        return StagedRead(place, layout, name, self._terms.room_bytes(self._served))
 
     def _go_on(self, question: Mapping[str, Any]) -> None:
         operation = self._heard.operation
@@ -238,6 +256,9 @@ class RankSide:
             elif sent is None or not staged.take(self._worker, sent, place):
                 return
             self._require_memory()
+            self._fingerprint = None
+            if isinstance(staged, HeldCheckpoint):
+                self._require_same(staged)
             command_events.finish(self._asked, self)
             self._code = StatusCode.PREPARED
         except Exception as error:  # noqa: BLE001 - whatever a loader raises, this rank is touched
@@ -250,6 +271,14 @@ class RankSide:
         if empty:
             problem = f"vLLM's reload left {empty[0]} and {len(empty) - 1} others without memory"
             raise GroupError(problem, code="not-reloaded", tensor=empty[0])
+
+    def _require_same(self, staged: HeldCheckpoint) -> None:
+        self._fingerprint = found = self._worker.wsm_fingerprint() if self._terms.fingerprints else None
+        if found is not None and self._fingerprints.setdefault(staged.digest, found) != found:
+            problem = (
+                f"vLLM has made other parameters of version {staged.place.version} than at its first load"
+            )
+            raise GroupError(problem, code="other-parameters", version=staged.place.version)
 
     def _tensors(self, staged: HeldCheckpoint, read: list[str]) -> Iterator[tuple[str, Any]]:
         for spec, data in staged.read():
@@ -281,6 +310,7 @@ class RankSide:
             "rank": self._worker.rank,
             "words": [self._term, command.pack(), status.pack(), self._committed.pack()],
             "first_is_read": self._reading is None or command.operation is not Operation.NONE,
+            "fingerprint": self._fingerprint,
             "error": self._error,
             "staged": self._staged and self._staged.said(),
             "served": self._served and self._served.said(),

@@ -36,7 +36,7 @@ from wsm.states.view import RankAnswer, View, all_stopped, any_touched, view_of_
 from wsm.states.vocabulary import OnFailure
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusWord
 from wsm.vllm.engine import FINISH
-from wsm.vllm.versions import MemoryTerms, VersionPlace
+from wsm.vllm.versions import EngineTerms, VersionPlace
 
 #: Seconds between two looks at ranks that read.
 _LOOK_S = 0.02
@@ -79,8 +79,9 @@ class UpdateEnd:
     """How an update has ended.
 
     `version`: what the last verb of a push has called it. `committed`: whether it serves. `restored`: whether
-    the version before was loaded again. `errors`: of each rank that said one. `ms`: since the beginning, when
-    all had voted, all was paused, all was over.
+    the version before was loaded again. `errors`: of each rank that said one. `fingerprints`: of each rank's
+    parameters, as they were loaded; None where vLLM's checksums do not see them all. `ms`: since the
+    beginning, when all had voted, all was paused, all was over.
     """
 
     version: str | None = None
@@ -88,6 +89,7 @@ class UpdateEnd:
     restored: bool = False
     errors: list[dict[str, Any]] = field(default_factory=list)
     votes: list[dict[str, Any]] = field(default_factory=list)
+    fingerprints: list[str | None] = field(default_factory=list)
     ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -118,10 +120,10 @@ class EngineRanks:
         self._restores = False
         self._is_settled = True  # whether each command that was given has been seen to its end
 
-    async def hello(self, place: VersionPlace, memory: MemoryTerms) -> None:
+    async def hello(self, place: VersionPlace, terms: EngineTerms) -> None:
         """Say hello to all ranks, and wait until each has read what vLLM was started with, or cannot.
 
-        `memory`: what of a node's memory versions may take.
+        `terms`: what they are told once.
 
         Raises
         ------
@@ -129,7 +131,7 @@ class EngineRanks:
             If they do not answer, or not this question; the last two are final.
         """
         while not (self.answers and all(answer["first_is_read"] for answer in self.answers)):
-            about = {"place": msgspec.to_builtins(place), "memory": msgspec.to_builtins(memory)}
+            about = {"place": msgspec.to_builtins(place), "terms": msgspec.to_builtins(terms)}
             await self._ask(self._answer_s, do="hello", **about)
             await asyncio.sleep(_LOOK_S)
         served = [answer["served"] for answer in self.answers if answer.get("served")]
@@ -303,6 +305,7 @@ class EngineRanks:
             end.restored = committed
         else:
             end.committed = committed
+            end.fingerprints = [each["fingerprint"] for each in self.answers] if committed else []
             if len({vote["digest"] for vote in end.votes}) > 1:
                 said = ", ".join(f"rank {vote['rank']} {vote['digest']}" for vote in end.votes)
                 message = f"the ranks have got different bytes: {said}"

@@ -54,16 +54,18 @@ class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     over: str | None = None
 
 
-class MemoryTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a node's memory versions may take.
+class EngineTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every rank is told once, by its server.
 
-    `memory_bytes`: how much, all in all; None: half of what is free when a version is read; 0: nothing, and
-    files are read where they lie. `keep_previous`: whether what serves stays in memory, so that it can be
-    loaded again although its files were written over.
+    `memory_bytes`: how much of a node's memory versions may take, all in all; None: half of what is free when
+    a version is read; 0: nothing, and files are read where they lie. `keep_previous`: whether what serves
+    stays in memory, so that it can be loaded again although its files were written over. `fingerprints`:
+    whether a load is held against the parameters that it made of the same version before.
     """
 
     memory_bytes: int | None = None
     keep_previous: bool = False
+    fingerprints: bool = True
 
     def room_bytes(self, kept: HeldCheckpoint | None) -> int:
         """Return how many bytes the next version may take beside what is kept. Reads files of the kernel."""
