@@ -153,6 +153,99 @@ def test_what_vllm_was_started_with_may_be_no_directory_and_then_it_cannot_be_lo
     played(tmp_path / "owner" / "name", play, additional_config=roots)
 
 
+def prepared(where, **more):
+    """What asks for a version under a request id."""
+    return {"json": {"path": str(where), **more}, "headers": {"Idempotency-Key": where.name}}
+
+
+def test_what_is_prepared_is_held_while_vllm_serves_until_its_caller_commits_it(one, two):
+    async def play(at):
+        for _ in range(2):
+            answer = await at.http.post("/wsm/v1/prepare", **prepared(two, lease_s=60))
+            assert (answer.status_code, answer.json()["outcome"]) == (200, "prepared")
+        assert at.client.engine.fills == [1.0, 1.0]
+        assert (await at.http.post("/v1/completions")).status_code == 200
+        status = (await at.http.get("/wsm/v1/status")).json()
+        assert (status["version"], status["request_id"], status["paused"]) == ("one", "two", False)
+        assert 0 < status["decision_left_s"] <= 60
+        refused = await at.http.post("/wsm/v1/update", json={"path": str(one)})
+        assert refused.json()["error"]["code"] == "update-in-progress"
+        refused = await at.http.post("/wsm/v1/commit", json={"request_id": "another"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not-prepared")
+        for _ in range(2):
+            answer = await at.http.post("/wsm/v1/commit", json={"request_id": "two"})
+            assert (answer.status_code, answer.json()["outcome"]) == (200, "committed")
+        assert at.client.engine.fills == [2.0, 2.0]
+        assert (at.client.version, at.client.paused) == ("two", False)
+        assert (await at.http.get("/wsm/v1/status")).json()["decision_left_s"] is None
+        assert len((await at.http.get("/wsm/v1/receipts")).json()["receipts"]) == 2
+        assert (await at.http.post("/wsm/v1/update", json={"path": str(one)})).status_code == 200
+        answer = await at.http.post("/wsm/v1/commit", json={"request_id": "two"})
+        assert answer.json()["outcome"] == "committed", "as it was answered before"
+
+    played(one, play)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_prepared_and_taken_back_was_never_loaded(one, two, named):
+    async def play(at):
+        assert (await at.http.post("/wsm/v1/prepare", **prepared(two))).status_code == 200
+        for _ in range(2):
+            answer = await at.http.post("/wsm/v1/abort", json={"request_id": "two"} if named else {})
+            assert (answer.status_code, answer.json()["outcome"], answer.json()["serves"]) == (
+                200,
+                "aborted",
+                "one",
+            )
+        refused = await at.http.post("/wsm/v1/commit", json={"request_id": "two"})
+        assert refused.json()["error"]["code"] == "decided-otherwise"
+        assert at.client.engine.pauses == 0
+        assert [worker.reloads for worker in at.client.engine.workers] == [0, 0]
+        assert (await at.http.post("/wsm/v1/update", json={"path": str(two)})).status_code == 200
+
+    played(one, play)
+
+
+def test_what_nobody_commits_in_its_lease_is_taken_back(one, two):
+    async def play(at):
+        assert (await at.http.post("/wsm/v1/prepare", **prepared(two, lease_s=0.01))).status_code == 200
+        for _ in range(1000):
+            if not (await at.http.get("/wsm/v1/status")).json()["updating"]:
+                break
+            await asyncio.sleep(0.01)
+        refused = await at.http.post("/wsm/v1/commit", json={"request_id": "two"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "lease-over")
+        assert at.client.engine.fills == [1.0, 1.0]
+        assert (await at.http.post("/v1/completions")).status_code == 200
+
+    played(one, play)
+
+
+def test_what_cannot_be_prepared_is_refused_at_once(one, tmp_path):
+    async def play(at):
+        answer = await at.http.post("/wsm/v1/prepare", **prepared(tmp_path / "nowhere"))
+        assert (answer.status_code, answer.json()["outcome"]) == (409, "refused")
+        refused = await at.http.post("/wsm/v1/abort", json={})
+        assert (refused.status_code, refused.json()["outcome"]) == (409, "refused")
+        assert (
+            await at.http.post("/wsm/v1/prepare", json={"path": str(one), "hot": False})
+        ).status_code == 400
+
+    played(one, play)
+
+
+def test_what_another_pauses_while_a_version_is_prepared_stays_paused_behind_the_commit(one, two):
+    async def play(at):
+        assert (await at.http.post("/wsm/v1/prepare", **prepared(two))).status_code == 200
+        assert (await at.http.post("/pause")).status_code == 200
+        assert at.client.paused
+        answer = await at.http.post("/wsm/v1/commit", json={"request_id": "two"})
+        assert answer.json()["outcome"] == "committed"
+        assert at.client.paused
+
+    played(one, play)
+
+
 def test_a_replica_of_a_fleet_takes_text_for_what_its_target_allows_and_no_update_to_anything_else(
     one, two, tmp_path, monkeypatch
 ):
@@ -198,7 +291,7 @@ def test_a_replica_of_a_fleet_takes_text_for_what_its_target_allows_and_no_updat
     played(one, play)
 
 
-def test_a_fleet_s_caller_updates_it_in_its_turn_drained_and_once(one, two, tmp_path):
+def test_a_fleet_s_caller_prepares_it_and_commits_it_in_its_turn_and_once(one, two, tmp_path):
     store = tmp_path / "store"
     for where in (one, two):
         adopt(where, AdoptSettings(store, [tmp_path], durable=False), version=where.name)
@@ -217,13 +310,14 @@ def test_a_fleet_s_caller_updates_it_in_its_turn_drained_and_once(one, two, tmp_
             [row] = report.rows
             assert (report.exit_code, row.state.value, row.version) == (0, "ready", version), row
             assert row.digest == content_of(store, version).digest
-        assert at.client.mode == "wait"
+        assert at.client.mode == "keep"
         receipts = (await at.http.get("/wsm/v1/receipts")).json()["receipts"]
-        assert [each["version"] for each in receipts] == ["two", "one"]
+        done = [(each["version"], each["outcome"]) for each in receipts]
+        assert done == [(name, outcome) for name in ("two", "one") for outcome in ("prepared", "committed")]
         [request_id] = {each["request_id"] for each in receipts if each["version"] == "one"}
         asked = await client(None).command("update", request_id, version="one", deadline_s=30.0)
         assert asked.manifest_digest == content_of(store, "one").digest
-        assert len((await at.http.get("/wsm/v1/receipts")).json()["receipts"]) == 2, "it is done once"
+        assert len((await at.http.get("/wsm/v1/receipts")).json()["receipts"]) == 4, "it is done once"
         assert (await client(None).request(request_id))["state"] == "succeeded"
         with raising("request-unknown"):
             await client(None).request("another")

@@ -107,12 +107,12 @@ def test_vllm_servers_and_a_group_come_to_one_version_and_no_server_takes_text_f
         assert {version} >= set(server.versions())
         return len(server.call("GET", "/wsm/v1/receipts")[1]["receipts"])
 
-    assert [fleet_update(each, server, other) for each in "BBAB"] == [1, 1, 2, 3]
+    assert [fleet_update(each, server, other) for each in "BBAB"] == [2, 2, 4, 6], "prepared and committed"
     assert other.versions() == ["B"]
     other.process.kill()
-    assert fleet_update("A", server, other, exit_code=1) == 4, "the one that is gone fails in its own row"
+    assert fleet_update("A", server, other, exit_code=1) == 8, "the one that is gone fails in its own row"
     other.close()
-    assert fleet_update("B", server) == 5
+    assert fleet_update("B", server) == 10
     other = start()
     assert other.versions() == ["B"], "B alone is allowed, and vLLM has started with A again"
-    assert fleet_update("B", server, other) == 5
+    assert fleet_update("B", server, other) == 10

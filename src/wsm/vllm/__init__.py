@@ -7,6 +7,7 @@ module                   responsible for
 :mod:`.node_copy`        its bytes once per node, in memory that the ranks share
 :mod:`.extension`        each worker's side: one method, which never raises
 :mod:`.fanout`           the server's side: answers to a view, moves to questions
+:mod:`.preparation`      an update that waits for its caller's decision, while vLLM serves
 :mod:`.endpoint`         vLLM's endpoint plugin: updates, and what is said of them
 :mod:`.engine`           weights that a trainer pushes: vLLM's engines, and what they give to the model
 :mod:`.verbs`            trainers' verbs, as their published clients send them

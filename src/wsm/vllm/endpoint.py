@@ -38,7 +38,8 @@ from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
 from wsm.vllm.gate import GROUP, Gate
-from wsm.vllm.verbs import UpdateRequest
+from wsm.vllm.preparation import Preparation
+from wsm.vllm.verbs import PrepareRequest, UpdateRequest
 from wsm.vllm.versions import EngineTerms, VersionPlace
 
 #: Releases of vLLM that this is tested with.
@@ -51,6 +52,8 @@ _PUSHED = (
     "pushed, witnessed: digests of what every rank's model was given; until all had it, nothing kept the "
     "weights before, so it was not all or nothing"
 )
+#: What the native API calls outcomes that are no errors.
+_NATIVE = {"committed": Outcome.UPDATED, "prepared": Outcome.PREPARED, "aborted": Outcome.ABORTED}
 
 
 class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,6 +96,7 @@ class EndpointPlugin:
         self._asking = asyncio.Lock()
         self._pushing: asyncio.Task[dict[str, Any]] | None = None
         self._holds, self._was_paused = False, False
+        self._prepared: Preparation | None = None
         self._owed: str | None = None  # what was committed before this start
         self._recorded: str | None = None
 
@@ -193,6 +197,11 @@ class EndpointPlugin:
         """Whether a trainer has begun to push, and its update has not ended."""
         return self._pushing is not None and not self._pushing.done()
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether an update runs that does not wait for its caller's decision."""
+        return self.is_updating and (self._prepared is None or self._prepared.left_s is None)
+
     async def connect(self, verb: str, given: list[Any]) -> None:
         """Have the ranks' engines meet their trainer, or part with it.
 
@@ -207,6 +216,37 @@ class EndpointPlugin:
         async with self._asking:
             await self.ranks.connect(verb, given, self._options.push_s)
 
+    async def prepare(self, asked: PrepareRequest, request_id: str) -> dict[str, Any]:
+        """Have a version staged and voted for while vLLM serves; return the receipt.
+
+        Raises as :meth:`update`. The same request again is answered as the first.
+        """
+        prepared = self._prepared
+        if prepared is None or prepared.request_id != request_id or prepared.update.done():
+            lease_s = asked.deadline_s if asked.lease_s is None else asked.lease_s
+            prepared = Preparation(request_id, lease_s)
+            prepared.update = asyncio.ensure_future(self.update(asked, request_id, prepared=prepared))
+        if await prepared.await_votes():
+            return self.known(request_id) or {}
+        return prepared.update.result()
+
+    async def decide(self, request_id: str | None, *, commit: bool) -> dict[str, Any]:
+        """Commit or abort what is prepared, under that request id or, to abort, any; return the receipt.
+
+        Raises
+        ------
+        RefusedError
+            If that is not prepared (``not-prepared``, ``lease-over``), or decided otherwise.
+        """
+        prepared, known = self._prepared, self.known(request_id) if request_id else None
+        if commit and known is not None and known["outcome"] == "committed":
+            return known
+        if prepared is None or request_id not in (None, prepared.request_id):
+            raise RefusedError(f"{request_id or 'nothing'} is not prepared; prepare it", code="not-prepared")
+        if known is not None and known.get("error", {}).get("code") == "lease-over":
+            raise RefusedError(known["error"]["message"], code="lease-over")
+        return await prepared.decide(commit=commit)
+
     async def push(self, verb: str, given: list[Any], version: str | None = None) -> dict[str, Any] | None:
         """Hand the ranks a trainer's verb; return the receipt once the push has ended, None before.
 
@@ -220,7 +260,7 @@ class EndpointPlugin:
             self.require_idle()
             self._pushes = asyncio.Queue[SentVerb]()
             asked = UpdateRequest(version="pushed", deadline_s=self._options.push_s)
-            update = self.update(asked, uuid.uuid4().hex, self._pushes)
+            update = self.update(asked, uuid.uuid4().hex, pushes=self._pushes)
             self._pushing = pushing = asyncio.create_task(update)
         elif pushing is None or pushing.done():
             raise RefusedError(
@@ -233,11 +273,17 @@ class EndpointPlugin:
         return pushing.result() if pushing.done() else None
 
     async def update(
-        self, asked: UpdateRequest, request_id: str, pushes: asyncio.Queue[SentVerb] | None = None
+        self,
+        asked: UpdateRequest,
+        request_id: str,
+        *,
+        pushes: asyncio.Queue[SentVerb] | None = None,
+        prepared: Preparation | None = None,
     ) -> dict[str, Any]:
         """Bring a version, or keep the one before; return the receipt. A request that committed is over.
 
-        `pushes`: what a trainer sends, if it is pushed.
+        `pushes`: what a trainer sends, if it is pushed. `prepared`: what asks the caller, once all ranks have
+        voted.
 
         Raises
         ------
@@ -253,12 +299,14 @@ class EndpointPlugin:
         place = VersionPlace(label, asked.path, options.roots or [], options.store, asked.digest)
         if pushes is not None:
             place = VersionPlace(label, pushed=True, over=self._base())
-        self.is_updating, end, before = True, UpdateEnd(), ranks.version
+        self.is_updating, self._prepared, end = True, prepared, UpdateEnd()
+        told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
+        told["previous_version"] = ranks.version
         self._mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
         try:
             async with self._asking:
-                late = {"deadline_s": asked.deadline_s}
-                await ranks.update(place, self._may_load, self._pause, end, pushes=pushes, **late)
+                may_load, late_s = partial(self._may_load, told), asked.deadline_s
+                await ranks.update(place, may_load, self._pause, end, pushes=pushes, deadline_s=late_s)
                 if ranks.serving():
                     warning = await asyncio.to_thread(self._record)
                     await self._go_on()
@@ -267,11 +315,8 @@ class EndpointPlugin:
         finally:
             self.is_updating = False
             self._look_whether_open()
-        about = {"version": end.version or label, "previous_version": before}
-        told = {"request_id": request_id, **about, "warning": warning, "pushed": pushes is not None}
-        receipt = self._receipt(end, **told)
-        self.receipts.append(receipt)
-        return receipt
+        told["version"] = end.version or label
+        return self._receipt(end, **told, warning=warning)
 
     def _look_whether_open(self) -> None:
         self.is_open = self.ranks.serving() and not self._owes
@@ -312,7 +357,11 @@ class EndpointPlugin:
         except Exception as error:
             raise self.ranks.lost("engine-lost", described(error)) from error
 
-    async def _may_load(self, end: UpdateEnd) -> bool:
+    async def _may_load(self, told: dict[str, Any], end: UpdateEnd) -> bool:
+        if self._prepared is not None:
+            self._receipt(end, **told, warning=None, outcome="prepared")
+            if not await self._prepared.await_commit(end):
+                return False
         try:
             await self._require_the_fleets(end.votes[0]["version"], end.votes[0]["digest"])
         except RefusedError as error:
@@ -323,21 +372,36 @@ class EndpointPlugin:
         if self._fleet is not None:
             await asyncio.to_thread(self._fleet.require_own, label, digest)
 
-    def _receipt(self, end: UpdateEnd, **told: Any) -> dict[str, Any]:
-        serves, digest = self.ranks.version if self.is_open else None, None
-        outcome = "committed" if end.committed else "rolled-back" if end.restored else "refused"
+    def _receipt(self, end: UpdateEnd, outcome: str | None = None, **told: Any) -> dict[str, Any]:
+        serves, error = self.ranks.version if self.is_open else None, next(iter(end.errors), None)
+        ended = "committed" if end.committed else "rolled-back" if end.restored else "refused"
+        if error is not None and error["code"] == "aborted":
+            ended = "aborted"
         if serves is None:
-            outcome = "unknown" if self.ranks.fault else "closed"
-        if outcome == "committed":
-            digest, command, ms = self.ranks.digest, self.ranks.command, end.ms
-            took = {"seconds": ms["over"] / 1000, "pause_s": (ms["over"] - ms["voted"]) / 1000}
-            at = {"epoch": command.epoch, "sequence": command.sequence} if command else {}
-            state = {"outcome": Outcome.UPDATED.value, "loaded": True, "serving": True, "ranks": []}
-            native = {"receipt": {**told, "manifest_digest": digest, **took, **at, **state}}
+            ended = "unknown" if self.ranks.fault else "closed"
+        outcome, digest = outcome or ended, None
+        if outcome in _NATIVE:
+            digest = end.votes[0]["digest"] if outcome == "prepared" else self.ranks.digest
+            command, ms, loaded = self.ranks.command, end.ms, end.committed
+            seconds = ms.get("over", 0.0) / 1000
+            about: dict[str, Any] = {
+                "outcome": _NATIVE[outcome].value,
+                "manifest_digest": digest,
+                "loaded": loaded,
+                "seconds": seconds,
+                "pause_s": seconds - ms["voted"] / 1000 if loaded else 0.0,
+                "ranks": [],
+                "serving": serves is not None,
+            }
+            if command is not None:
+                about |= {"epoch": command.epoch, "sequence": command.sequence}
+            if self._prepared is not None:
+                about |= {"hot": True, "lease_s": self._prepared.lease_s}
+            native: dict[str, Any] = {"receipt": {**told, **about}}
         else:
-            native = {"error": next(iter(end.errors), {"code": outcome, "message": f"it is {outcome}"})}
+            native = {"error": error or {"code": outcome, "message": f"it is {outcome}"}}
         whole = end.fingerprints and all(end.fingerprints)
-        return {
+        receipt = {
             **told,
             **native,
             "outcome": outcome,
@@ -353,6 +417,8 @@ class EndpointPlugin:
             "ms": end.ms,
             "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         }
+        self.receipts.append(receipt)
+        return receipt
 
     def require_open(self) -> None:
         """See that requests may reach what serves.
@@ -395,8 +461,14 @@ class EndpointPlugin:
                 with suppress(WsmError):  # said by explain
                     await ranks.look()
                 self._look_whether_open()
-        standing = self._fleet and partial(self._fleet.standing, ranks.digest, serving=self.is_open)
+        prepared, left_s = self._prepared, self._prepared and self._prepared.left_s
+        step = prepared.request_id if prepared and left_s is not None else None
+        standing = self._fleet and partial(
+            self._fleet.standing, ranks.digest, serving=self.is_open, step=step
+        )
         return {
+            "request_id": step,
+            "decision_left_s": left_s,
             "fleet": standing and msgspec.to_builtins(await asyncio.to_thread(standing)),
             "name": GROUP,
             "serving": self.is_open,

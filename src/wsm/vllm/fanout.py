@@ -220,7 +220,9 @@ class EngineRanks:
             ready = voted if pushes is None else decide.is_prepared(view)
             if ready and wanted is None and not (self._restores or end.votes):
                 end.votes = [_vote(each) for each in self.answers]
+                asked_s = time.monotonic()
                 gave_up = not (self._digest_of("staged") and await may_load(end))
+                late_s += time.monotonic() - asked_s
             known = self._known(view, wanted, expired=expired, gave_up=gave_up)
             move = advance(state, view, known)
             state = move.state

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hmac
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
 from wsm.http.answers import failed
-from wsm.vllm.verbs import STATUSES, TrainerVerbs, UpdateRequest
+from wsm.vllm.verbs import STATUSES, DecisionRequest, PrepareRequest, TrainerVerbs, UpdateRequest
 
 if TYPE_CHECKING:  # it puts the gate before vLLM's app
     from wsm.vllm.endpoint import EndpointPlugin
@@ -36,6 +36,7 @@ _PAUSES = frozenset({"/pause", "/sleep", "/areal_pause_generation"})
 _HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
 #: What the group is called whose ranks are vLLM's workers.
 GROUP = "vllm"
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 class Gate:
@@ -77,7 +78,7 @@ class Gate:
         if held and not verb:
             message = f"wsm keeps {path} from changing weights behind it; POST /wsm/v1/update"
             raise RefusedError(message, code="held-by-wsm")
-        if waits and plugin.is_updating:
+        if waits and plugin.is_loading:
             raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
         if path in _RESUMES and not plugin.explain()["open"]:
             raise RefusedError(plugin.explain()["text"], code="held-by-wsm")
@@ -97,12 +98,15 @@ class Gate:
         plugin, named = self._plugin, request.headers.get("x-wsm-group", GROUP)
         if named != GROUP:
             raise errors.wrong_group(asked=named, group=GROUP)
-        if (method, what) == ("POST", "update"):
-            try:
-                asked = msgspec.json.decode(await request.body(), type=UpdateRequest)
-            except msgspec.DecodeError as error:
-                raise errors.bad_body(field="the body", problem=str(error)) from error
-            receipt = await plugin.update(asked, request.headers.get("idempotency-key", uuid.uuid4().hex))
+        if method == "POST" and what in ("update", "prepare", "commit", "abort"):
+            request_id = request.headers.get("idempotency-key", uuid.uuid4().hex)
+            if what == "update":
+                receipt = await plugin.update(await _body(request, UpdateRequest), request_id)
+            elif what == "prepare":
+                receipt = await plugin.prepare(await _body(request, PrepareRequest), request_id)
+            else:
+                asked = await _body(request, DecisionRequest)
+                receipt = await plugin.decide(asked.request_id, commit=what == "commit")
             return JSONResponse(receipt, STATUSES[receipt["outcome"]])
         what, _, request_id = what.partition("/")
         if method != "GET" or what not in ("status", "ready", "explain", "receipts", "commands"):
@@ -119,3 +123,10 @@ class Gate:
         said = plugin.explain()
         ready = {"serving": said["open"], "headline": said["text"]}
         return JSONResponse(said | ready, 200 if said["open"] or what == "explain" else 503)
+
+
+async def _body(request: Request, kind: type[_Body]) -> _Body:
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except msgspec.DecodeError as error:
+        raise errors.bad_body(field="the body", problem=str(error)) from error

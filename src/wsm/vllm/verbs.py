@@ -30,7 +30,15 @@ if TYPE_CHECKING:  # it answers by them
     from wsm.vllm.endpoint import EndpointPlugin
 
 #: What the ends of an update are over HTTP.
-STATUSES = {"committed": 200, "refused": 409, "rolled-back": 409, "closed": 500, "unknown": 504}
+STATUSES = {
+    "committed": 200,
+    "prepared": 200,
+    "aborted": 200,
+    "refused": 409,
+    "rolled-back": 409,
+    "closed": 500,
+    "unknown": 504,
+}
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 Verb: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -50,6 +58,20 @@ class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
     hot: Literal[False] = False
     force: bool = True
     deadline_s: float = 600.0
+
+
+class PrepareRequest(UpdateRequest, forbid_unknown_fields=True):
+    """The body of a prepare: as of an update that stages beside what serves. `lease_s`: as `deadline_s`."""
+
+    hot: Literal[True] = True  # type: ignore[assignment] # the other of both
+    hot_fallback: Literal["refuse"] = "refuse"
+    lease_s: float | None = None
+
+
+class DecisionRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a commit or an abort: what was prepared under this request id; missing: whatever was."""
+
+    request_id: str | None = None
 
 
 class _EnginePause(msgspec.Struct):

@@ -1,0 +1,80 @@
+"""A version that every rank has staged and voted for, while vLLM serves and its caller decides.
+
+It is an update that waits before its pause: what is prepared holds its place among updates, until it is
+committed, aborted, or its lease is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from wsm.errors import RefusedError
+from wsm.vllm.fanout import UpdateEnd
+
+_NOT_COMMITTED = {
+    "aborted": "it was taken back before anything was loaded",
+    "lease-over": "its caller did not decide in time; prepare it again, with a longer lease",
+}
+
+
+class Preparation:
+    """One version that is prepared, under a request id.
+
+    `update`: what runs, and ends with the receipt. `lease_s`: seconds that may pass from the votes to the
+    decision.
+    """
+
+    update: asyncio.Task[dict[str, Any]]
+
+    def __init__(self, request_id: str, lease_s: float) -> None:
+        self.request_id, self.lease_s = request_id, lease_s
+        self._verdict: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._voted = asyncio.Event()
+        self._over_s = 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the lease is over; None: it is not undecided, not yet or not any more."""
+        undecided = self._voted.is_set() and not self._verdict.done()
+        return max(self._over_s - time.monotonic(), 0.0) if undecided else None
+
+    async def await_votes(self) -> bool:
+        """Wait until all ranks have voted; False: the update has ended before."""
+        votes = asyncio.ensure_future(self._voted.wait())
+        await asyncio.wait({votes, self.update}, return_when=asyncio.FIRST_COMPLETED)
+        votes.cancel()
+        return not self.update.done()
+
+    async def await_commit(self, end: UpdateEnd) -> bool:
+        """Say that all ranks have voted, and wait for the decision; if it is no commit, `end` says why."""
+        self._over_s = time.monotonic() + self.lease_s
+        self._voted.set()
+        done, _ = await asyncio.wait({self._verdict}, timeout=self.lease_s)
+        self._verdict.cancel()
+        if done and self._verdict.result():
+            return True
+        code = "aborted" if done else "lease-over"
+        end.errors.append(
+            {"code": code, "message": f"{self.request_id} is not committed: {_NOT_COMMITTED[code]}"}
+        )
+        return False
+
+    async def decide(self, *, commit: bool) -> dict[str, Any]:
+        """Commit it or take it back, and return the receipt.
+
+        Raises
+        ------
+        RefusedError
+            If it is decided otherwise (``decided-otherwise``), or not all ranks have voted yet
+            (``not-prepared``).
+        """
+        if commit and not self._voted.is_set():
+            raise RefusedError(f"the ranks still prepare {self.request_id}", code="not-prepared")
+        if not self._verdict.done():
+            self._verdict.set_result(commit)
+        if self._verdict.cancelled() or self._verdict.result() is not commit:
+            problem = f"{self.request_id} was decided otherwise, or its lease is over; ask for a new update"
+            raise RefusedError(problem, code="decided-otherwise")
+        return await asyncio.shield(self.update)
