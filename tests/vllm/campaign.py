@@ -95,7 +95,6 @@ class Campaign:
         self.serves: str | None = self._status()["version"]
         self.made: dict[tuple[str, tuple[int, ...]], Sequence[int]] = {}
         self._start = start
-        self._serial = 0
         self._over = threading.Event()
         self._mode, self._asked_for = "keep", self.serves
 
@@ -178,9 +177,8 @@ class Campaign:
 
     def _copy(self, version: str, **changed: Any) -> Path:
         """Return a directory of its own with the version's tensors, or changed ones; None: without it."""
-        self._serial += 1
-        made = self.directory / f"copy-{self._serial}"
-        shutil.copytree(self.directory / version, made)
+        made = Path(tempfile.mkdtemp(prefix="copy-", dir=self.directory))
+        shutil.copytree(self.directory / version, made, dirs_exist_ok=True)
         if changed:
             tensors = {**load_file(made / WEIGHTS), **changed}
             kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
