@@ -52,6 +52,7 @@ def test_a_version_serves_once_all_ranks_have_read_it_alike_and_the_engine_is_pa
             assert engine.fills == [fill, fill]
             assert len({vote["digest"] for vote in end.votes}) == 1
         assert seen == [[1.0, 1.0], [2.0, 2.0]]
+        assert [worker.forgot for worker in engine.workers] == [0, 0], "nothing was half"
 
     seen = []
     played(one, play)

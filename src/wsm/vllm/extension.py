@@ -130,6 +130,7 @@ class RankSide:
         self._code = StatusCode.ATTACHED
         self._asked = Asked(Request.UPDATE, ALL_TAGS, self._life.joint)
         self._begun = False
+        self._is_half = False  # whether vLLM keeps of a load what another one would go on with
         self._reading: StagedRead | None = None  # of the command at hand; of the first version until then
         self._staged: HeldCheckpoint | PushedVersion | None = None  # verified, or awaited: this rank's vote
         self._served: HeldCheckpoint | None = None  # kept open: what a failed update is followed by
@@ -249,7 +250,9 @@ class RankSide:
         try:
             if not begun:
                 command_events.begin(self._asked, self)
-                self._worker.wsm_forget()
+                if self._is_half:
+                    self._worker.wsm_forget()
+                self._is_half = True
             if isinstance(staged, HeldCheckpoint):
                 staged.is_on_all_ranks()
                 self._worker.reload_weights(weights_iterator=self._tensors(staged, read))
@@ -261,7 +264,7 @@ class RankSide:
             if isinstance(staged, HeldCheckpoint):
                 self._require_same(staged)
             command_events.finish(self._asked, self)
-            self._code = StatusCode.PREPARED
+            self._code, self._is_half = StatusCode.PREPARED, False
         except Exception as error:  # noqa: BLE001 - whatever a loader raises, this rank is touched
             last = {"tensor": read[-1]} if read else {}
             self._code, self._error = StatusCode.FAILED, {**last, **error_value(error)}
