@@ -315,7 +315,7 @@ class Campaign:
         told = self._update()
         stranger.join()
         [(status, answer)] = said
-        if status != 409 and path not in ("/resume", "/wake_up"):
+        if status not in (400, 409) and path not in ("/resume", "/wake_up"):
             self.broken.append(f"{path} was answered {status}: {answer}")
         return Told(*told, {"committed"})
 
