@@ -58,6 +58,8 @@ class RawPeer:
             if heard is not None:
                 rank = heard[0]
             message = None if heard is None else wire.from_rank(heard[1], "the rank under test")
+            if isinstance(message, wire.Abort):  # a rank that has failed waits for an answer as a sender's
+                self._socket.send(rank, frame_of(message))
             for frame in self._answer(message) if rank else ():
                 if self._stopped:
                     break
