@@ -49,9 +49,9 @@ export LD_LIBRARY_PATH := $(abspath $(OPENMP))$(addprefix :,$(LD_LIBRARY_PATH))
 # Tests and campaigns start hundreds of processes, and each would compile all of wsm for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Most tests wait for processes, so that two at a time take little more than half as long; a file stays together,
-# for its tests share what takes long to set up.
-SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Tests wait for a quarter of their time, so that half as many again as there are cores run side by side, four at
+# most; a file stays together, for its tests share what takes long to set up.
+SIDE_BY_SIDE := --numprocesses $(shell n=$$(nproc); echo $$((n + n / 2))) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # `make demo ARGUMENTS="--no-update --steps 10"`
 ARGUMENTS ?=
