@@ -30,7 +30,8 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def server(request, models, tmp_path_factory):
     """With float32 vLLM packs its weights on a CPU: most parameters are empty."""
-    flags = (*EXTENSION, "--dtype", request.param)
+    terms = json.dumps({"wsm": {"fingerprints": True}})
+    flags = (*EXTENSION, "--dtype", request.param, "--additional-config", terms)
     server = VllmServer(tmp_path_factory.mktemp("server"), models / "A", *flags)
     try:
         server.await_up()

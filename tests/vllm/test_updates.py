@@ -137,7 +137,7 @@ def test_a_version_that_makes_other_parameters_than_at_its_first_load_is_no_vers
         assert (await engine.update(place(two))).fingerprints == first.fingerprints
         assert engine.ranks.serving()
 
-    played(one, play)
+    played(one, play, fingerprints=True)
 
 
 @pytest.mark.parametrize("packs", [True, False])
@@ -149,7 +149,7 @@ def test_packed_parameters_have_no_fingerprint(one, two, packs):
         assert end.committed
         assert [each is None for each in end.fingerprints] == [packs] * 2
 
-    played(one, play)
+    played(one, play, fingerprints=True)
 
 
 def test_the_version_before_is_loaded_again_although_its_trainer_has_deleted_it(one, two):

@@ -60,12 +60,12 @@ class EngineTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `memory_bytes`: how much of a node's memory versions may take, all in all; None: half of what is free when
     a version is read; 0: nothing, and files are read where they lie. `keep_previous`: whether what serves
     stays in memory, so that it can be loaded again although its files were written over. `fingerprints`:
-    whether a load is held against the parameters that it made of the same version before.
+    whether a load is held against the parameters that it made of the same version before; it takes longer.
     """
 
     memory_bytes: int | None = None
     keep_previous: bool = False
-    fingerprints: bool = True
+    fingerprints: bool = False
 
     def room_bytes(self, kept: HeldCheckpoint | None) -> int:
         """Return how many bytes the next version may take beside what is kept. Reads files of the kernel."""
