@@ -38,6 +38,7 @@ ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_RPC_BASE_PATH": ".",  # its sockets, which it leaves, lie in the server's own directory
     "VLLM_SERVER_DEV_MODE": "1",
     "GLOO_SOCKET_IFNAME": "lo",
     "HF_HUB_OFFLINE": "1",
