@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-``wsm+nccl`` is vLLM's ``nccl`` under another name: who gives it lets trainers push. The engine is reached by
-the rank's one method, which never raises (:mod:`.extension`), as a part of an update: from a trainer's start
-the rank is touched; behind its finish the rank is PREPARED, and votes.
+``wsm+nccl`` is vLLM's ``nccl`` under another name: a server that is started with it takes pushes. The rank's
+one method, which never raises (:mod:`.extension`), calls the engine as a part of an update: from a trainer's
+start the rank is touched; behind its finish the rank is PREPARED, and votes.
 
 An engine gives the tensors of a checkpoint to the model's ``load_weights``. They are digested there, on their
 way. What an engine writes past it is not seen, and has not come.

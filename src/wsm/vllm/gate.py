@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 The gate stands before vLLM's own routes. While no whole version is proved, what asks for tokens is answered
-503, and nothing resumes the engine. vLLM's own verbs that write weights are answered by wsm
-(:mod:`.verbs`), or refused always, as what calls methods of its workers is: behind them nobody knows what
-serves.
+503, and nothing resumes the engine. Of vLLM's own verbs that write weights wsm answers those of trainers
+(:mod:`.verbs`). It refuses the others always, and those that call methods of workers: it could not say any
+more what serves.
 
 The routes are asked for vLLM's API key, where it has one: vLLM itself guards ``/v1`` and its like alone.
 """
@@ -63,7 +63,7 @@ class Gate:
 
     async def _answer(self, request: Request, path: str, method: str) -> Response | None:
         plugin = self._plugin
-        # Behind vLLM's own verbs of weights, and a sleep that drops them, nobody knows what serves.
+        # Behind other verbs of weights, and a sleep that drops them, wsm could not say what serves.
         level = request.query_params.get("level")
         verb = self._verbs.get(f"{method} {path}")
         held = "weight" in path or path == "/collective_rpc" or level == "2"

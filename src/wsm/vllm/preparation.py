@@ -22,7 +22,7 @@ _NOT_COMMITTED = {
 class Preparation:
     """One version that is prepared, under a request id.
 
-    `update`: what runs, and ends with the receipt. `lease_s`: seconds that may pass from the votes to the
+    `update`: the task of the update, which ends with its receipt. `lease_s`: seconds from the votes to the
     decision.
     """
 
@@ -36,7 +36,7 @@ class Preparation:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the lease is over; None: it is not undecided, not yet or not any more."""
+        """Seconds until the lease is over; None: no decision is awaited, not yet or not any more."""
         undecided = self._voted.is_set() and not self._verdict.done()
         return max(self._over_s - time.monotonic(), 0.0) if undecided else None
 
