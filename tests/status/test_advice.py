@@ -386,16 +386,21 @@ LIMITED = {"deadlines": {"action_s": {"load_weights": 60.0}}}  # less than the h
 CONTROLLER = Path(__file__).parent.parent / "controller" / "controller_process.py"
 
 
-def carry_out(told: Told, found: dict) -> None:
-    """Do what the first advice says, of alternatives the first one; where it says to wait nothing is done."""
+def carry_out(told: Told, found: dict) -> bool:
+    """Do what the first advice says, of alternatives the first one; false where it only says to wait."""
+    done = False
     for part in found["advice"][0].split("After that"):
         commands = [command for command in found["commands"] if f"'{command}'" in part]
         if commands:
             told.does(commands[0])
+            done = True
         elif "VERSION --force" in part:
             told.does(f"wsm update {told.group.name} --version 1 --force")
+            done = True
         if re.search("[Ss]tart (the (whole )?group|it) again", part):
             told.start_again()
+            done = True
+    return done
 
 
 def until(told: Told, wanted) -> dict:
@@ -414,13 +419,17 @@ def first(found: dict) -> tuple[str, str]:
 
 
 def follow(told: Told, code: str, bring_about) -> None:
-    """Bring the state about, and carry out one first advice after the other until the group serves."""
+    """Bring the state about, and carry out one first advice after the other until the group serves.
+
+    How often a look finds something new to wait for depends on the machine: only what is done is counted.
+    """
     with contextlib.ExitStack() as told.closing:
         then = bring_about(told)
         found = until(told, lambda one: one["finding"] == code)
-        for _ in range(6):
+        done = 0
+        while done < 6:
             before = first(found)
-            carry_out(told, found)
+            done += carry_out(told, found)
             if then is not None:
                 then()
                 then = None
