@@ -125,8 +125,11 @@ def test_a_level_that_does_not_exist_is_refused() -> None:
 
 
 def test_transitions_speaks_up_only_for_warnings_unless_the_host_chose_otherwise() -> None:
-    program = "import logging; {before}from wsm import log; print(logging.getLogger('transitions').level)"
-    for before, level in (("", 30), ("logging.getLogger('transitions').setLevel(10); ", 10)):
+    program = "{before}; import wsm.states.machine; print(logging.getLogger('transitions').level)"
+    for before, level in (
+        ("import logging", 30),
+        ("import logging; logging.getLogger('transitions').setLevel(10)", 10),
+    ):
         done = subprocess.run(
             [sys.executable, "-c", program.format(before=before)], capture_output=True, text=True, check=True
         )

@@ -46,9 +46,6 @@ ROOT: Final = "wsm"
 _FIELDS = "wsm_fields"
 
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
-if logging.getLogger("transitions").level == logging.NOTSET:
-    # It reports every callback at INFO; a host that wants that sets the level before or after, and it holds.
-    logging.getLogger("transitions").setLevel(logging.WARNING)
 
 
 class EventLogger:

@@ -21,6 +21,7 @@ What `transitions` does surprisingly is shut out here:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -35,6 +36,10 @@ from wsm.states.errors import IllegalTransitionError, require_bools
 from wsm.states.joint import JointState
 from wsm.states.table import ADMISSION_CHART, KV_CHART, WEIGHT_CHART, Chart, Event, Row, State
 from wsm.states.vocabulary import Admission, AdmissionEvent, KVEvent, KVState, WeightEvent, WeightState
+
+if logging.getLogger("transitions").level == logging.NOTSET:
+    # It reports every callback at INFO; a host that wants that sets the level before or after, and it holds.
+    logging.getLogger("transitions").setLevel(logging.WARNING)
 
 
 class TransitionRecord(NamedTuple):
