@@ -7,6 +7,7 @@
 ``python -m mutants reach [PATH]``  record which tests run what, so that only those are played on a fault
 ``python -m mutants draw``          put others in the place of those that are gone
 ``python -m mutants note``          write into the list what was found
+``python -m mutants count``         how many of each room are killed, as the list has it
 ``python -m mutants show KEY``      print a fault
 
 Exit status: 0; 1 if a fault lives that was killed before; 2 for wrong usage.
@@ -22,7 +23,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mutants.entries import BY_HAND, ROOMS, SOURCES, Entry, applied, draw, listed, write
 from mutants.playing import Played, copy
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it has started ends with it
     if asked.what == "draw":
         write(draw(listed()))
+    elif asked.what == "count":
+        _count((entry.room, entry.verdict) for entry in listed())
     elif asked.what == "reach":
         Reach().record(asked.of or sorted({path for _, paths in ROOMS.values() for path in paths}))
     elif asked.what == "note":
@@ -86,12 +89,24 @@ def _play(entries: list[Entry]) -> int:
             _say(f"{number}/{len(entries)} {said}{_news(entry, found)}")
             if entry.verdict == "killed" and found.verdict == "survives":
                 red.append(entry)
-    for room in dict.fromkeys(entry.room for entry in entries):
-        count = Counter(known[entry.key].verdict for entry in entries if entry.room == room)
-        _say(f"{room}: {', '.join(f'{number} {verdict}' for verdict, number in count.most_common())}")
+        for test, why in sandbox.left_out.items():
+            _say(f"LEFT OUT, for it {why}: {test}")
+    _count((entry.room, known[entry.key].verdict) for entry in entries)
     for entry in red:
         _say(f"\nLIVES, and was killed by {entry.told}:\n{entry.key}\n{_difference(entry)}")
     return 1 if red else 0
+
+
+def _count(found: Iterable[tuple[str, str]]) -> None:
+    """Say how many of each room are killed, and of all; what is equivalent is no fault, and not counted."""
+    of_rooms: dict[str, Counter[str]] = {}
+    for room, verdict in found:
+        of_rooms.setdefault(room, Counter())[verdict] += 1
+    of_rooms["all"] = sum(of_rooms.values(), Counter())
+    for room, count in of_rooms.items():
+        part = count["killed"] / max(1, count.total() - count["equivalent"])
+        told = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
+        _say(f"{room}: {part:.0%} killed ({told})")
 
 
 def _news(entry: Entry, found: Played) -> str:
@@ -150,7 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", default="play", choices=("play", "reach", "draw", "note", "show"))
+    parser.add_argument(
+        "what", nargs="?", default="play", choices=("play", "reach", "draw", "note", "count", "show")
+    )
     parser.add_argument("of", nargs="*", help="paths of tests, or keys")
     parser.add_argument("--only", action="append", metavar="KEY")
     parser.add_argument("--room", action="append", choices=(BY_HAND, *ROOMS))

@@ -126,6 +126,7 @@ class Sandbox:
 
     def __init__(self) -> None:
         self.played: list[str] = []
+        self.left_out: dict[str, str] = {}
 
     def play(self, entry: Entry, _reach: object) -> Played:
         self.played.append(entry.key)
