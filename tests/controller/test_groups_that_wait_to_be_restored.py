@@ -13,11 +13,12 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.recovery import Recovery, RecoveryConfig
 from wsm.errors import WsmError
 from wsm.receipt import Outcome
-from wsm.states.epochs import next_epoch, restored_version
+from wsm.states.epochs import next_epoch, restored_version, unrestored
 from wsm.states.group import GroupState, goal_of
 from wsm.states.vocabulary import WeightState
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
+from living_group import eventually
 from lone_rank import LoneRank, load
 
 
@@ -69,33 +70,35 @@ def damage_arguments(lone) -> None:
 @pytest.mark.parametrize("damaged", ["before they are read", "behind the decision"])
 @pytest.mark.parametrize("command", ["hold", "restore"])
 def test_no_debt_is_lost_where_arguments_are_damaged(lone, command, damaged):
-    recovery = Recovery(lone.segment, limits=RecoveryConfig())
+    group, recovery = GroupView(lone.segment), Recovery(lone.segment, limits=RecoveryConfig(restore_s=1))
     committed = (command, damaged) == ("hold", "behind the decision")
-    assert recovery.owed() == "1"
+    assert unrestored(group.view())
+    pending, ends = None, recovery.ends
     if command == "hold":
         pending = lone.controller.begin_hold(owner="trainer", deadline_s=60 if committed else 1)
+        pending.written(10)
     else:
-        assert recovery.take_role(1.0)
         lone.worker._loop.reader._work = replace(lone.worker._loop.reader._work, load=fails)
-        pending = recovery.restore(deadline_s=1)
-    pending.written(10)
+        recovery.turn()
     if damaged == "before they are read":
         damage_arguments(lone)
-    lone.run(pending)
-    with nullcontext() if committed else pytest.raises(WsmError):
-        pending.result()
+    if pending is None:
+        eventually(lambda: lone.worker.poll() and recovery.turn() and ends)
+        assert ends.pop().error is not None
+    else:
+        lone.run(pending)
+        with nullcontext() if committed else pytest.raises(WsmError):
+            pending.result()
     damage_arguments(lone)
-    assert recovery.owed() == "1"
+    assert unrestored(group.view())
     lone.worker._loop.reader._work = replace(lone.worker._loop.reader._work, load=load)
     # What the next epoch restores is the same, and so is what this one does.
-    group = GroupView(lone.segment)
     recovery.dead.add(0)
     known = recovery.known(group.look(), GroupState.of(group.view()), own=True)
     recovery.dead.clear()
     assert goal_of(group.view(), known) == "1"
-    assert recovery.take_role(1.0)
-    lone.run(recovery.restore())
+    eventually(lambda: lone.worker.poll() and recovery.turn() and ends)
     assert (lone.worker.version, lone.controller.status().hold is not None) == ("1", committed)
-    assert recovery.owed() is None
+    assert not unrestored(group.view())
     group.close()
     recovery.close()

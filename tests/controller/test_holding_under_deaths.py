@@ -131,14 +131,14 @@ def test_a_hold_of_a_group_that_waits_to_be_restored_takes_no_debt_away(kept) ->
     kept.recovery.release()
     held = kept.controller.hold(owner="trainer")
     assert (held.serving, set(held.missing)) == (False, {"weights", "kv_cache"})
-    assert kept.recovery.owed() == "1"
+    assert kept.is_owed
     # Two controllers that die between arguments and word: those of the hold, which say what is owed, stay.
     for _ in range(2):
         group = kept.group
         program = Program(PROGRAM, group.name, str(group.directory), "update", "2", "before command", "60")
         assert program._process.wait(60) == -9
         program.close()
-    assert kept.recovery.owed() == "1"
+    assert kept.is_owed
     kept.kill(0)
     assert kept.recover(0).version == "1"
     assert_stands(kept)
@@ -183,7 +183,7 @@ def test_the_keeper_ends_a_lease_where_there_is_one(kept) -> None:
 
     def serves() -> bool:
         kept.recovery.look()
-        return kept.controller.status().serving
+        return kept.controller.status().serving and not kept.recovery.drive.has_role
 
     eventually(serves)
     assert_serves(kept)

@@ -9,18 +9,15 @@ import pytest
 from living_group import Program, eventually
 from recovered_group import recovered
 
-from tests.raising import raising
 from wsm import Outcome
 from wsm.committed_record import committed_record
 from wsm.controller import _drive as drive
-from wsm.controller import recovery as recoveries
 from wsm.controller.errors import CommandRefusedError, RankFailedError, RankLostError
-from wsm.errors import WsmError
 from wsm.journal import lines
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.segment import Segment
 from wsm.states import epochs
-from wsm.states.errors import CommandOpenError
+from wsm.states.group import GroupTodo
 from wsm.strategies.files.snapshot_directory import is_leased
 
 pytestmark = pytest.mark.processes
@@ -210,24 +207,6 @@ def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept, m
     assert commander(kept).status().state == "CLEARED"
 
 
-def test_a_command_that_could_not_be_driven_leaves_the_role_to_its_recovery(kept, monkeypatch):
-    kept = kept()
-    kept.kill(1)
-    kept.begin(1)
-    kept.replace(1)
-
-    def no_room(*_, **__):
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(recoveries, "Transaction", no_room)
-        with pytest.raises(MemoryError):
-            kept.recovery.restore()
-    kept.recovery.release()
-    with commander(kept)._access.group.role.acquire(0):
-        pass
-
-
 def test_a_rank_that_is_stopped_with_the_role_is_named(kept, monkeypatch):
     kept = kept()
     monkeypatch.setattr(drive, "ENDING_S", 0.01)
@@ -244,13 +223,12 @@ def test_a_rank_that_is_stopped_with_the_role_is_named(kept, monkeypatch):
 def test_a_second_death_before_the_group_is_restored_does_not_make_it_forget_its_version(kept):
     kept = kept(3)
     kept.kill(1)
-    assert kept.begin(1).version == "1"
+    kept.begin(1)
     kept.replace(1)
     kept.kill(2)  # in the new epoch, before anything was commanded in it
-    epoch = kept.begin(2)
-    assert (epoch.number, epoch.because_of, epoch.version) == (3, (2,), "1")
+    assert kept.begin(2) == 3
     kept.replace(2)
-    assert kept.recovery.restore().result(60).version == "1"
+    assert kept.restore().version == "1"
     assert_all_hold(kept, 1)
 
 
@@ -260,12 +238,10 @@ def test_a_death_within_the_restoring_update_itself_is_recovered_from(kept):
     kept.begin(1)
     kept.group.order(0, "write", "hold")
     kept.replace(1)
-    pending = kept.recovery.restore()
+    eventually(lambda: kept.recovery.turn() and kept.recovery.own, "the restore is given")
     kept.group.await_held(0, "write")
     kept.kill(0)
     kept.group.revoke(0, "write")
-    with pytest.raises(RankLostError):
-        pending.result(60)
     assert kept.recover(0).version == "1"
     assert_all_hold(kept, 1)
 
@@ -273,10 +249,9 @@ def test_a_death_within_the_restoring_update_itself_is_recovered_from(kept):
 def test_whoever_died_before_it_joined_is_replaced_in_the_same_epoch(kept):
     kept = kept(3)
     kept.kill(0, 1)
-    assert kept.begin(0, 1).number == 2
-    assert kept.recovery.begin((0, 1)) is None  # nobody has joined: nothing ended
+    assert [kept.begin(0, 1), kept.begin(0, 1)] == [2, 2]  # nobody has joined: nothing ended
     kept.replace(0, 1)
-    assert kept.recovery.restore().result(60).epoch == 2
+    assert kept.restore().epoch == 2
     assert_all_hold(kept, 1)
 
 
@@ -288,16 +263,6 @@ def test_a_rank_whose_step_raised_is_replaced_like_a_dead_one(kept):
     kept.kill(1)
     assert kept.recover(1).version == "1"
     assert_all_hold(kept, 1)
-
-
-def test_nothing_is_raised_for_a_process_that_lives(kept):
-    kept = kept()
-    before = commander(kept).status()
-    with raising("rank-alive", match="rank 1 lives"):
-        kept.recovery.begin([1])
-    kept.recovery.release()
-    assert commander(kept).status().epoch == before.epoch
-    assert commander(kept).clear().outcome is Outcome.CLEARED
 
 
 def test_others_get_a_refusal_that_can_be_retried_while_a_group_recovers(kept):
@@ -313,7 +278,7 @@ def test_others_get_a_refusal_that_can_be_retried_while_a_group_recovers(kept):
             other.clear()
         assert busy.value.retryable
         kept.replace(1)
-        kept.recovery.restore().result(60)
+        kept.restore()
         assert other.clear().epoch == 2  # the same object, in the new epoch
         assert other.update(2).version == "2"
 
@@ -324,6 +289,7 @@ def test_a_group_whose_supervisor_died_between_epoch_and_restore_is_owed_its_ver
     kept.begin(1)
     kept.recovery.close()
     kept.replace(1)  # by whoever comes after it
+    kept.begin_anew()
     view = commander(kept).status()
     assert (view.operation, view.version, view.state) == ("NONE", "1", "CLEARED")
     kept.kill(1)
@@ -414,10 +380,9 @@ def fail_to_restore(kept):
 def test_a_restoring_update_that_failed_leaves_the_debt_and_can_be_tried_again(kept):
     kept = kept()
     fail_to_restore(kept)
-    assert kept.recovery.owed() == "1"
-    assert kept.recovery.take_role(0.0)
-    assert kept.recovery.restore().result(60).version == "1"
-    assert kept.recovery.owed() is None
+    assert kept.is_owed
+    assert kept.restore().version == "1"
+    assert not kept.is_owed
     assert_all_hold(kept, 1)
 
 
@@ -437,9 +402,8 @@ def test_any_other_command_ends_what_a_group_is_owed(kept, command):
         assert commander(kept).clear().outcome is Outcome.CLEARED  # not "already": it counts
     else:
         assert commander(kept).update(2).version == "2"
-    assert kept.recovery.owed() is None
-    assert kept.recovery.take_role(0.0)
-    assert kept.recovery.restore() is None
+    assert not kept.is_owed
+    assert kept.restore() is None
     kept.kill(1)
     after = kept.recover(1)
     assert (after and after.version) == (None if command == "clear" else "2")
@@ -455,9 +419,8 @@ def test_a_command_of_the_old_epoch_writes_nothing_into_the_new_one(kept):
         kept.group.await_held(1, "write")
         controller.freeze()
         kept.kill(1)
-        assert not kept.recovery.take_role(0.1)
-        with pytest.raises(RoleBusyError):
-            kept.recovery.begin([1])
+        kept.recovery.dead.add(1)
+        assert kept.recovery.turn() is GroupTodo.TAKE_ROLE
         controller.thaw()
         assert controller._process.wait(60) != 0
     finally:
@@ -465,14 +428,3 @@ def test_a_command_of_the_old_epoch_writes_nothing_into_the_new_one(kept):
     kept.group.revoke(1, "write")
     assert kept.recover(1).version == "1"
     assert_all_hold(kept, 1)
-
-
-def test_a_group_that_has_not_come_together_again_is_not_restored(kept):
-    kept = kept()
-    kept.kill(1)
-    kept.begin(1)
-    with pytest.raises(WsmError) as caught:
-        kept.recovery.restore()
-    assert isinstance(caught.value, RankLostError | CommandOpenError)
-    kept.replace(1)
-    assert kept.recovery.restore().result(60).version == "1"

@@ -94,10 +94,9 @@ def test_a_rank_that_dies_before_it_says_that_it_has_committed_is_restored_by_wh
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(RankFailedError, match="2 is a part, put on version 1, which cannot be loaded"):
-        kept.recovery.restore().result(60)
+        kept.restore()
     damaged.write_bytes(whole)
-    assert kept.recovery.take_role(10)
-    receipt = kept.recovery.restore().result(60)
+    receipt = kept.restore()
     assert (receipt.version, [report.bases for report in receipt.ranks]) == ("2", [("1",), ("1",)])
 
 
@@ -121,7 +120,7 @@ def test_a_part_on_what_nobody_keeps_is_reported_so_and_given_up_at_the_first_at
         kept.begin(1)
         kept.replace(1)
         with pytest.raises(CommandRefusedError, match="update to a whole version") as caught:
-            kept.recovery.restore().result(60)
+            kept.restore()
         assert cannot_be_restored(caught.value)  # so a keeper makes no second attempt
 
 

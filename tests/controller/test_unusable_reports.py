@@ -89,7 +89,7 @@ def test_a_recovery_decides_against_what_it_cannot_read(lone, monkeypatch):
         while lone.controller.status().ranks[0].code != "PREPARED":
             lone.worker.poll()
     recovery = Recovery(lone.segment)
-    assert recovery.begin([]) is None
+    recovery.turn()
     recovery.close()
     assert lone.controller.status().operation == "ABORT"
     while not lone.controller.status().over:

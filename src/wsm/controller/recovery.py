@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.controller.errors import RankLostError
 from wsm.controller.group_view import GroupView, Look
 from wsm.controller.pending import Pending
-from wsm.errors import InternalError, RefusedError, WsmError
+from wsm.errors import WsmError
 from wsm.receipt import Receipt
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError
@@ -109,19 +109,6 @@ class RecoveryConfig:
         return Backoff(self.delay_s, self.longest_delay_s)
 
 
-@dataclass(frozen=True)
-class NewEpoch:
-    """An epoch that has begun.
-
-    `because_of`: the participants that ended the one before. `version`: what the group must serve again;
-    None: it stays CLEARED.
-    """
-
-    number: int
-    because_of: tuple[int, ...]
-    version: str | None
-
-
 class CommandEnd(NamedTuple):
     """How a restore, or a repair of FAULTED ranks, ended: with its receipt, or why it failed.
 
@@ -138,11 +125,11 @@ class Recovery(AbandonedCommands):
     """The recoveries of one group, one after the other. For one thread.
 
     `segment`: the group's segment, attached or owned; must stay open. `limits`: how often it commands a
-    restore or a repair by itself; None: never. `given_up`: set when what it commands is not wanted any more.
-    `whom`: returns whose processes are to be replaced, of a view that was read before. `dead`: participants
-    whose processes were ended and reaped, and not replaced yet. `leaving`: whether others may be about to
-    end. `own`, `opens`: its restore or repair that is under way, and what that is. `ends`: how those ended
-    that are over, until taken away.
+    restore or a repair. `given_up`: set when what it commands is not wanted any more. `whom`: returns whose
+    processes are to be replaced, of a view that was read before. `dead`: participants whose processes were
+    ended and reaped, and not replaced yet; its caller says so. `leaving`: whether others may be about to end.
+    `own`, `opens`: its restore or repair that is under way, and what that is. `ends`: how those ended that
+    are over, until taken away.
     """
 
     def __init__(
@@ -161,12 +148,10 @@ class Recovery(AbandonedCommands):
         self.leaving = False
         self.own: Transaction | None = None
         self.ends: list[CommandEnd] = []
-        self._keeps = limits is not None
         self._given_up = given_up or threading.Event()
         self._whom = whom
         self._segment = segment
         self._known = Known(May.KEEP)
-        self._begun: NewEpoch | None = None
         self.opens: Opens | None = None
         self._lacks_a_rank = False  # so that no command could be given
         self._vain: tuple[CommandWord | None, int] = None, 0  # commands that were not given behind that one
@@ -178,108 +163,11 @@ class Recovery(AbandonedCommands):
         """The group whose recoveries these are."""
         return self._group
 
-    # -- by hand -----------------------------------------------------------------------------------
-
     def take_role(self, wait_s: float) -> bool:
         """Take the controller role and keep it; blocks up to `wait_s` seconds; return whether it is there."""
         with contextlib.suppress(RoleBusyError):
             self.drive.take_role(wait_s)
         return self.drive.has_role
-
-    def begin(self, gone: Collection[int], *, wait_s: float = 0.0) -> NewEpoch | None:
-        """Raise the epoch, after what was decided in the old one is completed. Keeps the controller role.
-
-        `gone`: participants whose processes were killed and reaped. None of them writes a word any more.
-        `wait_s`: seconds to wait for another controller, whose command ends soon when a rank is dead. Blocks
-        that long at most.
-
-        Returns
-        -------
-        NewEpoch or None
-            None if the present epoch goes on: what is gone had not joined it, and may be replaced in it.
-
-        Raises
-        ------
-        RoleBusyError
-            If another controller still has the role, or a process stays where it was about to decide in the
-            place of a stopped one. No epoch was written; ask again.
-        RefusedError
-            If a process of `gone` lives. Nothing was written.
-        BadInputError
-            If there are no more epochs; the group must be started anew.
-        """
-        self.drive.take_role(wait_s)
-        for rank in gone:
-            if self._group.liveness.look(rank) is Life.ALIVE:
-                pid = self._group.liveness.pid(rank) or 0
-                raise RefusedError(
-                    f"the process {pid} of rank {rank} lives; kill and reap it before it is replaced",
-                    code="rank-alive",
-                    rank=rank,
-                    pid=pid,
-                )
-        self.dead, self._begun, keeps = set(gone), None, self._keeps
-        self._keeps = True
-        try:
-            self.turn()
-        finally:
-            self.dead, self._keeps = set(), keeps
-        return self._begun
-
-    def restore(self, *, deadline_s: float = 300.0) -> Pending | None:
-        """Load what the group must serve again; every participant has joined the epoch. Does not block.
-
-        Gives the controller role back when the update is over, or none was due. After one that failed, take
-        the role and call this again: the group is owed the version still (:meth:`owed`), unless another
-        command was given in between.
-
-        Returns
-        -------
-        Pending or None
-            The update of the committed version, none other; None if the group stays as it is.
-
-        Raises
-        ------
-        RankLostError, CommandOpenError
-            If a participant is gone again, or has not joined, or has not ended what was aborted. The role is
-            kept.
-        RefusedError
-            If a replacement derived other plans than its peers. The role is kept.
-        """
-        if not self.drive.has_role:
-            raise InternalError("a group is restored only in an epoch that was begun here")
-        group, view = self._group, self._group.view()
-        if not epochs.unrestored(view):
-            self.release()
-            return None
-        try:
-            arguments = restore_of(group, view, f"recovery-epoch-{view.command.epoch}", deadline_s)
-        except CommittedRecordError:
-            self.release()  # no process can restore it: any may update it
-            raise
-        pending = Pending(arguments.request_id, group.ring, here=group.meanwhile is not None)
-        transaction = Transaction(group, arguments, self._clock, SETTLE_S, pending=pending)
-
-        def run() -> Receipt:
-            try:
-                return transaction.run(self.drive)
-            finally:
-                self.release()
-
-        return pending.carry_out(run)
-
-    def missing(self) -> list[int]:
-        """Return the participants that have not joined the present epoch."""
-        view = self._group.view()
-        return [index for index, status in enumerate(view.statuses) if status.epoch != view.command.epoch]
-
-    def owed(self) -> str | None:
-        """Return the version that the group must serve again and does not; None once it does, or need not.
-
-        An update that was to restore it and failed leaves the debt; any other command takes it away.
-        """
-        view = self._group.view()
-        return self._group.committed(view).version if epochs.unrestored(view) else None
 
     def release(self) -> None:
         """Give the controller role back. Idempotent."""
@@ -294,8 +182,6 @@ class Recovery(AbandonedCommands):
         """Say in the segment that this process replaces ranks no more. Idempotent."""
         if not self._segment.is_closed and not self._segment.is_truncated():
             self._segment.supervise(begins=False)
-
-    # -- for a process that keeps the group ----------------------------------------------------------
 
     def versions(self) -> set[str]:
         """Return the versions that the group may have to load: the committed, and that of an open command.
@@ -366,8 +252,6 @@ class Recovery(AbandonedCommands):
 
     def known(self, look: Look, state: GroupState, *, own: bool) -> Known:
         """Return what is known besides the words."""
-        if not self._keeps:
-            return super().known(look, state, own=own)
         view, group = look.view, self._group
         replaced = {} if self._whom is None else self._whom(view)
         if self.own is None:
@@ -423,7 +307,6 @@ class Recovery(AbandonedCommands):
             return super().stores(view, move) if self.own is None else self.own.stores(view, move)
         self.own, self._lacks_a_rank, self.again_at_s = None, False, 0.0
         because_of, version = epochs.ended_by(view, self.dead), goal_of(view, self._known)
-        self._begun = NewEpoch(command.epoch, tuple(because_of), version)
         self._log.warning("epoch.begun", epoch=command.epoch, because_of=because_of, version=version)
         return {}
 

@@ -28,6 +28,7 @@ from wsm.journal.replay import replay
 from wsm.labels import version_id
 from wsm.receipt import Receipt
 from wsm.signals.waiting import ViewReader
+from wsm.states.group import GroupTodo
 from wsm.states.vocabulary import InFlightPolicy, OnFailure, Tag
 from wsm.strategies.tensor import StagedTarget, WeightTarget
 from wsm.testing._faults import HANGS_AFTER_S, PAUSE_S, Fault, HeldLoad, Instrument
@@ -397,18 +398,25 @@ class LocalGroup:
 
         def restore() -> None:
             gone = {rank, *self._dead}
-            while gone or recovery.missing():
-                for one in gone:
+            while not recovery.ends:
+                for one in gone - recovery.dead:
                     self.die(one)
-                recovery.begin(gone)
-                for one in gone:
-                    self.runners[one], self.workers[one] = self._start(one)
-                self._dead.clear()
-                gone = {one for one in range(len(self.workers)) if not self._lives_on(one)}
+                recovery.dead |= gone
+                todo, gone = recovery.turn(), set()
+                if recovery.own is not None:
+                    recovery.drive.wait(recovery)
+                elif todo is GroupTodo.GIVE_ROLE_BACK:
+                    return
+                elif not recovery.ends:
+                    for one in recovery.dead:
+                        self.runners[one], self.workers[one] = self._start(one)
+                    recovery.dead.clear()
+                    self._dead.clear()
+                    gone = {one for one in range(len(self.workers)) if not self._lives_on(one)}
                 self._require_progress()
-            pending = recovery.restore()
-            if pending is not None:
-                pending.result()
+            error = recovery.ends[-1].error
+            if error is not None:
+                raise error
 
         try:
             self._carry_out(restore)
