@@ -165,7 +165,6 @@ models: $(STAMP)
 	@$(BIN)/python -m models $(ARGUMENTS)
 
 explore: $(STAMP)
-	@$(BIN)/python -m tests.exploration.seeded_faults
 	@$(BIN)/python -m explorer --survey deep $(ARGUMENTS)
 
 campaign: $(STAMP)

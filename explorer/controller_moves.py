@@ -48,10 +48,7 @@ from wsm.states.holding import Answer
 from wsm.states.vocabulary import After, InFlightPolicy, KVState, OnFailure, Tag, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Decider, Operation
 
-#: The kernel's lock makes this false; a seeded fault lets a successor believe a timeout instead.
-takes_over_from_the_living = False
-
-#: Nor is a decision written in the place of a stopped controller while a next command can be; a seeded fault
+#: No decision is written in the place of a stopped controller while a next command can be; a seeded fault
 #: lets it come late.
 stands_in_without_waiting = False
 
@@ -670,12 +667,9 @@ class ControllerMoves:
             return
         label = "goes on" if now.frozen else "is stopped, with the role"
         self._becomes(label, (Budget.CONTROLLER_STOPS,), frozen=not now.frozen)
-        gone, crash = controller_killed(now), (Budget.CONTROLLER_CRASHES,)
+        gone = controller_killed(now)
         self._add("dies, and none follows", lambda: gone._replace(left=True), (Budget.CONTROLLER_LOSSES,))
-        self._add("dies", lambda: gone, crash)
-        if takes_over_from_the_living and now.pending:
-            word, _ = now.pending
-            self._add("is stopped", lambda: gone._replace(stopped=word), crash)
+        self._add("dies", lambda: gone, (Budget.CONTROLLER_CRASHES,))
 
 
 def controller_killed(controller: ControllerState) -> ControllerState:

@@ -17,7 +17,7 @@ from wsm.states.phases import Phase, Todo
     "bounds",
     [
         "failures=1 give_ups=1",
-        "rank_crashes=1 failures=1",
+        pytest.param("rank_crashes=1 failures=1", marks=pytest.mark.slow),
         pytest.param("controller_crashes=1 rank_crashes=1", marks=pytest.mark.slow),
         "controller_crashes=1 rank_crashes=1 operations=update starts=serving",
         "broken_steps=1 long_plans=True",
