@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.incident import incident
 from wsm.actions import names
 from wsm.actions._graphs import CaptureMainGraphs
 from wsm.actions._weights import (
@@ -132,6 +133,7 @@ def test_only_what_the_contract_recorded_is_copied(runner, make_context):
     assert context.facts["tensors_copied_in_place"] == 1
 
 
+@incident("vllm#48941")
 def test_addresses_that_moved_behind_the_contract_are_found_before_anything_is_decided(runner, make_context):
     contract = AddressContract()
     contract.record(runner.weights)

@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from tests.incident import incident
 from wsm.actions._verify import VerifyLoaded
 from wsm.actions.backends import paddle_weights
 from wsm.actions.backends.memory import DeviceMemory, HostMemory
@@ -216,6 +217,7 @@ def test_released_bytes_leave_the_process(count, floats):
     assert before - memory.resident_bytes() > 0.9 * released
 
 
+@incident("peers' class 4.5 (sglang#24854")
 def test_loaded_and_released_memory_does_not_grow_with_rounds():
     weights = PaddleWeights(many(4, MIB))
     memory = HostMemory()
@@ -233,6 +235,7 @@ def test_loaded_and_released_memory_does_not_grow_with_rounds():
     assert memory.resident_bytes() - before < 8 * MIB
 
 
+@incident("slime#579")
 def test_a_clear_is_not_believed_while_somebody_holds_a_view(runner, make_context, walk):
     weights = PaddleWeights(many(4, 16 * MIB))  # what else the process lets go of meanwhile is less
     runner.weights, runner.memory, runner.graphs, runner.auxiliaries = weights, HostMemory(), None, []

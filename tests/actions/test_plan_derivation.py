@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.actions.plan_rules import ALL_GROUPS, MIRRORS, every_configuration
+from tests.incident import incident
 from wsm.actions import names
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
@@ -13,6 +14,7 @@ from wsm.errors import BadInputError
 from wsm.states.vocabulary import KVPolicy
 
 
+@incident("FastDeploy#5663")
 def test_what_a_configuration_does_not_have_is_in_no_plan():
     plans = derive_plans(PlanOptions(has_kv=False))
     found = {action.name for plan in plans for action in plan}
@@ -39,6 +41,7 @@ def test_what_a_configuration_does_not_have_is_in_no_plan():
     }
 
 
+@incident("FastDeploy C2-5")
 def test_every_configuration_restarts_exactly_what_it_shuts_down():
     for options in every_configuration():
         plans = derive_plans(options)

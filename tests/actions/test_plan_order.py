@@ -9,6 +9,7 @@ import pytest
 
 from drawing.engine import engine_with_everything
 from tests.actions.plan_rules import BEFORE, MIRRORS, broken, every_configuration
+from tests.incident import incident
 from wsm.actions import names
 from wsm.actions._groups import ClearDeepEPBuffer, ShutDownGroup
 from wsm.actions.base import Plans
@@ -43,6 +44,7 @@ def without(plan, name):
     return replace(plan, actions=tuple(action for action in plan.actions if action.name != name))
 
 
+@incident("FastDeploy#7522")
 @pytest.mark.parametrize(
     ("plan", "first", "second"),
     [
@@ -74,6 +76,7 @@ def test_every_plan_of_every_configuration_keeps_every_rule_of_order(plans):
     assert applied == set(BEFORE), "a rule that no plan can break says nothing"
 
 
+@incident("FastDeploy#8085", "4.8-9")
 def test_what_is_taken_down_and_brought_up_is_in_exactly_the_plans_that_move_what_it_goes_with(plans):
     for several in (plans, *map(derive_plans, every_configuration())):
         everywhere = {name for plan in several for name in plan.names()}
@@ -138,6 +141,7 @@ def test_every_action_of_wsm_is_in_a_plan_of_an_engine_that_has_everything(plans
     assert everywhere | {action.name for action in rejoining.rejoin} == names.ALL
 
 
+@incident("FastDeploy C2-5")
 def test_a_group_that_is_shut_down_twice_is_caught(plans):
     actions = list(plans.clear.actions)
     actions.insert(plans.clear.names().index(names.VERIFY_CLEARED), ShutDownGroup(GroupKind.EP))
@@ -152,6 +156,7 @@ def test_a_collective_step_in_the_discard_plan_is_caught(plans):
         check_order(put_into(plans, faulty), EVERYTHING)
 
 
+@incident("FastDeploy#4066")
 def test_a_collective_step_after_the_decision_is_caught(plans):
     faulty = replace(plans.update, commit=(ShutDownGroup(GroupKind.TP),))
     with pytest.raises(InternalError, match="local outside the voted part"):

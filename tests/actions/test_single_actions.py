@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.incident import incident
 from wsm.actions._caches import (
     ForgetAuxiliaryCache,
     ForgetKVCache,
@@ -40,6 +41,7 @@ def drop_graphs(*, collective=False, contract=None):
 # -- requests ---------------------------------------------------------------------------------------
 
 
+@incident("FastDeploy#7825")
 def test_draining_settles_when_the_last_request_is_finished(runner, make_context):
     context = make_context(in_flight=InFlightPolicy.DRAIN)
     stop = StopAdmitting()
@@ -149,6 +151,7 @@ def test_an_action_without_its_surface_blames_the_plan(runner, make_context):
 # -- DeepEP and process groups ----------------------------------------------------------------------
 
 
+@incident("DeepEP#571")
 def test_the_buffer_is_not_cleared_on_a_dead_group(runner, make_context):
     context = make_context()
     runner.groups.up[GroupKind.EP] = False
@@ -173,6 +176,7 @@ def test_a_buffer_that_is_gone_is_not_cleared_again(runner, make_context):
     assert not context.done.weights_touched
 
 
+@incident("DeepEP#571")
 def test_the_buffer_is_recreated_on_a_living_group_only(runner, make_context):
     ClearDeepEPBuffer().run(make_context())
     runner.groups.up[GroupKind.EP] = False
@@ -185,6 +189,7 @@ def test_the_buffer_is_recreated_on_a_living_group_only(runner, make_context):
     RecreateDeepEPBuffer().probe(context)
 
 
+@incident("FastDeploy C2-5")
 @pytest.mark.parametrize("kind", list(GroupKind))
 def test_a_group_goes_down_once_and_comes_up_under_a_new_name(kind, runner, make_context):
     runner.deepep.clear_buffer()  # which lives on a group
@@ -223,6 +228,7 @@ def test_releasing_marks_the_command_before_the_first_byte_goes(runner, make_con
     assert context.done.weights_touched
 
 
+@incident("sglang#4336")
 def test_a_tensor_that_was_not_released_is_named(runner, make_context, monkeypatch):
     monkeypatch.setattr(runner.weights, "release", lambda: 0)
     ReleaseWeights().run(make_context())
@@ -286,6 +292,7 @@ def test_the_kv_cache_goes_comes_and_goes_again_by_undo(runner, make_context):
     assert runner.kv_cache.allocated_bytes() == 0
 
 
+@incident("sglang#4336")
 def test_a_cache_that_keeps_bytes_is_found(runner, make_context, monkeypatch):
     monkeypatch.setattr(runner.kv_cache, "release", lambda: 0)
     ReleaseKVCache().run(make_context())
@@ -333,6 +340,7 @@ def test_a_cache_that_still_offers_blocks_of_the_old_weights_is_found(
 # -- routing replay ---------------------------------------------------------------------------------
 
 
+@incident("FastDeploy#6569")
 def test_records_of_frozen_requests_are_kept(runner, make_context):
     ForgetRoutingReplay().run(make_context(in_flight=InFlightPolicy.KEEP))
     assert runner.routing_replay.records
@@ -350,6 +358,7 @@ def verify_cleared(drop=None):
     return VerifyCleared(MemoryProof(drop or MemoryDrop(share=1.0, noise_bytes=0)))
 
 
+@incident("FastDeploy C2-22")
 @pytest.mark.parametrize("left", ["weights", "kv", "mtp"])
 def test_anything_that_is_still_held_is_not_cleared(left, runner, make_context):
     context = make_context()
@@ -382,6 +391,7 @@ def test_the_share_and_the_noise_decide_what_is_believed():
     assert proof.ceiling(before=9_500, released=0) is None
 
 
+@incident("FastDeploy C2-10")
 def test_a_load_is_verified_against_the_bytes_in_memory(runner, make_context):
     context = make_context()
     LoadWeights().run(context)
@@ -393,6 +403,7 @@ def test_a_load_is_verified_against_the_bytes_in_memory(runner, make_context):
         verify.run(context)
 
 
+@incident("FastDeploy C2-10")
 def test_a_tensor_that_was_not_loaded_is_named(runner, make_context):
     context = make_context()
     LoadWeights().run(context)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.incident import incident
 from wsm.actions import names
 from wsm.actions.errors import PostconditionError
 from wsm.actions.plan import derive_plans
@@ -28,6 +29,7 @@ def test_clear_frees_everything_and_says_what_it_measured(runner, options, make_
     assert not runner.requests.admitting
 
 
+@incident("FastDeploy#7522")
 def test_clear_takes_things_down_in_the_order_that_fastdeploy_learnt(runner, options, make_context, walk):
     walk(derive_plans(options(shut_down_groups=True)).clear, make_context())
     assert runner.calls == [
@@ -56,6 +58,7 @@ def test_an_engine_may_say_how_many_graphs_it_has_captured(runner, options, make
     assert graphs.captured() > 1
 
 
+@incident("FastDeploy#7744")
 def test_update_brings_back_exactly_what_clear_took(runner, options, make_context, walk):
     plans = derive_plans(options(shut_down_groups=True))
     walk(plans.clear, make_context())
@@ -123,6 +126,7 @@ def test_caches_that_were_freed_for_a_load_that_never_began_are_there_again(runn
     assert runner.auxiliaries[0].kv_cache.allocated_bytes()
 
 
+@incident("FastDeploy#4066")
 def test_admission_resumes_only_when_the_commit_actions_run(runner, options, make_context, walk):
     plans = derive_plans(options())
     context = make_context()
@@ -182,6 +186,7 @@ def test_keeping_the_blocks_of_requests_that_end_first_is_refused(in_flight, run
     assert runner.calls == []
 
 
+@incident("lmdeploy#4917")
 def test_an_in_flight_policy_that_the_scheduler_lacks_is_refused(options, make_context):
     plans = derive_plans(options(in_flight_policies=frozenset({InFlightPolicy.ABORT})))
     with pytest.raises(RefusedError) as caught:
@@ -228,6 +233,7 @@ def test_a_discard_that_is_interrupted_anywhere_can_be_done_again(runner, option
         assert runner.memory.resident_bytes() == 1000
 
 
+@incident("slime#579")
 def test_a_forgotten_alias_fails_the_clear_and_still_fails_its_repetition(
     runner, options, make_context, walk, tiny_drop
 ):

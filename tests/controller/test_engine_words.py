@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from living_group import LivingGroup, eventually
 
+from tests.incident import incident
 from tests.raising import raising
-from wsm import EngineBridge, EngineWordsConfig
+from wsm import EngineBridge, EngineWordsConfig, Tag
 from wsm.clock import ManualClock
 from wsm.controller.errors import RankFailedError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -105,6 +106,35 @@ def test_an_engine_without_wsm_clears_and_updates_through_its_word(make_engine):
     assert (status(engine).serving, status(engine).version) == (True, "2")
 
 
+@incident("FastDeploy#5487")
+def test_an_update_that_is_asked_while_a_clear_runs_is_not_overwritten(make_engine):
+    engine = make_engine()
+    group = engine.group
+    with engine.bridge().start():
+        group.order(0, "release", "hold")
+        engine.asks(CLEARING)
+        group.await_held(0, "release")
+        group.publish(2)
+        engine.asks(UPDATING)  # the engine did not wait for CLEARED
+        group.revoke(0, "release")
+        eventually(lambda: engine.reads() == [NORMAL], "the update that was asked is done")
+        assert status(engine).version == "2"
+
+
+@incident("FastDeploy C2-9")
+@pytest.mark.parametrize("asleep", [{Tag.WEIGHTS}, {Tag.KV_CACHE}], ids=["weights", "KV cache"])
+def test_half_an_engine_looks_asleep_in_the_word(make_engine, asleep):
+    engine = make_engine()
+    bridge = engine.bridge()
+    engine.group.controller().clear(tags=asleep)
+    bridge.turn()
+    assert engine.reads() == [CLEARED]
+    engine.asks(UPDATING)  # an engine that knows no halves wakes what it finds asleep
+    bridge.turn()
+    assert (engine.reads(), status(engine).serving) == ([NORMAL], True)
+
+
+@incident("FastDeploy#5930")
 @pytest.mark.parametrize(
     ("parts", "cycles"),
     [(2, 8), pytest.param(1, 50, marks=pytest.mark.slow), pytest.param(2, 50, marks=pytest.mark.slow)],
@@ -126,6 +156,7 @@ def test_commands_by_raw_words_leave_no_mixed_step(make_engine, parts, cycles):
     group.assert_journals_are_possible()
 
 
+@incident("FastDeploy#4212")
 def test_the_cache_words_are_answered_when_the_caches_are_released_and_rebuilt(make_engine):
     engine = make_engine()
     bridge = engine.bridge()
@@ -155,6 +186,7 @@ def test_a_cache_word_that_another_process_answers_is_left_to_it(make_engine):
     assert (engine.reads(), engine.reads(KV)) == ([CLEARED], [CLEARING])
 
 
+@incident("FastDeploy#5930")
 @pytest.mark.parametrize(
     ("asked", "before", "put_back"),
     [
@@ -242,6 +274,7 @@ def test_a_bridge_that_died_while_clearing_is_replaced_by_one_that_only_answers(
     assert status(engine).sequence == sequence
 
 
+@incident("FastDeploy C2-9")
 def test_a_command_of_wsm_takes_the_words_as_an_engine_would(make_engine):
     engine = make_engine(2)
     controller = engine.group.controller(engine_words=engine.config)

@@ -7,6 +7,7 @@ import threading
 import pytest
 from living_group import eventually
 
+from tests.incident import incident
 from wsm import InFlightPolicy
 from wsm.controller._drive import Drive
 from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError
@@ -31,6 +32,7 @@ def assert_takes_a_good_update(group, controller, version=9):
     group.assert_journals_are_possible()
 
 
+@incident("sglang-omni#784")
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_one_missing_shard_clears_all_ranks_because_another_had_begun_to_load(make_group, culprit):
     group = make_group(load=0.3)
@@ -106,6 +108,7 @@ def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(make_group):
         assert_serves_on(group, controller)
 
 
+@incident("trl#2923")
 def test_a_rank_that_fails_before_a_collective_action_frees_the_ones_that_voted_for_it(make_group):
     group = make_group(3, config={"shut_down_groups": True}, load=0.3)
     with group.boot() as controller:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from living_group import eventually
 
+from tests.incident import incident
 from wsm.clock import ManualClock
 from wsm.controller.errors import ActionOverdueError, CommandTimeoutError, RankLostError
 from wsm.states.errors import CommandOpenError
@@ -17,6 +18,7 @@ def stands_ahead(rank, other):
     return rank.step_kind == "running" and rank.step > other.step
 
 
+@incident("4.8-2")
 @pytest.mark.parametrize("command", ["clear", "update"])
 def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_group, command):
     group = make_group(3, load=0.2)
@@ -83,6 +85,7 @@ def test_a_stopped_rank_that_has_staged_is_named_and_not_the_one_alone_that_it_h
     group.assert_steps_are_pure([1, 2])
 
 
+@incident("peers' class 4.4 (vllm#40646 and others)")
 @pytest.mark.parametrize("point", ["stop_admitting", "write"])
 def test_a_rank_that_dies_within_a_command_is_named_and_the_others_do_not_serve(make_group, point):
     group = make_group(3, load=0.2)

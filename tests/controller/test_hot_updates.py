@@ -7,6 +7,7 @@ import os
 import pytest
 from living_group import eventually
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm import HotFallback, Outcome
 from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
@@ -102,6 +103,7 @@ def test_a_rank_that_dies_while_it_stages_is_named_and_the_others_end_the_comman
     assert controller.status().ranks[0].weights == "NORMAL"
 
 
+@incident("vllm#15254")
 def test_too_little_memory_is_no_reason_to_fail_where_the_caller_allows_in_place(serving):
     group, controller = serving(available_bytes=SCANT)
     receipt = controller.update(2, hot=True, hot_fallback="in_place", request_id="either way")
@@ -116,6 +118,7 @@ def test_too_little_memory_is_no_reason_to_fail_where_the_caller_allows_in_place
     group.assert_journals_are_possible()
 
 
+@incident("sglang#14092")
 def test_memory_that_runs_out_in_the_middle_of_staging_costs_nothing_but_the_update(serving):
     group, controller = serving()
     group.order(1, "stage", "exhaust")

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from living_group import eventually
 
+from tests.incident import incident
 from wsm import Outcome
 from wsm.clock import ManualClock
 from wsm.controller.errors import ActionOverdueError, CommandTimeoutError
@@ -20,6 +21,7 @@ def inside(controller, rank: int, action: str):
     return lambda: controller.status().ranks[rank].doing == action
 
 
+@incident("verl#6967")
 def test_a_rank_that_hangs_in_its_load_is_named_with_the_action_and_those_who_wait(make_group):
     group = make_group(3)
     group.publish(2)
@@ -81,6 +83,7 @@ def test_a_stopped_process_is_said_to_be_stopped_and_nobody_waits_out_the_settle
         assert controller.update(2).version == "2"
 
 
+@incident("trl#2923")
 def test_in_a_collective_action_the_one_who_never_came_is_named(make_group):
     group = make_group(3, config={"shut_down_groups": True})
     with group.boot() as controller:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from living_group import Program, eventually
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm import Controller, HotFallback, Outcome
 from wsm.clock import ManualClock
@@ -331,6 +332,7 @@ def test_to_cancel_an_await_leaves_the_command_under_its_request_id(serving):
     assert_journals_are_possible(group)
 
 
+@incident("prime-rl#2773")
 def test_what_is_given_up_before_all_have_prepared_is_aborted_and_cannot_be_committed(serving):
     group, controller = serving
     group.order(0, "stage", "hold")

@@ -8,6 +8,7 @@ import pytest
 from living_group import eventually
 
 import wsm
+from tests.incident import incident
 from wsm import Outcome
 from wsm.controller._transaction import Transaction
 
@@ -48,6 +49,7 @@ def test_an_update_takes_no_less_than_its_ranks_did_where_its_controller_is_slow
             assert sum(action.seconds for action in report.actions) <= receipt.seconds
 
 
+@incident("marin#8955")
 def test_an_update_of_a_serving_group_says_how_long_it_paused(group):
     with group.boot() as controller:
         receipt = controller.update(1, force=True)
@@ -58,6 +60,7 @@ def test_an_update_of_a_serving_group_says_how_long_it_paused(group):
         assert again.previous_version == "1"
 
 
+@incident("OpenRLHF#660")
 def test_a_version_that_is_served_already_is_not_loaded_again(group):
     with group.boot() as controller:
         first = controller.status()
@@ -96,6 +99,7 @@ def test_a_cleared_group_is_not_cleared_again(group):
         assert controller.update(1).outcome is Outcome.UPDATED
 
 
+@incident("FastDeploy C2-20")
 def test_an_update_without_a_version_takes_the_newest_every_time(group):
     """The version is known to the ranks alone, which may have committed before the controller looks."""
     with group.boot() as controller:
@@ -106,6 +110,7 @@ def test_an_update_without_a_version_takes_the_newest_every_time(group):
             assert controller.status().version == str(version)
 
 
+@incident("FastDeploy#7430")
 def test_a_pending_command_is_over_when_its_receipt_is_there(group):
     with group.boot() as controller:
         pending = controller.begin_clear(request_id="later")

@@ -9,6 +9,7 @@ import pytest
 from living_group import Program, eventually
 from recovered_group import recovered
 
+from tests.incident import incident
 from wsm import Outcome
 from wsm.committed_record import committed_record
 from wsm.controller import _drive as drive
@@ -101,6 +102,7 @@ def test_several_ranks_that_die_at_once_are_one_recovery(kept):
     assert_all_hold(kept, 1)
 
 
+@incident("the other way round of peers' class 4.4")
 def test_a_cleared_group_stays_cleared_and_is_no_longer_owed_a_version(kept):
     kept = kept()
     commander(kept).clear()
@@ -112,6 +114,7 @@ def test_a_cleared_group_stays_cleared_and_is_no_longer_owed_a_version(kept):
     assert (receipt.version, receipt.previous_version) == ("2", None)
 
 
+@incident("vllm#40646")
 @pytest.mark.parametrize(
     ("point", "began", "serves"),
     [

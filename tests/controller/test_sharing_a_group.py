@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from living_group import eventually
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm import Controller, Outcome
 from wsm.clock import ManualClock
@@ -86,6 +87,7 @@ def test_a_command_that_is_no_longer_wanted_when_its_turn_comes_is_not_written(h
     assert other.clear().outcome is Outcome.CLEARED
 
 
+@incident("prime-rl#2773")
 def test_giving_up_after_the_decision_changes_nothing(group):
     group.publish(2)
     with group.boot() as controller:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from living_group import Program, eventually
 
+from tests.incident import incident
 from wsm import Outcome
 from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.journal import entry as kinds
@@ -82,6 +83,7 @@ def test_a_death_between_arguments_and_word_costs_a_few_sequences_and_no_more(gr
     group.assert_journals_are_possible()
 
 
+@incident("NeMo-RL#3929")
 @pytest.mark.parametrize("command", ["update", "hot"])
 @pytest.mark.parametrize(
     "point",
@@ -159,6 +161,7 @@ def test_a_hot_update_that_a_rank_still_stages_is_aborted_by_the_group_and_nothi
     group.assert_journals_are_possible()
 
 
+@incident("NeMo-RL#3929")
 @pytest.mark.parametrize(
     ("point", "kept"), [("stop_admitting", True), ("write", False)], ids=["before the load", "in the load"]
 )

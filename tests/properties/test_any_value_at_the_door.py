@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import wsm
+from tests.incident import incident
 from wsm.actions import Action, Addition
 from wsm.cli.main import wsm as command_line
 from wsm.http.bodies import as_struct, object_of
@@ -500,6 +501,7 @@ def commanded(group: Group, door: Door, value: Any) -> str | None:
     return problem
 
 
+@incident("vllm-omni#4473")
 @DRAWN
 @given(value=ANYTHING)
 @with_odd_values

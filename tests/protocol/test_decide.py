@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from words import decision, says, view
 
+from tests.incident import incident
 from wsm.labels import version_id
 from wsm.states.decide import committed, decided, is_over, next_command, waiting_on
 from wsm.states.errors import CommandOpenError
@@ -26,16 +27,19 @@ def test_an_update_is_committed_when_all_are_prepared_and_agree(asked, answer):
     assert decide(asked, says(PREPARED), says(PREPARED), give_up=True) is answer
 
 
+@incident("dynamo#13912")
 @pytest.mark.parametrize(("asked", "answer"), [(UPDATE, ABORT), (HOT, Operation.HOT_ABORT)])
 def test_an_update_is_aborted_when_the_ranks_prepared_different_weights(asked, answer):
     assert decide(asked, says(PREPARED), says(PREPARED), agree=False) is answer
 
 
+@incident("rtp-llm#1151")
 @pytest.mark.parametrize("other", [says(RUNNING), says(PREPARED, sequence=2), says(PREPARED, epoch=2)])
 def test_nothing_is_decided_while_one_rank_may_still_prepare(other):
     assert decide(UPDATE, says(PREPARED), other) is None
 
 
+@incident("dynamo#9131")
 @pytest.mark.parametrize("operation", [CLEAR, UPDATE])
 @pytest.mark.parametrize(
     "code", [FAILED, StatusCode.REFUSED, StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED]
@@ -105,6 +109,7 @@ def test_the_next_command_has_the_next_sequence_of_the_same_epoch():
     assert next_command(over, UPDATE) == CommandWord(1, 2, UPDATE)
 
 
+@incident("FastDeploy#5637")
 def test_the_next_command_is_refused_while_somebody_works_on_the_last_one():
     with pytest.raises(CommandOpenError, match="rank 1: RUNNING, rank 2: has not answered") as caught:
         next_command(view(UPDATE, says(PREPARED), says(RUNNING), says(DONE, sequence=0)), CLEAR)

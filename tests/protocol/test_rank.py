@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from words import broken, parked, running, says, view
 
+from tests.incident import incident
 from wsm.states import rank as protocol
 from wsm.states.errors import ProtocolViolationError
 from wsm.states.phases import Event, Happened, Phase, RankState, Todo
@@ -30,6 +31,7 @@ def look(state, operation, *, sequence=5, epoch=1, steps=None, status=StatusCode
     )
 
 
+@incident("FastDeploy#7545")
 def test_a_quiet_rank_serves_and_writes_nothing():
     move = look(SERVING, COMMIT, sequence=4)
     assert (move.todo, move.step, move.status) == (Todo.SERVE, None, None)
@@ -102,6 +104,7 @@ def test_a_command_that_comes_before_the_last_one_is_over_is_a_broken_rule():
         look(WORKING, UPDATE, sequence=6)
 
 
+@incident("FastDeploy#5710", "vllm#39366")
 @pytest.mark.parametrize(("sequence", "epoch"), [(4, 1), (3, 1), (9, 0)])
 def test_an_old_word_changes_nothing(sequence, epoch):
     assert look(WORKING, UPDATE, sequence=sequence, epoch=epoch).todo is Todo.WAIT

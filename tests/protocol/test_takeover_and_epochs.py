@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from words import says, view
 
+from tests.incident import incident
 from wsm.labels import version_id
 from wsm.states.epochs import first_epoch, goal_word, next_epoch
 from wsm.states.errors import EpochUsedError
@@ -64,6 +65,7 @@ def test_a_rank_joins_an_epoch_with_empty_hands():
     assert move.status == StatusWord(3, 0, StatusCode.ATTACHED)
 
 
+@incident("vllm#39366")
 def test_a_rank_that_joins_late_does_not_take_an_old_command_for_a_new_one():
     state = join(0, CommandWord(3, 5, Operation.NONE), *NEVER_USED).state
     move = advance(state, view(Operation.NONE, says(StatusCode.ATTACHED), sequence=5, epoch=3))

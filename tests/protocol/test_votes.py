@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from words import says, view
 
+from tests.incident import incident
 from wsm.states.view import all_ready, all_stopped, any_touched, never_ready
 from wsm.states.words import Operation, StatusCode
 
@@ -12,6 +13,7 @@ UPDATE, ABORT = Operation.UPDATE, Operation.ABORT
 RUNNING, FAILED, PREPARED = StatusCode.RUNNING, StatusCode.FAILED, StatusCode.PREPARED
 
 
+@incident("FastDeploy#5710")
 def test_a_collective_action_is_entered_when_every_participant_has_voted_for_it():
     assert all_ready(view(UPDATE, says(RUNNING, ready=3), says(RUNNING, ready=3)), 2)
     assert not all_ready(view(UPDATE, says(RUNNING, ready=3), says(RUNNING, ready=2)), 2)

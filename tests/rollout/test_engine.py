@@ -17,6 +17,7 @@ from examples.rollout.model.sharding import initial_state
 from examples.rollout.model.transformer import full_logits
 from examples.rollout.request import FinishReason, GenerationRequest
 from examples.rollout.runner import RolloutRunner
+from tests.incident import incident
 from tests.raising import raising
 from wsm.actions import surfaces
 from wsm.actions._caches import carry_over
@@ -74,6 +75,7 @@ def test_a_reused_prefix_gives_the_tokens_of_a_computed_one(engine, run_all):
     assert [again[f"again{i}"].tokens for i in range(9)] == [first[f"first{i}"].tokens for i in range(9)]
 
 
+@incident("NeMo-RL#4018")
 def test_a_prefix_of_other_weights_is_not_reused_even_if_nobody_forgot_the_cache(engine, run_all):
     runner = engine(SMALL, seed=1)
     submit(runner)
@@ -302,6 +304,7 @@ def test_the_runner_has_every_surface_that_actions_know(engine):
     assert isinstance(runner.kv_cache, surfaces.CountedKVCacheSurface)
 
 
+@incident("peers' class 4.5 (sglang#24854")
 def test_releasing_everything_gives_back_what_loading_took(engine):
     runner = engine(KINDS["draft"])
     held = sum(spec.nbytes for spec in runner.weights.specs().values())

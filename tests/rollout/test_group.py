@@ -21,6 +21,7 @@ from examples.rollout.model.sharding import initial_state, shard
 from examples.rollout.model.transformer import full_logits
 from examples.rollout.request import FinishReason
 from examples.rollout.supervisor import RolloutSupervisor
+from tests.incident import incident
 from tests.leftovers import group_name
 from wsm import Outcome
 from wsm.private_directory import private_directory
@@ -131,6 +132,7 @@ def test_a_group_boots_with_the_version_that_its_snapshots_announce(tmp_path):
     assert answer.tokens == greedy(config, 5, PROMPTS[0], 4)
 
 
+@incident("NeMo-RL#4018")
 def test_every_token_is_what_the_version_that_it_names_says(group, client, serves):
     for version in (2, 3, 4):
         receipt = serves(version)
@@ -140,6 +142,7 @@ def test_every_token_is_what_the_version_that_it_names_says(group, client, serve
             assert answer.tokens == greedy(group.config, version, prompt, 6)
 
 
+@incident("vllm#54235")
 def test_requests_that_arrive_while_the_group_is_cleared_wait_for_the_next_version(group, client, serves):
     serves(2)
     publish_once(group.config, 3)
@@ -202,6 +205,7 @@ def test_running_requests_go_through_an_update_as_the_kv_policy_says(group, clie
     assert client.stats()["kv_reuse"]["mixed_tokens"] >= len(answer.mixed)
 
 
+@incident("FastDeploy#7971")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["experts", "draft"])
 def test_groups_of_every_kind_survive_cycles_that_shut_all_communicators_down(kind):

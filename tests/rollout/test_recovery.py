@@ -23,6 +23,7 @@ from examples.rollout.model.transformer import full_logits
 from examples.rollout.request import FinishReason
 from examples.rollout.run_directory import run_directory_path
 from examples.rollout.supervisor import RolloutSupervisor
+from tests.incident import incident
 from tests.leftovers import group_name
 from wsm import Outcome
 from wsm.controller import Controller
@@ -229,6 +230,7 @@ def test_requests_that_wait_at_a_surviving_rank_0_are_answered_after_the_recover
     }
 
 
+@incident("FastDeploy#7971")
 def test_the_words_of_an_engine_are_obeyed_after_a_recovery_as_before(group):
     recovers(group, kill, 1)
     with EngineWord(EngineWordKind.WEIGHTS, group.config.group.engine_words.suffixes[0]) as word:

@@ -10,6 +10,7 @@ from examples.rollout.model.sampling import Choices
 from examples.rollout.model.shape import ModelShape
 from examples.rollout.request import FinishReason, GenerationRequest
 from examples.rollout.scheduler import Scheduler
+from tests.incident import incident
 from tests.raising import raising
 
 SHAPE = ModelShape(vocabulary=50, context=40)
@@ -132,6 +133,19 @@ def test_drain_steps_running_requests_to_their_end_and_admits_no_other():
     assert one_step(requests).rows == 0
     requests.resume_admitting()
     assert requests.has_work()
+
+
+@incident("FastDeploy#7753")
+def test_a_request_is_cancelled_while_the_others_drain():
+    requests = scheduler(max_batch=2)
+    for name in ("stays", "goes"):
+        requests.submit(ask(name))
+    one_step(requests)
+    requests.stop_admitting()
+    requests.cancel({"goes"})
+    while requests.in_flight():
+        one_step(requests)
+    assert set(answers(requests)) == {"stays"}
 
 
 def test_frozen_requests_keep_their_tokens_and_are_prefilled_anew_in_order():

@@ -7,6 +7,7 @@ import stat
 
 import pytest
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.signals import fastdeploy
 from wsm.signals.errors import EngineWordMissingError, SegmentAccessError, SegmentNameError
@@ -86,6 +87,7 @@ def test_an_engine_and_wsm_understand_each_other(name, launch):
     assert engine.errors() == ""
 
 
+@incident("FastDeploy C2-16")
 @pytest.mark.processes
 def test_a_process_that_read_the_word_and_exits_does_not_take_it_with_it(word, name, launch):
     child = launch(
@@ -157,6 +159,7 @@ def test_a_word_is_created_with_a_value_and_removed_by_its_creator(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@incident("4.8-8")
 def test_an_existing_word_is_not_replaced_as_fastdeploy_would(word, name):
     word.store(1)
     with raising("engine-word-exists", match="use another suffix"):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.incident import incident
 from tests.needs import OWN_PIDS, OWN_TIMES
 from tests.raising import raising
 from wsm.signals.errors import SlotTakenError
@@ -117,6 +118,7 @@ def test_a_replacement_is_watched_in_place_of_the_dead(segment, name, liveness, 
     assert liveness.look(1) is Life.DEAD
 
 
+@incident("4.8-8")
 def test_a_place_that_a_live_process_has_is_refused_with_its_pid(segment, name, launch):
     child = launch(PARTICIPANT, name)
     child.says()

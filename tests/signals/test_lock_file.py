@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from tests.incident import incident
 from wsm.signals.errors import RoleBusyError, SegmentAccessError
 from wsm.signals.liveness import ControllerRole
 from wsm.signals.lock_file import UNBOUNDED, create_lock_file, open_lock_file
@@ -98,6 +99,7 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_noticed(lock_file, tmp_p
         other.close()
 
 
+@incident("FastDeploy C2-3")
 @pytest.mark.processes
 def test_a_second_controller_is_refused_with_the_firsts_pid_if_it_does_not_wait(segment, name, launch):
     first = launch(CONTROLLER, name, "0")

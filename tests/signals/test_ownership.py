@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.signals import ownership
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
@@ -40,6 +41,7 @@ def start_over(name, *, world_size=2, configuration_digest=7):
     )
 
 
+@incident("4.8-8")
 def test_a_second_owner_is_refused_while_the_first_lives(name, launch):
     owner = launch(OWNER, name)
     assert owner.says() == "False"

@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from tests.incident import incident
 from tests.needs import OWN_MOUNTS
 from tests.raising import raising
 from wsm.errors import BadInputError
@@ -39,6 +40,7 @@ def test_what_one_process_stores_another_reads(segment, name, launch):
     assert segment.words[segment.layout.heartbeat[1]] == 2**64 - 1
 
 
+@incident("FastDeploy C2-24")
 def test_a_new_segment_is_private_and_all_words_are_zero(segment, path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     layout = segment.layout
@@ -190,6 +192,7 @@ def test_a_link_or_a_folder_under_our_name_is_not_followed(tmp_path):
             Segment.attach(name, directory=tmp_path)
 
 
+@incident("FastDeploy C2-24")
 @pytest.mark.needs("root")
 def test_a_segment_of_another_user_is_not_trusted(launch, tmp_path):
     for parent in tmp_path.parents:

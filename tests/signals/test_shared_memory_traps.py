@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import wsm.signals
+from tests.incident import incident
 from tests.sources import syntax_of
 from wsm.signals.segment import Segment
 
@@ -41,6 +42,7 @@ def test_an_aligned_word_never_tears(segment, name, launch):
     assert seen == {0, ALL_ONES}
 
 
+@incident("FastDeploy C2-16")
 @pytest.mark.parametrize(
     "how",
     [

@@ -9,6 +9,7 @@ from itertools import product
 
 import pytest
 
+from tests.incident import incident
 from wsm.states import command_events
 from wsm.states.command_events import Asked, CacheChange, Course, WayOut
 from wsm.states.joint import JointState, serving
@@ -179,6 +180,7 @@ def test_a_plan_is_called_by_its_parts_and_no_two_plans_alike() -> None:
     assert len({str(key) for key in PLANS}) == len(PLANS)
 
 
+@incident("FastDeploy C2-26")
 @pytest.mark.parametrize("request_", Request)
 def test_the_plan_for_a_request_moves_what_its_tags_name_and_is_not_there_yet(request_: Request) -> None:
     for tags, weights, kv in product(TAGS, (True, False), (True, False)):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.incident import incident
 from wsm.errors import BadInputError
 from wsm.states import command_events
 from wsm.states.command_events import Course
@@ -49,6 +50,7 @@ def test_exactly_the_allowed_pairs_can_be_reached(ways: Mapping[JointState, obje
     assert reached == {pair for pair, cell in pairs().items() if cell != "never"}
 
 
+@incident("vllm#45619")
 def test_only_both_normal_serves() -> None:
     serves = {(weights.name, kv.name) for weights in WeightState for kv in KVState if serving(weights, kv)}
     assert serves == {pair for pair, cell in pairs().items() if cell == "serves"}
@@ -118,6 +120,7 @@ def test_weights_at_rest_fail_only_with_a_cache_that_is_being_released(
     assert life.weights is WeightState.FAULTED
 
 
+@incident("FastDeploy C2-22")
 def test_nothing_is_called_cleared_while_the_cache_still_holds_memory(
     life: LifeCycle, fire: Callable[..., object]
 ) -> None:

@@ -16,6 +16,7 @@ from lone_rank import SPECS, LoneRank
 from lone_rank import load as fill
 
 import wsm
+from tests.incident import incident
 from wsm import Outcome, Tag
 from wsm.journal.replay import replay
 from wsm.testing import InMemoryRunner
@@ -105,6 +106,7 @@ def held_by(rank: LoneRank) -> frozenset[Tag]:
     )
 
 
+@incident("FastDeploy C2-8")
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case.held}, {case.asked}")
 def test_a_command_moves_what_it_names_and_is_not_there_and_nothing_else(rank: LoneRank, case: Case) -> None:
     bring_to(rank, case.held)
@@ -135,6 +137,7 @@ def test_a_command_that_is_repeated_finds_nothing_to_do(rank: LoneRank, case: Ca
     assert held_by(rank) == HELD[case.after]
 
 
+@incident("vllm#45619")
 @pytest.mark.parametrize("held", HELD)
 def test_a_whole_update_serves_whatever_was_held(rank: LoneRank, held: str) -> None:
     bring_to(rank, held)

@@ -10,6 +10,7 @@ from living_group import LivingGroup, eventually
 from lone_rank import LoneRank, load
 
 import wsm
+from tests.incident import incident
 from tests.raising import raising
 from wsm import KVPolicy, Outcome, Tag
 from wsm.command import CommandArguments, CommandArgumentsError
@@ -110,6 +111,7 @@ def test_a_release_that_freed_nothing_is_no_clear_of_the_cache(lone: LoneRank) -
     assert {weights for weights, _ in states(lone.controller)} == {"FAULTED"}
 
 
+@incident("lmdeploy#4917")
 def test_a_policy_for_blocks_that_do_not_stay_is_refused(lone: LoneRank) -> None:
     for tags in (K, wsm.ALL_TAGS):
         with pytest.raises(CommandRefusedError, match="KV policy 'keep'"):
@@ -128,6 +130,7 @@ def test_tags_that_contradict_another_argument_are_refused(lone: LoneRank, argum
     assert lone.controller.status().sequence == sequence
 
 
+@incident("vllm-omni#4473")
 @pytest.mark.parametrize("tags", ['"weights"', "[]", '["weight"]', "null", "7"])
 def test_a_rank_checks_tags_on_arrival(tags: str) -> None:
     good = CommandArguments("r", tags=W).to_bytes()

@@ -11,6 +11,7 @@ from living_group import eventually
 from lone_rank import SPECS
 
 import wsm
+from tests.incident import incident
 from tests.raising import raising
 from wsm import SERVE, ConfigurationError, Deadlines, WsmConfig
 from wsm.controller.errors import RankLostError
@@ -192,6 +193,7 @@ def test_no_command_is_taken_before_the_owner_has_begun_the_first_epoch(tmp_path
         segment.unlink()
 
 
+@incident("FastDeploy#5529")
 def test_a_rank_that_left_in_good_order_is_lost_to_the_group(join, tmp_path):
     join(TWO, 0)
     one = join(TWO, 1)

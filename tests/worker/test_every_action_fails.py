@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 from lone_rank import SPECS
 
+from tests.incident import incident
 from tests.strict_engine import StrictEngine
 from wsm.controller.errors import ActionOverdueError, RankFailedError
 from wsm.testing import Fault, InMemoryRunner, LocalGroup, RunnerContract, load_bytes
@@ -32,6 +33,7 @@ def group(tmp_path):
         yield made
 
 
+@incident("FastDeploy#6761", "FastDeploy C2-2")
 @pytest.mark.parametrize(
     ("way", "cause", "source"),
     [

@@ -11,6 +11,7 @@ from steered_load import SteeredLoad
 
 import wsm
 import wsm.worker.errors
+from tests.incident import incident
 from wsm import HOLD, SERVE, InFlightPolicy, KVPolicy
 from wsm.actions.measuring import resident_digest
 from wsm.actions.options import PlanOptions
@@ -212,6 +213,7 @@ def alive() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
 
+@incident("vllm#15254")
 def test_weights_that_cannot_be_staged_are_refused_hot_and_updated_in_place(make_lone, steered):
     runner = InMemoryRunner(SPECS)
     whole = runner.weights

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from living_group import eventually
 
+from tests.incident import incident
 from wsm import InFlightPolicy
 from wsm.clock import ManualClock
 from wsm.controller.errors import CommandTimeoutError, RankFailedError
@@ -31,6 +32,7 @@ def test_abort_ends_running_requests_and_leaves_queued_ones_where_they_are(group
     assert [end["aborted"] for end in group.stop()] == [1, 0]
 
 
+@incident("FastDeploy#7825")
 def test_drain_lets_running_requests_finish_on_the_old_version(group):
     group.publish(2)
     with group.boot() as controller:
@@ -55,6 +57,7 @@ def test_keep_freezes_running_requests_and_finishes_them_on_the_new_version(grou
     group.assert_steps_are_pure([1, 2])
 
 
+@incident("FastDeploy#6239")
 def test_a_drain_that_outlasts_its_caller_is_aborted_and_the_request_runs_on(group):
     group.publish(2)
     with group.boot():

@@ -9,6 +9,7 @@ import time
 import pytest
 from living_group import eventually
 
+from tests.incident import incident
 from wsm import HOLD, SERVE
 from wsm.signals.errors import SegmentClosedError
 
@@ -118,6 +119,7 @@ def test_a_closed_worker_says_so_instead_of_reading_memory_that_is_gone(lone):
         lone.worker.poll()
 
 
+@incident("FastDeploy#5249")
 def test_poll_does_one_action_at_a_time(lone):
     """An engine's loop goes on between two actions of a plan."""
     pending = lone.controller.begin_clear()

@@ -9,6 +9,7 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 from living_group import shard_of
 
+from tests.incident import incident
 from tests.raising import matches, raising
 from wsm import Outcome
 from wsm.controller.errors import RankFailedError
@@ -73,6 +74,7 @@ def streamed(make_group, tmp_path):
     )
 
 
+@incident("dynamo#13912")
 def test_a_group_is_updated_from_buckets_while_the_trainer_commands(streamed, tmp_path):
     group = streamed
     with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024, window_bytes=2048) as sender:

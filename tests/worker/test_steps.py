@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from living_group import eventually
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm import HOLD, SERVE
 from wsm.controller.errors import CommandRefusedError, RankFailedError
@@ -53,6 +54,7 @@ def test_ranks_step_park_and_update_together_over_the_end_of_the_numbers_in_thei
     group.assert_journals_are_possible()
 
 
+@incident("miles#1724")
 def test_no_step_begins_on_a_rank_that_was_never_loaded(make_lone):
     lone = make_lone()
     assert lone.worker.poll() is HOLD
@@ -60,6 +62,7 @@ def test_no_step_begins_on_a_rank_that_was_never_loaded(make_lone):
         take(lone.worker)
 
 
+@incident("FastDeploy#5433")
 def test_no_step_begins_on_a_cleared_rank(lone):
     lone.clear()
     assert lone.worker.poll() is HOLD

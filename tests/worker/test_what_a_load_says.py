@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from lone_rank import LoneRank, load
+from lone_rank import SPECS, LoneRank, load
 
 import wsm
+from tests.incident import incident
+from wsm.actions.measuring import AddressContract
+from wsm.actions.options import PlanOptions
 from wsm.controller.errors import RankFailedError
+from wsm.strategies.applier.memory_target import MemoryTarget
+from wsm.testing import InMemoryRunner
 
 
 @pytest.mark.parametrize("said", [8, None, "a b", True, -1])
@@ -21,9 +26,37 @@ def test_a_load_that_brings_another_version_than_asked_fails_and_nothing_serves(
     assert lone.controller.status().version is None
 
 
+class AddressedWeights(MemoryTarget):
+    """Weights that say where they lie, as parameters whose addresses were captured do."""
+
+    def addresses(self) -> dict[str, int]:
+        return {name: id(self._memory[name]) for name in self.held()}
+
+
+@incident("vllm#48941")
+def test_a_load_that_moves_captured_weights_is_not_offered_for_commit(make_lone):
+    def rebind(context, target):
+        if context.version != "1":
+            moved.update(runner.weights._memory)  # kept, so that no id comes again
+            runner.weights.release()
+        return load(context, target)
+
+    runner, contract, moved = InMemoryRunner(SPECS), AddressContract(), {}
+    runner.weights = AddressedWeights(SPECS)
+    options = PlanOptions.from_runner(runner, address_contract=contract)
+    lone = make_lone(runner=runner, plan_options=options, load=rebind)
+    lone.update(1)
+    contract.record(runner.weights)
+    with pytest.raises(RankFailedError, match="verify_loaded") as caught:
+        lone.update(2)
+    assert caught.value.error == "storage-moved"
+    assert lone.controller.status().state == "CLEARED"
+
+
 KEYS = ("version", "digest", "manifest_digest", "bytes", "tensors")
 
 
+@incident("FastDeploy C2-10")
 def test_one_error_names_everything_that_a_load_did_not_say(make_lone):
     lone: LoneRank = make_lone(load=lambda context, target: {"version": load(context, target)["version"]})
     with pytest.raises(RankFailedError) as caught:

@@ -6,6 +6,8 @@ import pytest
 from living_group import eventually
 from lone_rank import load
 
+from tests.incident import incident
+from tests.raising import raising
 from wsm import EngineWordsConfig, InFlightPolicy, WsmConfig
 from wsm.actions import names
 from wsm.actions.options import PlanOptions
@@ -14,7 +16,7 @@ from wsm.config import Deadlines
 from wsm.controller.errors import CommandRefusedError
 from wsm.errors import BadInputError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.testing import InMemoryRequests, InMemoryRunner
+from wsm.testing import InMemoryRequests, InMemoryRunner, LocalGroup
 from wsm.worker import Worker
 
 NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
@@ -117,3 +119,15 @@ def test_rank_0_obeys_the_words_that_its_configuration_names_until_it_is_closed(
         eventually(lambda: not rank.controller.status().over, "the next command is open")
         rank.close()  # which nothing can end any more but the end of this rank
         word.unlink()
+
+
+@incident("slime#2331")
+def test_ranks_with_other_collective_work_are_not_commanded_at_all(tmp_path):
+    def engine(rank):
+        made = InMemoryRunner([])
+        if rank == 1:
+            made.kv_cache = None
+        return made
+
+    with LocalGroup(engine, tmp_path) as group, raising("plans-differ", match="rank 1"):
+        group.update(1)

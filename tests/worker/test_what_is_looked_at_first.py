@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.incident import incident
 from wsm import log
 from wsm.actions.backends.memory import DeviceMemory, HostMemory
 from wsm.signals import fastdeploy
@@ -63,6 +64,7 @@ def times(path):
     return struct.unpack("2i", path.read_bytes())
 
 
+@incident("FastDeploy C2-4")
 def test_the_engines_heartbeat_is_written_where_the_rank_shows_progress(make_lone, signal, tmp_path):
     runner = InMemoryRunner([TensorSpec("weight", "U8", (256,)), TensorSpec("bias", "U8", (32,))])
     live = LiveSignal(8002, 1, directory=tmp_path)
@@ -77,6 +79,10 @@ def test_the_engines_heartbeat_is_written_where_the_rank_shows_progress(make_lon
     assert (first, second >= begun) == (0, True)
     lone.worker.beat()
     assert len(beats) == during + 1
+    lone.clear()
+    cleared = len(beats)
+    lone.worker.poll()
+    assert len(beats) > cleared  # a cleared rank lives, too
     live.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from stamped import apply_tensors
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm import TensorReleasedError
 from wsm.strategies import MemoryTarget, TensorSpec, errors
@@ -58,6 +59,7 @@ def test_one_error_lists_everything_that_is_missing_unknown_and_duplicate():
         assert text in str(caught.value)
 
 
+@incident("FastDeploy#6052")
 def test_all_mismatches_are_listed_with_both_sides_and_their_file():
     wanted = {"a": TensorSpec("a", "F32", (2,)), "b": TensorSpec("b", "F32", (2,))}
     rows = [(TensorSpec("a", "BF16", (2,)), "f1"), (TensorSpec("b", "F16", (2,)), "f2")]

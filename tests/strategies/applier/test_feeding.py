@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from stamped import feed
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.applier.apply import Applied
@@ -171,6 +172,7 @@ def test_a_loader_fuses_and_transposes_into_the_parameters_themselves():
     assert applied.digest == shard_digest(resident)
 
 
+@incident("FastDeploy C2-19")
 def test_auxiliary_models_get_copies_in_chunks_from_the_same_pass():
     model = Model()
     applied = model.feed(stream(model.checkpoint, chunk=2))

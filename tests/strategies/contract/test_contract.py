@@ -18,6 +18,7 @@ from arrivals import ARRIVALS, Arrival
 from one_rank import BYTES, A, B, Rank, digest_of_state
 from wrongs import State, Wrong
 
+from tests.incident import incident
 from tests.raising import matches, raising
 from wsm.errors import WsmError
 from wsm.strategies import STRATEGIES, MemoryTarget, errors, inspect, load
@@ -25,6 +26,7 @@ from wsm.strategies.offer import ManifestScope
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 
+@incident("FastDeploy#7472")
 def test_every_registered_strategy_keeps_the_contract() -> None:
     assert {arrival.strategy for arrival in ARRIVALS.values()} == set(STRATEGIES)
 
@@ -153,6 +155,7 @@ def test_a_fresh_load_and_a_load_over_other_weights_are_equal(arrival):
     assert fresh.manifest_digest != over.manifest_digest
 
 
+@incident("sglang#31621")
 def test_looking_at_a_version_moves_nothing_and_a_load_can_follow(arrival):
     arrival.publish(5, A)
     rank = Rank(arrival, serving=B)
@@ -170,6 +173,7 @@ def wrongs() -> list[object]:
     return [pytest.param(wrong, id=wrong.value) for wrong in Wrong]
 
 
+@incident("FastDeploy#6052", "tokenspeed#1373")
 @pytest.mark.processes
 @pytest.mark.parametrize("wrong", wrongs())
 def test_what_is_wrong_is_a_typed_error_and_a_good_version_loads_afterwards(arrival, wrong):
@@ -257,6 +261,7 @@ def stop_at(count: int) -> Callable[[], bool]:
     return lambda: next(asked, None) is None
 
 
+@incident("NeMo-RL#3274")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_a_load_can_be_cancelled_between_chunks_and_repeated(arrival, count, threads):

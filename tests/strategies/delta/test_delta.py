@@ -12,6 +12,7 @@ from delta_directory import A, B, C, Directory, changed, digest_of_state, holdin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import (
     MemoryTarget,
@@ -118,6 +119,7 @@ def test_ranks_that_came_by_different_ways_report_one_manifest(directory):
     assert {directory.load(2, target).manifest_digest for target in ways} == {report.manifest_digest}
 
 
+@incident("NeMo-RL#3274")
 def test_another_base_is_refused_with_both_named_and_weights_untouched(directory):
     directory.whole(1, A)
     directory.whole(5, C)

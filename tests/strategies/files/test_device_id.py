@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import errors
 from wsm.strategies.files.shard_source import device_id_from_environment
@@ -24,6 +25,7 @@ def test_the_device_is_the_selected_entry_of_the_visible_ones_or_the_rank(enviro
     assert device_id_from_environment(3, environment) == expected
 
 
+@incident("FastDeploy C2-17")
 @pytest.mark.parametrize(
     ("environment", "problem"),
     [

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
 from wsm.strategies.files.part_file import convert
@@ -51,6 +52,7 @@ class Bomb:
         return os.mkdir, (self._path,)
 
 
+@incident("lmdeploy#4698")
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_pickle_is_refused_by_its_content_and_nothing_in_it_is_run(snapshot, tmp_path, held, protocol):
     snapshot.root.mkdir()

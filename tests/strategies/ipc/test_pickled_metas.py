@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.ipc import _pickled_metas as module
@@ -66,6 +67,7 @@ def test_its_version_is_what_version_yaml_beside_it_says(shared):
         load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=5)
 
 
+@incident("tokenspeed#1373")
 @pytest.mark.parametrize(
     ("content", "error"),
     [

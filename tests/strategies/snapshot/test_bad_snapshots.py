@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.labels import bad_version
 from wsm.strategies import ShardManifest, errors, inspect, load
@@ -185,6 +186,7 @@ DAMAGES = {
 }
 
 
+@incident("FastDeploy C2-12")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_bad_snapshot_is_refused_and_the_weights_stay_as_they_were(snapshot, held, bytes_of, damage):
     spoil, error, text = DAMAGES[damage]
@@ -274,6 +276,7 @@ def test_what_stands_where_the_announcement_should_be_is_refused_and_never_waite
     assert load(snapshot.source(), target, version=1).version == "1"
 
 
+@incident("FastDeploy#6815")
 def test_without_manifests_the_parts_still_tell_whose_they_are(snapshot):
     path = snapshot.publish(1)
     swap_in_rank_1(path)

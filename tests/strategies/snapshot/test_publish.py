@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import (
     Retention,
@@ -126,6 +127,7 @@ def test_the_same_tensors_under_names_for_other_devices_are_another_publication(
     assert load(snapshot.source(1, device_id=5), snapshot.target(1)).verified == 7
 
 
+@incident("marin#1829")
 def test_other_content_under_the_same_version_is_refused_unless_it_is_replaced(snapshot, held, bytes_of):
     snapshot.publish(1, seed=1)
     with raising(errors.VersionExistsError, match="version 1 is already published"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from trainer_processes import TrainerProcess
 
+from tests.incident import incident
 from wsm.strategies import (
     MemoryTarget,
     SnapshotPublisher,
@@ -86,6 +87,7 @@ def first(root: Path, ranks: int) -> None:
     publish_snapshot(root, 1, {rank: state(1) for rank in range(ranks)}, durable=False)
 
 
+@incident("prime-rl#1492")
 def test_each_process_puts_its_own_shard_and_nothing_is_seen_before_one_seals_them(tmp_path):
     first(tmp_path, 3)
     with Trainer(tmp_path, 3) as trainer:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.incident import incident
 from wsm.strategies import (
     Retention,
     publish_snapshot,
@@ -195,6 +196,7 @@ def test_a_dead_reader_holds_nothing(snapshot, tmp_path):
     assert sorted(path.name for path in (tmp_path / "versions").iterdir()) == [".publisher.lock", "3"]
 
 
+@incident("FastDeploy#6852")
 def test_a_load_holds_no_memory_beside_the_target(tmp_path):
     """Measured by the kernel: the process' peak grows by much less than one part (64 MiB)."""
     script = """

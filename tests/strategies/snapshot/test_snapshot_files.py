@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load
 
@@ -36,6 +37,7 @@ def names(files):
     return [Path(file).name for file in files]
 
 
+@incident("FastDeploy#6909")
 def test_parts_win_over_everything_else_and_load_in_numeric_order(plain, model, shared, source):
     for index in (10, 9, 11):
         plain(f"model_state.tp3.5.part{index}.pdparams", one("abc"[index - 9], b"11"), directory=model)
@@ -99,6 +101,7 @@ def test_a_model_directory_that_is_not_there_is_named_as_what_is_missing(model, 
     assert caught.value.missing == str(model)
 
 
+@incident("FastDeploy C2-12")
 @pytest.mark.parametrize("bad", ["partabc", "part", "part-1", "part1x", "part1.5", "part\uff11"])
 def test_an_invalid_part_name_is_warned_about_and_ignored(plain, model, source, bad, caplog):
     plain(f"model_state.tp3.5.{bad}.pdparams", one("a", b"99"), directory=model)
@@ -141,3 +144,28 @@ def test_what_a_lost_part_held_is_missed_by_the_model(plain, model, source):
         plain(f"model_state.tp3.5.part{index}.pdparams", one(name, b"11"), directory=model)
     with raising(errors.not_covered, match="1 missing: 'b'"):
         load(source, MemoryTarget([A, B, C]))
+
+
+@incident("FastDeploy#6815")
+def test_no_rank_falls_back_to_the_file_of_another(plain, model, shared, source):
+    for directory in (model, shared):
+        plain("model_state.tp0.0.pdparams", WHOLE, directory=directory)
+    with raising(errors.SnapshotNotFoundError, match="rank 3"):
+        load(source, MemoryTarget([A, B, C]))
+
+
+@incident("FastDeploy#6826")
+def test_rank_1_on_device_234_and_rank_12_on_device_34_have_files_of_their_own(plain, model):
+    for value, (rank, device) in {b"11": (1, 234), b"22": (12, 34)}.items():
+        plain(f"model_state.tp{rank}.{device}.pdparams", one("a", value), directory=model)
+        target = MemoryTarget([A])
+        load(SnapshotSource(model, rank=rank, device_id=device, shared_directory=None), target)
+        assert bytes(target.readable("a")) == value
+
+
+def test_the_name_of_a_directory_is_no_part_number(plain, tmp_path):
+    directory = tmp_path / "step.part9.d"
+    for index, name in enumerate("ab"):
+        plain(f"model_state.tp3.5.part{index}.pdparams", one(name, b"11"), directory=directory)
+    source = SnapshotSource(directory, rank=3, device_id=5, shared_directory=None)
+    assert load(source, MemoryTarget([A, B])).tensors == 2

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.incident import incident
 from wsm.errors import InternalError
 from wsm.strategies.transports import _foreign as module
 from wsm.strategies.transports._foreign import END, Batches
@@ -62,6 +63,7 @@ def contents(item: Any) -> tuple[str, bytes] | None:
     return name, bytes(value[1] if isinstance(value, tuple) else value)
 
 
+@incident("FastDeploy C2-19")
 @pytest.mark.parametrize("way", [iter, asynchronous, awaitables])
 def test_no_tensor_is_taken_so_late_that_its_memory_was_used_again(way):
     sizes = (SMALL, SMALL, LARGE, SMALL, 0, LARGE, LARGE, SMALL)

@@ -16,6 +16,7 @@ from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from small_state import State, contents, make_paddle_state
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.clock import ManualClock
 from wsm.errors import GroupError
@@ -151,6 +152,7 @@ def test_a_stream_without_a_manifest_is_applied_unverified_if_that_was_configure
     assert (report.verified, report.manifest_scope) == (0, ManifestScope.LOADED)
 
 
+@incident("FastDeploy#7951")
 def test_a_tensor_that_the_manifest_describes_otherwise_is_refused(sender, source):
     sent = described(make_paddle_state(), 1)
     sent["head.weight"] = paddle.zeros([16, 8])
@@ -186,6 +188,7 @@ def test_what_a_rank_does_with_the_tensors_does_not_count_as_waiting_for_them(se
     assert load(rsync, target, name="rsync", version=1).verified == len(state)
 
 
+@incident("FastDeploy C2-25")
 @pytest.mark.parametrize("raised", [ConnectionError("no route"), None], ids=["raises", "hangs"])
 def test_an_object_that_cannot_be_initialized_is_cleaned_up_and_not_used_again(
     sender, made, monkeypatch, raised

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import (
     STRATEGIES,
@@ -72,6 +73,7 @@ def loaded(source: RsyncSource, version: str | None) -> tuple[str | None, bytes]
     return offer.version, bytes(target.readable("w"))
 
 
+@incident("FastDeploy#8078")
 def test_a_transport_is_kept_for_the_next_load(tmp_path):
     publish(tmp_path, 1)
     transport = SnapshotTransport(tmp_path)
@@ -85,6 +87,7 @@ def test_a_transport_is_kept_for_the_next_load(tmp_path):
     assert transport.closed == 1
 
 
+@incident("FastDeploy#8078")
 def test_after_an_error_the_transport_is_closed_and_used_again(tmp_path):
     publish(tmp_path, 1)
     transport = SnapshotTransport(tmp_path)
@@ -98,6 +101,7 @@ def test_after_an_error_the_transport_is_closed_and_used_again(tmp_path):
     assert transport.closed == 2
 
 
+@incident("FastDeploy C2-25")
 def test_an_error_of_closing_does_not_hide_why_it_was_closed(tmp_path, caplog):
     publish(tmp_path, 1)
     transport = SnapshotTransport(tmp_path, close_error=OSError("the peer is gone"))
