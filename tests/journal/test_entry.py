@@ -124,6 +124,11 @@ def test_a_line_that_was_cut_short_is_skipped_wherever_it_stands_and_its_number_
     assert numbers == [3]
 
 
+def test_a_torn_line_that_nests_deeper_than_anybody_reads_is_skipped_as_any_other() -> None:
+    torn = line(facts={"error": 1}).replace("1}", "[" * 100_000)
+    assert read_ndjson([torn, ENTRIES[0].to_line() + "\n"]) == ENTRIES[:1]
+
+
 def test_empty_lines_are_no_entries() -> None:
     assert read_ndjson(["\n", ENTRIES[0].to_line() + "\n", "   \n"]) == ENTRIES[:1]
 
@@ -132,6 +137,8 @@ def test_empty_lines_are_no_entries() -> None:
     ("text", "problem"),
     [
         ("not json\n", "not JSON"),
+        ("not json", "not JSON"),
+        ("[" * 100_000 + "\n", "not JSON"),
         ("[1, 2]\n", "not an object"),
         (line(schema=SCHEMA + 1), f"schema {SCHEMA + 1}"),
         (line(schema=...), "schema None"),

@@ -180,7 +180,7 @@ def _problem(line: str, error: Exception) -> str:
     try:
         content = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as no_json:
-        torn = line.startswith(_BEGINNING) or not line.endswith("\n") or _BEGINNING.startswith(line.rstrip())
+        torn = line.startswith(_BEGINNING) or _BEGINNING.startswith(line.rstrip())
         return "" if torn else f"not JSON ({no_json})"
     if not isinstance(content, dict):
         return "not an object"
