@@ -79,6 +79,13 @@ def test_what_the_rank_wrote_has_no_finding_and_an_end(life: Entries) -> None:
     assert (result.findings, result.gaps, result.open_ends) == ([], [], {})
 
 
+def test_a_word_that_says_where_a_rank_stands_has_the_step(life: Entries) -> None:
+    assert {entry.facts["code"] for entry in life if _is_word(entry) and entry.facts.get("step") == 0} == {
+        "ATTACHED",
+        "PARKING",
+    }
+
+
 def test_a_line_that_is_missing_is_found_whichever_it_is(life: Entries) -> None:
     last_word = max(index for index, entry in enumerate(life) if entry.kind == kinds.WORD_WRITTEN)
     unfound = [
@@ -169,6 +176,20 @@ DAMAGE: dict[str, tuple[Callable[[Entries], Entries], str]] = {
     "the word claims another state": (
         lambda life: with_facts(life, place(life, kinds.WORD_WRITTEN, code="ACCEPTED"), weights="NORMAL"),
         "the word claims weights NORMAL, and it was UPDATING",
+    ),
+    "a failure is told as none": (
+        lambda life: with_facts(life, place(life, kinds.WORD_WRITTEN, code="FAILED"), code="DONE_KEPT"),
+        "the word says DONE_KEPT, and a failure was written down",
+    ),
+    "an input is of nothing": (
+        lambda life: [
+            *life[: place(life, kinds.INPUT, 1)],
+            msgspec.structs.replace(
+                life[place(life, kinds.INPUT, 1)], facts={"todo": "wait", "phase": "serving"}
+            ),
+            *life[place(life, kinds.INPUT, 1) + 1 :],
+        ],
+        "it is no input that this build writes",
     ),
     "an action without its word": (
         lambda life: [

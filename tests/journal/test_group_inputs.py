@@ -10,7 +10,7 @@ import pytest
 
 from wsm.journal import entry as kinds
 from wsm.journal.entry import CONTROLLER, JournalEntry, read_ndjson
-from wsm.journal.inputs import moved
+from wsm.journal.inputs import ViewFacts, moved
 from wsm.journal.replay import replay
 from wsm.states.decide import Role
 from wsm.states.epochs import Cause
@@ -53,6 +53,12 @@ def test_what_was_answered_is_answered_again(known: Known) -> None:
 
 def test_what_is_as_by_default_is_not_written() -> None:
     assert set(entry_of(ENDS).facts["known"]) == {"may", "role", "replaced", "committed"}
+
+
+def test_of_a_view_only_what_is_another_than_in_the_last_one_is_written() -> None:
+    step = StepWord(1, 1, StepKind.RUNNING, 8)
+    view = replace(SERVED, steps=[SERVED.steps[0], step])
+    assert ViewFacts.of(view, SERVED) == ViewFacts(steps={1: step})
 
 
 CHANGES: dict[str, tuple[Known, dict[str, Any]]] = {

@@ -152,7 +152,8 @@ def test_an_interruption_is_told_by_another_thread_and_may_stand_a_little_late()
     rank = Rank()
     rank.update()
     earlier = rank.entries[3].at_ns
-    rank.entries.append(JournalEntry("interrupted", earlier, earlier, 0, 1, 1, {"message": "rank 1 is gone"}))
+    told = JournalEntry("interrupted", earlier, earlier, 0, 1, 1, {"message": "rank 1 is gone"})
+    rank.entries[-1:] = [told, rank.entries[-1], told]  # between the commit and what it serves, too
     rank.clear()
     assert replay(rank.entries).impossible is None
 
@@ -221,6 +222,7 @@ def index_of(kind: str, nth: int = 0, **facts: Any) -> int:
         (index_of("action_finished"), {"kind": "action_started"}, "started while 'load_weights' was running"),
         (index_of("action_started", 1), {"kind": "action_finished"}, "and none was running"),
         (index_of("action_failed"), {"facts": {"name": "undo_it"}}, "'load_weights' was running"),
+        (index_of("action_failed", 1), {"kind": "action_finished"}, "and none was running"),
         (
             index_of("action_started", name="release_weights"),
             {"kind": "served_version", "facts": {"version": "7"}},
@@ -265,6 +267,13 @@ def test_a_command_that_was_neither_seen_nor_admitted_is_noticed(gone: int, reas
     impossible = replay(entries).impossible
     assert impossible is not None
     assert reason in impossible.reason
+
+
+def test_a_line_of_no_command_hides_no_sequence_that_goes_back() -> None:
+    entries = lived().entries
+    of_none = msgspec.structs.replace(entries[-1], kind="shortage_met", sequence=0)
+    back = msgspec.structs.replace(entries[-1], sequence=1)
+    assert [found.index for found in replay([*entries[:-1], of_none, back]).findings] == [len(entries)]
 
 
 def test_an_entry_that_is_missing_is_noticed_at_the_next_one() -> None:

@@ -14,7 +14,7 @@ from wsm.journal.spans import (
     trace_text,
 )
 from wsm.states.machine import LifeCycle
-from wsm.states.vocabulary import KVEvent, WeightEvent
+from wsm.states.vocabulary import AdmissionEvent, KVEvent, WeightEvent
 
 
 class RankJournal:
@@ -33,7 +33,7 @@ class RankJournal:
     def note(self, kind: str, **facts: object) -> None:
         self.entries.append(JournalEntry(kind, self.now_ns, 0, self.rank, 1, 3, facts))
 
-    def fire(self, *events: WeightEvent | KVEvent) -> None:
+    def fire(self, *events: WeightEvent | KVEvent | AdmissionEvent) -> None:
         for event in events:
             record = self.life.fire(event, at_ns=self.now_ns, epoch=1, sequence=3)
             self.entries.append(transition_entry(record, rank=self.rank, wall_ns=0))
@@ -85,6 +85,16 @@ def test_an_event_that_changes_nothing_does_not_cut_a_state() -> None:
     journal = RankJournal(0)
     journal.fire(WeightEvent.CLEAR)
     assert lane(list(journal_spans(journal.entries, end_ns=9_000_000)), "weights") == [("CLEARED", 0, 9)]
+
+
+def test_a_hold_is_a_span_and_what_is_open_is_none() -> None:
+    journal = RankJournal(0)
+    for event in (AdmissionEvent.HOLD, AdmissionEvent.RELEASE, AdmissionEvent.HOLD):
+        journal.fire(event)
+    assert lane(list(journal_spans(journal.entries, end_ns=9_000_000)), "admission") == [
+        ("HELD", 1, 2),
+        ("HELD", 3, 9),
+    ]
 
 
 def test_ranks_are_kept_apart_however_their_entries_are_interleaved() -> None:
