@@ -512,7 +512,7 @@ def _remembered(state: GroupState, row: GroupRow, view: View, known: Known) -> G
         return replace(state, told=True)
     if row.todo is not GroupTodo.END:
         return state
-    fails = view.command.operation is Operation.ABORT and not _is_lost(view, known)
+    fails = view.command.operation is Operation.ABORT
     failed, repaired = state.failed, state.repaired
     if state.repairs:
         repaired += fails
