@@ -97,7 +97,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "engine words": (
         ("states/engine_words.py", "controller/_engine_words.py", "signals/fastdeploy.py"),
-        ("tests/states", "tests/controller/test_engine_words.py", "tests/signals"),
+        ("tests/states", "tests/fastdeploy", "tests/controller/test_engine_words.py", "tests/signals"),
     ),
 }
 #: The room of what somebody wrote down (:mod:`.seeded`), which is not in the file.

@@ -65,7 +65,7 @@ class Copy:
     def __init__(self, directory: Path) -> None:
         self._root = directory
         self._sources = directory / "src"
-        shutil.copytree(SOURCES.parent, self._sources, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(SOURCES.parent, self._sources)
         compileall.compile_dir(self._sources, quiet=2)
         self._session = secrets.token_hex(4)
         self._sound: set[str] = set()

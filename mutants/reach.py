@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from mutants.entries import SOURCES, Entry
+from mutants.entries import ROOMS, SOURCES, Entry
 from mutants.watching import REACH
 
 REPOSITORY = Path(__file__).parent.parent
@@ -59,11 +59,20 @@ class Reach:
         (OUT / "reach.json").write_text(json.dumps(self._of_tests))
 
     def of(self, entry: Entry) -> list[Test]:
-        """Return the tests that run the function of a fault, or anything of its module if it is in none."""
+        """Return the tests that run the function of a fault, or anything of its module if it is in none.
+
+        A table is run by nobody: of one, those that run anything of its room.
+        """
+        room, _ = ROOMS.get(entry.room, ((), ()))
+        return self._that_run(lambda place: _runs(place, entry)) or self._that_run(
+            lambda place: place.partition(":")[0] in room
+        )
+
+    def _that_run(self, runs: Callable[[str], bool]) -> list[Test]:
         return sorted(
             Test(tier != "thread", len(places), seconds, test)
             for test, (seconds, tier, places) in self._of_tests.items()
-            if any(_runs(place, entry) for place in places)
+            if any(map(runs, places))
         )
 
 

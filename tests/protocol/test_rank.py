@@ -131,6 +131,11 @@ def test_a_rank_steps_beside_a_drain_and_a_staging_and_nothing_else():
     assert protocol.step(raised, reading).meanwhile is Todo.WAIT
 
 
+def test_a_rank_serves_on_while_new_weights_stand_beside_the_old():
+    staged = replace(SERVING, phase=Phase.STAGED, sequence=5, operation=Operation.HOT_UPDATE)
+    assert look(staged, Operation.HOT_UPDATE, status=StatusCode.PREPARED).todo is Todo.SERVE
+
+
 def test_a_rank_that_is_late_looks_after_a_hot_update_before_it_joins_a_step():
     hot = replace(LATE, phase=Phase.BEGINNING, operation=Operation.HOT_UPDATE)
     ahead = [running(3), running(4)]
