@@ -54,6 +54,20 @@ def test_a_group_is_commanded_through_its_server_by_the_words_of_this_command_li
     assert wsm("--url", "http://127.0.0.1:1", "status", group.name).code == 1
 
 
+def test_a_caller_that_is_interrupted_says_that_its_server_goes_on(
+    group: LivingGroup, serve: Callable[..., str], start_wsm: Start
+) -> None:
+    group.serve(1)
+    group.stop(1)
+    command = start_wsm("--url", serve(), "update", group.name, "--version", 2)
+    group.until(lambda now: not now.over)
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=60)
+    assert (command.returncode, "the server goes on with the command" in err) == (130, True)
+    group.resume(1)
+    assert group.until(lambda now: now.over and now.version == "2").serving
+
+
 def test_tokens_of_a_file_are_asked_of_this_host_too(
     group: LivingGroup, serve: Callable[..., str], wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,84 +7,69 @@ and says what came of it; only a second one leaves at once. That signals raise i
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
 
 from wsm.cli._base import CommandEndedError, tell
 from wsm.controller import Pending
-from wsm.controller.errors import CommandTimeoutError
-from wsm.ending import SignalReceived, result_of
+from wsm.controller.errors import CommandTimeoutError, CommandWithdrawnError
+from wsm.ending import SignalReceived
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
 
-
-class Wish:
-    """Whether a command is still wanted when it is its turn. Safe for threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_granted = False
-        self._is_withdrawn = False
-
-    def holds(self) -> bool:
-        """Ask, right before the command is written; a yes is final."""
-        with self._lock:
-            self._is_granted = not self._is_withdrawn
-            return self._is_granted
-
-    def withdraw(self) -> bool:
-        """Take the wish back; return whether that was in time, so that nothing will be written."""
-        with self._lock:
-            self._is_withdrawn = True
-            return not self._is_granted
+_NOTHING_ASKED = "interrupted; nothing was asked of the group"
 
 
-def receipt_of(begin: Callable[[Callable[[], bool]], Pending], held_now: Callable[[], str]) -> Receipt:
+def receipt_of(begin: Callable[[], Pending], held_now: Callable[[], str] | None) -> Receipt:
     """Begin a command and wait for its receipt; a signal takes the command back. Blocks.
 
     Parameters
     ----------
     begin : callable
-        ``begin(still_wanted)`` writes the command; may wait for another controller before.
-    held_now : callable
-        Says what the group holds, for the last line.
+        Begins the command; must not wait.
+    held_now : callable or None
+        Says what the group holds, for the last line; None: a server carries the command out, and goes on.
 
     Raises
     ------
     CommandEndedError
-        If a signal came; the command is over then, or was never written.
+        If a signal came; the command is over then, or was never written, or goes on at its server.
     wsm.errors.WsmError
         As the command.
     """
-    wish = Wish()
-    begun: Future[Pending] = Future()
-    # In a thread of its own: a signal must not hit between writing the command and having a hold on it.
-    thread = threading.Thread(target=_begin, args=(begin, wish, begun), name="wsm-begin", daemon=True)
+    pending: Pending | None = None
     try:
-        thread.start()
-        return result_of(begun).result()
+        with _signals_held():
+            pending = begin()
+        return pending.result()
     except SignalReceived as received:
-        nothing_was_asked = "interrupted; nothing was asked of the group"
-        message = nothing_was_asked if wish.withdraw() else _taken_back(begun, held_now)
+        message = _NOTHING_ASKED if pending is None else _taken_back(pending, held_now)
         raise CommandEndedError(message, exit_code=received.exit_code) from None
 
 
-def _begin(begin: Callable[[Callable[[], bool]], Pending], wish: Wish, begun: Future[Pending]) -> None:
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let no signal come between the beginning of a command and having a hold on it; it comes behind that."""
+    ending = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     try:
-        begun.set_result(begin(wish.holds))
-    except BaseException as error:  # noqa: BLE001 - the waiting thread gets it, whatever it is
-        begun.set_exception(error)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _taken_back(begun: Future[Pending], held_now: Callable[[], str]) -> str:
+def _taken_back(pending: Pending, held_now: Callable[[], str] | None) -> str:
+    if held_now is None:
+        return "interrupted; the server goes on with the command"
     try:
-        pending = result_of(begun)
         pending.give_up()
         tell("taking the command back; a second signal leaves at once", err=True)
         receipt = pending.result()
     except SignalReceived:
         return "interrupted twice; the command is still open, and the group decides it within a second"
+    except CommandWithdrawnError:
+        return _NOTHING_ASKED
     except CommandTimeoutError:
         return f"interrupted; the command was taken back: {held_now()}"
     except WsmError as error:

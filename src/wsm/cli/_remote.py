@@ -48,8 +48,9 @@ def server_of(name: str, url: str) -> Iterator[Client]:
 
 def begin_remotely(client: Client, operation: str, **keywords: Any) -> Pending:
     """Begin a command as the ``begin_`` method of :class:`wsm.Controller` does, through a server."""
-    # The server's surfaces own what they hold, and a wish ends in this process.
-    asked = {key: value for key, value in keywords.items() if key not in ("still_wanted", "owner")}
+    asked = {
+        key: value for key, value in keywords.items() if key != "owner"
+    }  # its surfaces own what they hold
     request_id = asked.pop("request_id", None)
 
     def ask() -> Receipt:

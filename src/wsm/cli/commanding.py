@@ -27,7 +27,7 @@ from wsm.cli._base import (
 from wsm.cli._groups import configured, known_group
 from wsm.cli._interruption import receipt_of
 from wsm.cli._remote import begin_remotely, server_of, server_url
-from wsm.controller import ANY_OWNER, Controller, Pending
+from wsm.controller import ANY_OWNER, Controller
 from wsm.printable import printable
 from wsm.receipt import Outcome, Receipt
 from wsm.states import vocabulary
@@ -389,23 +389,14 @@ def _command(name: str, operation: str, *, config_file: Path | None, as_json: bo
     """Begin the command, by this host's controller or by a server; wait, and print the receipt."""
     url = server_url()
     with contextlib.ExitStack() as stack:
-        controller: Controller | None = None
         if url is not None:
             client = stack.enter_context(server_of(name, url))
-            begin = functools.partial(begin_remotely, client, operation)
+            receipt = receipt_of(functools.partial(begin_remotely, client, operation, **keywords), None)
         else:
             stack.enter_context(known_group(name))
             controller = stack.enter_context(Controller(name, **configured(name, config_file)))
-            begin = getattr(controller, f"begin_{operation}")
-
-        def begun(still_wanted: Callable[[], bool]) -> Pending:
-            decides = operation in ("commit", "abort")
-            return begin(**keywords) if decides else begin(**keywords, still_wanted=still_wanted)
-
-        def held_now() -> str:
-            return f"it goes on at {url}" if controller is None else controller.status().sentence()
-
-        receipt = receipt_of(begun, held_now)
+            begin = functools.partial(getattr(controller, f"begin_{operation}"), **keywords)
+            receipt = receipt_of(begin, lambda: controller.status().sentence())
     answer(receipt.to_mapping(), *_line(name, receipt).split("\n"), as_json=as_json)
 
 

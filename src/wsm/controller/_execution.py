@@ -94,7 +94,7 @@ class Execution:
     def run(self, request: CommandRequest) -> Receipt:
         """Carry the request out; blocks up to its deadlines, raises as :meth:`wsm.Controller.update`."""
         with self._ending:
-            self._take_role(request.wait_s, request)
+            self._take_role(request.wait_s, request.operation.name.lower())
             settle_s = min(request.settle_s, max(request.wait_s, TAKEOVER_S))
             view = self._complete_inherited(settle_s, patient=request.wait_s > 0)
             if request.operation.is_of_admission:
@@ -147,7 +147,7 @@ class Execution:
             As :meth:`run`.
         """
         with self._ending:
-            self._take_role(wait_s)
+            self._take_role(wait_s, "commit" if commit else "abort")
             view = self._group.view()
             arguments = known_arguments(self._group, view)
             found = decide.objection(
@@ -183,10 +183,10 @@ class Execution:
 
     # -- before the command ------------------------------------------------------------------------
 
-    def _take_role(self, wait_s: float, request: CommandRequest | None = None) -> None:
+    def _take_role(self, wait_s: float, operation: str) -> None:
         def look() -> None:
-            if request is not None and self.pending.given_up.is_set():
-                self._require_wanted(request)
+            if self.pending.given_up.is_set():
+                raise withdrawn(operation, self.pending.request_id)
 
         self._drive.take_role(wait_s, look)
         self._ending.callback(self._drive.release)
