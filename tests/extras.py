@@ -55,7 +55,7 @@ PACKAGES = {
 #: Modules that cannot be imported without a package of an extra; all others import it inside functions.
 MADE_OF = {
     "hypothesis": ("wsm.testing.hypothesis",),
-    "uvicorn": ("wsm.http._serving",),
+    "uvicorn": ("wsm.http._serving", "wsm.vllm.api_servers", "wsm.vllm.endpoint"),
     "starlette": (
         "wsm.fleet.member",
         "wsm.fleet.replicas",
@@ -100,6 +100,7 @@ MADE_OF = {
     "prometheus_client": ("wsm.metrics.families",),
 }
 
-MADE_OF["starlette"] = (*MADE_OF["starlette"], "wsm.vllm.endpoint", "wsm.vllm.gate", "wsm.vllm.verbs")
+IN_VLLM = (f"wsm.vllm.{module}" for module in ("api_servers", "endpoint", "gate", "update_journal", "verbs"))
+MADE_OF["starlette"] = (*MADE_OF["starlette"], *IN_VLLM)
 #: The client is a part of the package that serves.
 MADE_OF["httpx"] = MADE_OF["starlette"]

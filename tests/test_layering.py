@@ -56,7 +56,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         for name in ("tensor", "digest", "transposing", "paddle_dtypes", "checkpoint_models")
     },
     "torch": CORE | {"actions", "strategies"},
-    "vllm": FOUNDATION | {"actions.backends", "states", "strategies", "http", "fleet", "receipt"},
+    "vllm": FOUNDATION
+    | {"actions.backends", "states", "strategies", "http", "fleet", "receipt"}
+    | {"journal", "metrics", "status", "committed_record"},
     "config": FOUNDATION | {"config_reading", "states", "signals", "actions", "strategies"},
     "config_reading": FOUNDATION,
     "printable": set(),

@@ -11,7 +11,10 @@ from tests.vllm.fake_workers import write_checkpoint
 collect_ignore = (
     []
     if importlib.util.find_spec("vllm")
-    else [f"test_{name}.py" for name in ("campaign", "demo", "fleet", "loop", "pushing", "server")]
+    else [
+        f"test_{name}.py"
+        for name in ("api_servers", "campaign", "demo", "fleet", "loop", "pushing", "server")
+    ]
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sys
 from types import SimpleNamespace
@@ -27,12 +28,12 @@ from wsm.vllm.endpoint import EndpointPlugin
 class FakeClient:
     """vLLM's engine client, as far as the plugin uses it."""
 
-    def __init__(self, model, transfers=None):
+    def __init__(self, model, transfers=None, servers=1):
         self.engine = FakeEngine(model)
         self.paused, self.cleared, self.version = False, True, None
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(model=str(model)),
-            parallel_config=SimpleNamespace(world_size=2),
+            parallel_config=SimpleNamespace(world_size=2, _api_process_count=servers, _api_process_rank=0),
             weight_transfer_config=transfers and SimpleNamespace(backend=transfers),
         )
 
@@ -59,7 +60,6 @@ def arguments(**changes):
         "additional_config": {},
         "api_key": None,
         "worker_extension_cls": "wsm.vllm.Worker",
-        "api_server_count": 1,
         "data_parallel_size": 1,
     }
     return SimpleNamespace(**{**usual, **changes})
@@ -87,6 +87,10 @@ def played(model, play, transfers=None, **changes):
     asyncio.run(plays())
 
 
+async def _nothing(*_message):
+    """The app's life, told and heard."""
+
+
 async def _complete(_request):
     return JSONResponse({"text": "tokens"})
 
@@ -111,6 +115,135 @@ def test_a_closed_gate_lets_nothing_through_that_asks_for_tokens_or_resumes(one,
         assert answer.json()["serves"] == at.client.version == "two"
         assert not at.client.paused
         assert (await at.http.post("/v1/completions")).status_code == 200
+
+    played(one, play)
+
+
+def played_by_two(model, play, **changes):
+    """Let `play` send requests to two API servers of one engine; only the first has a gate of its own."""
+
+    async def plays():
+        client, fronts = FakeClient(model, servers=2), []
+        for rank in (0, 1):
+            plugin, app = (
+                EndpointPlugin(),
+                Starlette(routes=[Route("/v1/completions", _complete, methods=["POST"])]),
+            )
+            plugin.attach_router(app)
+            client.vllm_config.parallel_config._api_process_rank = rank
+            await plugin.init_state(client, None, arguments(**changes))
+            transport = httpx.ASGITransport(app)
+            fronts.append(httpx.AsyncClient(transport=transport, base_url=f"http://vllm{rank}"))
+        await play(client, *fronts)
+        for front in fronts:
+            await front.aclose()
+        await plugin.first({"type": "lifespan"}, _nothing, _nothing)
+
+    asyncio.run(plays())
+
+
+def test_several_api_servers_have_one_gate_and_one_set_of_receipts(one, two):
+    async def play(client, first, other):
+        client.engine.workers[1].fails = [1, 1]
+        answer = await other.post("/wsm/v1/update", json={"path": str(two)})
+        assert (answer.status_code, answer.json()["outcome"]) == (500, "closed")
+        for front in (first, other):
+            answer = await front.post("/v1/completions")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert (await front.post("/resume")).status_code == 409
+        assert client.paused
+        answer = await first.post("/wsm/v1/update", json={"path": str(two)})
+        assert answer.json()["serves"] == "two"
+        for front in (first, other):
+            assert (await front.post("/v1/completions")).status_code == 200
+            receipts = (await front.get("/wsm/v1/receipts")).json()["receipts"]
+            assert [each["outcome"] for each in receipts] == ["closed", "committed"]
+
+    played_by_two(one, play)
+
+
+def test_what_one_api_server_prepares_another_commits_and_no_one_updates_meanwhile(one, two):
+    async def play(client, first, other):
+        body, named = {"path": str(two)}, {"idempotency-key": "step"}
+        assert (await other.post("/wsm/v1/prepare", json=body, headers=named)).json()["outcome"] == "prepared"
+        for front in (first, other):
+            answer = await front.post("/wsm/v1/update", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "update-in-progress")
+        decision = {"request_id": "step"}
+        receipts = [(await front.post("/wsm/v1/commit", json=decision)).json() for front in (first, other)]
+        assert receipts[0]["serves"] == client.version == "two"
+        assert receipts[0] == receipts[1]
+
+    played_by_two(one, play)
+
+
+def test_another_api_server_asks_for_the_key_and_lets_nothing_behind_wsm(one, two):
+    async def play(client, first, other):
+        del client, first
+        assert (await other.post("/wsm/v1/update", json={"path": str(two)})).status_code == 401
+        assert (await other.post("/collective_rpc")).status_code == 401
+        key = {"authorization": "Bearer key"}
+        answer = await other.post("/collective_rpc", headers=key)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "held-by-wsm")
+        assert (await other.post("/v1/completions")).status_code == 200
+
+    played_by_two(one, play, api_key=["key"])
+
+
+def samples(text):
+    """The samples of a scrape by name and labels."""
+    found = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in found}
+
+
+def test_a_scrape_says_what_serves_and_counts_updates_by_how_they_ended(one, two):
+    async def play(at):
+        assert (await at.http.post("/wsm/v1/update", json={"path": str(two)})).status_code == 200
+        answer = await at.http.get("/wsm/v1/metrics")
+        assert answer.headers["content-type"].startswith("text/plain")
+        said = samples(answer.text)
+        assert said['wsm_serving{group="vllm"}'] == said['wsm_version_info{group="vllm",version="two"}'] == 1
+        assert said['wsm_finding_info{finding="serving",group="vllm"}'] == 1
+        assert said['wsm_pause_seconds_count{group="vllm",operation="update"}'] == 1
+        at.client.engine.workers[1].fails = [1, 1]
+        await at.http.post("/wsm/v1/update", json={"path": str(one)})
+        answer = await at.http.get("/wsm/v1/metrics")
+        said = samples(answer.text)
+        assert said['wsm_serving{group="vllm"}'] == 0
+        assert said['wsm_hold_closed{group="vllm"}'] == 1
+        counts = {
+            outcome: said[f'wsm_command_seconds_count{{group="vllm",operation="update",outcome="{outcome}"}}']
+            for outcome in ("committed", "closed")
+        }
+        assert counts == {"committed": 1, "closed": 1}
+        assert said['wsm_command_errors_total{error="RuntimeError",group="vllm",operation="update"}'] == 1
+
+    played(one, play)
+
+
+def test_events_tell_of_each_update_that_begins_and_how_it_ends(one, two):
+    async def play(at):
+        receipt = (await at.http.post("/wsm/v1/update", json={"path": str(two)})).json()["receipt"]
+        told, heard = [], asyncio.Event()
+
+        async def send(message):
+            told.append(message.get("body", b"").decode())
+            heard.set()
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "GET", "path": "/wsm/v1/events", "query_string": b"from=oldest"}
+        listening = asyncio.ensure_future(at.app({**scope, "headers": []}, receive, send))
+        while "command_over" not in "".join(told):
+            await heard.wait()
+            heard.clear()
+        listening.cancel()
+        events = [each for each in told if each.startswith("event: ")]
+        assert [each.splitlines()[0] for each in events] == ["event: command_issued", "event: command_over"]
+        for each in events:
+            entry = json.loads(each.splitlines()[1].removeprefix("data: "))
+            assert (entry["epoch"], entry["sequence"]) == (receipt["epoch"], receipt["sequence"])
 
     played(one, play)
 
@@ -424,7 +557,6 @@ def test_a_replica_of_a_fleet_brings_what_its_target_allows_before_it_listens(
 
 UNKNOWN = {
     "--worker-extension-cls": {"worker_extension_cls": ""},
-    "--api-server-count": {"api_server_count": 2},
     "--data-parallel-size": {"data_parallel_size": 2},
     "--grpc": {"grpc": True},
 }

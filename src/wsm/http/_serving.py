@@ -27,6 +27,9 @@ from wsm.shared_directory import bind_alone
 #: Seconds in which the head of a request has to arrive.
 HEAD_S: Final = 10.0
 
+#: Seconds for which a connection stays without a request.
+_IDLE_S: Final = 60
+
 #: Seconds that a server which ends leaves to answers under way.
 ENDING_S: Final = 30
 
@@ -118,6 +121,7 @@ class _CheckedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.access_log = False
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family == socket.AF_UNIX:
             _, user, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -222,12 +226,48 @@ def _server(app: ASGIApp, at: Listening) -> uvicorn.Server:
         access_log=False,
         log_config=None,
         log_level="warning",
-        timeout_keep_alive=60,
+        timeout_keep_alive=_IDLE_S,
         timeout_graceful_shutdown=ENDING_S,
         ssl_certfile=None if at.certificate is None else str(at.certificate),
         ssl_keyfile=None if at.key is None else str(at.key),
     )
     return uvicorn.Server(config)
+
+
+class _ServerWithin(uvicorn.Server):
+    """A server in the event loop of another, which hears the signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve_within(app: ASGIApp, at: Listening) -> None:
+    """Answer in this event loop, until this is cancelled; another server there has the app's life and logs.
+
+    Raises
+    ------
+    BadInputError
+        If another process listens there (code ``bad-http-address``).
+    """
+    config = uvicorn.Config(
+        app,
+        http=_CheckedProtocol,
+        ws="none",
+        lifespan="off",
+        proxy_headers=False,
+        server_header=False,
+        log_config=None,
+        timeout_keep_alive=_IDLE_S,
+        timeout_graceful_shutdown=1,
+    )
+    server = _ServerWithin(config)
+    with _sockets(at) as (sockets, _):
+        try:
+            await server.serve(sockets)
+        finally:
+            if server.started:
+                await server.shutdown(sockets)
 
 
 def serve(

@@ -110,19 +110,7 @@ class Exporter:
         accept : str
             The request's header ``Accept``: by it the text is Prometheus' or OpenMetrics'.
         """
-        from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - an extra
-
-        try:
-            encode, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a version that it cannot compare
-            encode, content_type = choose_encoder("")
-        body = encode(self)  # it asks for no more than collect()
-        headers = (
-            ("Content-Type", content_type),
-            ("Content-Length", str(len(body))),
-            ("Cache-Control", "no-store"),
-        )
-        return 200, headers, body
+        return answered(self, accept)
 
     def _read(self, name: str) -> tuple[GroupStatus, Any]:
         followed = self._followed.setdefault(name, Followed(self._journals))
@@ -137,3 +125,20 @@ class Exporter:
             self._known[name] = facts
         followed.look(image)
         return facts, followed.history
+
+
+def answered(collector: Any, accept: str) -> tuple[int, Sequence[tuple[str, str]], bytes]:
+    """Return status, headers and body for a scrape of what a collector says."""
+    from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - an extra
+
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that it cannot compare
+        encode, content_type = choose_encoder("")
+    body = encode(collector)  # it asks for no more than collect()
+    headers = (
+        ("Content-Type", content_type),
+        ("Content-Length", str(len(body))),
+        ("Cache-Control", "no-store"),
+    )
+    return 200, headers, body

@@ -26,6 +26,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
+from starlette.types import ASGIApp
 
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, described
 from wsm.fleet.member import FleetMember
@@ -34,11 +35,13 @@ from wsm.receipt import Outcome
 from wsm.shared_directory import read_ours
 from wsm.states.fleet import admits
 from wsm.strategies.files.atomic_file import replace_file
+from wsm.vllm.api_servers import ApiServers
 from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
-from wsm.vllm.gate import GROUP, Gate
+from wsm.vllm.gate import Gate
 from wsm.vllm.preparation import Preparation
+from wsm.vllm.update_journal import GROUP, UpdateJournal
 from wsm.vllm.verbs import PrepareRequest, UpdateRequest
 from wsm.vllm.versions import EngineTerms, VersionPlace
 
@@ -87,11 +90,15 @@ class EndpointPlugin:
     client: Any
     _options: ServerOptions
     _fleet: FleetMember | None = None
+    #: The API server that has all this, where this process is another one.
+    first: ASGIApp | None = None
+    _servers: ApiServers | None = None
     name = "wsm"
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
         self.receipts: deque[dict[str, Any]] = deque(maxlen=256)
+        self.journal = UpdateJournal()
         self.is_open, self.is_updating = True, False
         self._asking = asyncio.Lock()
         self._pushing: asyncio.Task[dict[str, Any]] | None = None
@@ -102,6 +109,7 @@ class EndpointPlugin:
 
     def attach_router(self, app: Any) -> None:
         """Put the gate before vLLM's app."""
+        self._app = app
         app.add_middleware(Gate, plugin=self)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
@@ -119,13 +127,19 @@ class EndpointPlugin:
         self._options = options = msgspec.convert(said, ServerOptions)
         self.keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
         self.client, config = engine_client, engine_client.vllm_config
+        parallel = config.parallel_config
+        if parallel._api_process_count > 1:
+            self._servers = ApiServers()
+            if parallel._api_process_rank > 0:
+                self.first = await self._servers.first()
+                return
         self._backend = getattr(config.weight_transfer_config, "backend", "")
         model = PurePath(os.getcwd(), config.model_config.model)  # noqa: PTH109 - nothing is read here
         # A cache of Hugging Face links the files of a snapshot to those beside it.
         around = [str(model.parent.parent)] if model.parent.name == "snapshots" else []
         options.roots = options.roots or [str(each) for each in [model.parent] if each.name]
         version = checked_version(options.version or model.name)
-        server, world_size = f"{os.getpid()}-{secrets.token_hex(4)}", config.parallel_config.world_size
+        server, world_size = f"{os.getpid()}-{secrets.token_hex(4)}", parallel.world_size
         self.ranks = EngineRanks(self._call, world_size, server, answer_s=options.answer_s)
         first = VersionPlace(version, str(model), [str(model), *around])
         terms = EngineTerms(options.memory_bytes, options.keep_previous, options.fingerprints)
@@ -137,6 +151,9 @@ class EndpointPlugin:
             with suppress(RefusedError):  # the fleet's target is another by now
                 await self.update(wanted, "start")
         await engine_client.update_weight_version(self.ranks.version)
+        if self._servers is not None:
+            leading = self._servers.lead(Gate(self._app, self), self.lets_in)
+            self._leading = asyncio.create_task(leading)
 
     def _wanted_at_start(self) -> UpdateRequest | None:
         """Return what must serve, by the fleet or else by the file, if it is not what vLLM was started with.
@@ -302,6 +319,7 @@ class EndpointPlugin:
         self.is_updating, self._prepared, end = True, prepared, UpdateEnd()
         told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
         told["previous_version"] = ranks.version
+        self.journal.begin(request_id, ranks.command)
         self._mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
         try:
             async with self._asking:
@@ -316,10 +334,14 @@ class EndpointPlugin:
             self.is_updating = False
             self._look_whether_open()
         told["version"] = end.version or label
-        return self._receipt(end, **told, warning=warning)
+        receipt = self._receipt(end, **told, warning=warning)
+        self.journal.end(receipt)
+        return receipt
 
     def _look_whether_open(self) -> None:
         self.is_open = self.ranks.serving() and not self._owes
+        if self._servers is not None:
+            self._servers.say(is_open=self.lets_in())
 
     @property
     def _owes(self) -> bool:
@@ -444,6 +466,12 @@ class EndpointPlugin:
         text = f"{what}, and nothing is served. {'; '.join(why)}. {todo}"
         raise RefusedError(text, code="weights-not-whole", errors=found)
 
+    def lets_in(self) -> bool:
+        """Whether requests may reach what serves."""
+        if self.first is not None and self._servers is not None:
+            return self._servers.is_open
+        return bool(self.explain()["open"])
+
     def explain(self) -> dict[str, Any]:
         """Say what serves, and if nothing does, why, and what to do."""
         try:
@@ -452,6 +480,11 @@ class EndpointPlugin:
             return {"open": False, "text": str(error), "errors": error.context.get("errors", [])}
         text = f"Version {self.ranks.version} serves, whole on {self.ranks.ranks} ranks."
         return {"open": True, "text": text, "errors": []}
+
+    def collect(self) -> list[Any]:
+        """Return the families of a scrape, as ``prometheus_client`` asks a collector."""
+        said = self.explain()
+        return self.journal.families(self.ranks, None if said["open"] else said["text"])
 
     async def status(self) -> dict[str, Any]:
         """Say where each rank is; the ranks are asked, unless an update runs."""
@@ -496,7 +529,6 @@ def _require_known(args: Any) -> None:
     problems = {
         f"vLLM is {version}, and wsm knows {known}": not version.startswith(SUPPORTED),
         "--worker-extension-cls wsm.vllm.Worker is missing": not args.worker_extension_cls,
-        "--api-server-count is more than 1": (args.api_server_count or 1) > 1,
         "--data-parallel-size is more than 1": (args.data_parallel_size or 1) > 1,
         "--grpc has no gate": getattr(args, "grpc", False),
     }

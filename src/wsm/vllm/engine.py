@@ -12,7 +12,9 @@ way. What an engine writes past it is not seen, and has not come.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -37,6 +39,14 @@ def register() -> None:
     for name, load in [*engines.items()]:
         if not name.startswith(PREFIX):
             engines.setdefault(f"{PREFIX}{name}", load)
+    if multiprocessing.parent_process() is None:
+        atexit.register(_remove_names)
+
+
+def _remove_names() -> None:
+    from wsm.vllm.api_servers import ApiServers  # noqa: PLC0415 - workers serve nothing
+
+    ApiServers().remove_names()
 
 
 class PushedVersion:

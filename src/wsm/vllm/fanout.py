@@ -150,7 +150,7 @@ class EngineRanks:
         GroupError (``unanswered``, ``out-of-step``, ``engine-lost``)
             If they do not answer, or not this question; the last two are final.
         """
-        await self._tell(self._answer_s, self._view(), load=False)
+        await self._tell(self._answer_s, self.view(), load=False)
 
     async def connect(self, verb: str, given: list[Any], limit_s: float) -> None:
         """Have all ranks do a verb of vLLM's worker by which a trainer connects, or leaves.
@@ -164,7 +164,7 @@ class EngineRanks:
 
     def serving(self) -> bool:
         """Whether all ranks serve the same whole version, as far as they have answered."""
-        view = self._view()
+        view = self.view()
         holds = all(resident.serving for resident in decide.resident_on_each(view))
         settled = self._is_settled and decide.is_over(view) and not view.silent
         return self.fault is None and settled and holds
@@ -213,9 +213,9 @@ class EngineRanks:
         wanted: Opens | None = Opens(Operation.UPDATE, on_failure=OnFailure.RESTORE, restorable=restorable)
         late_s, paused, gave_up = began_s + deadline_s, False, False
         await self.look()
-        state = GroupState.of(self._view())
+        state = GroupState.of(self.view())
         while True:
-            view = self._view()
+            view = self.view()
             voted, expired = _all_voted(view), time.monotonic() > late_s
             ready = voted if pushes is None else decide.is_prepared(view)
             if ready and wanted is None and not (self._restores or end.votes):
@@ -246,7 +246,7 @@ class EngineRanks:
                 late_s = late_s if sent is None else time.monotonic() + deadline_s
                 limit_s = max(late_s - time.monotonic(), self._answer_s) if loads else self._answer_s
                 await self._tell(limit_s, view, load=loads, sent=sent)
-                if self._view() == view:
+                if self.view() == view:
                     await asyncio.sleep(_LOOK_S)
             elif move.todo is not GroupTodo.LOOK:
                 _lap(end, "over", began_s)
@@ -319,7 +319,8 @@ class EngineRanks:
         digests = {(answer.get(what) or {}).get("digest") for answer in self.answers}
         return digests.pop() if len(digests) == 1 else None
 
-    def _view(self) -> View:
+    def view(self) -> View:
+        """Return what all ranks have said, as far as it is believed."""
         words = [(rank, answer["words"]) for rank, answer in enumerate(self.answers)]
         answers = [
             RankAnswer(
@@ -337,7 +338,7 @@ class EngineRanks:
         touched = any_touched(view) if all_stopped(view) else None
         verb = sent and {"verb": sent.verb, "given": sent.given}
         await self._ask(limit_s, do="tell", words=words, load=load, touched=touched, sent=verb, **about)
-        if sent is not None and sent.verb != FINISH and not decide.any_failed(self._view()):
+        if sent is not None and sent.verb != FINISH and not decide.any_failed(self.view()):
             sent.done.set()
 
     async def _ask(self, limit_s: float, **question: Any) -> None:

@@ -24,6 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
 from wsm.http.answers import failed
+from wsm.http.native._events import event_stream
+from wsm.metrics.exporter import answered
+from wsm.vllm.update_journal import GROUP
 from wsm.vllm.verbs import STATUSES, DecisionRequest, PrepareRequest, TrainerVerbs, UpdateRequest
 
 if TYPE_CHECKING:  # it puts the gate before vLLM's app
@@ -34,8 +37,6 @@ _RESUMES = frozenset({"/resume", "/wake_up", "/areal_continue_generation"})
 _PAUSES = frozenset({"/pause", "/sleep", "/areal_pause_generation"})
 #: What is answered while the gate is closed, besides everything that only reads.
 _HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
-#: What the group is called whose ranks are vLLM's workers.
-GROUP = "vllm"
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
@@ -47,7 +48,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what must not pass, and what is asked of wsm; else let vLLM's app answer."""
-        if scope["type"] == "websocket" and not self._plugin.explain()["open"]:
+        if scope["type"] == "websocket" and not self._plugin.lets_in():
             await send({"type": "websocket.close", "code": 1013})
             return
         if scope["type"] != "http":
@@ -61,7 +62,7 @@ class Gate:
             answer = Response(told.content(), told.status, told.headers, "application/json")
         await (answer or self._app)(scope, receive, send)
 
-    async def _answer(self, request: Request, path: str, method: str) -> Response | None:
+    async def _answer(self, request: Request, path: str, method: str) -> ASGIApp | None:
         plugin = self._plugin
         # Behind other verbs of weights, and a sleep that drops them, wsm could not say what serves.
         level = request.query_params.get("level")
@@ -71,6 +72,9 @@ class Gate:
         guarded = ours or (method == "POST" and (verb or held or waits))
         if guarded and method != "OPTIONS" and not self._may(request):
             raise errors.unauthorized()
+        if plugin.first is not None:
+            asks = method == "POST" and not (path in _HARMLESS or plugin.lets_in())
+            return plugin.first if guarded or verb or asks else None
         if ours:
             return await self._own(request, method, path.removeprefix("/wsm/v1/"))
         if method != "POST":
@@ -80,7 +84,7 @@ class Gate:
             raise RefusedError(message, code="held-by-wsm")
         if waits and plugin.is_loading:
             raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
-        if path in _RESUMES and not plugin.explain()["open"]:
+        if path in _RESUMES and not plugin.lets_in():
             raise RefusedError(plugin.explain()["text"], code="held-by-wsm")
         if verb:
             return await verb(request)
@@ -94,23 +98,35 @@ class Gate:
         keys = self._plugin.keys
         return not keys or any(hmac.compare_digest(given, each.encode()) for each in keys)
 
-    async def _own(self, request: Request, method: str, what: str) -> JSONResponse:
-        plugin, named = self._plugin, request.headers.get("x-wsm-group", GROUP)
+    async def _own(self, request: Request, method: str, what: str) -> Response:
+        named = request.headers.get("x-wsm-group", GROUP)
         if named != GROUP:
             raise errors.wrong_group(asked=named, group=GROUP)
         if method == "POST" and what in ("update", "prepare", "commit", "abort"):
-            request_id = request.headers.get("idempotency-key", uuid.uuid4().hex)
-            if what == "update":
-                receipt = await plugin.update(await _body(request, UpdateRequest), request_id)
-            elif what == "prepare":
-                receipt = await plugin.prepare(await _body(request, PrepareRequest), request_id)
-            else:
-                asked = await _body(request, DecisionRequest)
-                receipt = await plugin.decide(asked.request_id, commit=what == "commit")
-            return JSONResponse(receipt, STATUSES[receipt["outcome"]])
+            return await self._command(request, what)
         what, _, request_id = what.partition("/")
-        if method != "GET" or what not in ("status", "ready", "explain", "receipts", "commands"):
-            raise errors.not_found(method=method, path=request.url.path)
+        if method == "GET" and what in ("status", "ready", "explain", "receipts", "commands"):
+            return await self._told(what, request_id)
+        if method == "GET" and what == "events":
+            return event_stream(request, self._plugin.journal.look)
+        if method == "GET" and what == "metrics":
+            status, headers, scraped = answered(self._plugin, request.headers.get("accept", ""))
+            return Response(scraped, status, dict(headers))
+        raise errors.not_found(method=method, path=request.url.path)
+
+    async def _command(self, request: Request, what: str) -> Response:
+        plugin, request_id = self._plugin, request.headers.get("idempotency-key", uuid.uuid4().hex)
+        if what == "update":
+            receipt = await plugin.update(await _body(request, UpdateRequest), request_id)
+        elif what == "prepare":
+            receipt = await plugin.prepare(await _body(request, PrepareRequest), request_id)
+        else:
+            asked = await _body(request, DecisionRequest)
+            receipt = await plugin.decide(asked.request_id, commit=what == "commit")
+        return JSONResponse(receipt, STATUSES[receipt["outcome"]])
+
+    async def _told(self, what: str, request_id: str) -> Response:
+        plugin = self._plugin
         if what == "status":
             return JSONResponse(await plugin.status())
         if what == "receipts":
