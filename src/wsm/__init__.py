@@ -132,39 +132,4 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-import_when_named(
-    __name__,
-    {
-        "wsm.actions.base": "Loaded",
-        "wsm.actions.errors": "PostconditionError PreconditionError",
-        "wsm.config": "Deadlines EngineWordsConfig WsmConfig load_config",
-        "wsm.config_reading": "ConfigurationError",
-        "wsm.controller": (
-            "Controller EngineBridge GroupProcesses GroupStatus Keeper Pending Prepared ProcessEnd "
-            "RecoveryConfig"
-        ),
-        "wsm.controller.errors": (
-            "ActionOverdueError CommandRefusedError CommandTimeoutError CommandWithdrawnError "
-            "DecisionHeldError EpochEndedError MixedGroupError RankFailedError RankLostError "
-            "RestartLimitError UnsettledError"
-        ),
-        "wsm.errors": "BadInputError GroupError InternalError NoRoomError RefusedError WsmError",
-        "wsm.receipt": "Outcome Receipt",
-        "wsm.shared_directory": "ForeignPathError",
-        "wsm.signals.errors": "RoleBusyError SegmentMissingError SegmentTruncatedError SlotTakenError",
-        "wsm.states.errors": "CommandOpenError EpochUsedError",
-        "wsm.states.vocabulary": (
-            "ALL_TAGS After HotFallback InFlightPolicy KVPolicy KVState OnLease Tag TransferMode WeightState"
-        ),
-        "wsm.strategies.delta.source": "DeltaBaseError",
-        "wsm.strategies.errors": (
-            "DigestMismatchError LoadCancelledError PublisherBusyError SnapshotNotFoundError "
-            "StorageError UnreadableFileError VersionExistsError VersionMismatchError"
-        ),
-        "wsm.strategies.peer_errors": "PeerDiedError PeerFailedError PeerSilentError",
-        "wsm.strategies.snapshot.source": "SnapshotConfig",
-        "wsm.strategies.tensor": "TensorReleasedError",
-        "wsm.worker": "HOLD JOIN SERVE CacheParticipant StepPermit Turn Worker",
-        "wsm.worker.errors": "FlipFailedError NotServingError",
-    },
-)
+import_when_named(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -10,15 +11,20 @@ from typing import Any, TypeVar
 
 _Object = TypeVar("_Object")
 
+_NAMED = re.compile(r"^    from (\S+) import (\w+) as \2$", re.MULTILINE)
 
-def import_when_named(package: str, places: Mapping[str, str]) -> None:
-    """Let a package have public names: `places` has, by each module, those that it defines, with blanks.
 
-    For type checkers it imports each as itself. They are the package's ``__all__``.
+def import_when_named(package: str) -> None:
+    """Let a package have the names that it imports for type checkers, each imported when it is asked for.
+
+    They stand below its ``if TYPE_CHECKING:``, one in a line as itself (``from place import name as name``),
+    and are the package's ``__all__``. They are read off its source, so that no second list differs.
     """
     module = sys.modules[package]
+    loader: Any = module.__loader__
+    source = loader.get_data(module.__file__).decode()  # get_source() would import tokenize
+    place_of = {name: place for place, name in _NAMED.findall(source)}
     module.__class__ = _Package
-    place_of = {name: place for place, names in places.items() for name in names.split()}
     vars(module).update(_place_of=place_of, __all__=sorted(place_of))
 
 

@@ -40,15 +40,4 @@ if TYPE_CHECKING:
     from wsm.status.facts import RankStatus as RankStatus
 
 
-import_when_named(
-    __name__,
-    {
-        "wsm.controller.controller": "Controller",
-        "wsm.controller.engine_bridge": "EngineBridge",
-        "wsm.controller.keeper": "GroupProcesses Keeper ProcessEnd",
-        "wsm.controller.pending": "Pending Prepared",
-        "wsm.controller.recovery": "RecoveryConfig",
-        "wsm.states.holding": "ANY_OWNER",
-        "wsm.status.facts": "GroupStatus RankStatus",
-    },
-)
+import_when_named(__name__)

@@ -32,13 +32,4 @@ if TYPE_CHECKING:
     from wsm.fleet.serving import FleetCommands as FleetCommands
     from wsm.fleet.watching import FleetWatch as FleetWatch
 
-import_when_named(
-    "wsm.fleet",
-    {
-        "wsm.fleet.member": "FleetMember",
-        "wsm.fleet.replicas": "Replica read_replicas",
-        "wsm.fleet.rolling": "FleetReport ReplicaRow update update_async",
-        "wsm.fleet.serving": "FleetCommands",
-        "wsm.fleet.watching": "FleetWatch",
-    },
-)
+import_when_named(__name__)

@@ -89,35 +89,4 @@ if TYPE_CHECKING:
     from wsm.strategies.transports.stream_manifest import with_manifest as with_manifest
 
 
-import_when_named(
-    __name__,
-    {
-        "wsm.strategies.adopt.adopt": "Adoption AdoptSettings AdoptWay adopt adopt_settings",
-        "wsm.strategies.adopt.record": "Relabel",
-        "wsm.strategies.applier.coverage": "EVERY_NAME",
-        "wsm.strategies.applier.memory_target": "MemoryTarget",
-        "wsm.strategies.buckets.sender": "BucketSender Sending SendReport",
-        "wsm.strategies.buckets.source": "IpcAsyncSource",
-        "wsm.strategies.delta.publish": "DeltaReport delta_between publish_delta",
-        "wsm.strategies.delta.source": "DeltaSource",
-        "wsm.strategies.files.version_file": "read_version write_version",
-        "wsm.strategies.ipc.shared_device_tensors": "SharedDeviceTensors",
-        "wsm.strategies.ipc.shared_tensors": "SharedReport SharedTensors",
-        "wsm.strategies.ipc.source": "IpcSource",
-        "wsm.strategies.load": "LoadReport Preview inspect load",
-        "wsm.strategies.mooncake.mooncake_transport": "MooncakeTransport",
-        "wsm.strategies.mooncake.publisher": "MooncakePublisher MooncakeReport",
-        "wsm.strategies.mooncake.transfer_engine": "EngineSettings",
-        "wsm.strategies.offer": "ManifestScope Offer OfferedTensor",
-        "wsm.strategies.registry": "STRATEGIES register_strategy",
-        "wsm.strategies.snapshot.manifest": "ShardManifest VersionManifest",
-        "wsm.strategies.snapshot.publish": "PublishReport SnapshotPublisher StagedVersion publish_snapshot",
-        "wsm.strategies.snapshot.source": "SnapshotSource",
-        "wsm.strategies.strategy": "Sections Strategy",
-        "wsm.strategies.tensor": "TensorSpec WeightTarget",
-        "wsm.strategies.trainer.retention": "Retention",
-        "wsm.strategies.training_names": "TrainingNames",
-        "wsm.strategies.transports.by_version": "GdrSource RsyncSource",
-        "wsm.strategies.transports.stream_manifest": "with_manifest",
-    },
-)
+import_when_named(__name__)
