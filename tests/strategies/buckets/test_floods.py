@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import zmq
 from bucket_ranks import receive, shards
+from memory_of_processes import peak_bytes
 from receiving_rank import SPECS
 
 from campaign import flooding_peer
@@ -65,11 +65,6 @@ def start():
 @pytest.fixture(params=["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def address(request, tmp_path):
     return "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/buckets"
-
-
-def peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def test_floods_of_every_kind_keep_no_sender_from_its_deadline_its_ranks_or_its_size(address, start, threads):

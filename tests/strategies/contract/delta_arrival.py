@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from snapshot_arrival import flip
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
+from wsm.errors import BadInputError
 from wsm.strategies import errors, publish_snapshot
 from wsm.strategies.delta import source as delta_errors
 from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard
@@ -38,7 +39,6 @@ class DeltaArrival:
     strategy = "delta"
     declared = True
     impossible: Mapping[Wrong, str] = {
-        Wrong.TRUNCATED_ON_THE_WAY: "see test_impossible_claims.py, which cuts files while they are read",
         Wrong.PEER_ENDLESS: "a file has the size that its manifest says, or is refused",
     }
 
@@ -130,6 +130,10 @@ class DeltaArrival:
     def _truncated(self, path: Path, version: int) -> Expected:
         os.truncate(path / BLOCKS, (path / BLOCKS).stat().st_size - 3)
         return Expected(errors.bad_file_size, (str(path / BLOCKS),))
+
+    def _truncated_on_the_way(self, path: Path, version: int) -> Expected:
+        file = path / BLOCKS
+        return Expected(BadInputError, (str(file),), may_touch=True, meanwhile=lambda: os.truncate(file, 0))
 
     def _truncated_description(self, path: Path, version: int) -> Expected:
         os.truncate(path / MANIFEST, (path / MANIFEST).stat().st_size // 2)

@@ -32,7 +32,6 @@ class SnapshotArrival:
     strategy = "ipc_snapshot"
     declared = True
     impossible: Mapping[Wrong, str] = {
-        Wrong.TRUNCATED_ON_THE_WAY: "see test_impossible_claims.py, which cuts files while they are read",
         Wrong.PEER_ENDLESS: "a file has the size that its manifest says, or is refused",
     }
 
@@ -88,8 +87,18 @@ class SnapshotArrival:
             shutil.copy(file, path / file.name.replace("tp1.1.", "tp0.0."))
         return Expected(errors.shard_identity, (MANIFEST, "rank 1", "rank 0"))
 
+    def _truncated_on_the_way(self, path: Path, version: int) -> Expected:
+        file = self._largest_part(path)
+        return Expected(
+            errors.bad_file_size, (str(file),), may_touch=True, meanwhile=lambda: os.truncate(file, 0)
+        )
+
+    @staticmethod
+    def _largest_part(path: Path) -> Path:
+        return max(path.glob("model_state.tp0.0.part*"), key=lambda part: part.stat().st_size)
+
     def _flipped_bit(self, path: Path, version: int) -> Expected:
-        file = max(path.glob("model_state.tp0.0.part*"), key=lambda part: part.stat().st_size)
+        file = self._largest_part(path)
         flip(file, file.stat().st_size - 1)
         return Expected(errors.DigestMismatchError, (str(file),), may_touch=True)
 

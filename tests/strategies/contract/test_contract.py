@@ -183,7 +183,7 @@ def test_what_is_wrong_is_a_typed_error_and_a_good_version_loads_afterwards(arri
     rank = Rank(arrival, serving=B)
     expected = arrival.publish_wrong(3, A, wrong)
     with pytest.raises(WsmError) as caught:
-        rank.load(3)
+        rank.load(3, **expected.load_options())
     assert matches(caught.value, expected.error), repr(caught.value)
     for text in (*expected.mentions, arrival.place):
         assert text in str(caught.value)

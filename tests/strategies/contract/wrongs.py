@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from installed_paddle import has_float8
@@ -65,11 +67,21 @@ class Expected:
         What the message must say: the file or peer, and what was expected or found.
     may_touch : bool
         Whether the target's memory may have been written before it was noticed.
+    meanwhile : callable, optional
+        What happens once the first bytes are applied, where that is what is wrong.
     """
 
     error: Kind | tuple[Kind, ...]
     mentions: tuple[str, ...] = ()
     may_touch: bool = False
+    meanwhile: Callable[[], None] | None = None
+
+    def load_options(self) -> dict[str, Any]:
+        """Options of the load in which it happens: on one thread, which has read no further by then."""
+        meanwhile = self.meanwhile
+        if meanwhile is None:
+            return {}
+        return {"progress": lambda done, _total: meanwhile() if done else None, "threads": 1}
 
 
 def make_state(seed: int, *, finite: bool = False) -> State:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
+import tempfile
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from tests.raising import raising
 from wsm.strategies import errors
@@ -61,15 +65,36 @@ def test_a_directory_that_is_renamed_while_it_is_opened_is_not_called_a_link(tmp
         SnapshotDirectory(str(path))
 
 
-def test_what_a_link_leads_to_is_not_opened_before_it_is_known_what_it_is(tmp_path):
+def socket_at(path):
+    """A socket's name may have 108 bytes, so it is made under a short one."""
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{short}/s")
+        Path(f"{short}/s").rename(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (os.mkfifo, not_a_regular_file, "special file"),
+        (Path.mkdir, not_a_regular_file, "is a directory"),
+        (socket_at, (errors.UnreadableFileError, not_a_regular_file), "cannot read|special file"),
+        (lambda path: path.symlink_to("gone"), FileNotFoundError, "No such file"),
+        (lambda path: path.symlink_to(path.name), errors.UnreadableFileError, "cannot read"),
+        (lambda path: path.symlink_to("/dev/zero"), "outside-directory", "/dev/zero"),
+        (lambda path: path.symlink_to("/etc/hostname"), "outside-directory", "/etc/hostname"),
+    ],
+    ids=["pipe", "directory", "socket", "dangling", "to itself", "device", "link out"],
+)
+@pytest.mark.parametrize("name", ["thing", "link"])
+def test_what_is_no_file_inside_is_neither_waited_for_nor_kept_open(tmp_path, name, make, error, text):
     path = version(tmp_path / "7", b"x")
-    os.mkfifo(path / "pipe")
-    (path / "to-pipe").symlink_to("pipe")
-    (path / "to-directory").symlink_to("..")
+    make(path / "thing")
+    (path / "link").unlink()
+    (path / "link").symlink_to("thing")
     before = descriptors()
-    with closing(SnapshotDirectory(str(path), boundary=str(tmp_path))) as directory:
-        with raising(not_a_regular_file, match="special file"):
-            directory.open("to-pipe")
-        with raising(not_a_regular_file, match="directory"):
-            directory.open("to-directory")
+    with (
+        closing(SnapshotDirectory(str(path), boundary=str(tmp_path))) as directory,
+        raising(error, match=text),
+    ):
+        directory.open(name)
     assert descriptors() == before

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_transfer.sender import FakeSender
+from memory_of_processes import memory_bytes, peak_bytes
 
 from wsm.strategies import TensorSpec, with_manifest
 from wsm.strategies.promise import PromisedTensor
@@ -52,11 +53,6 @@ source.transport.close()
 """
 
 
-def resident(pid: int, which: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
-
-
 @pytest.fixture
 def sender():
     made = FakeSender(bucket_bytes=BUCKET)
@@ -83,11 +79,11 @@ def measured(sender):
             assert rank.stdout.readline() == "small\n"
             sender.send(with_manifest(large, version=2, rank=0, world_size=1), step_id="2")
             Path(f"/proc/{rank.pid}/clear_refs").write_text("5", encoding="ascii")  # the peak begins here
-            before = resident(rank.pid, "VmRSS")
+            before = memory_bytes(rank.pid, "VmRSS")
             rank.stdin.write("\n")
             rank.stdin.flush()
             announced = int(rank.stdout.readline())
-            return announced, resident(rank.pid, "VmHWM") - before
+            return announced, peak_bytes(rank.pid) - before
 
     return measure
 
