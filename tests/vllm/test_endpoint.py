@@ -424,6 +424,26 @@ def test_a_replica_of_a_fleet_takes_text_for_what_its_target_allows_and_no_updat
     played(one, play)
 
 
+def test_what_its_fleet_does_not_allow_any_more_no_api_server_lets_in(one, tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    for label in ("one", "later"):
+        adopt(one, AdoptSettings(store, [tmp_path], durable=False), version=label)
+    assert set_target(store, next_target(None, content_of(store, "one")))
+    monkeypatch.setenv("WSM_FLEET", str(store))
+
+    async def play(_client, first, other):
+        assert (await other.post("/v1/completions")).status_code == 200
+        assert set_target(store, next_target(newest_target(store), content_of(store, "later"), strict=True))
+        for front in (first, other):
+            answer = await front.post("/v1/completions")
+            while answer.status_code == 200:
+                await asyncio.sleep(0.01)
+                answer = await front.post("/v1/completions")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "fleet-stale")
+
+    played_by_two(one, play)
+
+
 def test_a_fleet_s_caller_prepares_it_and_commits_it_in_its_turn_and_once(one, two, tmp_path):
     store = tmp_path / "store"
     for where in (one, two):

@@ -144,7 +144,7 @@ def _choices(kind: type[msgspec.Struct], field: str) -> list[str]:
             members += (str(one.value) for one in list[enum.Enum](each))
         elif get_origin(each) is Literal:
             members += get_args(each)
-    return members
+    return [str(each) for each in members]
 
 
 def query_of(said: QueryParams, kind: type[_Body]) -> _Body:

@@ -26,7 +26,7 @@ from wsm.shared_directory import try_lock_file
 
 _NAMES = "vllm-api-"
 #: Seconds between two looks whether the first server is up, and whether its gate is open.
-_LOOK_S = 0.25
+_LOOK_S = 0.1
 
 
 class ApiServers:

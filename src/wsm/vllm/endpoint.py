@@ -195,10 +195,10 @@ class EndpointPlugin:
     async def _call(self, question: dict[str, Any]) -> list[Any]:
         return list(await self.client.collective_rpc("wsm_answer", args=(question,)))
 
-    async def _pause(self) -> None:
+    async def _pause(self, mode: str) -> None:
         if not self._holds:
             self._was_paused, self._holds = await self._of_engine(self.client.is_paused()), True
-        await self._of_engine(self.client.pause_generation(mode=self._mode, clear_cache=True))
+        await self._of_engine(self.client.pause_generation(mode=mode, clear_cache=True))
 
     def known(self, request_id: str) -> dict[str, Any] | None:
         """Return the receipt of a request; None: it has none yet, or no more."""
@@ -320,11 +320,12 @@ class EndpointPlugin:
         told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
         told["previous_version"] = ranks.version
         self.journal.begin(request_id, ranks.command)
-        self._mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
+        mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
         try:
             async with self._asking:
-                may_load, late_s = partial(self._may_load, told), asked.deadline_s
-                await ranks.update(place, may_load, self._pause, end, pushes=pushes, deadline_s=late_s)
+                may_load, pause = partial(self._may_load, told), partial(self._pause, mode)
+                late_s = asked.deadline_s
+                await ranks.update(place, may_load, pause, end, pushes=pushes, deadline_s=late_s)
                 if ranks.serving():
                     warning = await asyncio.to_thread(self._record)
                     await self._go_on()

@@ -13,10 +13,8 @@ The routes are asked for vLLM's API key, where it has one: vLLM itself guards ``
 from __future__ import annotations
 
 import hmac
-import uuid
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -26,8 +24,8 @@ from wsm.http import errors
 from wsm.http.answers import failed
 from wsm.http.native._events import event_stream
 from wsm.metrics.exporter import answered
+from wsm.vllm import verbs
 from wsm.vllm.update_journal import GROUP
-from wsm.vllm.verbs import STATUSES, DecisionRequest, PrepareRequest, TrainerVerbs, UpdateRequest
 
 if TYPE_CHECKING:  # it puts the gate before vLLM's app
     from wsm.vllm.endpoint import EndpointPlugin
@@ -37,14 +35,13 @@ _RESUMES = frozenset({"/resume", "/wake_up", "/areal_continue_generation"})
 _PAUSES = frozenset({"/pause", "/sleep", "/areal_pause_generation"})
 #: What is answered while the gate is closed, besides everything that only reads.
 _HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
-_Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 class Gate:
     """The ASGI app before vLLM's."""
 
     def __init__(self, app: ASGIApp, plugin: EndpointPlugin) -> None:
-        self._app, self._plugin, self._verbs = app, plugin, TrainerVerbs(plugin).by_name
+        self._app, self._plugin, self._verbs = app, plugin, verbs.TrainerVerbs(plugin).by_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what must not pass, and what is asked of wsm; else let vLLM's app answer."""
@@ -115,15 +112,15 @@ class Gate:
         raise errors.not_found(method=method, path=request.url.path)
 
     async def _command(self, request: Request, what: str) -> Response:
-        plugin, request_id = self._plugin, request.headers.get("idempotency-key", uuid.uuid4().hex)
+        plugin, request_id = self._plugin, verbs.request_id_of(request)
         if what == "update":
-            receipt = await plugin.update(await _body(request, UpdateRequest), request_id)
+            receipt = await plugin.update(await verbs.body_of(request, verbs.UpdateRequest), request_id)
         elif what == "prepare":
-            receipt = await plugin.prepare(await _body(request, PrepareRequest), request_id)
+            receipt = await plugin.prepare(await verbs.body_of(request, verbs.PrepareRequest), request_id)
         else:
-            asked = await _body(request, DecisionRequest)
+            asked = await verbs.body_of(request, verbs.DecisionRequest)
             receipt = await plugin.decide(asked.request_id, commit=what == "commit")
-        return JSONResponse(receipt, STATUSES[receipt["outcome"]])
+        return JSONResponse(receipt, verbs.STATUSES[receipt["outcome"]])
 
     async def _told(self, what: str, request_id: str) -> Response:
         plugin = self._plugin
@@ -139,10 +136,3 @@ class Gate:
         said = plugin.explain()
         ready = {"serving": said["open"], "headline": said["text"]}
         return JSONResponse(said | ready, 200 if said["open"] or what == "explain" else 503)
-
-
-async def _body(request: Request, kind: type[_Body]) -> _Body:
-    try:
-        return msgspec.json.decode(await request.body(), type=kind)
-    except msgspec.DecodeError as error:
-        raise errors.bad_body(field="the body", problem=str(error)) from error

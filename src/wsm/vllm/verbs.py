@@ -145,13 +145,13 @@ class TrainerVerbs:
             info = named.update_info or UpdateInfo(named.weight_dir)
             if info.path is not None or info.version is not None:
                 asked = UpdateRequest(path=info.path, version=label_of(info.version))
-                return _told(said, await plugin.update(asked, _request_id(request)))
+                return _told(said, await plugin.update(asked, request_id_of(request)))
             if not plugin.takes_pushes:
                 return _refused(request)
         return _told(said, await plugin.push("update_weights", [given.get("update_info", {})]))
 
     async def _finish(self, request: Request) -> Response:
-        label, receipt = label_of((await _body(request, FinishBody)).weight_version), None
+        label, receipt = label_of((await body_of(request, FinishBody)).weight_version), None
         if self._plugin.takes_pushes:
             receipt = await self._plugin.push(FINISH, [], None if label is None else checked_version(label))
         elif label is not None:
@@ -159,7 +159,7 @@ class TrainerVerbs:
         return _told({"message": "Weight update finished"}, receipt)
 
     async def _relabel(self, request: Request) -> Response:
-        label = str((await _body(request, RelabelBody)).new_version)
+        label = str((await body_of(request, RelabelBody)).new_version)
         self._require_label(label)
         return JSONResponse({"success": True, "new_version": label})
 
@@ -183,8 +183,8 @@ class TrainerVerbs:
         return JSONResponse({"success": True, "message": "Generation continued"})
 
     async def _areal_update(self, request: Request) -> Response:
-        asked = UpdateRequest(path=(await _body(request, LoadBody)).model_path, in_flight="abort")
-        receipt = await self._plugin.update(asked, _request_id(request))
+        asked = UpdateRequest(path=(await body_of(request, LoadBody)).model_path, in_flight="abort")
+        receipt = await self._plugin.update(asked, request_id_of(request))
         return _told({"success": True, "message": f"it is {receipt['outcome']}"}, receipt)
 
     def _require_label(self, label: str) -> None:
@@ -199,11 +199,13 @@ def _object(body: bytes) -> dict[str, Any]:
     return object_of(body, most=MOST_TEXT_BYTES)
 
 
-async def _body(request: Request, kind: type[_Body]) -> _Body:
+async def body_of(request: Request, kind: type[_Body]) -> _Body:
+    """Read a body, without what is null in it; raises BadInputError (``bad-body``)."""
     return as_struct(without_nulls(object_of(await request.body())), kind)
 
 
-def _request_id(request: Request) -> str:
+def request_id_of(request: Request) -> str:
+    """Return its caller's name for a request, or a new one."""
     return request.headers.get("idempotency-key", uuid.uuid4().hex)
 
 
