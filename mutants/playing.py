@@ -211,4 +211,5 @@ def _end(session: str) -> None:
 def copy() -> Iterator[Copy]:
     """Make a copy that goes away."""
     with tempfile.TemporaryDirectory(prefix="wsm-mutants-") as directory:
+        Path(directory).chmod(0o755)  # some tests start processes of another user
         yield Copy(Path(directory))
