@@ -269,6 +269,13 @@ def test_a_folder_that_does_not_exist_is_reported_with_its_reason(tmp_path):
         )
 
 
+def test_a_segment_that_is_closed_again_and_again_takes_no_lock_file_from_others(segment, name):
+    other = Segment.attach(name)
+    for _ in range(4):
+        other.close()
+    assert segment.lock_file.holder(9) is None
+
+
 def test_closing_under_a_living_view_is_refused_and_closing_later_works(name):
     segment = Segment.create_or_adopt(name, world_size=1, run_id="", configuration_digest=0)
     view = segment.words[:4]

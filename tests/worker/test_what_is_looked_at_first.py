@@ -109,3 +109,7 @@ def test_a_signal_that_cannot_be_mapped_stops_no_rank(signal, tmp_path, monkeypa
     monkeypatch.setattr(fastdeploy, "SharedFile", Mock(side_effect=OSError(errno.ENOMEM, "no memory")))
     LiveSignal("8002", 0, directory=tmp_path).beat()
     assert times(signal) == (0, 0)
+    monkeypatch.undo()
+    signal.write_bytes(b"abc")  # less than one time
+    LiveSignal("8002", 0, directory=tmp_path).beat()
+    assert signal.read_bytes() == b"abc"
