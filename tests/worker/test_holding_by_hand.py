@@ -14,6 +14,7 @@ from wsm.actions.options import PlanOptions
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.committed_record import write_record
 from wsm.controller.abandoned_commands import AbandonedCommands
+from wsm.controller.errors import CommandRefusedError
 from wsm.controller.group_view import GroupView
 from wsm.controller.recovery import Recovery
 from wsm.journal import entry as kinds
@@ -24,7 +25,7 @@ from wsm.states.decide import is_over
 from wsm.states.holding import UNKNOWN_HOLD, Hold
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy
 from wsm.states.words import CommandWord, Operation, StatusCode
-from wsm.testing import InMemoryRunner
+from wsm.testing import InMemoryRequests, InMemoryRunner
 from wsm.worker.errors import NotServingError
 
 Ask = Callable[..., CommandWord]
@@ -273,6 +274,26 @@ def test_a_commit_whose_arguments_are_damaged_ends_as_it_was_decided_once_its_co
         lone.run(lone.controller.begin_release())
     group.close()
     assert lone.update(3).serving is not asked.endswith("cleared group")
+
+
+class FreezingRequests(InMemoryRequests):
+    """Sets requests aside, and cannot say whether any are."""
+
+    set_aside = abort_set_aside = None  # type: ignore[assignment] # no such methods
+
+
+def test_a_scheduler_that_cannot_say_what_it_set_aside_is_asked_for_no_drain_under_a_hold(make_lone) -> None:
+    runner = InMemoryRunner(SPECS)
+    runner.requests = FreezingRequests()
+    lone = make_lone(runner=runner)
+    lone.update(1)
+    lone.run(lone.controller.begin_hold(in_flight=InFlightPolicy.KEEP))
+    lone.update(2)
+    with pytest.raises(CommandRefusedError, match="the hold has set requests aside"):
+        lone.update(3, in_flight=InFlightPolicy.DRAIN)
+    lone.update(3, in_flight=InFlightPolicy.KEEP)
+    lone.run(lone.controller.begin_release())
+    lone.update(4, in_flight=InFlightPolicy.DRAIN)
 
 
 def test_a_command_treats_requests_as_the_hold_said_and_blocks_as_it_says_itself(make_lone) -> None:
