@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import threading
@@ -9,7 +10,7 @@ import pytest
 from wsm.signals import waiting
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.segment import Segment
-from wsm.signals.waiting import Bell, Watch, has_wait_any, wait, wake
+from wsm.signals.waiting import Alarm, Bell, Watch, has_wait_any, wait, wake
 
 LONG_S = 60.0
 
@@ -34,6 +35,13 @@ def test_a_waiter_returns_when_any_of_its_words_changes(segment, launch, by_kern
     segment.words[index] = 1 << 32 if high else 1
     wake(segment, index, high)
     assert child.says() == "True"
+
+
+def test_the_kernel_sees_each_ring_of_an_alarm():
+    alarm = Alarm()
+    for rings in (1, 2):
+        alarm.ring()
+        assert ctypes.c_uint32.from_address(alarm.address).value == alarm.rings == rings
 
 
 @pytest.mark.processes
@@ -196,8 +204,8 @@ def test_a_ring_that_nobody_heard_stays(segment, bell):
     wake(segment, segment.layout.command)
     assert rings(bell, LONG_S)
     assert rings(bell, 0)
-    bell.clear()
-    bell.clear()
+    assert bell.clear()
+    assert not bell.clear()
     assert not rings(bell, 0)
 
 
