@@ -98,6 +98,11 @@ def test_a_stopped_participant_keeps_its_segment_from_being_reclaimed(name, laun
     owner.kill()
     with start_over(name) as segment:
         assert segment.adopted
+        assert not ownership.remove_abandoned(segment.path), "its owner lives"
+    assert not ownership.remove_abandoned(segment.path), "a participant lives"
+    participant.kill()
+    assert ownership.remove_abandoned(segment.path)
+    assert not segment.path.exists()
 
 
 def test_an_owner_that_is_a_zombie_is_dead(name, launch):
