@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from living_group import eventually
 from tests.needs import OWN_MOUNTS
 from wsm.http import kept
 from wsm.http.kept import KeptRequests
+from wsm.metrics.history import ServerCounts
 
 
 def request(name: str, state: str = "running", **more: object) -> dict[str, object]:
@@ -48,6 +50,19 @@ def test_what_is_kept_and_remembered_outlives_a_server_and_is_bounded(path: Path
     for one in (again, KeptRequests(path)):
         assert [one.note("pulled", f"/{number}") for number in range(4)] == [None, None, [2], [3]]
         assert [name for name in "abcdefghijkl" if one.request(name)] == ["j", "k", "l"]
+
+
+def test_what_is_forgotten_is_told_to_others_for_as_long_as_there_is_room(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(kept, "KEPT_REQUESTS", 3)
+    first = KeptRequests(path)
+    for number in range(6):
+        first.remember("begun", f"{number}", 1)
+        first.remember("begun", f"{number}", None)
+    with sqlite3.connect(path) as file:
+        assert file.execute("SELECT name, value FROM kept ORDER BY change").fetchall() == [
+            (f"{number}", None) for number in (3, 4, 5)
+        ]
+    file.close()
 
 
 def test_two_servers_of_one_group_have_each_others_requests_and_notes(path: Path) -> None:
@@ -120,7 +135,8 @@ def test_a_server_goes_on_without_a_file_that_is_unusable_and_says_so_once(
     path: Path, harm, caplog, monkeypatch
 ) -> None:
     monkeypatch.setattr(kept, "WAIT_S", 30.0)  # cores that are busy are no harm
-    first = KeptRequests(path)
+    counts = ServerCounts()
+    first = KeptRequests(path, counts)
     first.keep(request("a"))
     harm(path)
     caplog.clear()
@@ -128,7 +144,7 @@ def test_a_server_goes_on_without_a_file_that_is_unusable_and_says_so_once(
         first.keep(request("b", state))
         assert first.request("b") == request("b", state)
     assert first.request("a") is not None
-    assert len(caplog.records) == (harm is not another)
+    assert len(caplog.records) == counts.file_faults == (harm is not another)
     assert (first.fault != "") is (harm is not another)
     if harm in (later, link, directory):
         assert len(caplog.records) == 1
@@ -186,6 +202,7 @@ def test_a_file_system_that_hangs_is_waited_for_once_and_written_when_it_answers
     for name in ("b", "c", "d"):
         first.keep(request(name))
         assert first.request(name) is not None
+        monkeypatch.setattr(kept, "WAIT_S", 3600.0)
     assert [record.message for record in caplog.records if "no answer" in record.message]
     assert len(caplog.records) == 1
     other.rollback()
@@ -197,7 +214,10 @@ def test_a_file_system_that_hangs_is_waited_for_once_and_written_when_it_answers
 
 @pytest.mark.parametrize(
     "damaged",
-    ["{", "7", '{"request_id": "a"}', *('{"state": null}', '{"state": "succeeded", "receipt": {}}')],
+    [
+        *("{", "7", '{"request_id": "a"}', '{"state": null}', '{"state": "succeeded", "receipt": {}}'),
+        *('{"state": "running", "request_id": "a"}', json.dumps({**request("a"), "state": 7})),
+    ],
 )
 def test_a_request_that_lacks_what_its_readers_need_is_left_out(path: Path, damaged: str) -> None:
     first = KeptRequests(path)

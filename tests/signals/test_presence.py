@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from wsm.signals.presence import Presence, PresenceWords, read_presence
+import os
+
+from wsm.signals.presence import Presence, PresenceWords, is_stopped, read_presence
+
+
+def test_a_process_that_runs_is_not_stopped():
+    assert not is_stopped(os.getpid())
 
 
 def test_a_participant_says_what_it_does_and_since_when(segment):

@@ -116,9 +116,8 @@ class KeptRequests:
 
     def note(self, kind: str, name: str) -> Any:
         """Return what is remembered under a name; None: nothing."""
-        found = self._rows.get((kind, name))
-        with suppress(ValueError, TypeError):  # a damaged file may say anything
-            return None if found is None else json.loads(found)
+        with suppress(KeyError, ValueError, TypeError):  # a damaged file may say anything
+            return json.loads(self._rows[kind, name])
         return None
 
     def remember(self, kind: str, name: str, value: Any) -> None:
@@ -161,8 +160,9 @@ class KeptRequests:
 
     def _say(self, say: Callable[[], Sequence[_KeptRow]] | None) -> None:
         saying = _Saying(self, say)
-        if self._file is None or not self._file.exchange(saying):
-            saying.rows()
+        if self._file is not None:
+            self._file.exchange(saying)
+        saying.rows()
 
 
 class _Saying:
@@ -197,15 +197,12 @@ class _RequestFile:
         self._unwritten: deque[_KeptRow] = deque(maxlen=KEPT_REQUESTS)
         threading.Thread(target=self._run, name="wsm-http-kept", daemon=True).start()
 
-    def exchange(self, saying: _Saying) -> bool:
-        """Have it written, and what others say read; waits `WAIT_S` at most. Whether that is done."""
+    def exchange(self, saying: _Saying) -> None:
+        """Have it written, and what others say read; waits `WAIT_S` at most, and not while the file hangs."""
         self.asked.put(saying)
-        if self._hangs:
-            return False
-        if not saying.done.wait(WAIT_S):
+        if not self._hangs and not saying.done.wait(WAIT_S):
             self._hangs = True
             self._say_once(f"no answer within {WAIT_S:g} s: commands go on without it")
-        return saying.done.is_set()
 
     def _run(self) -> None:
         while (saying := self.asked.get()) is not None:
