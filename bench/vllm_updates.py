@@ -58,13 +58,16 @@ def updates(server: Server, versions: tuple[Path, Path], turns: int) -> dict[str
     found: dict[str, list[float]] = {_ALONE: [], "an update by wsm": [], "its pause": []}
     for turn in range(turns + 1):
         for version in versions:
+            begun = time.perf_counter()
             alone, said = server.call("POST", f"/bench/reload?path={quote(str(version))}")
+            reloaded = time.perf_counter()
             wsm, receipt = server.call("POST", "/wsm/v1/update", {"path": str(version)})
+            updated = time.perf_counter()
             if (alone, wsm) != (200, 200):
                 raise RuntimeError(f"vLLM's own answers {alone} {said}, wsm's {wsm} {receipt}")
-            ms = receipt["ms"]
             if turn:  # the first of each warms up
-                taken = said["ms"], ms["over"], ms["over"] - ms["voted"]
+                pause_ms = receipt["ms"]["over"] - receipt["ms"]["voted"]
+                taken = (reloaded - begun) * 1e3, (updated - reloaded) * 1e3, pause_ms
                 for each, value in zip(found.values(), taken, strict=True):
                     each.append(value)
     return found
@@ -89,7 +92,7 @@ def throughput(server: Server) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print medians, and what part ours is of vLLM's own."""
+    """Print medians, and the median part that ours is of vLLM's own in the same turn."""
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     asked.add_argument("--mib", type=int, default=256)
     asked.add_argument("--turns", type=int, default=5)
@@ -102,19 +105,23 @@ def main() -> None:
         rates: dict[str, list[tuple[float, float]]] = {"without wsm": [], "with wsm": []}
         with_wsm = ("wsm,bench", "--worker-extension-cls", "wsm.vllm.Worker")
         with served(place, first, "off", "bench") as off, served(place, first, "on", *with_wsm) as on:
+            ways = [("without wsm", off), ("with wsm", on)]
             for turn in range(2 * options.turns + 1):
-                for way, server in (("without wsm", off), ("with wsm", on)):
+                for way, server in ways[:: 1 if turn % 2 else -1]:
                     rate = throughput(server)
                     if turn:
                         rates[way].append(rate)
             found = updates(on, (second, first), options.turns)
     print(f"{options.mib} MiB of bf16, two workers, medians of {2 * options.turns}")  # noqa: T201 - its output
-    medians = {way: statistics.median(each) for way, each in found.items()}
-    for way, median in medians.items():
-        print(f"{way:36} {median:9.1f} ms {median / medians[_ALONE]:6.2f} of vLLM's")  # noqa: T201 - its output
-    for way, each in rates.items():
-        per_s, ms = (statistics.median(values) for values in zip(*each, strict=True))
-        print(f"{way:36} {per_s:9.1f} tokens/s {ms:6.2f} ms of cores for each")  # noqa: T201 - its output
+    for way, each in found.items():
+        part = statistics.median(ours / alone for ours, alone in zip(each, found[_ALONE], strict=True))
+        print(f"{way:36} {statistics.median(each):9.1f} ms {part:6.2f} of vLLM's")  # noqa: T201 - its output
+    without_it = [per_s for per_s, _ in rates["without wsm"]]
+    for way, measured in rates.items():
+        per_s, ms = (statistics.median(values) for values in zip(*measured, strict=True))
+        part = statistics.median(rate / off for (rate, _), off in zip(measured, without_it, strict=True))
+        said = f"{per_s:9.1f} tokens/s {part:6.2f} of those without, {ms:6.2f} ms of cores for each"
+        print(f"{way:36} {said}")  # noqa: T201 - its output
 
 
 if __name__ == "__main__":

@@ -18,11 +18,13 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from wsm.errors import RefusedError, WsmError
 from wsm.private_directory import private_directory
 from wsm.shared_directory import try_lock_file
+from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.digest import DIGEST_LENGTH, digest_of, running_digest
 from wsm.strategies.ipc.shared_segment import HEAD_BYTES, AttachedSegment, OwnedSegment, sweep
 from wsm.strategies.offer import OfferedTensor
@@ -123,12 +125,14 @@ class NodeCopy:
         except RefusedError:
             return False
         try:
-            table, begins = owned.memory[self._begins[-1] :], self._begins
-            for index, tensor in enumerate(self._tensors):
-                place = owned.memory[begins[index] : begins[index] + tensor.spec.nbytes]
-                digest = read_digest(tensor, is_dropped, place).encode()
-                table[index * DIGEST_LENGTH : (index + 1) * DIGEST_LENGTH] = digest
-            owned.memory[: len(_WHOLE)] = _WHOLE
+
+            def read(begin: int, tensor: OfferedTensor) -> str:
+                return read_digest(tensor, is_dropped, lambda at, data: owned.write_at(begin + at, data))
+
+            with ThreadPoolExecutor(default_threads(), thread_name_prefix="wsm-read") as pool:
+                digests = "".join(pool.map(read, self._begins, self._tensors))
+            owned.write_at(self._begins[-1], digests.encode())
+            owned.write_at(0, _WHOLE)
         except BaseException:
             owned.close()
             raise
@@ -137,9 +141,11 @@ class NodeCopy:
 
 
 def read_digest(
-    tensor: OfferedTensor, is_dropped: Callable[[], bool], place: memoryview | None = None
+    tensor: OfferedTensor,
+    is_dropped: Callable[[], bool],
+    write: Callable[[int, memoryview], None] | None = None,
 ) -> str:
-    """Read a tensor, into `place` if there is one, and return its digest. Blocks.
+    """Read a tensor and return its digest; ``write(offset, bytes)`` gets what was digested. Blocks.
 
     Raises
     ------
@@ -148,14 +154,15 @@ def read_digest(
     WsmError
         If its file cannot be read.
     """
-    digest = running_digest()
-    buffer = memoryview(bytearray(_CHUNK_BYTES)) if place is None else place
-    for offset in range(0, tensor.spec.nbytes, _CHUNK_BYTES):
+    digest, nbytes = running_digest(), tensor.spec.nbytes
+    buffer = memoryview(bytearray(min(nbytes, _CHUNK_BYTES)))
+    for offset in range(0, nbytes, _CHUNK_BYTES):
         require_wanted(is_dropped)
-        begin, size = (0 if place is None else offset), min(_CHUNK_BYTES, tensor.spec.nbytes - offset)
-        chunk = buffer[begin : begin + size]
+        chunk = buffer[: nbytes - offset]
         tensor.read_into(offset, chunk)
         digest.update(chunk)
+        if write is not None:
+            write(offset, chunk)
     return digest.hexdigest()
 
 

@@ -210,9 +210,10 @@ class HeldCheckpoint:
             self._copy.take_name_away()
 
     def give_memory_back(self) -> None:
-        """Be its files alone from now on. Idempotent."""
+        """Be its files alone from now on. Idempotent. A thread unmaps the memory: no step waits for that."""
         if self._copy is not None:
-            self._copy.close()
+            self._copy.take_name_away()
+            threading.Thread(target=self._copy.close, daemon=True).start()
             self._copy = None
 
     def close(self) -> None:
