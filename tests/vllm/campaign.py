@@ -571,9 +571,10 @@ def play(campaign: Campaign, runs: int) -> list[str]:
     campaign.learn()
     with campaign.asked():
         for number, befalls in enumerate(campaign.befalls(runs)):
+            before = len(campaign.broken)
             outcome = campaign.run(number, befalls)
-            said = f"run {number + 1} of {runs}, {outcome}: {len(campaign.broken)} broken"
-            print(said, flush=True)  # noqa: T201 - progress
+            said = f"run {number + 1} of {runs}, {outcome}", *campaign.broken[before:]
+            print(*said, sep="\n", flush=True)  # noqa: T201 - progress
     campaign.audit()
     return campaign.broken
 

@@ -38,8 +38,8 @@ from wsm.states.words import CommandWord, CommittedWord, Operation, StatusWord
 from wsm.vllm.engine import FINISH
 from wsm.vllm.versions import EngineTerms, VersionPlace
 
-#: Seconds between two looks at ranks that read: a part of what they have taken so far, in these bounds.
-_LOOK_S, _FIRST_LOOK_S, _LOOK_PART = 0.02, 0.002, 0.05
+#: Seconds between two looks at ranks that read: a tenth of what they have taken so far, in these bounds.
+_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
 
 
 #: Why answers are not there, or not believed, and what to do.
@@ -247,8 +247,8 @@ class EngineRanks:
                 limit_s = max(late_s - time.monotonic(), self._answer_s) if loads else self._answer_s
                 await self._tell(limit_s, view, load=loads, sent=sent)
                 if self.view() == view:
-                    taken_s = time.monotonic() - began_s
-                    await asyncio.sleep(min(max(taken_s * _LOOK_PART, _FIRST_LOOK_S), _LOOK_S))
+                    tenth_s = (time.monotonic() - began_s) / 10
+                    await asyncio.sleep(min(max(tenth_s, _LOOK_S), _LONGEST_LOOK_S))
             elif move.todo is not GroupTodo.LOOK:
                 _lap(end, "over", began_s)
                 self._is_settled = True
