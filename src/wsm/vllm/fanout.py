@@ -246,7 +246,7 @@ class EngineRanks:
                 late_s = late_s if sent is None else time.monotonic() + deadline_s
                 limit_s = max(late_s - time.monotonic(), self._answer_s) if loads else self._answer_s
                 await self._tell(limit_s, view, load=loads, sent=sent)
-                if self.view() == view:
+                if not loads and self.view() == view:
                     tenth_s = (time.monotonic() - began_s) / 10
                     await asyncio.sleep(min(max(tenth_s, _LOOK_S), _LONGEST_LOOK_S))
             elif move.todo is not GroupTodo.LOOK:
