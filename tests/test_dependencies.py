@@ -22,9 +22,6 @@ PROJECT = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["pro
 FOR_TOOLS = {"dev", "fuzz", "ray", "site"}
 
 
-MODULES = modules()
-
-
 def is_left_out(node: ast.stmt, *, at_once: bool) -> bool:
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == "TYPE_CHECKING"
@@ -51,7 +48,7 @@ def package_of(name: str) -> str:
 
 def foreign(module: str, *, at_once: bool) -> set[str]:
     """Packages of others that a module imports."""
-    names = {package_of(name) for name in imports(MODULES[module].body, at_once=at_once)}
+    names = {package_of(name) for name in imports(modules()[module].body, at_once=at_once)}
     return names - sys.stdlib_module_names - {"wsm", "wsm_entry"}  # the wheel holds both
 
 
@@ -60,7 +57,7 @@ def distributions(requirements: list[str]) -> set[str]:
 
 
 def test_every_package_that_is_imported_is_declared_for_the_core_or_an_extra():
-    imported = {package for module in MODULES for package in foreign(module, at_once=False)}
+    imported = {package for module in modules() for package in foreign(module, at_once=False)}
     assert imported == set(PACKAGES), "say in tests/extras.py what brings it"
     core = distributions(PROJECT["dependencies"])
     for name, package in PACKAGES.items():
@@ -89,11 +86,11 @@ def test_the_page_on_installing_names_every_extra():
 
 @pytest.mark.parametrize("package", [name for name, package in PACKAGES.items() if package.extras])
 def test_only_modules_that_are_made_of_an_extra_need_it_when_they_are_imported(package):
-    needing = {module for module in MODULES if package in foreign(module, at_once=True)}
+    needing = {module for module in modules() if package in foreign(module, at_once=True)}
     while True:
         more = {
             module
-            for module, tree in MODULES.items()
+            for module, tree in modules().items()
             if needing & set(imports(tree.body, at_once=True))
             or any(module.startswith(f"{name}.") for name in needing)
         }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import enum
+import functools
 import importlib
 import inspect
 import json
@@ -107,6 +108,7 @@ class Door(NamedTuple):
     is_method: bool
 
 
+@functools.cache
 def names_of_annotations() -> dict[str, Any]:
     """Return what the annotations of wsm's modules may name."""
     found: dict[str, Any] = {**vars(typing), **vars(collections.abc)}
@@ -116,14 +118,11 @@ def names_of_annotations() -> dict[str, Any]:
     return {**found, "Callable": collections.abc.Callable}
 
 
-NAMES = names_of_annotations()
-
-
 def evaluated(annotation: Any, called: Callable[..., Any]) -> Any:
     package = called.__module__.rpartition(".")[0]
     near = [module for name, module in list(sys.modules.items()) if name.startswith(f"{package}.")]
     names = {
-        **NAMES,
+        **names_of_annotations(),
         **{k: v for each in near for k, v in vars(each).items()},
         **vars(sys.modules[called.__module__]),
     }
@@ -153,6 +152,7 @@ def public_calls() -> Iterator[tuple[str, Callable[..., Any], bool]]:
                     yield f"{package}.{name}.{method}", function, True
 
 
+@functools.cache
 def doors() -> list[Door]:
     found = []
     for owner, called, is_method in public_calls():
@@ -166,13 +166,12 @@ def doors() -> list[Door]:
     return found
 
 
-DOORS = doors()
-
-
 def test_as_many_doors_are_found_as_there_were():
     """Fewer: they are looked for in the wrong place. More is a new keyword, which is drawn already."""
-    assert len(DOORS) >= 480
-    assert {"wsm.Controller.update", "wsm.strategies.load", "wsm.WsmConfig"} <= {door.owner for door in DOORS}
+    assert len(doors()) >= 480
+    assert {"wsm.Controller.update", "wsm.strategies.load", "wsm.WsmConfig"} <= {
+        door.owner for door in doors()
+    }
 
 
 def is_wrong(annotation: Any, value: Any, name: str = "") -> bool:  # noqa: PLR0911 - one for each kind
@@ -375,7 +374,7 @@ def test_what_is_called_refuses_by_name_what_is_not_as_annotated(value, tmp_path
     given_for = good(tmp_path)
     found = [
         f"{door.owner}({door.keyword}={shown(value)}): {problem[:160]}"
-        for door in DOORS
+        for door in doors()
         if (problem := tried(door, value, given_for)) is not None
     ]
     assert not found, "\n".join(found)
@@ -470,7 +469,6 @@ def serving(tmp_path):
 
 
 _BEGUN = {"wsm.Controller." + name for name in vars(wsm.Controller) if name.startswith("begin_")}
-COMMANDS = [door for door in DOORS if door.owner in _BEGUN]
 
 
 def commanded(group: Group, door: Door, value: Any) -> str | None:
@@ -508,8 +506,8 @@ def commanded(group: Group, door: Door, value: Any) -> str | None:
 def test_a_keyword_of_a_command_is_refused_with_nothing_written_or_its_command_is_carried_out(value, serving):
     found = [
         f"{door.owner}({door.keyword}={shown(value)}): {problem[:160]}"
-        for door in COMMANDS
-        if (problem := commanded(serving, door, value)) is not None
+        for door in doors()
+        if door.owner in _BEGUN and (problem := commanded(serving, door, value)) is not None
     ]
     assert not found, "\n".join(found)
 

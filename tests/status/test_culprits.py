@@ -152,20 +152,21 @@ def named_by_metrics(hang: Hang) -> tuple[int, ...]:
     return tuple(int(sample.labels["rank"]) for sample in of_ranks.samples)
 
 
-HANGS = [random_hang(seed) for seed in range(1000)]
+@pytest.fixture(scope="module")
+def hangs() -> list[Hang]:
+    return [random_hang(seed) for seed in range(1000)]
 
 
-@pytest.mark.parametrize("part", range(10))
-def test_the_culprit_of_a_hang_is_named_by_status_error_and_metrics(part):
-    for hang in HANGS[part::10]:
+def test_the_culprit_of_a_hang_is_named_by_status_error_and_metrics(hangs):
+    for hang in hangs:
         assert named_by_status(hang) == (hang.culprit,), f"{hang}"
         assert named_by_metrics(hang) == (hang.culprit,), f"{hang}"
         if hang.culprit != CONTROLLER:  # a controller that hangs raises nothing
             assert named_by_the_error(hang) == (hang.culprit,), f"{hang}"
 
 
-def test_the_action_whose_deadline_is_over_is_named_with_the_rank_that_keeps_it_from_its_end():
-    late = [hang for hang in HANGS if hang.overdue and hang.how == "hangs"]
+def test_the_action_whose_deadline_is_over_is_named_with_the_rank_that_keeps_it_from_its_end(hangs):
+    late = [hang for hang in hangs if hang.overdue and hang.how == "hangs"]
     assert len(late) > 50
     for hang in late:
         (culprit, *_) = overdue(hang.facts)
@@ -176,15 +177,15 @@ def test_the_action_whose_deadline_is_over_is_named_with_the_rank_that_keeps_it_
         assert find(hang.facts).action == hang.action, f"{hang}"
 
 
-def test_the_hangs_are_of_every_kind():
+def test_the_hangs_are_of_every_kind(hangs):
     """Of each operation and each decision, inside and outside of actions, ranks, helpers and controllers."""
-    operations = {hang.facts.command.operation.name for hang in HANGS}
+    operations = {hang.facts.command.operation.name for hang in hangs}
     assert operations == {
         *("UPDATE", "CLEAR", "HOT_UPDATE", "HOLD", "COMMIT", "ABORT", "HOT_COMMIT", "HOT_ABORT"),
     }
-    assert {hang.how for hang in HANGS} == {"hangs", "stopped", "dead"}
-    culprits = [hang.facts.ranks[hang.culprit] for hang in HANGS if hang.culprit != CONTROLLER]
-    assert len(HANGS) - len(culprits) > 20
+    assert {hang.how for hang in hangs} == {"hangs", "stopped", "dead"}
+    culprits = [hang.facts.ranks[hang.culprit] for hang in hangs if hang.culprit != CONTROLLER]
+    assert len(hangs) - len(culprits) > 20
     assert sum(one.helper for one in culprits) > 30
     assert sum(one.is_inside for one in culprits) > 100
     voted = [one for one in culprits if one.status.ready > one.status.action and not one.is_inside]
