@@ -8,8 +8,8 @@ module                   responsible for
 :mod:`.extension`        each worker's side: one method, which never raises
 :mod:`.fanout`           the server's side: answers to a view, moves to questions
 :mod:`.preparation`      an update that waits for its caller's decision, while vLLM serves
-:mod:`.endpoint`         vLLM's endpoint plugin: updates, and what is said of them
-:mod:`.update_journal`   what becomes of updates, told to listeners and scrapes
+:mod:`.endpoint`         vLLM's endpoint plugin: updates, one at a time, and the gate's state
+:mod:`.update_journal`   what becomes of updates: receipts, events, metrics
 :mod:`.api_servers`      several API servers of one vLLM: one has what wsm knows
 :mod:`.engine`           weights that a trainer pushes: vLLM's engines, and what they give to the model
 :mod:`.verbs`            trainers' verbs, as their published clients send them

@@ -17,10 +17,8 @@ import importlib
 import os
 import secrets
 import uuid
-from collections import deque
 from collections.abc import Awaitable
 from contextlib import suppress
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -31,7 +29,6 @@ from starlette.types import ASGIApp
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, described
 from wsm.fleet.member import FleetMember
 from wsm.labels import checked_version
-from wsm.receipt import Outcome
 from wsm.shared_directory import read_ours
 from wsm.states.fleet import admits
 from wsm.strategies.files.atomic_file import replace_file
@@ -40,23 +37,13 @@ from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
 from wsm.vllm.gate import Gate
-from wsm.vllm.preparation import Preparation
+from wsm.vllm.preparation import Preparation, comes_first
 from wsm.vllm.update_journal import GROUP, UpdateJournal
 from wsm.vllm.verbs import PrepareRequest, UpdateRequest
 from wsm.vllm.versions import EngineTerms, VersionPlace
 
 #: Releases of vLLM that this is tested with.
 SUPPORTED = ("0.31.", "0.32.")
-#: What a receipt says of its proof.
-_BYTES = "digests of the checkpoint's bytes as every rank's loaders got them"
-_AND_PARAMETERS = ", and vLLM's checksums of every rank's parameters, as at this version's first load"
-_ALONE = " alone; vLLM's checksums do not see all parameters here, or were not asked for"
-_PUSHED = (
-    "pushed, witnessed: digests of what every rank's model was given; until all had it, nothing kept the "
-    "weights before, so it was not all or nothing"
-)
-#: What the native API calls outcomes that are no errors.
-_NATIVE = {"committed": Outcome.UPDATED, "prepared": Outcome.PREPARED, "aborted": Outcome.ABORTED}
 
 
 class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,6 +74,7 @@ class EndpointPlugin:
 
     #: Since vLLM has started its engine; it listens only then.
     ranks: EngineRanks
+    journal: UpdateJournal
     client: Any
     _options: ServerOptions
     _fleet: FleetMember | None = None
@@ -97,8 +85,6 @@ class EndpointPlugin:
     required_tasks = ("generate",)
 
     def __init__(self) -> None:
-        self.receipts: deque[dict[str, Any]] = deque(maxlen=256)
-        self.journal = UpdateJournal()
         self.is_open, self.is_updating = True, False
         self._asking = asyncio.Lock()
         self._pushing: asyncio.Task[dict[str, Any]] | None = None
@@ -141,6 +127,7 @@ class EndpointPlugin:
         version = checked_version(options.version or model.name)
         server, world_size = f"{os.getpid()}-{secrets.token_hex(4)}", parallel.world_size
         self.ranks = EngineRanks(self._call, world_size, server, answer_s=options.answer_s)
+        self.journal = UpdateJournal(self.ranks)
         first = VersionPlace(version, str(model), [str(model), *around])
         terms = EngineTerms(options.memory_bytes, options.keep_previous, options.fingerprints)
         await self.ranks.hello(first, terms)
@@ -200,10 +187,6 @@ class EndpointPlugin:
             self._was_paused, self._holds = await self._of_engine(self.client.is_paused()), True
         await self._of_engine(self.client.pause_generation(mode=mode, clear_cache=True))
 
-    def known(self, request_id: str) -> dict[str, Any] | None:
-        """Return the receipt of a request; None: it has none yet, or no more."""
-        return next((each for each in reversed(self.receipts) if each["request_id"] == request_id), None)
-
     @property
     def takes_pushes(self) -> bool:
         """Whether vLLM was started with one of its engines under wsm's name."""
@@ -244,7 +227,7 @@ class EndpointPlugin:
             prepared = Preparation(request_id, lease_s)
             prepared.update = asyncio.ensure_future(self.update(asked, request_id, prepared=prepared))
         if await prepared.await_votes():
-            return self.known(request_id) or {}
+            return self.journal.known(request_id) or {}
         return prepared.update.result()
 
     async def decide(self, request_id: str | None, *, commit: bool) -> dict[str, Any]:
@@ -255,7 +238,7 @@ class EndpointPlugin:
         RefusedError
             If that is not prepared (``not-prepared``, ``lease-over``), or decided otherwise.
         """
-        prepared, known = self._prepared, self.known(request_id) if request_id else None
+        prepared, known = self._prepared, self.journal.known(request_id) if request_id else None
         if commit and known is not None and known["outcome"] == "committed":
             return known
         if prepared is None or request_id not in (None, prepared.request_id):
@@ -284,10 +267,7 @@ class EndpointPlugin:
                 "no push has begun, or it has failed; POST /start_weight_update", code="no-push"
             )
         self._pushes.put_nowait(sent)
-        done = asyncio.ensure_future(sent.done.wait())
-        await asyncio.wait([pushing, done], return_when=asyncio.FIRST_COMPLETED)
-        done.cancel()
-        return pushing.result() if pushing.done() else None
+        return None if await comes_first(sent.done, pushing) else pushing.result()
 
     async def update(
         self,
@@ -307,7 +287,7 @@ class EndpointPlugin:
         RefusedError
             If another update runs (``update-in-progress``), or it is not the fleet's (``not-the-fleets``).
         """
-        ranks, options, known = self.ranks, self._options, self.known(request_id)
+        ranks, options, known = self.ranks, self._options, self.journal.known(request_id)
         if known is not None and known["outcome"] == "committed":
             return known
         label, warning = _label(asked), None
@@ -318,8 +298,10 @@ class EndpointPlugin:
             place = VersionPlace(label, pushed=True, over=self._base())
         self.is_updating, self._prepared, end = True, prepared, UpdateEnd()
         told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
-        told["previous_version"] = ranks.version
-        self.journal.begin(request_id, ranks.command)
+        told |= {"previous_version": ranks.version, "warning": None}
+        if prepared is not None:
+            told |= {"hot": True, "lease_s": prepared.lease_s}
+        self.journal.begin(request_id)
         mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
         try:
             async with self._asking:
@@ -334,10 +316,8 @@ class EndpointPlugin:
         finally:
             self.is_updating = False
             self._look_whether_open()
-        told["version"] = end.version or label
-        receipt = self._receipt(end, **told, warning=warning)
-        self.journal.end(receipt)
-        return receipt
+        told |= {"version": end.version or label, "warning": warning}
+        return self.journal.end(told, end, is_open=self.is_open)
 
     def _look_whether_open(self) -> None:
         self.is_open = self.ranks.serving() and not self._owes
@@ -382,7 +362,7 @@ class EndpointPlugin:
 
     async def _may_load(self, told: dict[str, Any], end: UpdateEnd) -> bool:
         if self._prepared is not None:
-            self._receipt(end, **told, warning=None, outcome="prepared")
+            self.journal.receipt(told, end, "prepared", is_open=self.is_open)
             if not await self._prepared.await_commit(end):
                 return False
         try:
@@ -394,54 +374,6 @@ class EndpointPlugin:
     async def _require_the_fleets(self, label: str, digest: str | None) -> None:
         if self._fleet is not None:
             await asyncio.to_thread(self._fleet.require_own, label, digest)
-
-    def _receipt(self, end: UpdateEnd, outcome: str | None = None, **told: Any) -> dict[str, Any]:
-        serves, error = self.ranks.version if self.is_open else None, next(iter(end.errors), None)
-        ended = "committed" if end.committed else "rolled-back" if end.restored else "refused"
-        if error is not None and error["code"] == "aborted":
-            ended = "aborted"
-        if serves is None:
-            ended = "unknown" if self.ranks.fault else "closed"
-        outcome, digest = outcome or ended, None
-        if outcome in _NATIVE:
-            digest = end.votes[0]["digest"] if outcome == "prepared" else self.ranks.digest
-            command, ms, loaded = self.ranks.command, end.ms, end.committed
-            seconds = ms.get("over", 0.0) / 1000
-            about: dict[str, Any] = {
-                "outcome": _NATIVE[outcome].value,
-                "manifest_digest": digest,
-                "loaded": loaded,
-                "seconds": seconds,
-                "pause_s": seconds - ms["voted"] / 1000 if loaded else 0.0,
-                "ranks": [],
-                "serving": serves is not None,
-            }
-            if command is not None:
-                about |= {"epoch": command.epoch, "sequence": command.sequence}
-            if self._prepared is not None:
-                about |= {"hot": True, "lease_s": self._prepared.lease_s}
-            native: dict[str, Any] = {"receipt": {**told, **about}}
-        else:
-            native = {"error": error or {"code": outcome, "message": f"it is {outcome}"}}
-        whole = end.fingerprints and all(end.fingerprints)
-        receipt = {
-            **told,
-            **native,
-            "outcome": outcome,
-            "serves": serves,
-            "digest": digest,
-            "proof": _PUSHED if told["pushed"] else f"{_BYTES}{_AND_PARAMETERS if whole else _ALONE}",
-            "fingerprints": end.fingerprints,
-            "votes": end.votes,
-            "node_memory_bytes": max(
-                [each["memory_bytes"] + each["kept_bytes"] for each in end.votes], default=0
-            ),
-            "errors": end.errors,
-            "ms": end.ms,
-            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        }
-        self.receipts.append(receipt)
-        return receipt
 
     def require_open(self) -> None:
         """See that requests may reach what serves.
@@ -456,7 +388,10 @@ class EndpointPlugin:
             if self._fleet is not None:
                 self._fleet.require_admitted(GROUP, self.ranks.digest)
             return
-        fault, failures = self.ranks.fault, [each["errors"] for each in self.receipts if "error" in each]
+        fault, failures = (
+            self.ranks.fault,
+            [each["errors"] for each in self.journal.receipts if "error" in each],
+        )
         found = [error_value(fault)] if fault else failures[-1] if failures else []
         names = [[f"{name} {each[name]}, " for name in ("rank", "tensor") if name in each] for each in found]
         why = ["".join([*where, each["message"]]) for where, each in zip(names, found, strict=True)]
@@ -485,7 +420,7 @@ class EndpointPlugin:
     def collect(self) -> list[Any]:
         """Return the families of a scrape, as ``prometheus_client`` asks a collector."""
         said = self.explain()
-        return self.journal.families(self.ranks, None if said["open"] else said["text"])
+        return self.journal.families(None if said["open"] else said["text"])
 
     async def status(self) -> dict[str, Any]:
         """Say where each rank is; the ranks are asked, unless an update runs."""

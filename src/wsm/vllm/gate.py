@@ -127,9 +127,9 @@ class Gate:
         if what == "status":
             return JSONResponse(await plugin.status())
         if what == "receipts":
-            return JSONResponse({"receipts": [*plugin.receipts]})
+            return JSONResponse({"receipts": [*plugin.journal.receipts]})
         if what == "commands":
-            known = plugin.known(request_id)
+            known = plugin.journal.known(request_id)
             if known is None:
                 raise errors.request_unknown(request_id=request_id)
             return JSONResponse({**known, "state": "succeeded" if "receipt" in known else "failed"})

@@ -42,10 +42,7 @@ class Preparation:
 
     async def await_votes(self) -> bool:
         """Wait until all ranks have voted; False: the update has ended before."""
-        votes = asyncio.ensure_future(self._voted.wait())
-        await asyncio.wait({votes, self.update}, return_when=asyncio.FIRST_COMPLETED)
-        votes.cancel()
-        return not self.update.done()
+        return await comes_first(self._voted, self.update)
 
     async def await_commit(self, end: UpdateEnd) -> bool:
         """Say that all ranks have voted, and wait for the decision; if it is no commit, `end` says why."""
@@ -78,3 +75,11 @@ class Preparation:
             problem = f"{self.request_id} was decided otherwise, or its lease is over; ask for a new update"
             raise RefusedError(problem, code="decided-otherwise")
         return await asyncio.shield(self.update)
+
+
+async def comes_first(event: asyncio.Event, task: asyncio.Task[Any]) -> bool:
+    """Wait for an event, or the end of the task that would set it; return whether the task goes on."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return not task.done()

@@ -1,9 +1,11 @@
-"""What becomes of a server's updates: journal lines for those who listen, and counts for a scrape."""
+"""What becomes of a server's updates: receipts, journal lines for those who listen, counts for a scrape."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from wsm.clock import monotonic_ns
@@ -12,55 +14,123 @@ from wsm.http.native._events import new_events
 from wsm.journal.entry import COMMAND_ISSUED, COMMAND_OVER, CONTROLLER, JournalEntry
 from wsm.journal.lines import RING_BYTES, LineRing
 from wsm.metrics.history import JournalCounts
+from wsm.receipt import Outcome
 from wsm.states.holding import ClosedBy, ClosedHold, Hold
 from wsm.states.vocabulary import KVState, WeightState
-from wsm.states.words import CommandWord, Operation
+from wsm.states.words import Operation
 from wsm.status import GroupStatus
 from wsm.status.facts import RankStatus
-from wsm.vllm.fanout import EngineRanks
+from wsm.vllm.fanout import EngineRanks, UpdateEnd
 
 #: What the group is called whose ranks are vLLM's workers.
 GROUP = "vllm"
+#: What a receipt says of its proof.
+_BYTES = "digests of the checkpoint's bytes as every rank's loaders got them"
+_AND_PARAMETERS = ", and vLLM's checksums of every rank's parameters, as at this version's first load"
+_ALONE = " alone; vLLM's checksums do not see all parameters here, or were not asked for"
+_PUSHED = (
+    "pushed, witnessed: digests of what every rank's model was given; until all had it, nothing kept the "
+    "weights before, so it was not all or nothing"
+)
+#: What the native API calls outcomes that are no errors.
+_NATIVE = {"committed": Outcome.UPDATED, "prepared": Outcome.PREPARED, "aborted": Outcome.ABORTED}
 
 
 class UpdateJournal:
-    """The last lines, as a controller writes them, and counts of all. One update at a time."""
+    """The last lines, as a controller writes them, and receipts, and counts of all. One update at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: EngineRanks) -> None:
         self.bytes = memoryview(bytearray(RING_BYTES))
+        self.receipts: deque[dict[str, Any]] = deque(maxlen=256)
+        self._ranks = ranks
         self._counts = JournalCounts()
         self._started_s, self._ring = time.time(), LineRing(self, 0)
         self._at = 1, 0
+
+    def known(self, request_id: str) -> dict[str, Any] | None:
+        """Return the receipt of a request; None: it has none yet, or no more."""
+        return next((each for each in reversed(self.receipts) if each["request_id"] == request_id), None)
+
+    def begin(self, request_id: str) -> None:
+        """Tell that an update begins."""
+        epoch, sequence = self._ranks.command[:2] if self._ranks.command else self._at
+        self._at = epoch, sequence + 1
+        self._tell(COMMAND_ISSUED, operation=Operation.UPDATE.name, request_id=request_id)
+
+    def end(self, told: Mapping[str, Any], end: UpdateEnd, *, is_open: bool) -> dict[str, Any]:
+        """Tell how it has ended, and return its receipt; the arguments are those of :meth:`receipt`."""
+        outcome = "committed" if end.committed else "rolled-back" if end.restored else "refused"
+        if end.errors and end.errors[0]["code"] == "aborted":
+            outcome = "aborted"
+        if not is_open:
+            outcome = "unknown" if self._ranks.fault else "closed"
+        receipt = self.receipt(told, end, outcome, is_open=is_open)
+        facts: dict[str, Any] = {"ended": outcome, "outcome": f"version {receipt['version']} serves"}
+        if "error" in receipt:
+            error = receipt["error"]
+            facts |= {"outcome": error["message"], "error": error["code"]}
+        elif end.committed:
+            nbytes = sum(vote["bytes"] for vote in end.votes)
+            facts |= {"pause_s": receipt["receipt"]["pause_s"], "bytes": nbytes}
+        self._tell(COMMAND_OVER, **facts)
+        return receipt
+
+    def receipt(
+        self, told: Mapping[str, Any], end: UpdateEnd, outcome: str, *, is_open: bool
+    ) -> dict[str, Any]:
+        """Return the receipt of an update.
+
+        `told`: what was asked. `end`: how it has ended, or how far it is. `is_open`: whether what the ranks
+        have committed serves.
+        """
+        ranks, digest = self._ranks, None
+        if outcome in _NATIVE:
+            digest = end.votes[0]["digest"] if outcome == "prepared" else ranks.digest
+            seconds = end.ms.get("over", 0.0) / 1000
+            about: dict[str, Any] = {
+                "outcome": _NATIVE[outcome].value,
+                "manifest_digest": digest,
+                "loaded": end.committed,
+                "seconds": seconds,
+                "pause_s": seconds - end.ms["voted"] / 1000 if end.committed else 0.0,
+                "ranks": [],
+                "serving": is_open,
+            }
+            if ranks.command is not None:
+                about |= {"epoch": ranks.command.epoch, "sequence": ranks.command.sequence}
+            native: dict[str, Any] = {"receipt": {**told, **about}}
+        else:
+            unsaid = {"code": outcome, "message": f"it is {outcome}"}
+            native = {"error": next(iter(end.errors), unsaid)}
+        whole = end.fingerprints and all(end.fingerprints)
+        of_nodes = [each["memory_bytes"] + each["kept_bytes"] for each in end.votes]
+        receipt = {
+            **told,
+            **native,
+            "outcome": outcome,
+            "serves": ranks.version if is_open else None,
+            "digest": digest,
+            "proof": _PUSHED if told["pushed"] else f"{_BYTES}{_AND_PARAMETERS if whole else _ALONE}",
+            "fingerprints": end.fingerprints,
+            "votes": end.votes,
+            "node_memory_bytes": max(of_nodes, default=0),
+            "errors": end.errors,
+            "ms": end.ms,
+            "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        }
+        self.receipts.append(receipt)
+        return receipt
 
     async def look(self, seen: dict[str, list[int]]) -> list[bytes]:
         """Return what is new to a stream of events."""
         return new_events("", [self._ring], seen)
 
-    def begin(self, request_id: str, last: CommandWord | None) -> None:
-        """Tell that an update begins; `last`: the command before it."""
-        epoch, sequence = last[:2] if last else self._at
-        self._at = epoch, sequence + 1
-        self._tell(COMMAND_ISSUED, operation=Operation.UPDATE.name, request_id=request_id)
-
-    def end(self, receipt: Mapping[str, Any]) -> None:
-        """Tell how it has ended."""
-        facts: dict[str, Any] = {
-            "ended": receipt["outcome"],
-            "outcome": f"version {receipt['version']} serves",
-        }
-        if "error" in receipt:
-            error = receipt["error"]
-            facts |= {"outcome": error["message"], "error": error["code"]}
-        if receipt["outcome"] == "committed":
-            nbytes = sum(vote["bytes"] for vote in receipt["votes"])
-            facts |= {"pause_s": receipt["receipt"]["pause_s"], "bytes": nbytes}
-        self._tell(COMMAND_OVER, **facts)
-
-    def families(self, ranks: EngineRanks, closed: str | None) -> list[Any]:
+    def families(self, closed: str | None) -> list[Any]:
         """Return what a scrape gets: the ranks as a group, which a gate that is `closed`, and why, holds."""
         from wsm.metrics.families import families  # noqa: PLC0415 - vLLM has what it is made of
 
-        view, hold = ranks.view(), None
+        ranks, hold = self._ranks, None
+        view = ranks.view()
         if closed is not None:
             hold = Hold(GROUP, GROUP, closed=ClosedHold(GROUP, "update", closed, by=ClosedBy.FAILED))
         participants = [
