@@ -3,9 +3,10 @@
 #
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
 #   make test      linters, types, and all tests but the long ones (8 minutes on two cores)
+#   make test-pure linters, types, and the tests that need no group and no process: before each commit
 #   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load (17 minutes)
-#   make nightly   make test, all long ones, those inside vLLM on two releases of it, and all mutants; .ci/run plays half
-#                  of the long ones, which turns with the date, and one release
+#   make nightly   make test, all long ones, those inside vLLM on two releases of it, and all mutants; .ci/run plays a
+#                  quarter of the long ones, which turns with the date, and one release
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
 #   make test-torch  the tests of engines of torch, in an environment of its own (downloads torch once);
 #                  on a machine with a GPU: ARGUMENTS="-m gpu" TORCH_PYTHON=/path/to/python with torch and pytest
@@ -76,7 +77,7 @@ VLLM_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.13 python3.12 python
 # The interpreter whose paddle is built with CUDA, and has pytest beside it.
 GPU_PYTHON ?= $(GPU_WHEEL)/bin/python
 
-.PHONY: help install demo test test-slow nightly test-torch test-vllm demo-vllm test-gpu-wheel test-gpu lint bench models explore campaign fuzz mutants diagrams site clean
+.PHONY: help install demo test test-pure test-slow nightly test-torch test-vllm demo-vllm test-gpu-wheel test-gpu lint bench models explore campaign fuzz mutants diagrams site clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -100,6 +101,9 @@ demo: $(STAMP)
 
 test: lint
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(ARGUMENTS) </dev/null
+
+test-pure: lint
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "pure and not slow" $(ARGUMENTS) </dev/null
 
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow $(ARGUMENTS) </dev/null

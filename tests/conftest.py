@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import durations, needs
+from tests import durations, needs, tiers
 from tests.gpu.machine import missing_for_gpu_tests
 from tests.leftovers import (  # fixtures of every session and of every file of tests
     nothing_is_left_behind,  # noqa: F401
@@ -41,6 +41,7 @@ pytest_addoption = durations.add_options
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(needs)
     config.pluginmanager.register(durations)
+    config.pluginmanager.register(tiers)
 
 
 @pytest.hookimpl(trylast=True)
