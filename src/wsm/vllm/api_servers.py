@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import multiprocessing
+import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -33,9 +34,10 @@ class ApiServers:
     """The API servers of the vLLM that this process belongs to, or of another one of this user's."""
 
     def __init__(self, name: str | None = None) -> None:
-        # All processes of one vLLM inherit this key, and no other vLLM has it.
-        key = hashlib.sha256(multiprocessing.current_process().authkey).hexdigest()
-        self._socket = private_directory() / (name or f"{_NAMES}{key[:16]}")
+        parent = multiprocessing.parent_process()
+        # They have one parent, whose key they inherit; in another container a parent may have its number.
+        key = f"{parent.pid if parent else os.getpid()}".encode() + multiprocessing.current_process().authkey
+        self._socket = private_directory() / (name or f"{_NAMES}{hashlib.sha256(key).hexdigest()[:16]}")
         self._open, self._lock = self._socket.with_suffix(".open"), self._socket.with_suffix(".lock")
 
     @property
