@@ -147,13 +147,15 @@ class Copy:
         variables = {"PYTHONPATH": str(self._sources), FAILED: str(failed), _SESSION: self._session}
         status = _apart(lambda: self._play_here(arguments, variables, output), _START_S + _TIMES * seconds)
         _end(self._session)
-        unknown = [line for line in output.read_text().splitlines() if "not found: " in line]
+        said = output.read_text().splitlines()
+        unknown = [line for line in said if "not found: " in line]
         if status == pytest.ExitCode.USAGE_ERROR and unknown:
             there = [test for test in tests if not any(line.endswith(test) for line in unknown)]
             return self._run(there, seconds) if 0 < len(there) < len(tests) else None
         if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return None
-        told = {"test": tests[0], "tier": "thread", "how": "is not even imported", "seconds": 0.0}
+        broken = next((line.split()[1] for line in said if line.startswith("ERROR ")), tests[-1])
+        told = {"test": broken, "tier": "thread", "how": "is not even imported", "seconds": 0.0}
         told |= json.loads(failed.read_text()) if failed.exists() else {}
         tier = "hang" if status is None or told["how"] == "hangs" else told["tier"]
         return Played("killed", str(tier), round(float(str(told["seconds"])), 1), str(told["test"]))
