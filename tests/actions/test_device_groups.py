@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from wsm.actions.backends.memory import DeviceMemory
@@ -61,17 +63,24 @@ def test_a_paddle_without_the_calls_is_refused():
 
 def test_device_memory_is_what_the_allocator_has_taken():
     class FakeCuda:
-        reserved = 512
+        reserved, allocated = 700, 600
 
         def memory_reserved(self):
             return self.reserved
 
+        def memory_allocated(self):
+            return self.allocated
+
         def empty_cache(self):
-            self.reserved = 0
+            self.reserved = self.allocated
+
+        def get_device_properties(self):
+            return SimpleNamespace(total_memory=1000)
 
     memory = DeviceMemory(FakeCuda())
-    assert memory.resident_bytes() == 512
+    assert memory.resident_bytes() == 700
+    assert (memory.available_bytes(), memory.shared_by_ranks) == (400, False)
     memory.empty_cache()
-    assert memory.resident_bytes() == 0
+    assert memory.resident_bytes() == 600
     with pytest.raises(BadInputError):
         DeviceMemory(object())

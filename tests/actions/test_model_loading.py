@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from tests.raising import raising
-from wsm.actions.backends.model_loading import LoadingModel, carrying_over, loading_models
+from wsm.actions.backends.model_loading import carrying_over, loading_models
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.strategies import errors
 from wsm.strategies.applier.feeding import feed
@@ -217,34 +217,6 @@ def test_a_tensor_that_the_version_before_did_not_have_so_is_refused_before_a_lo
     assert engine.load(offered(state, promised=False)).tensors == 7  # as a version that was asked for anew
 
 
-def test_what_was_promised_comes_once_and_is_what_it_was():
-    state = checkpoint()
-    torn = offered({**state, "model.q.weight": state["model.q.weight"] + 1})
-    good = {tensor.spec.name: tensor.digest for tensor in offered(state).tensors}
-    wrong = list(torn.tensors)
-    for tensor in wrong:
-        tensor.digest = good[tensor.spec.name]
-    engine = Engine()
-    with raising(errors.DigestMismatchError, match="model.q.weight"):
-        engine.load(Offer(**{**vars(torn), "tensors": iter(wrong)}))
-    twice = [*offered(state).tensors, *offered(state).tensors]
-    with raising(errors.not_covered, match="duplicate"):
-        engine.load(Offer(**{**vars(offered(state)), "tensors": iter(twice)}))
-    with raising(errors.not_covered, match="missing"):
-        engine.load(Offer(**{**vars(offered(state)), "tensors": iter(twice[:3])}))
-    assert engine.load(offered(state)).tensors == 6
-
-
-def test_a_loader_that_takes_only_some_is_named():
-    class Lazy(Main):
-        def load_weights(self, weights):
-            next(iter(weights))
-
-    weights = PaddleWeights(lazy := Lazy())
-    with raising(errors.loader_contract, match="took 0 tensors and not the rest"):
-        feed(offered(checkpoint()), [LoadingModel(lazy, "the main model")], weights, UNOBSERVED)
-
-
 def test_what_is_staged_beside_a_version_that_serves_is_not_what_models_write_into():
     engine = Engine()
     before = engine.digest()
@@ -266,27 +238,30 @@ def turned(layer, name):
 
 
 @pytest.mark.parametrize("shape", [[4, 2], [3, 4, 2], [2, 2]])
-def test_a_transpose_that_makes_a_parameter_anew_keeps_how_it_is_loaded(shape):
+@pytest.mark.parametrize("said", [{"output_dim": True, "split_axis": -1}, {"output_dim": None}, {}])
+@pytest.mark.parametrize("torch_format", [True, False])
+def test_a_transpose_that_makes_a_parameter_anew_keeps_how_it_is_loaded(shape, said, torch_format):
     layer = paddle.nn.Layer()
     layer.weight = layer.create_parameter(shape)
-    axes = len(shape)
-    layer.weight.weight_loader = copied_into
-    layer.weight.output_dim = True
-    layer.weight.split_axis = axes - 1
-    layer.weight.weight_need_transpose = False
-    layer.weight.is_distributed = True
-    layer.weight.tensor_track = object()
+    own = {
+        **said,
+        "weight_loader": copied_into,
+        "weight_need_transpose": torch_format,
+        "is_distributed": True,
+    }
+    for name, value in {**own, "tensor_track": object()}.items():
+        setattr(layer.weight, name, value)
     carrying_over(turned)(layer, "weight")
     new = layer.weight
     assert list(new.shape) == [*shape[:-2], shape[-1], shape[-2]]
-    assert (new.output_dim, new.split_axis, new.weight_need_transpose) == (False, axes - 2, True)
-    assert new.is_distributed
-    assert new.weight_loader is copied_into
+    exchanged = {
+        "output_dim": None if said.get("output_dim") is None else False,
+        "split_axis": len(shape) - 2,
+    }
+    kept = {**own, **{name: exchanged[name] for name in said}, "weight_need_transpose": not torch_format}
+    assert {name: getattr(new, name) for name in own} == kept
     assert not hasattr(new, "tensor_track")
-    layer.weight.output_dim = None
-    carrying_over(turned)(layer, "weight")
-    assert (layer.weight.output_dim, layer.weight.split_axis) == (None, axes - 1)
-    assert layer.weight.weight_need_transpose is False
+    assert said or not hasattr(new, "output_dim")
 
 
 def test_a_loader_that_replaces_parameters_leaves_no_stale_state_and_no_lost_attributes():

@@ -44,31 +44,6 @@ def without(plan, name):
     return replace(plan, actions=tuple(action for action in plan.actions if action.name != name))
 
 
-@incident("FastDeploy#7522")
-@pytest.mark.parametrize(
-    ("plan", "first", "second"),
-    [
-        pytest.param("clear", names.DROP_DRAFT_GRAPHS, names.RELEASE_WEIGHTS, id="FastDeploy#7522"),
-        pytest.param("clear", names.CLEAR_DEEPEP_BUFFER, names.SHUT_DOWN_EP_GROUP, id="DeepEP#571"),
-        pytest.param("clear", names.DROP_MAIN_GRAPHS, names.DROP_DRAFT_GRAPHS, id="draft-first"),
-        pytest.param("clear", names.SHUT_DOWN_TP_GROUP, names.SHUT_DOWN_WORLD_GROUP, id="world-first"),
-        pytest.param("clear", names.RELEASE_KV_CACHE, names.VERIFY_CLEARED, id="CLEARED-before-free"),
-        pytest.param("clear", names.SETTLE_REQUESTS, names.RELEASE_WEIGHTS, id="running-requests"),
-        pytest.param("update", names.RESTART_WORLD_GROUP, names.RESTART_EP_GROUP, id="ep-up-first"),
-        pytest.param("update", names.RESTART_EP_GROUP, names.RECREATE_DEEPEP_BUFFER, id="buffer-first"),
-        pytest.param("update", names.CAPTURE_MAIN_GRAPHS, names.REBUILD_KV_CACHE, id="capture-first"),
-        pytest.param("update", names.CAPTURE_MAIN_GRAPHS, names.DECLARE_PREPARED, id="FastDeploy#3773"),
-        pytest.param("update", names.LOAD_WEIGHTS, names.VERIFY_LOADED, id="verify-first"),
-        pytest.param("update_in_place", names.DROP_MAIN_GRAPHS, names.LOAD_WEIGHTS, id="FastDeploy#8085"),
-    ],
-)
-def test_two_steps_in_the_wrong_order_are_caught(plans, plan, first, second):
-    faulty = put_into(plans, swapped(getattr(plans, plan), first, second))
-    with pytest.raises(InternalError) as caught:
-        check_order(faulty, EVERYTHING)
-    assert caught.value.plan == plan
-
-
 def test_every_plan_of_every_configuration_keeps_every_rule_of_order(plans):
     for several in (plans, *map(derive_plans, every_configuration())):
         assert [rule for plan in several for rule in broken(plan)] == []

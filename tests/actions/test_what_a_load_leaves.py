@@ -11,6 +11,7 @@ from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights
 from wsm.actions.measuring import resident_digest
 from wsm.errors import BadInputError
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot
+from wsm.strategies.tensor import TensorReleasedError
 
 pytestmark = pytest.mark.paddle
 
@@ -83,9 +84,13 @@ def test_a_parameter_keeps_its_loader_attributes_over_load_release_load_and_flip
         publish_snapshot(tmp_path, version, {0: state(weights, float(version))}, durable=False)
         return SnapshotSource(tmp_path, rank=0)
 
+    addresses = dict(weights.addresses())
     load(published(1), weights, version=1)
     assert still_there(layer, parameter, given)
+    assert dict(weights.addresses()) == addresses, "a captured address moved"
     weights.release()
+    with pytest.raises(TensorReleasedError):
+        weights.readable("scale")
     assert still_there(layer, parameter, given)
     load(published(2), weights, version=2)
     assert still_there(layer, parameter, given)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from model_runners import Buffers, CacheTensor, ControlledRunner, Flags, Groups
+from model_runners import Buffers, CacheTensor, ControlledRunner, Flags, Groups, SharedInputs
 
 from wsm.actions.backends.memory import HostMemory
 from wsm.actions.base import Loaded
@@ -110,27 +110,11 @@ class Signal:
         self.value = np.memmap(path, dtype=np.int32, mode="r+", shape=(places,))
 
 
-class Shared:
-    """Shared inputs of 2026: items, and ``reset``."""
+class Shared(SharedInputs):
+    """Those of a build that calls it ``reset``."""
 
-    def __init__(self, runner) -> None:
-        self.items = {"stop_flags": Flags()}
-        self._runner = runner
-
-    def __contains__(self, key) -> bool:
-        return key in self.items
-
-    def __getitem__(self, key):
-        return self.items[key]
-
-    def __setitem__(self, key, value) -> None:
-        self.items[key] = value
-
-    def pop(self, key, default=None):
-        return self.items.pop(key, default)
-
-    def reset(self) -> None:
-        self._runner.calls.append("reset")
+    reset = SharedInputs.reset_share_inputs
+    reset_share_inputs = None
 
 
 class Mapped:
@@ -167,7 +151,7 @@ class ModelRunner:
 
     def __init__(self, generation: str) -> None:
         self.calls: list[str] = []
-        self.share_inputs = {"stop_flags": Flags()} if generation == "2025" else Shared(self)
+        self.share_inputs = {"stop_flags": Flags()} if generation == "2025" else Shared(self.calls)
         self.num_gpu_blocks = 4
         self.manager = None  # where FastDeploy's own check is left
 

@@ -105,6 +105,7 @@ def test_an_update_that_fails_before_there_is_a_cache_to_map_is_answered_and_the
     beside.job.order(1, "write")
     beside.asks(UPDATING)
     beside.job.answers(CLEARED)
+    assert beside.job.controller().status().state == "CLEARED"
     beside.asks(UPDATING)
     beside.job.answers(NORMAL)
     assert beside.holds() == [NORMAL, 2, 2]

@@ -30,6 +30,7 @@ def test_a_rank_that_does_not_come_is_named_by_status_with_the_time_when_it_was_
     job.asks(CLEARING)
     job.programs[0].says("entered")
     live[1] = int(time.time()) - 40
+    assert job.reads() == [CLEARING], "the answer waits for all ranks"
     status = job.controller().status
     eventually(lambda: status().headline == "waits for rank 1 in entry 1 of FastDeploy's loop")
     seen = time.strftime("%H:%M:%S", time.localtime(int(live[1])))

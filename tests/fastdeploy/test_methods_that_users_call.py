@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-import secrets
 import sys
 import threading
 import time
@@ -20,7 +19,8 @@ import httpx
 import numpy as np
 import paddle
 import pytest
-from model_runners import Buffers, worker_config
+from model_runners import Buffers
+from one_rank import CLEARED, CLEARING, NORMAL, UPDATING, OneRank, OneRankRunner, WordView
 
 from tests.raising import raising
 from wsm import log
@@ -30,46 +30,17 @@ from wsm.errors import GroupError
 from wsm.fastdeploy import DynamicWeightManager, _configuration, _install
 from wsm.fastdeploy._calls import Fragment
 from wsm.fastdeploy._entries import Came
-from wsm.fastdeploy._membership import Membership
 from wsm.fastdeploy.errors import as_fastdeploys
 from wsm.http import Commands, create_app
 from wsm.http.surfaces import SURFACES, SurfaceOptions
-from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.strategies import TensorSpec
 from wsm.strategies import errors as strategy_errors
 
 pytestmark = [pytest.mark.paddle, pytest.mark.needs("libatomic")]
 
-NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
 
-
-class ModelRunner:
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.share_inputs = {"stop_flags": paddle.ones([2, 1], dtype="bool"), "caches": []}
-
-    def clear_requests(self) -> None:
-        self.calls.append("clear_requests")
-
-    def clear_cache(self) -> None:
-        self.calls.append("clear_cache")
-
-    def initialize_kv_cache(self) -> None:
-        self.calls.append("initialize_kv_cache")
-
-
-class Job:
-    """What FastDeploy's worker has when it makes its weight manager."""
-
-    def __init__(self, directory, monkeypatch) -> None:
-        self.directory, self.model_directory = directory, directory / "model"
-        self.model_directory.mkdir()
-        self.port = secrets.randbelow(1 << 30) + 10_000
-        self.word = EngineWord.create(EngineWordKind.WEIGHTS, self.port, NORMAL, directory=directory)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-        monkeypatch.setenv("FLAGS_selected_gpus", "1")
-        monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)
-        self.managers: list[DynamicWeightManager] = []
+class Job(OneRank):
+    """A worker on the second of two devices, and the files of its trainer."""
 
     def model(self) -> paddle.nn.Layer:
         with paddle.LazyGuard():
@@ -80,20 +51,11 @@ class Job:
         state = {each: paddle.full(shapes[each], value, dtype="float32") for each in parameters}
         paddle.save(state, str(self.model_directory / name), safetensors=True)
 
-    def config(
-        self,
-        *,
-        experts: bool = False,
-        strategy: str = "ipc_snapshot",
-        tp_rank: int = 0,
-        group=None,
-        shuts_down: bool = False,
+    def manager(
+        self, models=None, *, experts: bool = False, tp_rank: int = 0, group=None, shuts_down=False, **said
     ):
         nccl = SimpleNamespace(ranks=[0], process_group=SimpleNamespace(shutdown=None))
-        return worker_config(
-            self.model_directory,
-            self.port,
-            strategy=strategy,
+        config = self.config(
             tensor_parallel_rank=tp_rank,
             tensor_parallel_size=1 if group is None else 2,
             enable_expert_parallel=experts,
@@ -101,28 +63,15 @@ class Job:
             tp_group=group,
             ep_group=nccl,
             shutdown_comm_group_if_worker_idle=shuts_down,
+            **said,
         )
-
-    def manager(self, models=None, **said):
-        made = DynamicWeightManager(
-            self.config(**said),
-            models or self.model(),
-            directory=self.directory,
-            member=Membership(0, [0], lambda told: told),
-        )
-        self.managers.append(made)
-        return made
-
-    def close(self) -> None:
-        for manager in self.managers:
-            manager.close()
-        self.word.unlink()
-        self.word.close()
+        return self.make(config, models or self.model())
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    made = Job(tmp_path, monkeypatch)
+    made = Job(tmp_path, monkeypatch, visible="4,5")
+    monkeypatch.setenv("FLAGS_selected_gpus", "1")
     yield made
     made.close()
 
@@ -311,7 +260,7 @@ def test_the_status_of_a_worker_that_has_just_started_asks_for_nothing(manager, 
         assert "its engine has built KV cache and graphs itself" in status.because
         assert status.advice == ()
         job.word.store(UPDATING)
-        manager.check_model_weights_status(Signal(job.word), ModelRunner(), job.port)
+        manager.check_model_weights_status(WordView(job.word), OneRankRunner(), job.port)
         assert "serves version" in controller.status().sentence()
 
 
@@ -326,11 +275,9 @@ def test_its_server_calls_a_worker_healthy_that_has_just_started(manager, job):
             return (await client.get("/health")).status_code
 
     assert asyncio.run(health()) == 200
-    job.word.store(CLEARING)
-    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
+    job.enter(manager, CLEARING, OneRankRunner())
     assert asyncio.run(health()) == 304
-    job.word.store(UPDATING)
-    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
+    job.enter(manager, UPDATING, OneRankRunner())
     assert asyncio.run(health()) == 200
     commands.close()
 
@@ -438,12 +385,10 @@ def test_groups_that_go_are_shut_down_once_and_back_before_the_buffer(job, buffe
         manager.restart_communication_group()
     assert buffers.calls[2:] == ["restart tp", "restart ep"]
     del buffers.calls[:]
-    runner = ModelRunner()
-    job.word.store(CLEARING)
-    manager.check_model_weights_status(Signal(job.word), None, runner, job.port, False)
+    runner = OneRankRunner()
+    job.enter(manager, CLEARING, runner)
     assert buffers.calls == ["clear_buffer", "shutdown ep", "shutdown tp"]
-    job.word.store(UPDATING)
-    manager.check_model_weights_status(Signal(job.word), None, runner, job.port, False)
+    job.enter(manager, UPDATING, runner)
     assert buffers.calls[3:] == ["restart tp", "restart ep", "recreate_buffer"]
 
 
@@ -485,13 +430,6 @@ def test_a_trainers_tensors_are_taken_by_its_handles_with_the_strategy_ipc(job, 
         assert values(manager) == {"weight": value, "bias": value}
 
 
-class Signal:
-    """FastDeploy's IPCSignal, of this job's word."""
-
-    def __init__(self, word: EngineWord) -> None:
-        self.value = np.memmap(word.path, dtype=np.int32, mode="r+", shape=(1,))
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -503,8 +441,8 @@ class Signal:
 )
 def test_the_check_of_the_loop_takes_fastdeploys_arguments_by_name(job, manager, how):
     job.word.store(UPDATING)
-    placed, named = how(runner := ModelRunner())
-    manager.check_model_weights_status(Signal(job.word), *placed, **named)
+    placed, named = how(runner := OneRankRunner())
+    manager.check_model_weights_status(WordView(job.word), *placed, **named)
     assert (job.word.read(), runner.calls) == (NORMAL, ["clear_requests"])
 
 
@@ -537,12 +475,10 @@ def test_the_fragments_that_runbooks_look_for_stand_in_the_log_in_fastdeploys_or
     loaded = ["start to load new checkpoint", "Updated 2/3 parameters", update]
     parameters = ["Model param: weight", "Model param: bias"]
     assert said() == [*parameters, *loaded, "DynamicLoad model built successfully"]
-    job.word.store(CLEARING)
-    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
+    job.enter(manager, CLEARING, OneRankRunner())
     clears = ["check model weights status! -1", "start to clear checkpoint", clearance]
     assert said() == [*clears, "finished clearing checkpoint"]
-    job.word.store(UPDATING)
-    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, False)
+    job.enter(manager, UPDATING, OneRankRunner())
     assert said() == ["check model weights status! 1", *loaded, "finished loading new checkpoint"]
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -568,7 +504,7 @@ def test_the_page_for_who_has_fastdeploy_today_names_each_fragment_with_its_sour
 
 @pytest.mark.parametrize(("status", "block"), [(99, True), (CLEARED, True), (99, False)])
 def test_a_status_that_asks_nothing_is_waited_out(job, manager, status, block):
-    runner = ModelRunner()
+    runner = OneRankRunner()
     job.word.store(status)
 
     def writes() -> None:
@@ -577,7 +513,7 @@ def test_a_status_that_asks_nothing_is_waited_out(job, manager, status, block):
 
     other = threading.Thread(target=writes)
     other.start()
-    manager.check_model_weights_status(Signal(job.word), None, runner, job.port, block)
+    manager.check_model_weights_status(WordView(job.word), None, runner, job.port, block)
     other.join()
     assert runner.calls == []
     assert values(manager)["weight"] == 1.0
@@ -587,7 +523,7 @@ class LoopOfFastDeploy:
     """A caller that has a model runner, which is not looked at."""
 
     def __init__(self) -> None:
-        self.model_runner = ModelRunner()
+        self.model_runner = OneRankRunner()
 
     def turn(self, manager, *runner) -> None:
         manager.poll(*runner)
@@ -606,25 +542,18 @@ def test_the_second_line_is_handed_the_runner_and_says_so_where_it_is_not(job, m
 
 def test_with_one_changed_import_a_runner_is_looked_at_when_it_is_first_handed_in(job, manager):
     with raising("unknown-generation"):
-        manager.check_model_weights_status(Signal(job.word), None, object(), job.port, block=True)
-    manager.check_model_weights_status(Signal(job.word), None, ModelRunner(), job.port, block=True)
+        manager.check_model_weights_status(WordView(job.word), None, object(), job.port, block=True)
+    manager.check_model_weights_status(WordView(job.word), None, OneRankRunner(), job.port, block=True)
 
 
 def test_install_hands_in_the_runner_that_loads_which_is_looked_at_before_anything_is_loaded(job):
     job.saves("model_state.tp0.5.pdparams", 1.0)
 
-    class Loading(ModelRunner):
+    class Loading(OneRankRunner):
         fd_config = job.config()
 
         def load_model(self) -> None:
-            job.managers.append(
-                DynamicWeightManager(
-                    self.fd_config,
-                    job.model(),
-                    directory=job.directory,
-                    member=Membership(0, [0], lambda told: told),
-                )
-            )
+            job.make(self.fd_config, job.model())
 
     class OfNoGeneration:
         fd_config, load_model = Loading.fd_config, Loading.load_model

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -19,13 +18,11 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
-from model_runners import worker_config
+from one_rank import OneRank
 
 from tests.raising import raising
-from wsm.actions.backends.memory import HostMemory
 from wsm.errors import WsmError
-from wsm.fastdeploy import DynamicWeightManager, _install, _models
-from wsm.fastdeploy._membership import Membership
+from wsm.fastdeploy import _install, _models
 from wsm.strategies import write_version
 from wsm.strategies.transports import by_version
 
@@ -112,10 +109,8 @@ def utilities(monkeypatch):
 def job(tmp_path, monkeypatch):
     """``job(models)``: the manager of a worker that was started with the command line of #7951."""
     monkeypatch.setattr(by_version, "_lacking_device", lambda: None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.delenv("FLAGS_selected_gpus", raising=False)
     monkeypatch.setattr(FakeUnifiedTransfer, "made", [])
-    sender, made = FakeSender(), []
+    sender, worker = FakeSender(), OneRank(tmp_path, monkeypatch)
 
     def send(step: str, value: float, *, rank: int = 0, **how) -> dict[str, np.ndarray]:
         state = {
@@ -133,28 +128,16 @@ def job(tmp_path, monkeypatch):
     def start(models, *, strategy="rsync", part=(0, 1), local_rank=None, **transfer):
         said = json.loads(re.fullmatch(r"--rsync_config '(.*)'", COMMAND_LINE, re.DOTALL)[1])
         where = {"redis_host": "127.0.0.1", "redis_port": sender.port}
-        config = worker_config(
-            tmp_path,
-            sender.port,
+        config = worker.config(
             strategy=strategy,
             rsync={**said, **where, **transfer},
             data_parallel_rank=part[0],
             data_parallel_size=part[1],
         )
-        manager = DynamicWeightManager(
-            config,
-            models,
-            local_rank,
-            directory=tmp_path,
-            memory=HostMemory(),
-            member=Membership(0, [0], lambda told: told),
-        )
-        made.append(manager)
-        return manager
+        return worker.make(config, models, local_rank)
 
-    yield SimpleNamespace(start=start, send=send, directory=Path(tmp_path))
-    for manager in made:
-        manager.close()
+    yield SimpleNamespace(start=start, send=send, directory=worker.model_directory)
+    worker.close()
     sender.close()
 
 
@@ -333,27 +316,12 @@ def test_what_fastdeploys_loader_has_not_processed_is_processed_behind_each_load
     assert (model.processed, list(model.norm.numpy())) == (2, [1.0] * 4)
 
 
-@pytest.mark.parametrize("shape", [[4, 2], [3, 4, 2]])
-@pytest.mark.parametrize("said", [{"output_dim": True, "split_axis": -1}, {"output_dim": None}, {}])
-@pytest.mark.parametrize("torch_format", [True, False])
-def test_a_parameter_that_is_turned_round_keeps_how_it_is_loaded_in_every_mode(
-    utilities, shape, said, torch_format
-):
+def test_a_parameter_that_is_turned_round_keeps_how_it_is_loaded_in_every_mode(utilities):
     """FastDeploy does so for streams into models alone; here whatever brings the weights."""
-    layer, loader = paddle.nn.Layer(), object()
-    layer.fd_config = fd_config()
-    layer.weight = layer.create_parameter(shape)
-    own = {**said, "weight_loader": loader, "weight_need_transpose": torch_format, "tensor_track": object()}
-    for name, value in own.items():
-        setattr(layer.weight, name, value)
-    utilities.process_weight_transpose(layer, "weight")
-    kept = {name: value for name, value in vars(layer.weight).items() if name in own}
-    turned = {"output_dim": None if said.get("output_dim") is None else False, "split_axis": len(shape) - 2}
-    assert kept == {
-        **{name: turned[name] for name in said},
-        "weight_loader": loader,
-        "weight_need_transpose": not torch_format,
-    }
+    model = Model(utilities, fd_config())
+    loader = model.weight.weight_loader
+    utilities.process_weight_transpose(model, "weight")
+    assert (model.weight.weight_loader, model.weight.weight_need_transpose) == (loader, True)
 
 
 def test_what_was_loaded_for_good_is_turned_round_as_fastdeploy_does_it(utilities):

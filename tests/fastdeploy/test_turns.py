@@ -7,24 +7,20 @@ control requests. CheckpointTransfer is a stand-in over real sockets; files, wor
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
 from checkpoint_transfer.sender import FakeSender
 from living_group import eventually
-from model_runners import worker_config
+from one_rank import CLEARED, CLEARING, NORMAL, UPDATING, OneRank, OneRankRunner
 
 from wsm import log
-from wsm.actions.backends.memory import HostMemory
 from wsm.controller import Controller
-from wsm.fastdeploy import DynamicWeightManager, _configuration
+from wsm.fastdeploy import _configuration
 from wsm.fastdeploy._control_calls import ControlRequest
-from wsm.fastdeploy._membership import Membership
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states import engine_words
 from wsm.states.epochs import Backoff
@@ -34,7 +30,6 @@ from wsm.strategies.transports import by_version
 
 pytestmark = [pytest.mark.paddle, pytest.mark.needs("libatomic")]
 
-NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
 #: By mode: FastDeploy's load strategy, what its command line says besides, and its variable.
 MODES = {
     "ipc": ("ipc", {}, ""),
@@ -56,22 +51,10 @@ class Model(paddle.nn.Layer):
             getattr(self, name).set_value(tensor)
 
 
-class Runner:
-    """What the loop and the control requests of FastDeploy need of a model runner."""
+class Runner(OneRankRunner):
+    """One with the control requests, too."""
 
-    def __init__(self, manager) -> None:
-        self.share_inputs = {"stop_flags": paddle.ones([2, 1], dtype="bool"), "caches": []}
-        self.dynamic_weight_manager = manager
-        self.is_weight_sleeping = self.is_kvcache_sleeping = False
-
-    def clear_requests(self) -> None:
-        pass
-
-    def clear_cache(self) -> None:
-        pass
-
-    def initialize_kv_cache(self) -> None:
-        pass
+    is_weight_sleeping = is_kvcache_sleeping = False
 
     def sleep(self, tags) -> None:
         self.dynamic_weight_manager.clear_model_weight()
@@ -82,16 +65,15 @@ class Runner:
         self.dynamic_weight_manager.reload_model_weights()
 
 
-class Turn:
-    """A worker of one rank, its trainer, and who asks it."""
+class Turn(OneRank):
+    """A worker, its trainer, and who asks it."""
 
-    def __init__(self, directory, mode: str, sender: FakeSender) -> None:
-        self.directory, self.model_directory = directory, directory / "model"
-        self.model_directory.mkdir()
+    def __init__(self, directory, monkeypatch, mode: str, sender: FakeSender) -> None:
+        super().__init__(directory, monkeypatch)
         self.mode, self._sender = mode, sender
-        self._strategy, self._transfer, _ = MODES[mode]
-        self.port = secrets.randbelow(1 << 30) + 10_000
-        self.word = EngineWord.create(EngineWordKind.WEIGHTS, self.port, NORMAL, directory=directory)
+        self._strategy, self._transfer, variable = MODES[mode]
+        if variable:
+            monkeypatch.setenv(variable, "1")
         self._held = []
 
     def send(self, value: float, label: str = "step_1") -> None:
@@ -114,21 +96,12 @@ class Turn:
     def start(self) -> None:
         rsync = {"redis_host": "127.0.0.1", "redis_port": self._sender.port, **self._transfer}
         self.model = Model()
-        self.manager = DynamicWeightManager(
-            worker_config(self.model_directory, self.port, strategy=self._strategy, rsync=rsync),
-            self.model,
-            directory=self.directory,
-            memory=HostMemory(),
-            member=Membership(0, [0], lambda told: told),
-        )
+        self.manager = self.make(self.config(strategy=self._strategy, rsync=rsync), self.model)
         self.runner = Runner(self.manager)
 
     def check(self, wish: int, block: bool = False) -> int:
         """One entry of FastDeploy's loop."""
-        self.word.store(wish)
-        signal = SimpleNamespace(value=np.memmap(self.word.path, dtype=np.int32, mode="r+", shape=(1,)))
-        self.manager.check_model_weights_status(signal, None, self.runner, self.port, block)
-        return self.word.read()
+        return self.enter(self.manager, wish, self.runner, block=block)
 
     def control(self, method: str, tags: str = "weight,kv_cache"):
         body = getattr(self.runner, method)
@@ -159,25 +132,15 @@ class Turn:
         with Controller(self.manager.group_name, directory=self.directory) as controller:
             return controller.status()
 
-    def close(self) -> None:
-        self.manager.close()
-        self.word.unlink()
-        self.word.close()
-
 
 @pytest.fixture
 def make_turn(tmp_path, monkeypatch):
     """`make_turn(mode)`: a worker that has booted the value 1 under the label `step_1`."""
     monkeypatch.setattr(by_version, "_lacking_device", lambda: None)
-    for name in ("PADDLE_TRAINER_ID", "FLAGS_selected_gpus", "FD_USE_CHECKPOINT_TRANSFER"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     sender, made = FakeSender(), []
 
     def make(mode: str = "ipc_snapshot") -> Turn:
-        if MODES[mode][2]:
-            monkeypatch.setenv(MODES[mode][2], "1")
-        turn = Turn(tmp_path, mode, sender)
+        turn = Turn(tmp_path, monkeypatch, mode, sender)
         monkeypatch.setattr(_configuration, "SHARED_DIRECTORY", str(turn.model_directory))
         turn.send(1.0)
         turn.start()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from wsm.strategies import MemoryTarget, SnapshotSource, publish_snapshot
+from wsm.strategies import LoadReport, MemoryTarget, SnapshotSource, load, publish_snapshot
 
 # What tests of several packages share; the program of a receiving rank is both run as a process and read.
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
@@ -38,6 +38,13 @@ class Snapshot:
     def target(self, rank: int = 0) -> MemoryTarget:
         """A target that the state of `rank` fits, with nothing in it."""
         return MemoryTarget(spec for spec, _ in make_state(rank).values())
+
+    def brings(self, *, seed: int = 0, version: int | str | None = None, **options: Any) -> LoadReport:
+        """See that a load of rank 0 brings the state of `seed`."""
+        target = self.target()
+        report = load(self.source(**options), target, version=version)
+        assert contents(target) == {name: data for name, (_, data) in make_state(0, seed).items()}
+        return report
 
     def served_target(self) -> MemoryTarget:
         """A target that holds weights already."""

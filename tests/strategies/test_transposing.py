@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from stamped import apply_tensors
 
-from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
@@ -107,17 +106,6 @@ def test_a_wrong_byte_is_found_in_what_came():
     with pytest.raises(errors.DigestMismatchError) as caught:
         apply_tensors([tensor], MemoryTarget([spec], transposed=["w"]), LoadObserver())
     assert caught.value.touched
-
-
-def test_nan_is_found_where_the_source_has_it():
-    spec = TensorSpec("w", "F32", (20, 30))
-    values = np.zeros(spec.shape, np.float32)
-    values[7, 3] = np.nan
-    tensor = OfferedTensor.of_bytes(spec, "there", memoryview(values.tobytes()))
-    tensor.finite = True
-    with raising("not-finite") as caught:
-        apply_tensors([tensor], MemoryTarget([spec], transposed=["w"]), LoadObserver())
-    assert caught.value.index == 7 * 30 + 3
 
 
 def test_memory_of_a_source_is_never_kept_for_a_tensor_that_is_turned_round():

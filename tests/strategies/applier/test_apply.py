@@ -170,6 +170,19 @@ def test_memory_with_a_wrong_digest_is_never_kept():
     assert list(target.held()) == []
 
 
+def test_bytes_with_a_wrong_digest_are_never_moved_elsewhere():
+    moved = []
+
+    class Elsewhere(MemoryTarget):
+        def written(self, name):
+            moved.append(name)
+
+    tensors = [offered("a", b"111", digest=digest_of(b"111")), offered("b", b"22", digest=digest_of(b"23"))]
+    with raising(errors.DigestMismatchError):
+        apply_tensors(tensors, Elsewhere([A, B]), LoadObserver())
+    assert moved == ["a"]
+
+
 def test_a_source_that_promises_digests_piece_by_piece_sees_every_piece_end():
     data = bytes(range(256)) * (CHUNK_BYTES // 128)
     piece = CHUNK_BYTES - 1

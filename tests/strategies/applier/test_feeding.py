@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -218,6 +220,14 @@ def test_a_stream_that_lacks_a_tensor_is_an_error_with_its_name(promised):
     assert caught.value.touched == bool(model.tainted) == (not promised)
 
 
+def test_a_stream_that_brings_a_tensor_twice_is_an_error_with_its_name():
+    model = Model()
+    offer = stream(model.checkpoint)
+    twice = itertools.chain(offer.tensors, stream(model.checkpoint).tensors)
+    with raising(errors.not_covered, match="1 duplicate"):
+        model.feed(replace(offer, tensors=twice))
+
+
 def test_a_tensor_of_another_shape_is_refused_before_the_loader_sees_it():
     model = Model(draft=False)
     model.checkpoint["layers.0.q"] = np.zeros((WIDTH, 1), np.float32)
@@ -249,13 +259,14 @@ def test_nan_where_it_is_forbidden_never_reaches_the_loader(name, seen):
     assert model.feed(stream(model.checkpoint, finite=True)).verified == len(model.checkpoint)
 
 
-def test_a_load_can_be_cancelled_between_two_tensors():
+@pytest.mark.parametrize("looks", range(5))
+def test_a_load_can_be_cancelled_between_two_tensors_and_says_whether_a_loader_was_given_any(looks):
     model = Model(draft=False)
-    asked = iter([False, False, False])
+    asked = iter([False] * looks)
     with raising(errors.LoadCancelledError) as caught:
         model.feed(cancelled=lambda: next(asked, True))
-    assert caught.value.touched
-    assert caught.value.tensors_applied == 2
+    assert caught.value.touched == bool(model.tainted) == bool(model.main.seen)
+    assert caught.value.tensors_applied == max(looks - 1, 0)
 
 
 class _Lazy(FusingLoader):

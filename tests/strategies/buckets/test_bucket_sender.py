@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, shard, shards
+from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, send_to_both, shard, shards
 from receiving_rank import SPECS
 
 from tests.raising import raising
@@ -93,10 +93,7 @@ def test_the_memory_of_buckets_is_used_again_and_goes_with_the_sender(tmp_path, 
     with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, window_bytes=WINDOW) as sender:
         seen = []
         for version in (1, 2, 3):
-            loads = [threads.submit(receive, sender, rank, version) for rank in range(2)]
-            sender.send(version, shards(version))
-            for pending in loads:
-                pending.result()
+            send_to_both(sender, threads, version)
             seen.append(names())
         assert len(seen[0]) == 2
         assert seen[0] == seen[1] == seen[2]
@@ -183,9 +180,7 @@ def test_a_rank_that_asks_for_another_version_than_the_one_that_failed_is_told_s
         over_ipc.sending(4, {}),
     ):
         receive(over_ipc, 0, 5)
-    loads = [threads.submit(receive, over_ipc, rank, 4) for rank in range(2)]
-    assert over_ipc.send(4, shards(4)).digests[0] == loads[0].result()[0].digest
-    loads[1].result()
+    send_to_both(over_ipc, threads, 4)
 
 
 def test_a_sender_that_is_closed_meanwhile_refuses_no_more(over_ipc):
@@ -221,9 +216,7 @@ def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(ove
     assert told.value.touched
     with pytest.raises(OSError, match="no memory today"):
         bad.result()
-    loads = [threads.submit(receive, over_ipc, rank, 2) for rank in range(2)]
-    over_ipc.send(2, shards(2))
-    assert all(pending.result() for pending in loads)
+    send_to_both(over_ipc, threads, 2)
 
 
 @pytest.mark.processes
@@ -250,9 +243,7 @@ def test_a_rank_that_died_before_it_began_may_be_replaced(over_ipc, launch, thre
     process.wait()
     with contextlib.closing(asking(over_ipc.address)) as gone:  # it asks, and goes away
         gone.send(frame_of(wire.Hello(0, 2, "1", look=False)))
-    loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
-    assert over_ipc.send(1, shards(1)).version == "1"
-    assert all(pending.result() for pending in loads)
+    send_to_both(over_ipc, threads, 1)
 
 
 def test_a_rank_that_never_comes_is_named_at_the_deadline(over_ipc, threads):
@@ -275,9 +266,7 @@ def test_a_sending_that_is_cancelled_tells_the_ranks(over_ipc, threads):
         over_ipc.send(1, shards(1), progress=lambda done, total: None, cancelled=reached.is_set)
     with contextlib.suppress(stream_errors.PeerFailedError):
         pending.result()
-    loads = [threads.submit(receive, over_ipc, rank, 2) for rank in range(2)]
-    over_ipc.send(2, shards(2))
-    assert all(pending.result() for pending in loads)
+    send_to_both(over_ipc, threads, 2)
 
 
 def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, threads):
@@ -328,9 +317,7 @@ def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
         for data in garbage:
             stranger = stack.enter_context(contextlib.closing(asking(over_ipc.address)))
             stranger.send(data)
-        loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
-        assert over_ipc.send(1, shards(1)).version == "1"
-        assert all(pending.result() for pending in loads)
+        send_to_both(over_ipc, threads, 1)
         answer = answer_to(stranger)
         assert (answer.reason, answer.text) == ("rank", "versions are offered for ranks 0 to 1")
 
@@ -500,8 +487,3 @@ def test_a_rank_removes_the_buckets_of_a_killed_sender_and_the_next_sender_those
     assert (memory / others).exists()  # that rank never came
     with BucketSender(f"ipc://{tmp_path}/next", memory_directory=str(memory)):
         assert not (memory / others).exists()
-
-
-def test_every_error_of_a_stream_is_one_of_wsm() -> None:
-    kinds = [kind for kind in vars(stream_errors).values() if isinstance(kind, type)]
-    assert all(issubclass(kind, WsmError) for kind in kinds)

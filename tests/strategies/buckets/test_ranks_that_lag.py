@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from bucket_ranks import BUCKET, digest_of_shard, receive, shards
+from bucket_ranks import BUCKET, digest_of_shard, send_to_both, shards
 
 from wsm.strategies.peer_errors import PeerDiedError, PeerSilentError
 
@@ -15,13 +15,6 @@ pytestmark = pytest.mark.processes
 
 def digests(version):
     return {rank: digest_of_shard(version, rank) for rank in range(2)}
-
-
-def send_to_both(sender, threads, version, **options):
-    """Send to two ranks of this process."""
-    loads = [threads.submit(receive, sender, rank, version) for rank in range(2)]
-    sent = sender.send(version, shards(version), **options)
-    assert {rank: load.result()[0].digest for rank, load in enumerate(loads)} == sent.digests
 
 
 def test_a_rank_that_stands_still_keeps_no_other_from_its_version(over_ipc, launch):

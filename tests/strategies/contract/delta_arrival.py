@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
-from snapshot_arrival import flip
+from snapshot_arrival import FileArrival, flip
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
 from wsm.errors import BadInputError
@@ -35,16 +31,14 @@ publish_delta(sys.argv[1], sys.argv[2], 0, state, base=state)
 """
 
 
-class DeltaArrival:
+class DeltaArrival(FileArrival):
     strategy = "delta"
-    declared = True
-    impossible: Mapping[Wrong, str] = {
-        Wrong.PEER_ENDLESS: "a file has the size that its manifest says, or is refused",
-    }
+    data, manifest = BLOCKS, MANIFEST
+    not_found = delta_errors.delta_not_found
+    dying_publisher = _DYING_PUBLISHER
 
     def __init__(self, directory: Path) -> None:
-        self._root = directory / "versions-and-deltas"
-        self.place = str(self._root)
+        super().__init__(directory)
         self._last: tuple[int, dict[int, State]] | None = None
 
     def publish(self, version: int, state: State, *, finite: bool = False) -> Path:
@@ -71,35 +65,20 @@ class DeltaArrival:
         self._last = (version, shards)
         return Path(path)
 
-    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
-        if wrong is Wrong.NOTHING_THERE:
-            return Expected(delta_errors.delta_not_found, (str(self._root), "rank 0"))
-        if wrong is Wrong.PEER_DIES:
-            return self._killed_while_publishing(version)
-        if wrong is Wrong.OTHER_WORLD:
-            publish_snapshot(self._root, version - 1, {0: make_state(seed=2)}, durable=False)
-            path = publish_delta(
-                self._root, version, version - 1, {0: state}, crossover=2.0, durable=False
-            ).path
-            return Expected("delta-layout", (path, "world size 1", "world size 2"))
+    def _publish_before(self, version: int, state: State, wrong: Wrong) -> Path:
         self.publish(version - 1, wrong_state(make_state(seed=2), wrong))
         base = self._last
         path = self.publish(version, wrong_state(state, wrong))
         self._last = None if wrong in BY_STATE else base
-        if wrong in BY_STATE:
-            return BY_STATE[wrong]
-        return getattr(self, f"_{wrong.name.lower()}")(path, version)
+        return path
+
+    def _other_world(self, version: int, state: State) -> Expected:
+        publish_snapshot(self._root, version - 1, {0: make_state(seed=2)}, durable=False)
+        path = publish_delta(self._root, version, version - 1, {0: state}, crossover=2.0, durable=False).path
+        return Expected("delta-layout", (path, "world size 1", "world size 2"))
 
     def source(self) -> DeltaSource:
         return DeltaSource(self._root, 0, device_id=0, world_size=2)
-
-    def close(self) -> None:
-        pass
-
-    def _killed_while_publishing(self, version: int) -> Expected:
-        command = [sys.executable, "-c", _DYING_PUBLISHER, str(self._root), str(version)]
-        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-        return Expected(delta_errors.delta_not_found, (str(self._root), f"version {version}"))
 
     def _duplicate_name(self, path: Path, version: int) -> Expected:
         shard = self._shard(path)
@@ -123,21 +102,9 @@ class DeltaArrival:
         flip(path / BLOCKS, (path / BLOCKS).stat().st_size // 2)
         return Expected(delta_errors.bad_delta, (str(path / BLOCKS), "'large.weight'"))
 
-    def _flipped_bit_in_description(self, path: Path, version: int) -> Expected:
-        flip(path / MANIFEST, 200)
-        return Expected(errors.ManifestError, (str(path / MANIFEST),))
-
-    def _truncated(self, path: Path, version: int) -> Expected:
-        os.truncate(path / BLOCKS, (path / BLOCKS).stat().st_size - 3)
-        return Expected(errors.bad_file_size, (str(path / BLOCKS),))
-
     def _truncated_on_the_way(self, path: Path, version: int) -> Expected:
         file = path / BLOCKS
         return Expected(BadInputError, (str(file),), may_touch=True, meanwhile=lambda: os.truncate(file, 0))
-
-    def _truncated_description(self, path: Path, version: int) -> Expected:
-        os.truncate(path / MANIFEST, (path / MANIFEST).stat().st_size // 2)
-        return Expected(errors.ManifestError, (str(path / MANIFEST),))
 
     def _garbage(self, path: Path, version: int) -> Expected:
         (path / GROUP_MANIFEST).write_bytes(b"\x00no weights today")
@@ -150,11 +117,6 @@ class DeltaArrival:
         (path / BLOCKS).write_bytes(b"")
         (path / GROUP_MANIFEST).write_bytes(DeltaManifest.of([shard, other]).encode())
         return Expected(errors.empty_snapshot, (str(path / MANIFEST),))
-
-    def _peer_silent(self, path: Path, version: int) -> Expected:
-        (path / BLOCKS).unlink()
-        os.mkfifo(path / BLOCKS)  # a reader that opened it would wait for a writer
-        return Expected(errors.not_a_regular_file, (str(path / BLOCKS), "regular file"))
 
     def _shard(self, path: Path) -> DeltaShard:
         return DeltaShard.decode((path / MANIFEST).read_bytes(), file=MANIFEST)

@@ -32,6 +32,13 @@ class Rank:
             **options,
         )
 
+    def require_next(self, version: int, state: State, **options: object) -> LoadReport:
+        """Have it published, and see that a load brings it."""
+        self.arrival.publish(version, state)
+        report = self.load(version, **options)
+        assert self.holds(state)
+        return report
+
     def holds(self, state: State) -> bool:
         return all(self.target.readable(name) == data for name, (_, data) in state.items())
 

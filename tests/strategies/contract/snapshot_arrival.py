@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
@@ -28,16 +29,78 @@ with SnapshotPublisher(sys.argv[1], world_size=2, durable=False).version(int(sys
 """
 
 
-class SnapshotArrival:
-    strategy = "ipc_snapshot"
+class FileArrival:
+    """Versions in files of a directory, which a publisher of its own writes.
+
+    Each way of being wrong that names, dtypes and shapes do not show is a method of its name.
+    """
+
+    strategy: str
     declared = True
     impossible: Mapping[Wrong, str] = {
         Wrong.PEER_ENDLESS: "a file has the size that its manifest says, or is refused",
     }
+    #: One of rank 0's files with data, its manifest, and what a load says where there is no version.
+    data: str
+    manifest: str
+    not_found: Any
+    #: A publisher of ``DIRECTORY VERSION`` that is killed between its last byte and the announcement.
+    dying_publisher: str
 
     def __init__(self, directory: Path) -> None:
-        self._root = directory / "snapshots"
+        self._root = directory / "published"
         self.place = str(self._root)
+
+    def publish(self, version: int, state: State, *, finite: bool = False) -> Path:
+        raise NotImplementedError
+
+    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
+        if wrong is Wrong.NOTHING_THERE:
+            return Expected(self.not_found, (str(self._root), "rank 0"))
+        if wrong is Wrong.PEER_DIES:
+            command = [sys.executable, "-c", self.dying_publisher, str(self._root), str(version)]
+            assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+            return Expected(self.not_found, (str(self._root),))
+        if wrong is Wrong.OTHER_WORLD:
+            return self._other_world(version, state)
+        path = self._publish_before(version, state, wrong)
+        if wrong in BY_STATE:
+            return BY_STATE[wrong]
+        return getattr(self, f"_{wrong.name.lower()}")(path, version)
+
+    def close(self) -> None:
+        pass
+
+    def _publish_before(self, version: int, state: State, wrong: Wrong) -> Path:
+        """Publish what is then made wrong, or is so by its state."""
+        return self.publish(version, wrong_state(state, wrong))
+
+    def _other_world(self, version: int, state: State) -> Expected:
+        raise NotImplementedError
+
+    def _flipped_bit_in_description(self, path: Path, version: int) -> Expected:
+        flip(path / self.manifest, 200)
+        return Expected(errors.ManifestError, (str(path / self.manifest),))
+
+    def _truncated(self, path: Path, version: int) -> Expected:
+        os.truncate(path / self.data, (path / self.data).stat().st_size - 3)
+        return Expected(errors.bad_file_size, (str(path / self.data),))
+
+    def _truncated_description(self, path: Path, version: int) -> Expected:
+        os.truncate(path / self.manifest, (path / self.manifest).stat().st_size // 2)
+        return Expected(errors.ManifestError, (str(path / self.manifest),))
+
+    def _peer_silent(self, path: Path, version: int) -> Expected:
+        (path / self.data).unlink()
+        os.mkfifo(path / self.data)  # a reader that opened it would wait for a writer
+        return Expected(errors.not_a_regular_file, (str(path / self.data), "regular file"))
+
+
+class SnapshotArrival(FileArrival):
+    strategy = "ipc_snapshot"
+    data, manifest = PART, MANIFEST
+    not_found = errors.SnapshotNotFoundError
+    dying_publisher = _DYING_PUBLISHER
 
     def publish(self, version: int, state: State, *, finite: bool = False) -> Path:
         shards = {0: state, 1: make_state(seed=version + 1000, finite=finite)}
@@ -46,29 +109,12 @@ class SnapshotArrival:
         )
         return Path(report.path)
 
-    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
-        if wrong is Wrong.NOTHING_THERE:
-            return Expected(errors.SnapshotNotFoundError, (str(self._root), "rank 0"))
-        if wrong is Wrong.PEER_DIES:
-            return self._killed_while_publishing(version)
-        if wrong is Wrong.OTHER_WORLD:
-            path = publish_snapshot(self._root, version, {0: state}, durable=False).path
-            return Expected(errors.shard_identity, (path, "world size 1", "world size 2"))
-        path = self.publish(version, wrong_state(state, wrong))
-        if wrong in BY_STATE:
-            return BY_STATE[wrong]
-        return getattr(self, f"_{wrong.name.lower()}")(path, version)
-
     def source(self) -> SnapshotSource:
         return SnapshotSource(self._root, 0, device_id=0, world_size=2, shared_directory=None)
 
-    def close(self) -> None:
-        pass
-
-    def _killed_while_publishing(self, version: int) -> Expected:
-        command = [sys.executable, "-c", _DYING_PUBLISHER, str(self._root), str(version)]
-        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-        return Expected(errors.SnapshotNotFoundError, (str(self._root),))
+    def _other_world(self, version: int, state: State) -> Expected:
+        path = publish_snapshot(self._root, version, {0: state}, durable=False).path
+        return Expected(errors.shard_identity, (path, "world size 1", "world size 2"))
 
     def _duplicate_name(self, path: Path, version: int) -> Expected:
         part = path / "model_state.tp0.0.part1.pdparams"
@@ -102,18 +148,6 @@ class SnapshotArrival:
         flip(file, file.stat().st_size - 1)
         return Expected(errors.DigestMismatchError, (str(file),), may_touch=True)
 
-    def _flipped_bit_in_description(self, path: Path, version: int) -> Expected:
-        flip(path / MANIFEST, 200)
-        return Expected(errors.ManifestError, (str(path / MANIFEST),))
-
-    def _truncated(self, path: Path, version: int) -> Expected:
-        os.truncate(path / PART, (path / PART).stat().st_size - 3)
-        return Expected(errors.bad_file_size, (str(path / PART),))
-
-    def _truncated_description(self, path: Path, version: int) -> Expected:
-        os.truncate(path / MANIFEST, (path / MANIFEST).stat().st_size // 2)
-        return Expected(errors.ManifestError, (str(path / MANIFEST),))
-
     def _garbage(self, path: Path, version: int) -> Expected:
         (path / MANIFEST).unlink()
         (path / "model_state.manifest.json").unlink()
@@ -126,11 +160,6 @@ class SnapshotArrival:
         (path / "model_state.tp0.0.pdparams").write_bytes((2).to_bytes(8, "little") + b"{}")
         (path / "version.yaml").write_text(f"step: {version}\n")
         return Expected(errors.empty_snapshot, (str(path),))
-
-    def _peer_silent(self, path: Path, version: int) -> Expected:
-        (path / PART).unlink()
-        os.mkfifo(path / PART)  # a reader that opened it would wait for a writer
-        return Expected(errors.not_a_regular_file, (str(path / PART), "regular file"))
 
 
 def flip(file: Path, position: int) -> None:

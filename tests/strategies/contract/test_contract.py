@@ -52,9 +52,7 @@ def test_versions_a_b_a_leave_the_bytes_of_a(arrival):
     rank = Rank(arrival)
     digests = []
     for version, state in ((1, A), (2, B), (3, A)):
-        arrival.publish(version, state)
-        digests.append(rank.load(version).digest)
-        assert rank.holds(state)
+        digests.append(rank.require_next(version, state).digest)
     assert digests == [digest_of_state(A), digest_of_state(B), digest_of_state(A)]
 
 
@@ -194,9 +192,7 @@ def test_what_is_wrong_is_a_typed_error_and_a_good_version_loads_afterwards(arri
         assert rank.tainted == 0
         assert rank.holds(B)
         assert not getattr(caught.value, "touched", False)
-    arrival.publish(4, A)
-    rank.load(4)
-    assert rank.holds(A)
+    rank.require_next(4, A)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -206,9 +202,7 @@ def test_damaged_bytes_are_found_on_any_number_of_threads(arrival, threads):
     with pytest.raises(WsmError) as caught:
         rank.load(3, threads=threads)
     assert matches(caught.value, expected.error), repr(caught.value)
-    arrival.publish(4, A)
-    rank.load(4, threads=threads)
-    assert rank.holds(A)
+    rank.require_next(4, A, threads=threads)
 
 
 @contextlib.contextmanager
@@ -272,9 +266,7 @@ def test_a_load_can_be_cancelled_between_chunks_and_repeated(arrival, count, thr
     assert caught.value.touched == bool(rank.tainted)
     if not rank.tainted:
         assert rank.holds(B)
-    arrival.publish(2, A)
-    rank.load(2)
-    assert rank.holds(A)
+    rank.require_next(2, A)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -307,9 +299,7 @@ def test_a_target_that_fails_ends_the_load_and_the_next_one_works(arrival):
     broken, rank.target = Broken(spec for spec, _ in A.values()), rank.target
     with pytest.raises(OSError, match="no memory today"):
         load(arrival.source(), broken, name=arrival.strategy, version=1)
-    arrival.publish(2, A)
-    rank.load(2)
-    assert rank.holds(A)
+    rank.require_next(2, A)
 
 
 def test_a_part_of_the_tensors_arrives_where_that_is_asked_for(arrival):

@@ -24,12 +24,6 @@ from wsm.strategies import (
 from wsm.strategies.delta import source as wrong
 from wsm.strategies.delta.strategy import OpenDelta
 
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Directory:
-    return Directory(tmp_path / "versions")
-
-
 # -- what changes, and only that ----------------------------------------------------------------------
 
 
@@ -62,52 +56,31 @@ def test_where_too_many_deltas_would_follow_each_other_the_whole_version_is_publ
         states.append(changed(states[-1], 0.01, version))
         reports.append(directory.delta(version, version - 1, states[-1], max_chain=2))
     assert [report.whole for report in reports] == [None, None, "chain", None]
-    target = released(A)
-    directory.load(5, target, max_chain=2)
-    assert holds(target, states[-1])
-
-
-def test_a_second_load_of_the_same_version_changes_nothing(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    target = holding(B)
-    loaded = directory.load(2, target, fallback="refuse")
-    assert holds(target, B)
-    assert loaded.digest == digest_of_state(B)
+    assert directory.brings(5, states[-1], to=released(A), max_chain=2)
 
 
 # -- from what a rank holds ---------------------------------------------------------------------------
 
 
-def test_a_rank_that_missed_some_versions_takes_all_deltas_since(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    directory.delta(3, 2, C)
-    shutil.rmtree(directory.path / "versions/1")
-    target = holding(A)
-    loaded = directory.load(3, target)
-    assert holds(target, C)
-    assert [Path(file).parent.name for file in loaded.files] == ["2", "3"]
-
-
-@pytest.mark.parametrize("begin", [released(A), holding(make_state(7))], ids=["released", "another version"])
-def test_without_the_base_whole_files_and_the_deltas_since_are_loaded(directory, begin):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    directory.delta(3, 2, C)
-    loaded = directory.load(3, begin)
+@pytest.mark.parametrize(
+    ("begin", "gone", "whole", "files"),
+    [
+        pytest.param(holding(A), True, False, ["2", "3"], id="missed some versions"),
+        pytest.param(released(A), False, False, ["1", "2", "3"], id="released"),
+        pytest.param(holding(make_state(7)), False, False, ["1", "2", "3"], id="another version"),
+        pytest.param(released(A), False, True, ["3"], id="whole files beside the delta"),
+    ],
+)
+def test_the_deltas_since_what_a_rank_holds_or_whole_files_are_loaded(deltas, begin, gone, whole, files):
+    deltas.delta(3, 2, C)
+    if gone:
+        shutil.rmtree(deltas.path / "versions/1")
+    if whole:
+        deltas.whole(3, C)
+    loaded = deltas.load(3, begin)
     assert holds(begin, C)
-    assert [Path(file).parent.name for file in loaded.files] == ["1", "2", "3"]
-
-
-def test_a_whole_version_beside_its_delta_is_preferred_to_a_chain(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    directory.whole(2, B)
-    target = released(A)
-    loaded = directory.load(2, target)
-    assert holds(target, B)
-    assert [Path(file).parent.name for file in loaded.files] == ["2"]
+    assert loaded.digest == digest_of_state(C)
+    assert [Path(file).parent.name for file in loaded.files] == files
 
 
 def test_ranks_that_came_by_different_ways_report_one_manifest(directory):
@@ -136,58 +109,46 @@ def test_another_base_is_refused_with_both_named_and_weights_untouched(directory
     assert holds(target, C)
 
 
-def test_released_weights_are_refused_where_no_whole_files_are(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    shutil.rmtree(directory.path / "versions/1")
+def test_released_weights_are_refused_where_no_whole_files_are(deltas):
+    shutil.rmtree(deltas.path / "versions/1")
     for fallback in ("full", "refuse"):
         with raising(wrong.DeltaBaseError, match="holds no whole weights") as caught:
-            directory.load(2, released(A), fallback=fallback)
+            deltas.load(2, released(A), fallback=fallback)
         assert caught.value.found_digest is None
 
 
-def test_a_whole_version_that_was_published_anew_with_other_bytes_is_no_base(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    directory.whole(1, C, replace=True)
+def test_a_whole_version_that_was_published_anew_with_other_bytes_is_no_base(deltas):
+    deltas.whole(1, C, replace=True)
     with raising(wrong.DeltaBaseError):
-        directory.load(2, released(A))
+        deltas.load(2, released(A))
 
 
-def test_a_chain_ends_where_a_delta_was_published_anew_with_other_bytes(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    directory.delta(3, 2, C)
-    directory.delta(2, 1, changed(A, 0.02, 8), replace=True)
+def test_a_chain_ends_where_a_delta_was_published_anew_with_other_bytes(deltas):
+    deltas.delta(3, 2, C)
+    deltas.delta(2, 1, changed(A, 0.02, 8), replace=True)
     target = holding(A)
     with raising(wrong.DeltaBaseError):
-        directory.load(3, target)
+        deltas.load(3, target)
     assert holds(target, A)
 
 
-def test_deltas_that_lead_in_a_circle_end_somewhere(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    directory.delta(1, 2, A)
-    shutil.rmtree(directory.path / "versions/1")
+def test_deltas_that_lead_in_a_circle_end_somewhere(deltas):
+    deltas.delta(1, 2, A)
+    shutil.rmtree(deltas.path / "versions/1")
     with raising(wrong.DeltaBaseError):
-        directory.load(1, released(A))
+        deltas.load(1, released(A))
 
 
-def test_a_chain_is_followed_no_further_than_allowed(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    directory.delta(3, 2, C)
+def test_a_chain_is_followed_no_further_than_allowed(deltas):
+    deltas.delta(3, 2, C)
     with raising(wrong.DeltaBaseError):
-        directory.load(3, released(A), max_chain=1)
+        deltas.load(3, released(A), max_chain=1)
 
 
-def test_looking_asks_for_no_base(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    shutil.rmtree(directory.path / "versions/1")
+def test_looking_asks_for_no_base(deltas):
+    shutil.rmtree(deltas.path / "versions/1")
     target = released(A)
-    preview = inspect(directory.source(), name="delta", target=target)
+    preview = inspect(deltas.source(), name="delta", target=target)
     assert (preview.version, preview.tensors) == ("2", len(A))
     assert not list(target.held())
 
@@ -195,12 +156,10 @@ def test_looking_asks_for_no_base(directory):
 # -- beside a version that serves ---------------------------------------------------------------------
 
 
-def test_what_is_staged_is_a_changed_copy_and_the_served_version_stays(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
+def test_what_is_staged_is_a_changed_copy_and_the_served_version_stays(deltas):
     target = holding(A)
     staged = target.stage()
-    loaded = load(directory.source(fallback="refuse"), staged, name="delta", version=2)
+    loaded = load(deltas.source(fallback="refuse"), staged, name="delta", version=2)
     assert holds(target, A)
     assert loaded.digest == digest_of_state(B)
     staged.writable("nothing")
@@ -229,12 +188,10 @@ class FakeDeviceTarget(MemoryTarget):
         return memoryview(bytes(super().readable(name)))
 
 
-def test_a_target_that_is_written_elsewhere_gets_the_base_first(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
+def test_a_target_that_is_written_elsewhere_gets_the_base_first(deltas):
     target = FakeDeviceTarget(spec for spec, _ in A.values())
-    directory.load(1, target)
-    directory.load(2, target, fallback="refuse")
+    deltas.load(1, target)
+    deltas.load(2, target, fallback="refuse")
     assert holds(target, B)
     assert target.most == 1
 
@@ -264,12 +221,10 @@ def test_what_has_not_changed_is_not_written(directory):
     assert loaded.digest == digest_of_state(new)
 
 
-def test_a_failed_load_holds_on_to_no_memory_of_the_target(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
+def test_a_failed_load_holds_on_to_no_memory_of_the_target(deltas):
     target = holding(C)
     with raising(wrong.DeltaBaseError) as caught:
-        directory.load(2, target, fallback="refuse")
+        deltas.load(2, target, fallback="refuse")
     memory = target._memory["layer.weight"]
     behind = memory.obj
     memory.release()
@@ -280,10 +235,8 @@ def test_a_failed_load_holds_on_to_no_memory_of_the_target(directory):
 # -- what is damaged ----------------------------------------------------------------------------------
 
 
-def test_blocks_that_change_between_the_look_and_the_load_leave_the_weights_marked(directory, monkeypatch):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    file = directory.path / "deltas/2/delta.tp0.blocks"
+def test_blocks_that_change_between_the_look_and_the_load_leave_the_weights_marked(deltas, monkeypatch):
+    file = deltas.path / "deltas/2/delta.tp0.blocks"
     good, verify = file.read_bytes(), OpenDelta.verify
 
     def verify_then_damage(self, observer):
@@ -292,18 +245,16 @@ def test_blocks_that_change_between_the_look_and_the_load_leave_the_weights_mark
 
     monkeypatch.setattr(OpenDelta, "verify", verify_then_damage)
     with raising(wrong.bad_delta) as caught:
-        directory.load(2, holding(A))
+        deltas.load(2, holding(A))
     assert caught.value.touched
     assert "the load ended part way" in str(caught.value)
     file.write_bytes(good)
     with raising(wrong.bad_delta) as caught:
-        directory.delta(3, 2, C)
+        deltas.delta(3, 2, C)
     assert "the load ended part way" not in str(caught.value)  # a publisher has no weights
 
 
-def test_a_base_that_changes_under_the_load_is_found_by_the_result(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
+def test_a_base_that_changes_under_the_load_is_found_by_the_result(deltas):
 
     class Moving(MemoryTarget):
         def writable(self, name):
@@ -317,18 +268,8 @@ def test_a_base_that_changes_under_the_load_is_found_by_the_result(directory):
         if spec.nbytes:
             MemoryTarget.writable(target, name)[:] = data
     with raising(errors.DigestMismatchError) as caught:
-        directory.load(2, target)
+        deltas.load(2, target)
     assert caught.value.touched
-
-
-def test_a_link_out_of_the_directory_is_refused(directory, tmp_path):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    file = directory.path / "deltas/2/delta.tp0.blocks"
-    file.rename(tmp_path / "elsewhere")
-    file.symlink_to(tmp_path / "elsewhere")
-    with raising("outside-directory"):
-        directory.load(2, holding(A))
 
 
 @settings(deadline=None, max_examples=40)
@@ -363,32 +304,26 @@ def test_any_states_survive_any_chain(tmp_path_factory, shapes, parts, seed):
     assert holds(fresh, states[-1])
 
 
-def test_a_manifest_of_another_publication_is_refused(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    kept = (directory.path / "deltas/2/delta.tp0.manifest.json").read_bytes()
-    directory.delta(2, 1, C, replace=True)
-    (directory.path / "deltas/2/delta.tp0.manifest.json").write_bytes(kept)
+def test_a_manifest_of_another_publication_is_refused(deltas):
+    kept = (deltas.path / "deltas/2/delta.tp0.manifest.json").read_bytes()
+    deltas.delta(2, 1, C, replace=True)
+    (deltas.path / "deltas/2/delta.tp0.manifest.json").write_bytes(kept)
     with raising(errors.differs_from_manifest):
-        directory.load(2, holding(A))
+        deltas.load(2, holding(A))
 
 
-def test_a_missing_part_is_named(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
+def test_a_missing_part_is_named(deltas):
     for name in ("delta.tp0.blocks", "delta.tp0.manifest.json", "delta.manifest.json"):
-        (directory.path / "deltas/2" / name).unlink()
+        (deltas.path / "deltas/2" / name).unlink()
         with raising(errors.differs_from_manifest, match=name):
-            directory.load(2, holding(A))
+            deltas.load(2, holding(A))
 
 
-def test_a_target_without_the_package_is_told_what_to_install(directory, monkeypatch):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
+def test_a_target_without_the_package_is_told_what_to_install(deltas, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     monkeypatch.delitem(sys.modules, "wsm.strategies.delta._codec", raising=False)
     monkeypatch.delattr("wsm.strategies.delta._codec", raising=False)
     target = holding(A)
     with raising("zstandard-missing", match=r"wsm\[delta\]"):
-        directory.load(2, target)
+        deltas.load(2, target)
     assert holds(target, A)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from delta_directory import A, B, C, Directory, State, holding, holds, released
+from delta_directory import A, B, C, State, holding, holds, released
 
 from tests.raising import raising
 from wsm.strategies import (
@@ -21,11 +19,6 @@ from wsm.strategies import (
 )
 from wsm.strategies.delta.source import DeltaBaseError
 from wsm.strategies.snapshot.placement import split
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Directory:
-    return Directory(tmp_path / "versions")
 
 
 def test_a_delta_for_another_number_of_ranks_is_refused_with_both_named_and_weights_untouched(directory):

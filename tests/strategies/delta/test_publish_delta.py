@@ -33,11 +33,6 @@ def promised(directory: Directory) -> bool:
     return DeltaShard.decode(file.read_bytes(), file=str(file)).finite
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Directory:
-    return Directory(tmp_path / "versions")
-
-
 def test_a_base_that_was_not_published_as_such_is_refused_to_the_trainer(directory):
     directory.whole(1, A)
     with raising("delta-base-not-published") as caught:
@@ -74,9 +69,7 @@ def test_publishing_the_same_delta_again_is_no_second_publication(directory):
     with raising(errors.VersionExistsError):
         directory.delta(2, 1, C)
     directory.delta(2, 1, C, replace=True)
-    target = holding(A)
-    directory.load(2, target)
-    assert holds(target, C)
+    assert directory.brings(2, C, to=holding(A))
 
 
 def test_a_promise_that_what_stands_does_not_make_is_refused_unless_it_is_replaced(directory):
@@ -100,16 +93,14 @@ def test_a_delta_that_promises_less_than_the_whole_version_instead_of_it_makes_w
     assert not (directory.path / "deltas/2").exists()
 
 
-def test_a_damaged_delta_is_repaired_by_publishing_it_again(directory):
-    directory.whole(1, A)
-    directory.delta(2, 1, B)
-    blocks = directory.path / "deltas/2/delta.tp0.blocks"
+def test_a_damaged_delta_is_repaired_by_publishing_it_again(deltas):
+    blocks = deltas.path / "deltas/2/delta.tp0.blocks"
     blocks.write_bytes(blocks.read_bytes()[:-1])
     with raising(errors.VersionExistsError, match="damaged"):
-        directory.delta(2, 1, B)
-    directory.delta(2, 1, B, replace=True)
+        deltas.delta(2, 1, B)
+    deltas.delta(2, 1, B, replace=True)
     target = holding(A)
-    directory.load(2, target)
+    deltas.load(2, target)
     assert holds(target, B)
 
 
@@ -206,9 +197,7 @@ def test_deltas_that_lead_from_a_whole_version_to_the_newest_stay(directory):
     last = changed(state, 0.01, 9)
     report = directory.delta(7, 6, last, retain=Retention(2, protect=[3]))
     assert report.retired == ("2", "4", "5")
-    target = released(A)
-    directory.load(7, target)
-    assert holds(target, last)
+    assert directory.brings(7, last, to=released(A))
 
 
 def test_what_a_dead_publisher_left_is_swept(directory):

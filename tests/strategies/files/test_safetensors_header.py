@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 
 import pytest
 import safetensors
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.raising import raising
-from wsm.errors import BadInputError
 from wsm.strategies import TensorSpec, errors
 from wsm.strategies.files.safetensors import (
     MAX_HEADER_BYTES,
@@ -67,15 +63,12 @@ BAD = {
     "blank first": (file_with(b" {}"), "does not begin with"),
     "not UTF-8": (file_with(b'{"\xff": 1}'), "not UTF-8"),
     "not JSON": (file_with(b"{]"), "not JSON"),
-    "two documents": (file_with(b"{}{}"), "not JSON"),
     "nested too deeply": (file_with(b'{"a":' + b"[" * 200_000), "nested too deeply|not JSON"),
     "duplicated name": (
         file_with(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":1}', b"x"),
         "'a' occurs twice",
     ),
     "NaN": (file_with(b'{"a": NaN}'), "NaN"),
-    "a huge integer": (file_with(b'{"a": ' + b"9" * 9000 + b"}"), "not JSON"),
-    "tensor is no object": (file_with({"a": 1}), "'a': Expected `object`"),
     "field missing": (
         file_with({"a": {"dtype": "U8", "shape": [1]}}),
         "'a': .*missing.*`data_offsets`",
@@ -85,19 +78,9 @@ BAD = {
         "'a': .*unknown field",
     ),
     "unknown dtype": (file_with({"a": tensor(0, 1, dtype="F5")}, b"x"), "unsupported dtype 'F5'"),
-    "dtype is a list": (
-        file_with({"a": tensor(0, 1, dtype=[])}, b"x"),
-        r"`str`, got `array`",
-    ),
-    "shape is a number": (file_with({"a": tensor(0, 1, 1)}, b"x"), r"\$.shape"),
     "extent is negative": (file_with({"a": tensor(0, 1, [-1])}, b"x"), r">= 0 - at `\$.shape"),
     "extent is true": (file_with({"a": tensor(0, 1, [True])}, b"x"), "`int`, got `bool`"),
-    "extent is a float": (file_with({"a": tensor(0, 1, [1.0])}, b"x"), "`int`, got `float`"),
     "too many dimensions": (file_with({"a": tensor(0, 1, [1] * 65)}, b"x"), "length <= 64"),
-    "offsets are three": (
-        file_with({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1, 2]}}, b"x"),
-        "of length 2, got 3",
-    ),
     "offset is negative": (file_with({"a": tensor(-1, 0, [1])}, b"x"), r">= 0 - at `\$.data_offsets"),
     "offsets go backwards": (file_with({"a": tensor(2, 1, [1])}, b"xx"), "cannot lie at 2..1"),
     "size does not fit": (file_with({"a": tensor(0, 5, [2], "F32")}, b"x" * 5), "cannot lie at 0..5"),
@@ -109,7 +92,6 @@ BAD = {
         file_with(b'{"\\ud800": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x"),
         "surrogate",
     ),
-    "metadata is a list": (file_with({"__metadata__": []}), "__metadata__"),
     "metadata holds a number": (file_with({"__metadata__": {"k": 1}}), "__metadata__"),
 }
 
@@ -169,15 +151,3 @@ def test_what_we_write_is_what_python_s_own_json_would_write():
     }
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     assert lay_out(specs, {"k": 'v"'})[0][PREFIX_BYTES:].rstrip(b" ") == text
-
-
-@given(st.data())
-def test_one_flipped_bit_in_a_good_file_gives_a_header_or_a_typed_error(data):
-    good = file_with(
-        {"__metadata__": {"k": "v"}, "a": tensor(0, 4), "b": tensor(4, 8, [2], "BF16")}, b"x" * 8
-    )
-    position = data.draw(st.integers(0, len(good) * 8 - 1))
-    damaged = bytearray(good)
-    damaged[position // 8] ^= 1 << position % 8
-    with suppress(BadInputError):
-        parse(bytes(damaged))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from fake_gpu import FakeGpu
 
 from tests.incident import incident
 from tests.raising import raising
@@ -20,6 +21,7 @@ from wsm.strategies.offer import ManifestScope
 pytestmark = pytest.mark.paddle
 
 VALUES = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.int64)}
+HANDLE = b"\x80\xff" * 32
 SPECS = [TensorSpec("w", "F32", (2, 3)), TensorSpec("b", "I64", (4,))]
 
 
@@ -92,60 +94,41 @@ def test_cuda_handles_are_refused_where_there_is_no_gpu(tmp_path):
         load(source(tmp_path, allow_pickle=True), MemoryTarget(SPECS[:1]), name="ipc")
 
 
-class FakeCuda:
-    """paddle with `_new_shared_cuda`, which remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        self.opened: list[tuple[object, ...]] = []
-        self.base = self
-        self.core = self
-        self.LoDTensor = self
-        self.device = self
-        self.cuda = self
-        self.load = paddle.load
-
-    def device_count(self) -> int:
-        return 4
-
-    def _new_shared_cuda(self, fields):
-        self.opened.append(fields)
-        return fields
-
-    def to_tensor(self, fields):
-        return paddle.to_tensor(VALUES["w"])
+@pytest.fixture
+def gpu(monkeypatch) -> FakeGpu:
+    """The package as a build for it is, with one tensor in its memory under `HANDLE`."""
+    made = FakeGpu()
+    made.load = paddle.load
+    made.memory[HANDLE] = VALUES["w"]
+    monkeypatch.setattr(module, "imported_paddle", lambda _: made)
+    return made
 
 
-def test_a_cuda_handle_reaches_paddle_as_bytes_with_this_process_own_device(tmp_path, monkeypatch):
-    fake = FakeCuda()
-    monkeypatch.setattr(module, "imported_paddle", lambda _: fake)
+def test_a_cuda_handle_reaches_paddle_as_bytes_with_this_process_own_device(tmp_path, monkeypatch, gpu):
     monkeypatch.setenv("FLAGS_selected_gpus", "3")
     # paddle saves no bytes, so FastDeploy's trainers save the handle as text
-    paddle.save({"w": ("\x80\xff" * 32, 512, 24, 10, [2, 3], [], 0)}, str(file(tmp_path)))
+    paddle.save({"w": (HANDLE.decode("latin-1"), 512, 24, 10, [2, 3], [], 0)}, str(file(tmp_path)))
     target = MemoryTarget(SPECS[:1])
     load(source(tmp_path, allow_pickle=True), target, name="ipc")
-    assert fake.opened == [(b"\x80\xff" * 32, 512, 24, 10, [2, 3], [], 3)]
+    assert gpu.opened == [(HANDLE, 512, 24, 10, [2, 3], [], 3)]
     assert bytes(target.readable("w")) == VALUES["w"].tobytes()
     load(source(tmp_path, allow_pickle=True, device_index=1), target, name="ipc")
-    assert fake.opened[1][6] == 1
+    assert gpu.opened[1][6] == 1
 
 
-def test_device_memory_is_refused_before_anything_is_touched_where_paddle_sees_no_gpu(monkeypatch):
-    fake = FakeCuda()
-    fake.device_count = lambda: 0
-    monkeypatch.setattr(module, "imported_paddle", lambda _: fake)
-    meta = TensorMeta(SPECS[0], "h" * 64, 0, device=2)
+def test_device_memory_is_refused_before_anything_is_touched_where_paddle_sees_no_gpu(gpu):
+    gpu.devices = 0
+    meta = TensorMeta(SPECS[0], HANDLE.decode("latin-1"), 0, device=2)
     with raising("bad-device-meta", match="sees no GPU"):
         module.device_tensor(meta, "digest", "metas", device_index=0)
-    assert not fake.opened
+    assert not gpu.opened
 
 
-def test_a_sealed_meta_of_device_memory_is_opened_the_same_way(monkeypatch):
-    fake = FakeCuda()
-    monkeypatch.setattr(module, "imported_paddle", lambda _: fake)
-    meta = TensorMeta(SPECS[0], "h" * 64, 0, device=2)
+def test_a_sealed_meta_of_device_memory_is_opened_the_same_way(gpu):
+    meta = TensorMeta(SPECS[0], HANDLE.decode("latin-1"), 0, device=2)
     tensor = module.device_tensor(meta, "digest", "metas", device_index=0)
     destination = bytearray(24)
     tensor.read_into(0, memoryview(destination)[:8])
     tensor.read_into(8, memoryview(destination)[8:])
     assert bytes(destination) == VALUES["w"].tobytes()
-    assert len(fake.opened) == 1
+    assert len(gpu.opened) == 1

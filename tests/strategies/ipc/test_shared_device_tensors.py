@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-
 import numpy as np
 import pytest
+from fake_gpu import FakeCpuTensor, FakeGpu
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
@@ -13,61 +12,6 @@ from wsm.strategies.ipc import _pickled_metas as reading
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
 from wsm.strategies.ipc.source import IpcSource
-
-NUMBERS = {"float32": 10, "int64": 9}
-
-
-class FakeGpu:
-    """A GPU's memory and paddle's two calls on it: a handle is exported here and opened there."""
-
-    def __init__(self) -> None:
-        self.memory: dict[bytes, np.ndarray] = {}
-        self.opened_on: list[int] = []
-        self.base = self.core = self.LoDTensor = self.device = self.cuda = self
-
-    def device_count(self) -> int:
-        return 2
-
-    def tensor(self, array: np.ndarray) -> FakeCudaTensor:
-        return FakeCudaTensor(self, np.array(array))
-
-    def _new_shared_cuda(self, fields):
-        handle, offset, nbytes, _, _, _, device = fields
-        self.opened_on.append(device)
-        assert (offset, nbytes) == (0, self.memory[handle].nbytes)
-        return self.memory[handle]
-
-    def to_tensor(self, array):
-        return FakeCudaTensor(self, array)
-
-
-class FakeCudaTensor:
-    """A paddle tensor on the fake GPU; its dense tensor has `_share_cuda`."""
-
-    def __init__(self, gpu: FakeGpu, array: np.ndarray) -> None:
-        self._gpu = gpu
-        self.array = array
-        self.size, self.shape, self.dtype = array.size, list(array.shape), f"paddle.{array.dtype}"
-
-    def numpy(self):
-        return self.array.copy()
-
-    def value(self):
-        return self
-
-    def get_tensor(self):
-        return self
-
-    def _share_cuda(self):
-        handle = secrets.token_bytes(64)
-        self._gpu.memory[handle] = self.array
-        kind = NUMBERS[str(self.array.dtype)]
-        return handle, 0, self.array.nbytes, kind, list(self.array.shape), [], 5
-
-
-class FakeCpuTensor(FakeCudaTensor):
-    _share_cuda = None
-
 
 W = np.arange(6, dtype=np.float32).reshape(2, 3)
 SPECS = [TensorSpec("w", "F32", (2, 3)), TensorSpec("b", "I64", (4,))]

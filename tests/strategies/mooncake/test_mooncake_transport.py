@@ -84,6 +84,12 @@ class Rank:
     def load(self, version: int | None = None, **options: object) -> LoadReport:
         return load(RsyncSource(self.transport), self.target, name="rsync", version=version, **options)
 
+    def require(self, publisher: MooncakePublisher, version: int, state: dict[str, np.ndarray]) -> None:
+        """Have a version published, and see that a load brings it."""
+        publisher.publish(version, {0: state})
+        self.load(version)
+        assert self.holds(state)
+
     def holds(self, state: dict[str, np.ndarray]) -> bool:
         return all(self.target.readable(name) == data.tobytes() for name, data in state.items())
 
@@ -240,9 +246,7 @@ def test_a_revoked_lease_ends_the_load_with_the_reason(publisher, ranks, engines
     with raising(stream_errors.PeerFailedError, match="version 1 was withdrawn") as caught:
         rank.load(1, progress=when(1 << 20, lambda: publisher.withdraw(revoke=True)))
     assert caught.value.touched
-    publisher.publish(2, {0: state})
-    rank.load(2)
-    assert rank.holds(state)
+    rank.require(publisher, 2, state)
     assert engines() == 2  # what was in flight went with the first
 
 
@@ -271,9 +275,7 @@ def test_a_load_whose_digests_are_all_right_succeeds_though_its_lease_was_over_b
     report = rank.load(1, progress=when(TOTAL, lambda: publisher.withdraw(revoke=True)))
     assert report.verified == len(SIZES)
     assert rank.holds(state)
-    publisher.publish(2, {0: state})
-    rank.load(2)
-    assert rank.holds(state)
+    rank.require(publisher, 2, state)
 
 
 def test_a_load_whose_digests_are_all_right_succeeds_though_its_trainer_is_gone_before_it_said_so(
@@ -294,24 +296,6 @@ def test_a_rank_that_dies_gives_its_lease_back(publisher):
     command = [sys.executable, "-c", _DYING_RANK, publisher.address, repr(SIZES)]
     assert subprocess.run(command, check=False, timeout=100).returncode == -signal.SIGKILL
     publisher.withdraw(wait_s=60)
-
-
-def test_a_trainer_that_is_killed_while_it_is_read_is_a_typed_error(trainer, ranks, tmp_path):
-    process, address = trainer
-    rank = ranks(address, **SMALL)
-
-    def kill() -> None:
-        process.kill()
-        process.wait()
-
-    with raising(stream_errors.PeerDiedError, match="has ended") as caught:
-        rank.load(1, progress=when(1 << 20, kill))
-    assert caught.value.touched
-    with MooncakePublisher(address) as publisher:  # at the same path
-        state = make_state(3)
-        publisher.publish(2, {0: state})
-        rank.load(2)
-        assert rank.holds(state)
 
 
 def test_a_trainer_that_stops_while_it_is_read_is_a_typed_error_within_the_deadline(trainer, ranks):

@@ -15,9 +15,6 @@ from commanded_group import LivingGroup
 from npz_package import block, publish
 from small_model import SPECS as SERVED
 
-from examples.rollout.config import rollout_config_from_mapping
-from examples.rollout.model.sharding import initial_state, shard
-from examples.rollout.supervisor import RolloutSupervisor
 from tests.raising import matches
 from wsm import Controller, load_config
 from wsm.errors import WsmError
@@ -117,19 +114,3 @@ def test_a_group_of_real_workers_loads_by_it_from_its_wsm_yaml(tmp_path):
             assert controller.status().serving
     finally:
         group.close()
-
-
-@pytest.mark.paddle
-@pytest.mark.processes
-@pytest.mark.slow
-def test_a_rollout_group_serves_what_it_brings(tmp_path):
-    group = {"name": f"npz-rollout-{os.getpid()}", "strategy": "npz", "npz": {"directory": str(tmp_path)}}
-    model = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 64}
-    config = rollout_config_from_mapping({"group": group, "model": model})
-    shape = config.engine.shape
-    for rank in range(2):
-        np.savez(tmp_path / f"rank{rank}.npz", version=5, **shard(initial_state(shape, 3), shape, rank, 2))
-    with RolloutSupervisor(config) as supervisor, supervisor.client() as client:
-        assert client.generate([[1, 2, 3]], max_tokens=2)[0].versions == ("5", "5")
-        receipt = supervisor.controller.update(5, force=True)
-        assert {each.rank: each.version for each in receipt.ranks} == {0: "5", 1: "5"}

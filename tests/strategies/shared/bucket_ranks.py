@@ -34,3 +34,11 @@ def receive(sender, rank, version, **options):
     source = IpcAsyncSource(sender.address, rank, world_size=2)
     report = load(source, target, name="ipc_async", version=version, **options)
     return report, {name: bytes(target.readable(name)) for name in target.specs()}
+
+
+def send_to_both(sender, threads, version, **options):
+    """Send a version to two ranks of this process, and see that both have it."""
+    loads = [threads.submit(receive, sender, rank, version) for rank in range(2)]
+    sent = sender.send(version, shards(version), **options)
+    assert {rank: pending.result()[0].digest for rank, pending in enumerate(loads)} == sent.digests
+    return sent

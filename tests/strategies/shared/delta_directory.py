@@ -69,6 +69,11 @@ class Directory:
     def load(self, version: int | None, target: MemoryTarget, **options: object) -> LoadReport:
         return load(self.source(**options), target, name="delta", version=version)
 
+    def brings(self, version: int, state: State, *, to: MemoryTarget, **options: object) -> bool:
+        """Load a version; whether the target holds that state then."""
+        self.load(version, to, **options)
+        return holds(to, state)
+
 
 def holding(state: State) -> MemoryTarget:
     target = MemoryTarget(spec for spec, _ in state.values())

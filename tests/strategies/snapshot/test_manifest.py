@@ -187,6 +187,7 @@ def placed(**fields) -> dict:
         (placed(how="split", axis=1, segments=[{"extent": 5}]), "2 ranks cannot share"),
         (placed(how="split", axis=1, segments=[{"extent": 6, "heads": 3}]), "2 ranks cannot share"),
         (placed(how="split", axis=1, segments=[{"extent": 6, "heads": 0}]), "0 heads"),
+        *[({"finite": said}, "finite") for said in (None, 1, "yes", False)],
         ({"stranger": 1}, "unknown field `stranger`"),
         ({"content_digest": DIGEST}, "content_digest"),
     ],

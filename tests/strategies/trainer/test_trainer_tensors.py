@@ -216,11 +216,6 @@ def test_a_name_that_no_file_can_hold_is_refused(name):
         specs_of({name: b"x"})
 
 
-def test_a_tensor_that_changes_its_shape_meanwhile_is_refused():
-    with raising(errors.trainer_tensor, match="changed"):
-        bytes_of({"t": b"xyz"}, TensorSpec("t", "U8", (2,)))
-
-
 @pytest.mark.parametrize(
     "other",
     [

@@ -348,18 +348,6 @@ def test_the_second_interface_gets_what_its_configuration_knows_and_the_log_says
     assert "transport.options_dropped transport=checkpoint_transfer options=new_option" in caplog.text
 
 
-def test_the_trainer_may_hand_over_paddle_tensors_numpy_arrays_and_buffers(sender, source):
-    state = make_paddle_state(seed=6)
-    shown = {
-        "embed.weight": paddle.to_tensor(np.frombuffer(state["embed.weight"][1], np.float32).reshape(16, 8)),
-        "layer.0.bias": np.frombuffer(state["layer.0.bias"][1], np.float16),
-    }
-    sender.send(described({**state, **shown}, 1), step_id="1")
-    model = Model()
-    model.load(source(), 1)
-    assert model.holds(state)
-
-
 def test_there_is_no_manifest_of_nothing_or_of_itself():
     for state in ({}, described(make_paddle_state(), 1)):
         with raising(errors.trainer_tensor, match=r"!wsm\.manifest"):

@@ -15,11 +15,9 @@ from wsm.strategies import (
     MooncakePublisher,
     MooncakeTransport,
     TensorSpec,
-    errors,
     load,
 )
 from wsm.strategies.applier.feeding import ParameterMemory
-from wsm.strategies.peer_errors import PeerFailedError
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]
 
@@ -67,9 +65,8 @@ class Rank:
             for name, whole in checkpoint(0).items()
         )
         self.transport = MooncakeTransport(address, connect_s=5.0, span_bytes=1 << 16, buffers=2)
-        self.tainted = 0
 
-    def load(self, version: int, **options: object) -> LoadReport:
+    def load(self, version: int) -> LoadReport:
         source = GdrSource(self.transport, self.rank, world_size=2, chunk_tensors=2)
         return load(
             source,
@@ -77,8 +74,6 @@ class Rank:
             name="gdr",
             version=version,
             loaders=self.loaders,
-            taint=self._taint,
-            **options,
         )
 
     def holds(self, state: Checkpoint) -> bool:
@@ -86,29 +81,6 @@ class Rank:
             self.target.readable(name) == np.split(whole, 2)[self.rank].tobytes()
             for name, whole in state.items()
         )
-
-    def _taint(self) -> None:
-        self.tainted += 1
-
-
-class Ending:
-    """Ends a load after so many looks for a cancellation, or, if None, once something was applied."""
-
-    def __init__(self, looks: int | None, publisher: MooncakePublisher | None) -> None:
-        self._looks = looks
-        self._publisher = publisher
-
-    def cancelled(self) -> bool:
-        if self._looks is None or self._looks > 1:
-            self._looks = None if self._looks is None else self._looks - 1
-            return False
-        if self._publisher is not None:
-            self._publisher.withdraw(revoke=True)
-        return self._publisher is None
-
-    def progress(self, _done: int, _total: int) -> None:
-        if self._looks is None:
-            self._looks = 1
 
 
 @pytest.fixture
@@ -135,19 +107,3 @@ def test_each_rank_makes_its_part_of_one_checkpoint_and_versions_follow_each_oth
                 assert report.manifest_digest == published.manifest_digest
                 assert (report.tensors, report.verified) == (len(state), len(state))
     assert ranks[0].loaders[1].chunks == 3
-
-
-@pytest.mark.parametrize("revoked", [False, True], ids=["cancelled", "taken back"])
-def test_an_error_says_touched_if_and_only_if_a_loader_was_given_something(publisher, ranks, revoked):
-    """Whenever it comes: before the first tensor, while that is read, or after it was applied."""
-    state = checkpoint(1)
-    rank = ranks[0]
-    for looks in (1, 2, 3, 5, 8, 13, 21, None):
-        publisher.publish(1, {0: state, 1: state})
-        ending = Ending(looks, publisher if revoked else None)
-        rank.tainted = 0
-        with pytest.raises((errors.LoadCancelledError, PeerFailedError)) as caught:
-            rank.load(1, cancelled=ending.cancelled, progress=ending.progress)
-        assert caught.value.touched == bool(rank.tainted)
-        assert looks != 1 or revoked or not rank.tainted  # what is taken back is noticed a little later
-        assert looks is not None or rank.tainted
