@@ -22,7 +22,7 @@ from wsm.errors import GroupError
 from wsm.strategies.digest import digest_of
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import tensor_of
-from wsm.vllm.versions import VersionPlace, proven_digest
+from wsm.vllm.versions import VersionPlace, proven_digest, said_of
 
 #: Before the name of an engine of vLLM's.
 PREFIX = "wsm+"
@@ -62,10 +62,8 @@ class PushedVersion:
 
     def said(self) -> dict[str, Any]:
         """Return what a receipt says of it."""
-        nbytes = sum(spec.nbytes for spec, _ in self._came.values())
-        about = {"version": self.place.version, "digest": self.digest}
-        memory = {"read_bytes": 0, "memory_bytes": 0}
-        return {**about, "tensors": len(self._came), "bytes": nbytes, **memory}
+        said = said_of(self.place, self.digest, (spec for spec, _ in self._came.values()))
+        return said | {"read_bytes": 0, "memory_bytes": 0}
 
     def take(self, worker: Any, sent: Mapping[str, Any], place: VersionPlace) -> bool:
         """Do a trainer's verb; return whether that was the last, and `place` names it. Blocks as its engine.

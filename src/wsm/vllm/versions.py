@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -128,10 +127,8 @@ class HeldCheckpoint:
 
     def said(self) -> dict[str, Any]:
         """Return what a receipt says of it."""
-        nbytes = sum(tensor.spec.nbytes for tensor in self.tensors)
-        about = {"version": self.place.version, "digest": self.digest}
         memory = {"read_bytes": self.read_bytes, "memory_bytes": self.memory_bytes}
-        return {**about, "tensors": len(self.tensors), "bytes": nbytes, **memory}
+        return said_of(self.place, self.digest, [tensor.spec for tensor in self.tensors]) | memory
 
     @property
     def memory_bytes(self) -> int:
@@ -146,9 +143,9 @@ class HeldCheckpoint:
     def stage(
         self,
         layout: Mapping[str, TensorSpec] | None,
+        copy_name: str,
+        room_bytes: int,
         is_dropped: Callable[[], bool],
-        copy_name: str = "",
-        room_bytes: int = 0,
     ) -> None:
         """Read all tensors and hold them against what was promised. Blocks; gives up if `is_dropped`.
 
@@ -156,12 +153,12 @@ class HeldCheckpoint:
         ----------
         layout : mapping or None
             The tensors that a version must have, and no others; None: unknown.
-        is_dropped : callable
-            Whether nobody waits for it any more.
         copy_name : str
             What the ranks of this engine call this version's copy in memory.
         room_bytes : int
             How large that may be; else the tensors are read from their files.
+        is_dropped : callable
+            Whether nobody waits for it any more.
 
         Raises
         ------
@@ -174,16 +171,13 @@ class HeldCheckpoint:
         if layout is not None:
             check_coverage([(tensor.spec, tensor.origin) for tensor in self.tensors], layout)
         copy = NodeCopy(copy_name, self.tensors)
-        is_copied = copy.fill(room_bytes, is_dropped)
-        if is_copied:
-            self._copy, found = copy, copy.digests
-        else:
-            found = [read_digest(tensor, is_dropped) for tensor in self.tensors]
-        if copy.is_reader or not is_copied:
+        self._copy = copy if copy.fill(room_bytes, is_dropped) else None
+        found = copy.digests or [read_digest(tensor, is_dropped) for tensor in self.tensors]
+        if copy.is_reader or self._copy is None:
             self.read_bytes = sum(tensor.spec.nbytes for tensor in self.tensors)
         for tensor, digest in zip(self.tensors, found, strict=True):
             _require_digest(tensor, digest, tensor.digest)
-        specs = [tensor.spec for tensor in self.tensors]
+        specs = (tensor.spec for tensor in self.tensors)
         self.digest = proven_digest(self.place, zip(specs, found, strict=True), self.published)
         self.digests = found
 
@@ -234,16 +228,15 @@ class StagedRead:
         self.held: HeldCheckpoint | None = None
         self.error: Exception | None = None
         self._dropped = threading.Event()
-        read = partial(self._read, place, layout, copy_name, room_bytes)
-        self._thread = threading.Thread(target=read, daemon=True)
+        how = layout, copy_name, room_bytes, self._dropped.is_set
+        self._thread = threading.Thread(target=self._read, args=(place, how), daemon=True)
         self._thread.start()
 
-    def _read(self, place: VersionPlace, *how: Any) -> None:
+    def _read(self, place: VersionPlace, how: tuple[Any, ...]) -> None:
         held: HeldCheckpoint | None = None
         try:
             held = HeldCheckpoint.found(place)
-            layout, *copied = how
-            held.stage(layout, self._dropped.is_set, *copied)
+            held.stage(*how)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to the next question
             self.error = error
             if held is not None:
@@ -257,6 +250,12 @@ class StagedRead:
         self._thread.join()
         if self.held is not None:
             self.held.close()
+
+
+def said_of(place: VersionPlace, digest: str, specs: Iterable[TensorSpec]) -> dict[str, Any]:
+    """Return what a receipt says of any version."""
+    sizes = [spec.nbytes for spec in specs]
+    return {"version": place.version, "digest": digest, "tensors": len(sizes), "bytes": sum(sizes)}
 
 
 def proven_digest(
