@@ -73,7 +73,6 @@ MADE_OF = {
         "wsm.http.errors",
         "wsm.http.hold_table",
         "wsm.http.kept",
-        "wsm.http.many",
         "wsm.http.native",
         "wsm.http.native._events",
         "wsm.http.native._openapi",

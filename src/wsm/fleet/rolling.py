@@ -22,7 +22,6 @@ import msgspec
 
 from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded, error_name
 from wsm.fleet.replicas import Connections, Replica, fleet_shrinks
-from wsm.http.many import MOST_REQUESTS, GroupClient
 from wsm.labels import checked_version
 from wsm.payload import PayloadError, convert
 from wsm.receipt import Outcome, Receipt
@@ -48,6 +47,8 @@ from wsm.states.holding import Hold
 from wsm.strategies.snapshot.store import content_of
 from wsm.strategies.trainer.targets import newest_target, set_target
 
+#: Requests that are open at once.
+MOST_REQUESTS: Final = 64
 #: Seconds that a look may take, and between two tries of a step.
 _LOOK_S: Final = 10.0
 _AGAIN_S: Final = 0.2
@@ -59,8 +60,14 @@ ALL_SERVE, SOME_DO_NOT, SUPERSEDED = 0, 1, 3
 _Answer = TypeVar("_Answer")
 
 
-class ReplicaClient(GroupClient, Protocol):
+class ReplicaClient(Protocol):
     """What a replica answers; :class:`wsm.http.AsyncClient` asks it over HTTP."""
+
+    async def status(self) -> dict[str, Any]:
+        """Return what ``wsm status --json`` prints."""
+
+    async def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
+        """Give one command."""
 
     async def request(self, request_id: str) -> dict[str, Any]:
         """Return what became of a request."""

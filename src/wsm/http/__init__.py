@@ -12,7 +12,6 @@ module                responsible for
 :mod:`.kept`          what outlives a server: the ends of requests
 :mod:`.answers`       from receipts and errors to statuses, headers and bodies, and back
 :mod:`.bodies`        bodies of requests, read into the struct of their verb
-:mod:`.many`          many groups commanded as one
 :mod:`.surface`       what a front for one kind of trainer is
 :mod:`.surfaces`      those fronts
 :mod:`.pinned`        requests for text that name the version which is to answer them
