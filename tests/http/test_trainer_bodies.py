@@ -13,7 +13,7 @@ from wsm.http.answers import HttpAnswer, failed
 from wsm.http.bodies import Label, Text, Texts, as_struct, label_of, object_of, query_of, without_nulls
 from wsm.http.surfaces import SURFACES, SurfaceOptions, fastdeploy, sglang, vllm
 from wsm.http.surfaces._call import tags_of
-from wsm.http.surfaces._reasons import Reason, Refusal
+from wsm.http.surfaces._verbs import Reason, Refusal
 from wsm.signals.errors import RoleBusyError
 from wsm.states.vocabulary import ALL_TAGS, Tag
 

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from msgspec import structs
@@ -121,17 +121,10 @@ class AdoptedDirectory(NamedTuple):
     warning: str | None = None
 
 
-class AdoptDirectory(Protocol):
-    """Takes a trainer's directory in, so that its deletion is harmless. Blocks while it copies or digests."""
-
-    def __call__(self, directory: str, label: str | None) -> AdoptedDirectory:
-        """Return what ranks load; None for the label takes it from the directory's name.
-
-        Raises
-        ------
-        WsmError
-            If the directory is not below a declared root, or lacks what a version must have.
-        """
+#: ``adopt(directory, label)`` takes a trainer's directory in, so that its deletion is harmless, and returns
+#: what ranks load; None for the label takes it from the directory's name. It blocks while it copies or
+#: digests; raises WsmError if the directory is not below a declared root, or lacks what a version must have.
+AdoptDirectory: TypeAlias = Callable[[str, str | None], AdoptedDirectory]
 
 
 class TargetReader(Protocol):

@@ -19,10 +19,8 @@ from starlette.responses import JSONResponse, Response
 
 from wsm.errors import RefusedError
 from wsm.http.bodies import MOST_TEXT_BYTES, as_struct, label_of, object_of, without_nulls
-from wsm.http.surfaces._reasons import Reason, Refusal
-from wsm.http.surfaces._verbs import FinishBody, RelabelBody
-from wsm.http.surfaces.areal import LoadBody
-from wsm.http.surfaces.vllm import UpdateInfo, UpdateWeightsBody, is_by_files
+from wsm.http.surfaces._verbs import FinishBody, Reason, Refusal, RelabelBody
+from wsm.http.surfaces.vllm import LoadBody, UpdateInfo, UpdateWeightsBody, is_by_files
 from wsm.labels import checked_version
 from wsm.vllm.engine import FINISH, START
 

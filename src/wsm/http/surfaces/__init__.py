@@ -5,13 +5,9 @@ module               responsible for
 ===================  =====================================================================================
 :mod:`.fastdeploy`   FastDeploy's legacy GETs and control verbs, in the codes of its generations
 :mod:`.sglang`       SGLang's verbs: slime, miles, AReaL, verl
-:mod:`.vllm`         vLLM's verbs: TRL, SkyRL
-:mod:`.prime_rl`     what prime-rl adds to vLLM's
-:mod:`.areal`        what AReaL adds to vLLM's
-:mod:`._verbs`       the table of a surface: from each verb's function to its route, described by its types
+:mod:`.vllm`         vLLM's verbs: TRL, SkyRL; with what AReaL and prime-rl have over them
+:mod:`._verbs`       the table of a surface: each verb's route, or why it is refused
 :mod:`._call`        what all verbs come down to: commands of a group, and an update in parts
-:mod:`._reasons`     why verbs cannot be honoured, each reason with a way out
-:mod:`._options`     what a server tells its surfaces
 ===================  =====================================================================================
 """
 
@@ -21,13 +17,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from wsm.http.commands import AdoptDirectory, AdoptedDirectory
-from wsm.http.surface import Surface
-from wsm.http.surfaces._options import OpenRequests, SurfaceOptions, adopting, standing
-from wsm.http.surfaces.areal import AREAL
+from wsm.http.surface import OpenRequests, Surface, SurfaceOptions, adopting, standing
 from wsm.http.surfaces.fastdeploy import FASTDEPLOY
-from wsm.http.surfaces.prime_rl import PRIME_RL
 from wsm.http.surfaces.sglang import SGLANG
-from wsm.http.surfaces.vllm import VLLM
+from wsm.http.surfaces.vllm import AREAL, PRIME_RL, VLLM
 
 #: What makes each surface, by its name.
 SURFACES: Final[Mapping[str, Callable[[SurfaceOptions], Surface]]] = {

@@ -24,7 +24,7 @@ from wsm.errors import GroupError, RefusedError, WsmError
 from wsm.http import errors
 from wsm.http.answers import status_of
 from wsm.http.commands import AdoptedDirectory, Commands, Origin
-from wsm.http.surfaces._options import SurfaceOptions
+from wsm.http.surface import SurfaceOptions
 from wsm.receipt import Outcome, Receipt
 from wsm.states.holding import ClosedBy
 from wsm.states.vocabulary import (

@@ -19,8 +19,7 @@ from wsm.http.answers import HttpAnswer, ToldError
 from wsm.http.bodies import Label, Texts, label_of, texts_of
 from wsm.http.surface import InHold
 from wsm.http.surfaces._call import Call, tags_of
-from wsm.http.surfaces._reasons import Reason
-from wsm.http.surfaces._verbs import VerbTable
+from wsm.http.surfaces._verbs import Reason, VerbTable
 from wsm.labels import is_unnamed
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode

@@ -13,11 +13,12 @@ from wsm.http.answers import HttpAnswer, ToldError
 from wsm.http.bodies import Label, Text, Texts, label_of, texts_of
 from wsm.http.errors import unsupported
 from wsm.http.surfaces._call import Call, PauseMode, tags_of
-from wsm.http.surfaces._reasons import Reason, Refusal
 from wsm.http.surfaces._verbs import (
     DoneAnswer,
     FinishBody,
     NamedVersion,
+    Reason,
+    Refusal,
     RelabelBody,
     VerbTable,
     named_version,

@@ -1,4 +1,4 @@
-"""vLLM's verbs, as TRL and SkyRL send them; prime-rl's and AReaL's surfaces begin with some of them."""
+"""vLLM's verbs, as TRL and SkyRL send them; and what AReaL and prime-rl have over them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from starlette.responses import Response
 from wsm.http import errors
 from wsm.http.answers import HttpAnswer, ToldError
 from wsm.http.bodies import Label, Text, Texts, label_of, texts_of
+from wsm.http.surfaces import sglang
 from wsm.http.surfaces._call import Call, PauseMode, missing_of, tags_of
-from wsm.http.surfaces._reasons import Reason, Refusal
 from wsm.http.surfaces._verbs import (
     DoneAnswer,
     FinishBody,
+    Reason,
+    Refusal,
     RelabelBody,
     ToldReceipt,
     VerbTable,
     named_version,
 )
-from wsm.http.surfaces.sglang import RelabelledAnswer
 from wsm.states.vocabulary import ALL_TAGS
 
 #: Transfers for which nothing has to be set up.
@@ -174,9 +175,9 @@ async def finish(call: Call, asked: FinishBody) -> DoneAnswer:
 
 
 @VLLM("POST /update_weight_version")
-async def relabel(call: Call, asked: RelabelBody) -> RelabelledAnswer:
+async def relabel(call: Call, asked: RelabelBody) -> sglang.RelabelledAnswer:
     """Confirm the trainer's word for the weights."""
-    return RelabelledAnswer(await call.require_label(str(asked.new_version)))
+    return sglang.RelabelledAnswer(await call.require_label(str(asked.new_version)))
 
 
 VLLM("GET /weight_info")(named_version)
@@ -292,3 +293,83 @@ VLLM.refuse(Reason.DRAFT, "POST /start_draft_weight_update")
 VLLM.refuse(Reason.ADAPTER, "POST /v1/load_lora_adapter", "POST /load_lora_adapter")
 VLLM.refuse(Reason.ADAPTER, "POST /v1/unload_lora_adapter", "POST /unload_lora_adapter", closes=False)
 VLLM.refuse(Reason.INTERNAL, "POST /fetch_weights")
+
+# AReaL's own verbs; on SGLang it sends SGLang's -------------------------------------------------------------
+
+AREAL = VerbTable(
+    "areal",
+    data_paths=DATA_PATHS,
+    failed=sglang.failure_of,
+    failure=sglang.SglangFailure,
+    pauses="/areal_pause_generation",
+    resumes="/areal_continue_generation",
+    unsupported=400,
+)
+AREAL.take(VLLM, "POST /sleep", "POST /wake_up")
+
+
+@AREAL("POST /areal_pause_generation")
+async def areal_pause(call: Call) -> DoneAnswer:
+    """Hold the group, and end all requests."""
+    await call.pause()
+    return DoneAnswer("Generation paused and all requests aborted", success=True)
+
+
+@AREAL("POST /areal_continue_generation")
+async def areal_resume(call: Call) -> DoneAnswer:
+    """Release the group."""
+    await call.resume()
+    return DoneAnswer("Generation continued", success=True)
+
+
+class LoadBody(Struct):
+    """Of ``/areal_update_weights``."""
+
+    model_path: Text
+
+
+@AREAL("POST /areal_update_weights", brings=True)
+async def areal_update(call: Call, asked: LoadBody) -> DoneAnswer:
+    """Update to a directory."""
+    receipt = await call.load(directory=asked.model_path, label=None, abort_requests=True)
+    return DoneAnswer(receipt.sentence(), success=True)
+
+
+AREAL.refuse(
+    Reason.PUSH,
+    "POST /areal_init_weights_update_group",
+    "POST /areal_set_update_weight_meta",
+    "POST /areal_update_weights_xccl",
+)
+AREAL.refuse(
+    Reason.ADAPTER,
+    "POST /areal_update_weights_lora",
+    "POST /areal_set_update_weight_meta_lora",
+    "POST /areal_update_weights_lora_xccl",
+)
+
+# prime-rl's: a directory in ``weight_dir``, a set-up by files, its liveness ---------------------------------
+
+PRIME_RL = VerbTable(
+    "prime-rl",
+    data_paths=DATA_PATHS,
+    failed=failure_of,
+    failure=VllmFailure,
+    pauses="/pause",
+    resumes="/resume",
+    unsupported=400,
+)
+PRIME_RL.take(
+    VLLM,
+    *("POST /pause", "POST /resume", "GET /is_paused", "POST /update_weights", "POST /collective_rpc"),
+    *("POST /load_lora_adapter", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
+)
+PRIME_RL("POST /init_broadcaster")(set_up)
+
+
+@PRIME_RL("GET /liveness", also=(503,))
+async def liveness(call: Call) -> StateAnswer | HttpAnswer:
+    """Answer whether all ranks live."""
+    if await call.is_live():
+        return StateAnswer("ok")
+    return HttpAnswer(503, StateAnswer("engine_unresponsive"), {"Retry-After": "1"})
