@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from examples.rollout.client import RolloutClient
 from examples.rollout.errors import ClientTimeoutError, RolloutUnreachableError
 from examples.rollout.request import FinishReason, Generation
@@ -112,7 +114,7 @@ class CampaignLoad:
                     time.sleep(_RETRY_S)
                 for result in message.get("results", ()):
                     with self._mutex:
-                        self._answers.append(Answered(prompt, Generation.from_mapping(result)))
+                        self._answers.append(Answered(prompt, msgspec.convert(result, Generation)))
                 calls[self._ask(client, prompt)] = prompt
         finally:
             if not self._closing.is_set():

@@ -11,7 +11,7 @@ from examples.rollout.model.sharding import initial_state, shard
 from wsm.strategies import Retention, publish_snapshot
 
 #: A model of a few KiB; its shards fit both kinds of engines.
-MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 128}
+MODEL: dict[str, Any] = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 128}
 
 #: Deaths are what the campaign is made of, so no keeper gives up; what hangs is replaced soon.
 _RECOVERY = {

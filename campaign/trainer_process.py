@@ -24,7 +24,7 @@ _CALLS = ("open", "write", "fsync", "replace", "rename", "mkdir", "unlink", "rmd
 def main() -> None:
     """Publish one version."""
     directory, version, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    shape = ModelShape.from_mapping(MODEL)
+    shape = ModelShape(**MODEL)
     full = initial_state(shape, version)
     shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
     _trap_calls(victim_trap("trainer"))

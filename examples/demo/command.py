@@ -53,8 +53,8 @@ def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: 
       python -m examples.demo --hold --out hold
           the group stands still with its memory, and is updated in place
     """
-    require("demo", "paddle", "rich", extras="cpu,dev")
-    from examples.demo.run import run_demo  # noqa: PLC0415 - numpy and rich, for this command only
+    require("demo", "paddle", extras="cpu")
+    from examples.demo.run import run_demo  # noqa: PLC0415 - numpy and more, for this command only
     from examples.demo.settings import DemoSettings  # noqa: PLC0415 - the same
 
     with wrong_usage():

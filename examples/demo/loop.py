@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from examples.demo.progress import RunProgress
 from examples.demo.report import Report, StepRecord
 from examples.demo.settings import JOURNAL_DIRECTORY, DemoSettings, Rewards, Tokens, group_config
 from examples.demo.trainer_process import Reply, TrainerProcess
@@ -71,7 +70,7 @@ _LOOK_S = 0.05
 
 
 def run_loop(
-    settings: DemoSettings, progress: RunProgress, ending: Ending
+    settings: DemoSettings, finished: Callable[[StepRecord], object], ending: Ending
 ) -> tuple[Report, list[TimelineSpan]]:
     """Run the whole loop. Blocks; starts processes, and leaves none behind however it ends.
 
@@ -79,8 +78,8 @@ def run_loop(
     ----------
     settings : DemoSettings
         What to do. Old journals in ``out`` are removed.
-    progress : RunProgress
-        Told what happens.
+    finished : callable
+        Told each step that is over.
     ending : Ending
         Interrupts the steps, asked for by the group while it starts; its haste kills trainer and ranks.
 
@@ -108,10 +107,13 @@ def run_loop(
         RolloutSupervisor(config, ending=ending) as group,
         RolloutClient(config.group.name, retry_s=PATIENCE_S) as client,
     ):
-        loop = _TrainingLoop(settings, progress, trainer, group, client)
+        loop = _TrainingLoop(settings, trainer, group, client)
         try:
             with ending.interrupting():
-                steps = [loop.step(number) for number in range(1, settings.steps + 1)]
+                steps = []
+                for number in range(1, settings.steps + 1):
+                    steps.append(loop.step(number))
+                    finished(steps[-1])
         except WsmError:
             group.check()  # a rank that died says more in its log than the others can
             raise
@@ -133,14 +135,12 @@ class _TrainingLoop:
     def __init__(
         self,
         settings: DemoSettings,
-        progress: RunProgress,
         trainer: TrainerProcess,
         group: RolloutSupervisor,
         client: RolloutClient,
     ) -> None:
         self.spans: list[TimelineSpan] = []
         self._settings = settings
-        self._progress = progress
         self._trainer = trainer
         self._group = group
         self._controller = group.controller
@@ -172,9 +172,7 @@ class _TrainingLoop:
         )
         how = self._flip if self._settings.hot else self._pause if self._settings.hold else self._hand_over
         hand_over = how if self._settings.update else self._train_only
-        record = hand_over(record, _StepBatch(prompts, tokens, rewards, answers))
-        self._progress.finished(record)
-        return record
+        return hand_over(record, _StepBatch(prompts, tokens, rewards, answers))
 
     def _hand_over(self, record: StepRecord, batch: _StepBatch) -> StepRecord:
         """Clear the group, train in the memory that it gave back, and update it to what was learned."""
@@ -203,7 +201,6 @@ class _TrainingLoop:
     def _train_and_update(self, record: StepRecord, batch: _StepBatch) -> StepRecord:
         learned = self._train(batch)
         version = str(int(self._version) + 1)  # this trainer counts
-        self._progress.phase("publish")
         published = self._trainer.publish(version)
         self._spans_of(published, "publish")
         with self._timed("update") as updated:
@@ -257,7 +254,6 @@ class _TrainingLoop:
         )
 
     def _train(self, batch: _StepBatch) -> Reply:
-        self._progress.phase("train")
         learned = self._trainer.improve(batch.prompts, batch.tokens, batch.rewards)
         self._spans_of(learned, "train")
         return learned
@@ -273,8 +269,7 @@ class _TrainingLoop:
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[list[TimelineSpan]]:
-        """Show a phase and keep its span, which is in the list once the block has ended."""
-        self._progress.phase(name)
+        """Keep the span of a phase, which is in the list once the block has ended."""
         done: list[TimelineSpan] = []
         started = time.monotonic_ns()
         yield done

@@ -1,4 +1,4 @@
-"""The run as one picture: the reward, what every rank held over time, and one cycle from near.
+"""The run as one picture: the reward, what every rank held over time, and every action of one step.
 
 Draws a report and spans with matplotlib's Agg backend, which needs no screen. Knows no group and no trainer.
 """
@@ -25,19 +25,9 @@ STATE_COLOURS = {
     "PREPARED": "#cc79a7",
     "FAULTED": "#d55e00",
 }
-_WORK_COLOURS = {
-    "generate": "#8da0cb",
-    "clear": "#e5c494",
-    "train": "#a6d854",
-    "publish": "#ffd92f",
-    "update": "#b3cde3",
-}
-_OTHER_WORK = "#dddddd"
 _RANK_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
-#: Of the rows: reward, states, one step from near, its actions; in units of two inches.
-_HEIGHTS = (1.8, 0.7, 1.0, 2.0)
-#: A bar narrower than this part of the axes has no room for its name.
-_LABEL_FRACTION = 0.055
+#: Of the rows: reward, states, the actions of one step; in units of two inches.
+_HEIGHTS = (1.8, 0.7, 2.0)
 
 
 def tracks(spans: Iterable[TimelineSpan]) -> list[str]:
@@ -77,7 +67,6 @@ def draw(path: Path, report: Report, spans: Sequence[TimelineSpan], *, chance: f
     _reward(figure.add_subplot(grid[0, :]), report, chance)
     _states(figure.add_subplot(grid[1, :]), spans)
     step = _typical_step(report)
-    _cycle(figure.add_subplot(grid[2, :]), spans, step)
     if len(heights) == len(_HEIGHTS):
         for column, (title, interval) in enumerate(_near(spans, step).items()):
             _actions(figure.add_subplot(grid[-1, column]), spans, interval, title)
@@ -117,25 +106,6 @@ def _states(axes: Axes, spans: Sequence[TimelineSpan]) -> None:
     seen = {span.name for span in chosen}
     handles: list[Any] = [Patch(color=c, label=name) for name, c in STATE_COLOURS.items() if name in seen]
     axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=6, frameon=False)
-
-
-def _cycle(axes: Axes, spans: Sequence[TimelineSpan], step: int) -> None:
-    start, end = extent(_work_of(spans, step))
-    near = [
-        span for span in within(spans, start, end) if span.lane not in ("actions", "kv_cache", "admission")
-    ]
-    rows = tracks(near)
-    for span in near:
-        cut = TimelineSpan(span.track, span.lane, span.name, max(span.start_ns, start), min(span.end_ns, end))
-        row = rows.index(span.track)
-        colour = STATE_COLOURS.get(span.name) or _WORK_COLOURS.get(span.name, _OTHER_WORK)
-        _bar(axes, row, cut, origin_ns=start, unit_ns=1e6, colour=colour)
-        if cut.duration_ns > _LABEL_FRACTION * (end - start):
-            middle = (cut.start_ns + cut.end_ns) / 2
-            axes.text((middle - start) / 1e6, row, span.name, ha="center", va="center", fontsize=9)
-    _rows(axes, rows)
-    axes.set(xlabel="milliseconds", xlim=(0, (end - start) / 1e6))
-    _title(axes, f"step {step} from near")
 
 
 def _near(spans: Sequence[TimelineSpan], step: int) -> dict[str, tuple[int, int]]:

@@ -1,11 +1,13 @@
 """What a run of the demo leaves as numbers: one record per step, and totals that a reader can recompute.
 
-Plain data and its JSON form (`report.json`). Knows no group, no trainer and no clock.
+Plain data, its JSON form (`report.json`) and its lines on a terminal of 80 columns. Knows no group, no
+trainer and no clock.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -146,8 +148,38 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    if not ordered:
-        return 0.0
-    middle = len(ordered) // 2
-    return round(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2, 3)
+    return round(statistics.median(values), 3) if values else 0.0
+
+
+def step_line(record: StepRecord, steps: int, *, hot: bool) -> str:
+    """Return one finished step of `steps` as a line; `hot`: nothing was cleared, and staging is shown."""
+    shown = ("train", "update", "staging", "pause") if hot else ("clear", "train", "update", "pause")
+    times = [f"{name} {_short(getattr(record, f'{name}_ms'))}" for name in shown]
+    version = "-" if record.version is None else record.version
+    return f"step {record.step}/{steps}  version {version}  reward {record.reward:.2f}  {'  '.join(times)} ms"
+
+
+def summary_lines(report: Report, *, hot: bool) -> list[str]:
+    """Say how a run ended."""
+    totals = report.totals()
+    versions = len(totals["tokens_per_version"])
+    reward = (
+        f"reward {totals['reward_first_five']:.2f} -> {totals['reward_last_five']:.2f} "
+        f"(first and last five of {totals['steps']} steps) in {totals['seconds']:.1f} s"
+    )
+    tokens = (
+        f"{totals['tokens']} tokens by {versions} version{'' if versions == 1 else 's'}, "
+        f"{totals['mixed_version_steps']} steps of mixed versions, "
+        f"median pause {totals['median_ms']['pause']:.{2 if hot else 0}f} ms"
+    )
+    lines = [reward, tokens]
+    if totals["served_meanwhile"]:
+        lines.append(
+            f"{totals['served_meanwhile']} tokens for others while it trained, staged and switched; "
+            f"median staging {totals['median_ms']['staging']:.0f} ms"
+        )
+    return lines
+
+
+def _short(milliseconds: float) -> str:
+    return f"{milliseconds:.1f}" if 0 < milliseconds < 10 else f"{milliseconds:.0f}"

@@ -5,20 +5,20 @@ Responsible for files in the output directory and for the last lines on the term
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-
-from rich.console import Console
 
 from examples.demo.loop import run_loop
 from examples.demo.picture import draw
-from examples.demo.progress import RunProgress
-from examples.demo.report import Report
+from examples.demo.report import Report, step_line, summary_lines
 from examples.demo.settings import JOURNAL_DIRECTORY, DemoSettings
 from wsm.ending import Ending
 from wsm.errors import GroupError
 from wsm.journal.entry import JournalEntry, read_ndjson
 from wsm.journal.replay import replay
 from wsm.journal.spans import TimelineSpan, extent, journal_spans, trace_text
+from wsm.printable import printable
 
 REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"
@@ -26,7 +26,7 @@ PICTURE_FILE = "timeline.png"
 
 
 def run_demo(
-    settings: DemoSettings, console: Console | None = None, *, ending: Ending | None = None
+    settings: DemoSettings, write: Callable[[str], object] | None = None, *, ending: Ending | None = None
 ) -> Report:
     """Run the demo and write ``report.json``, ``trace.json``, ``timeline.png`` and ``journals/``. Blocks.
 
@@ -34,8 +34,8 @@ def run_demo(
     ----------
     settings : DemoSettings
         What to do; ``settings.out`` is created.
-    console : rich.console.Console, optional
-        Where progress is shown; standard output by default.
+    write : callable or None
+        Given each line about what happens; None: to standard output.
     ending : Ending or None
         Interrupts the demo between its start and its end, which leave nothing half made.
 
@@ -46,17 +46,23 @@ def run_demo(
     wsm.errors.WsmError
         If the group or the trainer failed, or left behind what must not be.
     """
-    ending = ending or Ending()
+    ending, write, hot = ending or Ending(), write or _write, settings.hot
     settings.out.mkdir(parents=True, exist_ok=True)
-    kind = "hot updates" if settings.hot else "updates"
-    title = f"demo of wsm: {settings.ranks} ranks, {'with' if settings.update else 'without'} {kind}"
-    with RunProgress(title, settings.steps, console, hot=settings.hot) as progress:
-        report, spans = run_loop(settings, progress, ending)
-        with ending.interrupting():
-            progress.phase("write results")
-            files = write_results(settings.out, report, spans, chance=settings.task.chance)
-    progress.summary(report, files)
+    kind = "hot updates" if hot else "updates"
+    write(f"demo of wsm: {settings.ranks} ranks, {'with' if settings.update else 'without'} {kind}")
+    report, spans = run_loop(
+        settings, lambda record: write(step_line(record, settings.steps, hot=hot)), ending
+    )
+    with ending.interrupting():
+        files = write_results(settings.out, report, spans, chance=settings.task.chance)
+    for line in (*summary_lines(report, hot=hot), *(f"  {file}" for file in files)):
+        write(line)
     return report
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{printable(line)}\n")
+    sys.stdout.flush()
 
 
 def write_results(out: Path, report: Report, spans: list[TimelineSpan], *, chance: float) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -150,18 +150,9 @@ class DemoSettings:
 
     def as_mapping(self) -> dict[str, Any]:
         """Return plain values for the report."""
-        return {
-            "steps": self.steps,
-            "ranks": self.ranks,
-            "batch": self.batch,
-            "update": self.update,
-            "hot": self.hot,
-            "hold": self.hold,
-            "seed": self.seed,
-            "symbols": self.task.symbols,
-            "length": self.task.length,
-            "chance": self.task.chance,
-        }
+        said = asdict(self)
+        del said["out"]
+        return {**said, **said.pop("task"), "chance": self.task.chance}
 
 
 def group_config(settings: DemoSettings, name: str) -> RolloutConfig:
@@ -173,7 +164,7 @@ def group_config(settings: DemoSettings, name: str) -> RolloutConfig:
                 "ranks": settings.ranks,
                 "journal_directory": str((settings.out / JOURNAL_DIRECTORY).resolve()),
             },
-            "model": settings.shape.as_mapping(),
+            "model": asdict(settings.shape),
             "engine": {"max_batch": settings.batch},
             "seed": settings.seed,
             **({"load": {"concurrency": OTHERS, "seed": settings.seed}} if settings.hot else {}),

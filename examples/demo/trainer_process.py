@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ class TrainerProcess:
     """
 
     def __init__(self, shape: ModelShape, *, ranks: int, directory: Path, seed: int = 0) -> None:
-        settings = {"shape": shape.as_mapping(), "ranks": ranks, "directory": str(directory), "seed": seed}
+        settings = {"shape": asdict(shape), "ranks": ranks, "directory": str(directory), "seed": seed}
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
@@ -89,7 +89,7 @@ class TrainerProcess:
                 env=environment_of_processes(),
                 start_new_session=True,  # Ctrl-C goes to the parent, which ends the conversation
             )
-        self._pending = b""
+        self._answers = self._socket.makefile("r")
 
     @property
     def pid(self) -> int:
@@ -152,6 +152,7 @@ class TrainerProcess:
 
     def close(self) -> None:
         """End the process: it leaves when its socket ends, and is killed if it does not. Idempotent."""
+        self._answers.close()
         self._socket.close()
         try:
             self._process.wait(timeout=5.0)
@@ -172,26 +173,18 @@ class TrainerProcess:
         try:
             self._socket.settimeout(timeout_s)
             self._socket.sendall(line.encode())
-            answer = json.loads(self._read_line(request, timeout_s))
+            said = self._answers.readline()
         except TimeoutError as error:
             raise trainer_failed(request=request, problem=f"gave no answer for {timeout_s:g} s") from error
         except OSError as error:
             raise trainer_failed(request=request, problem="is gone", detail=str(error)) from error
+        if not said:
+            problem = f"ended with exit code {self._process.wait()}"
+            raise trainer_failed(request=request, problem=problem)
+        answer = json.loads(said)
         if "error" in answer:
             raise trainer_failed(request=request, problem="failed", detail=answer["error"])
         return Reply(answer["facts"], answer["started_ns"], answer["finished_ns"])
-
-    def _read_line(self, request: str, timeout_s: float) -> bytes:
-        deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._pending:
-            self._socket.settimeout(max(1e-3, deadline - time.monotonic()))
-            data = self._socket.recv(1 << 20)
-            if not data:
-                code = self._process.wait()
-                raise trainer_failed(request=request, problem=f"ended with exit code {code}")
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
 
 
 @coded("trainer-failed")
@@ -206,7 +199,7 @@ def main() -> None:
     from examples.demo.trainer import Trainer  # noqa: PLC0415 - paddle, and only in this process
 
     settings = json.loads(sys.argv[2])
-    trainer = Trainer(ModelShape.from_mapping(settings["shape"]), seed=settings["seed"])
+    trainer = Trainer(ModelShape(**settings["shape"]), seed=settings["seed"])
     with (
         # An asker that is killed, or leaves an answer unread, resets the connection instead of ending it.
         contextlib.suppress(ConnectionError),

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, final
 
+import msgspec
+
 from examples.rollout import errors
 from examples.rollout.errors import ClientTimeoutError, GenerationRefusedError, RolloutUnreachableError
 from examples.rollout.request import Generation
@@ -243,7 +245,7 @@ class RolloutClient:
                 if on_tokens is not None:
                     on_tokens(index, tokens)
             for result in message.get("results", ()):
-                answers[result["index"]] = Generation.from_mapping(result)
+                answers[result["index"]] = msgspec.convert(result, Generation)
         return [answers[index] for index in range(count)]
 
     def _send(self, message: Message) -> int:

@@ -8,7 +8,6 @@ Sections: ``group`` (:class:`wsm.config.WsmConfig`), ``model`` (:class:`.ModelSh
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ from wsm.actions.surfaces import GroupKind
 from wsm.config import WsmConfig, config_from_mapping
 from wsm.config_reading import option_fault, read_yaml
 from wsm.controller.recovery import RecoveryConfig
-from wsm.printable import size_text
 from wsm.status.facts import CacheProcess
 from wsm.strategies.registry import strategy_called
 
@@ -85,22 +83,13 @@ class EngineOptions:
         """Bytes that the KV-cache process holds, where there is one."""
         return self.kv_blocks * self.block_size * self.shape.width * 2 * ITEM_BYTES
 
-    @property
-    def least_bytes(self) -> int:
-        """Bytes that all ranks together take at least: weights, KV cache, and the inputs of a step."""
-        shape, limits = self.shape, self.limits
-        cached = self.kv_blocks * self.block_size * shape.width * (shape.layers + shape.draft_layers)
-        exchanged = limits.max_step_tokens * (shape.width + 1) if shape.experts else limits.max_step_tokens
-        step = limits.max_batch * (2 + self.max_blocks) + exchanged
-        return ITEM_BYTES * (shape.parameters + 2 * cached + step)
-
 
 _SECTIONS = ("group", "model", "engine", "load", "recovery", "seed")
 
 #: How checkpoints lie on the ranks, for commands that adopt one; found from the clone of the repository.
 PLACEMENTS = "examples.rollout.model.sharding:placed"
 
-_FROM_0 = ("temperature", "restarts", "repair_attempts")
+_FROM_0 = ("temperature", "restarts", "repair_attempts", "experts", "draft_layers")
 
 Section = TypeVar("Section")
 
@@ -165,7 +154,6 @@ class RolloutConfig:
         strategy_called(self.group.strategy)  # every rank would refuse it, one process after the other
         if not self.group.follow:
             self._refuse("group.follow", "must be true: all ranks but rank 0 follow it into its steps")
-        self._refuse_what_no_host_holds()
         shape, load = self.engine.shape, self.load
         if self.engine.limits.max_step_tokens < self.engine.limits.max_batch:
             self._refuse("engine.max_step_tokens", "must not be less than max_batch")
@@ -203,31 +191,6 @@ class RolloutConfig:
             "seed": self.seed,
         }
         return mapping if self.load is None else {**mapping, "load": dataclasses.asdict(self.load)}
-
-    def _refuse_what_no_host_holds(self) -> None:
-        """Refuse sizes that need more memory than this machine has, by the one that is most out of place."""
-        has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        needs = self.engine.least_bytes
-        if self.group.kv_cache_process:
-            needs += self.engine.cache_process_bytes
-        if needs <= has:
-            return
-        usual = EngineOptions()
-        sizes = {
-            f"{section}.{name}": value / getattr(default, name)
-            for section, chosen, default in (
-                ("model", self.engine.shape, usual.shape),
-                ("engine", self.engine, usual),
-                ("engine", self.engine.limits, usual.limits),
-            )
-            for name, value in vars(chosen).items()
-            if type(value) is int and getattr(default, name)
-        }
-        self._refuse(
-            max(sizes, key=sizes.__getitem__),
-            f"is too large: weights, KV cache and inputs take {size_text(needs)} at least, "
-            f"and this machine has {size_text(has)}; make it smaller",
-        )
 
     def _refuse(self, field_name: str, reason: str) -> None:
         raise errors.bad_rollout_config(source=self.group.name, field=field_name, reason=reason)
@@ -299,7 +262,7 @@ def rollout_config_from_mapping(
             EngineOptions,
             engine,
             f"{source}: engine",
-            shape=ModelShape.from_mapping(_section(content, "model", source)),
+            shape=_build(ModelShape, _section(content, "model", source), f"{source}: model"),
             limits=_build(Limits, limits, f"{source}: engine"),
         ),
         load=(

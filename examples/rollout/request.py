@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from examples.rollout import errors
 from examples.rollout.block_pool import ROOT_CHAIN
@@ -137,9 +138,8 @@ class GenerationRequest:
             raise errors.bad_request(field=field_name, reason=reason)
 
 
-@dataclass(frozen=True)
-class Generation:
-    """The answer to one request.
+class Generation(msgspec.Struct, frozen=True):
+    """The answer to one request, as it travels to who asked.
 
     Parameters
     ----------
@@ -171,32 +171,3 @@ class Generation:
     crossed_tokens: int = 0
     mixed: tuple[int, ...] = ()
     routing: list[list[list[int]]] | None = None
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Return what :meth:`from_mapping` accepts; JSON types only."""
-        return {
-            "request_id": self.request_id,
-            "tokens": list(self.tokens),
-            "logprobs": list(self.logprobs),
-            "versions": list(self.versions),
-            "finish_reason": self.finish_reason.value,
-            "cached_tokens": self.cached_tokens,
-            "crossed_tokens": self.crossed_tokens,
-            "mixed": list(self.mixed),
-            "routing": self.routing,
-        }
-
-    @classmethod
-    def from_mapping(cls, mapping: dict[str, Any]) -> Generation:
-        """Build the answer that :meth:`as_mapping` has described."""
-        return cls(
-            request_id=mapping["request_id"],
-            tokens=tuple(mapping["tokens"]),
-            logprobs=tuple(mapping["logprobs"]),
-            versions=tuple(mapping["versions"]),
-            finish_reason=FinishReason(mapping["finish_reason"]),
-            cached_tokens=mapping["cached_tokens"],
-            crossed_tokens=mapping["crossed_tokens"],
-            mixed=tuple(mapping["mixed"]),
-            routing=mapping["routing"],
-        )

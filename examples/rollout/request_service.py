@@ -23,19 +23,33 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from examples.rollout import errors
 from examples.rollout.request import Generation, GenerationRequest
 from examples.rollout.request_socket import ClientConnection, Message, RequestSocket
 from examples.rollout.scheduler import Scheduler
 from wsm.errors import WsmError, error_name
+from wsm.payload import PayloadError, convert
 
 #: Bits of a request's seed that tell the prompts of one call apart.
 _INDEX_BITS = 20
 #: Keeps messages of very long answers below the bound of a frame.
 _RESULTS_PER_MESSAGE = 32
 MAX_CALL_SEED = (1 << (63 - _INDEX_BITS)) - 1
+
+
+class _AskedTokens(msgspec.Struct):
+    """What a generate message asks for."""
+
+    prompts: Annotated[list[list[int]], Meta(min_length=1, max_length=(1 << _INDEX_BITS) - 1)]
+    max_tokens: int
+    temperature: float = 1.0
+    seed: Annotated[int, Meta(ge=0, le=MAX_CALL_SEED)] | None = None
+    stop_token: int | list[int] | None = None
 
 
 @dataclass(eq=False)
@@ -117,31 +131,19 @@ class RequestService:
             self._scheduler.submit(request)
 
     def _requests_of(self, message: Message) -> list[GenerationRequest]:
-        prompts = message.get("prompts")
-        if not isinstance(prompts, list) or not 0 < len(prompts) < 1 << _INDEX_BITS:
-            raise errors.bad_request(field="prompts", reason="must be a list of at least one list of tokens")
-        temperature, seed = message.get("temperature", 1.0), message.get("seed")
-        if type(temperature) not in (int, float):
-            raise errors.bad_request(field="temperature", reason="must be a number")
-        if seed is not None and not (type(seed) is int and 0 <= seed <= MAX_CALL_SEED):
-            raise errors.bad_request(field="seed", reason=f"must be an integer within 0..{MAX_CALL_SEED}")
-        said = message.get("stop_token")
-        stop_tokens = said if isinstance(said, list) else [] if said is None else [said]
-        if any(type(token) is not int for token in stop_tokens):
-            raise errors.bad_request(field="stop_token", reason="must be an integer, or a list of them")
-        max_tokens = message.get("max_tokens")
-        if type(max_tokens) is not int:
-            raise errors.bad_request(field="max_tokens", reason="must be an integer")
-        base = secrets.randbelow(MAX_CALL_SEED + 1) if seed is None else seed
+        try:
+            said = convert(_AskedTokens, message)
+        except PayloadError as error:
+            raise errors.bad_request(field="what was asked", reason=f"cannot be read: {error}") from None
+        stop_tokens = [said.stop_token] if isinstance(said.stop_token, int) else said.stop_token or []
+        base = secrets.randbelow(MAX_CALL_SEED + 1) if said.seed is None else said.seed
         requests = []
-        for index, prompt in enumerate(prompts):
-            if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
-                raise errors.bad_request(field=f"prompts[{index}]", reason="must be a list of integers")
+        for index, prompt in enumerate(said.prompts):
             self._next_request += 1
             name, own_seed = f"{self._next_request}", base << _INDEX_BITS | index
             requests.append(
                 GenerationRequest(
-                    name, tuple(prompt), max_tokens, temperature, own_seed, frozenset(stop_tokens)
+                    name, tuple(prompt), said.max_tokens, said.temperature, own_seed, frozenset(stop_tokens)
                 )
             )
         return requests
@@ -154,7 +156,7 @@ class RequestService:
             call = self._calls.pop(answer.request_id, None)
             if call is not None:
                 index, _ = call.open.pop(answer.request_id)
-                finished.setdefault(call, []).append({**answer.as_mapping(), "index": index})
+                finished.setdefault(call, []).append({**msgspec.to_builtins(answer), "index": index})
         for call in {call for call in self._calls.values() if call.stream}:
             self._stream(call)
         for call, results in finished.items():

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+import msgspec
+
 from examples.rollout import errors as rollout_errors
 from examples.rollout.errors import FrameError, GenerationRefusedError, RolloutUnreachableError
 from examples.rollout.request import FinishReason, Generation
@@ -301,7 +303,7 @@ class EngineRequests:
                     for row in answer.get("tokens", ()):
                         told(NewTokens(*row))
                 for result in answer.get("results", ()):
-                    found[result["index"]] = Generation.from_mapping(result)
+                    found[result["index"]] = msgspec.convert(result, Generation)
         finally:
             if len(found) < len(ask.prompts) and not connection.broken:
                 connection.tell({"op": "cancel", "call": opened.call})

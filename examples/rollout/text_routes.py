@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, final
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -177,7 +178,7 @@ class _Texts:
 
         async def events() -> AsyncIterator[bytes]:
             news: asyncio.Queue[NewTokens | None] = asyncio.Queue()
-            grown = [Generation("", (), (), (), FinishReason.LENGTH) for _ in asked.ask.prompts]
+            grown = [_NONE] * len(asked.ask.prompts)
             wait = asyncio.ensure_future(
                 self._requests.generate(
                     asked.ask,
@@ -216,28 +217,18 @@ _NONE = Generation("", (), (), (), FinishReason.LENGTH)
 
 
 def _added(before: Generation, new: NewTokens) -> Generation:
-    return Generation(
-        "",
-        (*before.tokens, *new.tokens),
-        (*before.logprobs, *new.logprobs),
-        (*before.versions, *new.versions),
-        FinishReason.LENGTH,
+    return structs.replace(
+        before,
+        tokens=(*before.tokens, *new.tokens),
+        logprobs=(*before.logprobs, *new.logprobs),
+        versions=(*before.versions, *new.versions),
     )
 
 
 def _after(answer: Generation, told: int) -> Generation:
     """Return what an answer has behind the tokens that were told."""
-    return Generation(
-        answer.request_id,
-        answer.tokens[told:],
-        answer.logprobs[told:],
-        answer.versions[told:],
-        answer.finish_reason,
-        answer.cached_tokens,
-        answer.crossed_tokens,
-        answer.mixed,
-        answer.routing,
-    )
+    rest = {name: getattr(answer, name)[told:] for name in ("tokens", "logprobs", "versions")}
+    return structs.replace(answer, **rest)
 
 
 def _event(content: object) -> bytes:

@@ -36,7 +36,7 @@ from wsm.signals.names import segment_path
 from wsm.states.vocabulary import KVPolicy, Tag
 from wsm.testing import InMemoryRequests
 
-SHAPE = ModelShape.from_mapping(MODEL)
+SHAPE = ModelShape(**MODEL)
 VICTIMS = ["rank0", "rank1"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -13,11 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from rich.console import Console
 
 from examples.demo import loop
 from examples.demo.loop import require_published, run_loop
-from examples.demo.progress import RunProgress
 from examples.demo.report import Report, StepRecord
 from examples.demo.run import read_journals, run_demo, write_results
 from examples.demo.settings import JOURNAL_DIRECTORY, DemoSettings
@@ -31,10 +28,6 @@ from wsm.receipt import Outcome, Receipt
 from wsm.report import RankReport
 
 PATIENCE_S = 60.0
-
-
-def console() -> Console:
-    return Console(file=io.StringIO(), width=80)
 
 
 def slices(path: Path) -> dict[str, list[str]]:
@@ -51,7 +44,7 @@ def slices(path: Path) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("demo")
-    run_demo(DemoSettings(out, steps=3, batch=32), console())
+    run_demo(DemoSettings(out, steps=3, batch=32), len)
     return out, json.loads((out / "report.json").read_text())
 
 
@@ -133,7 +126,7 @@ def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(
         return learned
 
     monkeypatch.setattr(loop._TrainingLoop, "_train", train_until_others_were_served)
-    report = run_demo(DemoSettings(tmp_path, steps=3, batch=32, hot=True), console())
+    report = run_demo(DemoSettings(tmp_path, steps=3, batch=32, hot=True), len)
     assert [step.served_version for step in report.steps] == ["1", "2", "3"]
     totals = report.totals()
     assert totals["mixed_version_steps"] == 0
@@ -155,7 +148,7 @@ def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_with_holds_the_group_stands_with_its_memory_while_it_is_updated_in_place(tmp_path: Path) -> None:
-    report = run_demo(DemoSettings(tmp_path, steps=2, batch=16, hold=True), console())
+    report = run_demo(DemoSettings(tmp_path, steps=2, batch=16, hold=True), len)
     assert [step.served_version for step in report.steps] == ["1", "2"]
     assert report.totals()["mixed_version_steps"] == 0
     assert all(step.pause_ms > 0 and step.clear_ms == 0 for step in report.steps)
@@ -169,7 +162,7 @@ def test_with_holds_the_group_stands_with_its_memory_while_it_is_updated_in_plac
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_without_updates_the_group_serves_its_first_version_to_the_end(tmp_path: Path) -> None:
-    report = run_demo(DemoSettings(tmp_path, steps=2, batch=16, update=False), console())
+    report = run_demo(DemoSettings(tmp_path, steps=2, batch=16, update=False), len)
     totals = report.totals()
     assert totals["tokens_per_version"] == {"1": 128}
     assert totals["versions_served"] == totals["bytes"] == 0
@@ -179,18 +172,15 @@ def test_without_updates_the_group_serves_its_first_version_to_the_end(tmp_path:
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_a_rank_that_is_killed_costs_time_and_no_version(tmp_path: Path) -> None:
-    class KillsRankOne(RunProgress):
-        def finished(self, record: StepRecord) -> None:
-            super().finished(record)
-            ranks = [
-                child
-                for child in psutil.Process().children()
-                if child.cmdline()[2:3] == ["examples.rollout.worker_process"] and child.cmdline()[4] == "1"
-            ]
-            os.kill(ranks[0].pid, signal.SIGKILL)
+    def kill_rank_one(_record: StepRecord) -> None:
+        ranks = [
+            child
+            for child in psutil.Process().children()
+            if child.cmdline()[2:3] == ["examples.rollout.worker_process"] and child.cmdline()[4] == "1"
+        ]
+        os.kill(ranks[0].pid, signal.SIGKILL)
 
-    settings, progress = DemoSettings(tmp_path, steps=3, batch=16), KillsRankOne("demo", 3, console())
-    report, _ = run_loop(settings, progress, Ending())
+    report, _ = run_loop(DemoSettings(tmp_path, steps=3, batch=16), kill_rank_one, Ending())
     assert [step.version for step in report.steps] == ["2", "3", "4"]
     assert not any(step.mixed_versions for step in report.steps)
     assert replay(read_journals(tmp_path / "journals")).impossible is None

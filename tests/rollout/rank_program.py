@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
+import msgspec
 import numpy as np
 import paddle
 from engine_parts import Steps, load, ready
@@ -75,7 +76,9 @@ class Rank:
         while rows:
             with self.step(version) as permit:
                 rows = self.runner.execute(permit)
-        return {answer.request_id: answer.as_mapping() for answer in self.runner.requests.take_finished()}
+        return {
+            answer.request_id: msgspec.to_builtins(answer) for answer in self.runner.requests.take_finished()
+        }
 
     def logits(self) -> list:
         """Run this shard without its cache; the head is whole on every rank."""
@@ -90,7 +93,7 @@ class Rank:
 
 def main() -> None:
     number, directory, shape_json, scenario = sys.argv[1:]
-    rank = Rank(int(number), directory, ModelShape.from_mapping(json.loads(shape_json)))
+    rank = Rank(int(number), directory, ModelShape(**json.loads(shape_json)))
     if scenario == "mixed":
         rank.begin("first", seed=0)
         rank.generate(version=1 + rank.rank)

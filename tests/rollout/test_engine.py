@@ -285,9 +285,7 @@ def test_routing_is_recorded_per_position_and_forgotten_on_request(engine, run_a
 
 
 def test_the_runner_has_every_surface_that_actions_know(engine):
-    runner = engine(
-        ModelShape(**{**SMALL.as_mapping(), "experts": 4, "draft_layers": 1}), routing_replay=True
-    )
+    runner = engine(dataclasses.replace(SMALL, experts=4, draft_layers=1), routing_replay=True)
     expected = {
         "weights": surfaces.WeightSurface,
         "memory": surfaces.MemorySurface,

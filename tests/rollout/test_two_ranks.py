@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class Ended(NamedTuple):
 
 
 def run_two_ranks(directory: Path, shape: ModelShape, scenario: str) -> list[Ended]:
-    arguments = [str(directory / "rendezvous"), json.dumps(shape.as_mapping()), scenario]
+    arguments = [str(directory / "rendezvous"), json.dumps(asdict(shape)), scenario]
     processes = [WITH_PADDLE.start(PROGRAM, str(rank), *arguments, separate_errors=True) for rank in range(2)]
     try:
         outputs = [(process.stdout.read().decode(), process.stderr.read().decode()) for process in processes]

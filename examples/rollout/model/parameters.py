@@ -16,7 +16,7 @@ import paddle
 
 from examples.rollout import errors
 from examples.rollout.model.shape import ModelShape
-from examples.rollout.model.sharding import ParameterLayout, ShardSplit, full_specs, parameter_table
+from examples.rollout.model.sharding import full_specs, parameter_table
 from wsm.errors import RefusedError
 from wsm.strategies.applier.feeding import ParameterMemory
 from wsm.strategies.checkpoint_models import AuxiliaryNames
@@ -160,18 +160,8 @@ class ShardLoader:
                 continue
             whole = np.frombuffer(data, np.float32).reshape(spec.shape)
             local = np.frombuffer(parameters.memory(spec.name), np.float32).reshape(extents)
-            local[...] = whole[self._part(layout, extents)]
+            local[...] = whole[layout.part(self._rank, extents)]
             parameters.complete(spec.name)
-
-    def _part(self, layout: ParameterLayout, extents: tuple[int, ...]) -> tuple[Any, ...]:
-        """Return where this rank's part lies in the whole tensor."""
-        if layout.split is ShardSplit.COLUMNS:
-            begin = self._rank * extents[-1]
-            return (..., slice(begin, begin + extents[-1]))
-        if layout.split is ShardSplit.ROWS:
-            begin = self._rank * extents[0]
-            return (slice(begin, begin + extents[0]),)
-        return (...,)
 
 
 def loaders_for(shape: ModelShape, rank: int, ranks: int) -> list[ShardLoader]:

@@ -12,6 +12,7 @@ import enum
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,12 @@ class ParameterLayout:
             return (self.extents[0] // ranks, *self.extents[1:])
         return self.extents
 
+    def part(self, rank: int, local: tuple[int, ...]) -> tuple[Any, ...]:
+        """Return where the part of `rank` lies in the whole, whose extents there are `local`."""
+        if self.split is ShardSplit.COLUMNS:
+            return (..., slice(rank * local[-1], (rank + 1) * local[-1]))
+        return (slice(rank * local[0], (rank + 1) * local[0]),) if self.split is ShardSplit.ROWS else (...,)
+
 
 def parameter_table(shape: ModelShape) -> dict[str, ParameterLayout]:
     """Name every parameter of the full model, in the order of the forward pass."""
@@ -101,7 +108,7 @@ def shard_specs(shape: ModelShape, rank: int, ranks: int) -> dict[str, TensorSpe
 
 def placements(shape: ModelShape) -> dict[str, Placement]:
     """Say of every parameter how it lies on the ranks, so that a group of another number can load it."""
-    return {name: _placement(layout, shape) for name, layout in parameter_table(shape).items()}
+    return dict(placed(full_specs(shape)))
 
 
 def checkpoint_placements(shape: ModelShape, allowed_unknown: Collection[str] = ()) -> PlacementHook:
@@ -163,16 +170,16 @@ def shard(full_state: Mapping[str, Array], shape: ModelShape, rank: int, ranks: 
     """
     specs = shard_specs(shape, rank, ranks)
     table = parameter_table(shape)
-    _check_names(full_state, table, where="full weights")
+    missing, unknown = sorted(table.keys() - full_state.keys()), sorted(full_state.keys() - table.keys())
+    if missing or unknown:
+        raise errors.bad_shard(where="full weights", missing=missing, unknown=unknown)
     local = {}
-    for name in specs:
+    for name, spec in specs.items():
         layout, whole = table[name], full_state[name]
-        _check_extents(name, whole, layout.extents, where="full weights")
-        if layout.split is ShardSplit.COLUMNS:
-            whole = np.split(whole, ranks, axis=-1)[rank]
-        elif layout.split is ShardSplit.ROWS:
-            whole = np.split(whole, ranks, axis=0)[rank]
-        local[name] = np.ascontiguousarray(whole)
+        if tuple(whole.shape) != layout.extents:
+            found = tuple(whole.shape)
+            raise errors.bad_shard(where="full weights", name=name, found=found, expected=layout.extents)
+        local[name] = np.ascontiguousarray(whole[layout.part(rank, spec.shape)])
     return local
 
 
@@ -203,14 +210,6 @@ def local_experts(shape: ModelShape, rank: int, ranks: int) -> range:
     return range(rank * count, (rank + 1) * count)
 
 
-def _placement(layout: ParameterLayout, shape: ModelShape) -> Placement:
-    if layout.split is ShardSplit.EXPERT:
-        return placement.Member(layout.expert, shape.experts)
-    if layout.split is ShardSplit.REPLICATED:
-        return placement.Replicated()
-    return placement.split(layout.extents, -1 if layout.split is ShardSplit.COLUMNS else 0)
-
-
 def _block(shape: ModelShape, prefix: str, *, experts: int) -> Iterator[tuple[str, ParameterLayout]]:
     width = shape.width
     yield f"{prefix}.attention_norm.weight", ParameterLayout((width,), ShardSplit.REPLICATED)
@@ -233,14 +232,3 @@ def _feed_forward(shape: ModelShape, prefix: str, *, expert: int) -> Iterator[tu
     for matrix in ("up", "gate") if shape.gated else ("up",):
         yield f"{prefix}.{matrix}.weight", ParameterLayout((shape.width, shape.hidden), first, expert)
     yield f"{prefix}.down.weight", ParameterLayout((shape.hidden, shape.width), second, expert)
-
-
-def _check_names(state: Mapping[str, Array], expected: Mapping[str, object], *, where: str) -> None:
-    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    if missing or unknown:
-        raise errors.bad_shard(where=where, missing=missing, unknown=unknown)
-
-
-def _check_extents(name: str, array: Array, extents: tuple[int, ...], *, where: str) -> None:
-    if tuple(array.shape) != extents:
-        raise errors.bad_shard(where=where, name=name, found=tuple(array.shape), expected=extents)
