@@ -7,8 +7,6 @@ that stands there twice, a number that is none) is refused, too.
 from __future__ import annotations
 
 import enum
-import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
@@ -18,6 +16,7 @@ from msgspec import Meta, structs
 from starlette.datastructures import QueryParams
 
 from wsm.http import errors
+from wsm.payload import PayloadError, json_value
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -56,15 +55,9 @@ def object_of(body: bytes, *, most: int = MOST_BYTES) -> dict[str, Any]:
     if not body.strip():
         return {}
     try:
-        value = json.loads(
-            body,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_bounded,
-            object_pairs_hook=_each_once,
-        )
-        _require_shallow(value)
-    except (ValueError, RecursionError) as error:
+        value = json_value(body)
+        _require_bounded(value)
+    except PayloadError as error:
         raise errors.bad_body(field="body", problem=f"it is no JSON ({error})") from None
     if value is None:
         return {}
@@ -73,27 +66,11 @@ def object_of(body: bytes, *, most: int = MOST_BYTES) -> dict[str, Any]:
     return value
 
 
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON value")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("a number is too large")
-    return value
-
-
-def _bounded(text: str) -> int:
-    value = int(text)
-    if not _LEAST_INTEGER <= value <= _MOST_INTEGER:
-        raise ValueError("a whole number is too large")
-    return value
-
-
-def _require_shallow(value: object) -> None:
+def _require_bounded(value: object) -> None:
     level = [value]
     for _ in range(_DEEPEST + 1):
+        if any(type(each) is int and not _LEAST_INTEGER <= each <= _MOST_INTEGER for each in level):
+            raise PayloadError("a whole number is too large")
         level = [
             within
             for each in level
@@ -102,14 +79,7 @@ def _require_shallow(value: object) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"objects and lists stand within each other deeper than {_DEEPEST}")
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a name stands there twice")
-    return made
+    raise PayloadError(f"objects and lists stand within each other deeper than {_DEEPEST}")
 
 
 def as_struct(said: Mapping[str, Any], kind: type[_Body], *, strict: bool = True) -> _Body:
