@@ -69,16 +69,12 @@ def rollout(
     with wrong_usage():
         at = listening(address, **options)
         at.security()
-    from examples.rollout.model.sharding import checkpoint_placements  # noqa: PLC0415 - the same
     from examples.rollout.text_requests import EngineRequests  # noqa: PLC0415 - the same
     from examples.rollout.text_routes import with_text  # noqa: PLC0415 - starlette and uvicorn, where it is asked for
-    from wsm.strategies.applier.coverage import EVERY_NAME  # noqa: PLC0415 - the same
 
     requests = EngineRequests(config.group.name)
-    unknown = EVERY_NAME if config.group.unknown_tensors == "ignore" else ()
-    placed = checkpoint_placements(config.engine.shape, unknown)
     with wrong_usage():
-        named = surfaces_named(surfaces, lambda: config.group, options, requests=requests, placements=placed)
+        named = surfaces_named(surfaces, lambda: config.group, options, requests=requests)
     chosen = with_text(named, requests, model=options["served_model_name"])
     with contextlib.ExitStack() as serving:
 

@@ -138,7 +138,14 @@ def completions_request(body: Mapping[str, Any]) -> TextRequest:
 
 
 def sglang_answer(
-    answer: Generation, *, name: str, prompt_tokens: int, version: str | None, seconds: float, word: Word
+    answer: Generation,
+    *,
+    name: str,
+    prompt_tokens: int,
+    version: str | None,
+    seconds: float,
+    word: Word,
+    ended: bool = True,
 ) -> dict[str, Any]:
     """Return one answer as ``/generate`` gives it; `version` is what the group serves where no token says."""
     return {
@@ -146,7 +153,7 @@ def sglang_answer(
         "output_ids": list(answer.tokens),
         "meta_info": {
             "id": name,
-            "finish_reason": _sglang_reason(answer),
+            "finish_reason": _sglang_reason(answer) if ended else None,
             "prompt_tokens": prompt_tokens,
             "completion_tokens": len(answer.tokens),
             "cached_tokens": answer.cached_tokens,
@@ -159,13 +166,6 @@ def sglang_answer(
             "e2e_latency": seconds,
         },
     }
-
-
-def sglang_part(whole: Generation, **facts: Any) -> dict[str, Any]:
-    """Return what a stream says so far: all tokens until now, and no reason to end."""
-    said = sglang_answer(whole, version=None, **facts)
-    said["meta_info"]["finish_reason"] = None
-    return said
 
 
 def completion_choice(

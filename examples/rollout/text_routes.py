@@ -13,7 +13,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, final
+from functools import partial
+from typing import Any, TypeAlias, final
 
 from msgspec import structs
 from starlette.requests import Request
@@ -34,7 +35,10 @@ from wsm.http.surface import InHold, Surface, SurfaceRoute
 #: Of a stream, its events; of several prompts, a list.
 _ANSWERS = {200: dict[str, Any] | list[dict[str, Any]]}
 #: What a client that left is answered; it never sees it.
-_CLIENT_CLOSED = 499
+_LEFT = Response(status_code=499)
+
+#: ``formed(index, answer, version, ended=...)`` returns an answer as its route says it.
+_Formed: TypeAlias = Callable[..., dict[str, Any]]
 
 
 def with_text(
@@ -46,35 +50,20 @@ def with_text(
     ----------
     surfaces : sequence of Surface
         The primary one first.
-    requests, model
-        As for :func:`data_routes`.
-    """
-    first, *others = surfaces or [Surface("native")]
-    routes = data_routes(requests, first.in_hold, model=model)
-    return (replace(first, routes=(*first.routes, *routes)), *others)
-
-
-def data_routes(
-    requests: EngineRequests, in_hold: InHold, *, model: str | None = None
-) -> tuple[SurfaceRoute, ...]:
-    """Return the routes that ask a group for text.
-
-    Parameters
-    ----------
     requests : EngineRequests
         Of the group.
-    in_hold : InHold
-        What becomes of a request that arrives while the group is held.
     model : str or None
         What ``/v1/completions`` calls the model; None: as the group.
     """
-    texts = _Texts(requests, in_hold, model)
-    return (
+    first, *others = surfaces or [Surface("native")]
+    texts = _Texts(requests, first.in_hold, model)
+    routes = (
         SurfaceRoute("POST", "/generate", texts.generate, answers=_ANSWERS),
         SurfaceRoute("PUT", "/generate", texts.generate, answers=_ANSWERS),
         SurfaceRoute("POST", "/v1/completions", texts.completions, answers=_ANSWERS),
         SurfaceRoute("POST", "/v1/chat/completions", texts.chat),
     )
+    return (replace(first, routes=(*first.routes, *routes)), *others)
 
 
 @final
@@ -89,57 +78,48 @@ class _Texts:
     async def generate(self, request: Request, commands: Commands) -> HttpAnswer | Response:
         """Answer SGLang's ``/generate``."""
         asked = text_bodies.sglang_request(object_of(await request.body(), most=MOST_TEXT_BYTES))
-        name = asked.names[0] if asked.names else uuid.uuid4().hex
+        asked = replace(asked, names=asked.names or (uuid.uuid4().hex,))
         begun = time.monotonic()
 
         def formed(index: int, answer: Generation, version: str | None, *, ended: bool) -> dict[str, Any]:
-            own = asked.names[index] if index < len(asked.names) else f"{name}-{index}" if index else name
-            facts: dict[str, Any] = {"name": own, "prompt_tokens": len(asked.ask.prompts[index])}
-            facts.update(seconds=time.monotonic() - begun, word=commands.word_for)
-            if not ended:
-                return {**text_bodies.sglang_part(answer, **facts), "index": index}
-            said = text_bodies.sglang_answer(answer, version=version, **facts)
+            said = text_bodies.sglang_answer(
+                answer,
+                name=asked.names[index] if index < len(asked.names) else f"{asked.names[0]}-{index}",
+                prompt_tokens=len(asked.ask.prompts[index]),
+                version=version,
+                seconds=time.monotonic() - begun,
+                word=commands.word_for,
+                ended=ended,
+            )
             return {**said, "index": index} if asked.stream else said
 
         if asked.stream:
-            return self._stream(commands, asked, (name,), formed, whole=True)
-        answers = await self._answered(request, commands, asked, (name,))
-        if isinstance(answers, Response):
-            return answers
-        version = await self._version(commands, answers)
-        said = [formed(index, answer, version, ended=True) for index, answer in enumerate(answers)]
-        return HttpAnswer(200, said if asked.batch else said[0])
+            return self._stream(commands, asked, formed, whole=True)
+        said = await self._answered(request, commands, asked, formed)
+        return HttpAnswer(200, said if asked.batch else said[0]) if said else _LEFT
 
     async def completions(self, request: Request, commands: Commands) -> HttpAnswer | Response:
         """Answer ``/v1/completions``."""
         body = object_of(await request.body(), most=MOST_TEXT_BYTES)
         asked = text_bodies.completions_request(body)
-        name = asked.names[0] if asked.names else f"cmpl-{uuid.uuid4().hex}"
-        model = body.get("model") or self._model or commands.name
-        created = int(time.time())
-
-        def choice(index: int, answer: Generation, version: str | None, *, ended: bool) -> dict[str, Any]:
-            prompt = asked.ask.prompts[index]
-            return text_bodies.completion_choice(
-                index, answer, prompt=prompt, version=version, word=commands.word_for, ended=ended
-            )
+        asked = replace(asked, names=asked.names or (f"cmpl-{uuid.uuid4().hex}",))
+        head: dict[str, Any] = {
+            "name": asked.names[0],
+            "model": body.get("model") or self._model or commands.name,
+            "created": int(time.time()),
+        }
 
         def formed(index: int, answer: Generation, version: str | None, *, ended: bool) -> dict[str, Any]:
-            choices = [choice(index, answer, version, ended=ended)]
-            return text_bodies.completions_answer(
-                choices, name=name, model=model, created=created, usage=False
+            prompt = asked.ask.prompts[index]
+            choice = text_bodies.completion_choice(
+                index, answer, prompt=prompt, version=version, word=commands.word_for, ended=ended
             )
+            return text_bodies.completions_answer([choice], usage=False, **head) if asked.stream else choice
 
         if asked.stream:
-            return self._stream(commands, asked, (name,), formed, whole=False)
-        answers = await self._answered(request, commands, asked, (name,))
-        if isinstance(answers, Response):
-            return answers
-        version = await self._version(commands, answers)
-        choices = [choice(index, answer, version, ended=True) for index, answer in enumerate(answers)]
-        return HttpAnswer(
-            200, text_bodies.completions_answer(choices, name=name, model=model, created=created)
-        )
+            return self._stream(commands, asked, formed, whole=False)
+        choices = await self._answered(request, commands, asked, formed)
+        return HttpAnswer(200, text_bodies.completions_answer(choices, **head)) if choices else _LEFT
 
     async def chat(self, request: Request, commands: Commands) -> HttpAnswer:
         """Refuse ``/v1/chat/completions``: messages need a template and a tokenizer."""
@@ -147,46 +127,40 @@ class _Texts:
         problem = "this group has no tokenizer and no template: send token ids to /v1/completions"
         raise errors.bad_body(field="messages", problem=problem)
 
+    def _asked(
+        self,
+        commands: Commands,
+        asked: TextRequest,
+        told: Callable[[NewTokens], None] | None = None,
+    ) -> asyncio.Future[list[Generation]]:
+        admitted = partial(admit, commands, self._in_hold)
+        return asyncio.ensure_future(self._requests.generate(asked.ask, asked.names, admitted, told))
+
     async def _answered(
-        self, request: Request, commands: Commands, asked: TextRequest, names: tuple[str, ...]
-    ) -> list[Generation] | Response:
-        """Return the answers; an empty response if the caller left before them."""
-        wait = asyncio.ensure_future(
-            self._requests.generate(asked.ask, asked.names or names, lambda: admit(commands, self._in_hold))
-        )
-        left = asyncio.ensure_future(_left(request))
+        self, request: Request, commands: Commands, asked: TextRequest, formed: _Formed
+    ) -> list[dict[str, Any]]:
+        """Return the answers; none if the caller left before them."""
+        wait = self._asked(commands, asked)
+        left: asyncio.Future[Any] = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait({wait, left}, return_when=asyncio.FIRST_COMPLETED)
-            return wait.result() if wait.done() else Response(status_code=_CLIENT_CLOSED)
+            answers = wait.result() if wait.done() else []
         finally:
             left.cancel()
             if not wait.done():
                 wait.cancel()
                 with suppress(asyncio.CancelledError, WsmError):
                     await wait
+        version = await self._version(commands, answers)
+        return [formed(index, answer, version, ended=True) for index, answer in enumerate(answers)]
 
-    def _stream(
-        self,
-        commands: Commands,
-        asked: TextRequest,
-        names: tuple[str, ...],
-        formed: Callable[..., dict[str, Any]],
-        *,
-        whole: bool,
-    ) -> Response:
+    def _stream(self, commands: Commands, asked: TextRequest, formed: _Formed, *, whole: bool) -> Response:
         """Return a stream of events: with all tokens so far in each if `whole`, else with the new ones."""
 
         async def events() -> AsyncIterator[bytes]:
             news: asyncio.Queue[NewTokens | None] = asyncio.Queue()
             grown = [_NONE] * len(asked.ask.prompts)
-            wait = asyncio.ensure_future(
-                self._requests.generate(
-                    asked.ask,
-                    asked.names or names,
-                    lambda: admit(commands, self._in_hold),
-                    news.put_nowait,
-                )
-            )
+            wait = self._asked(commands, asked, news.put_nowait)
             wait.add_done_callback(lambda _: news.put_nowait(None))
             try:
                 while (new := await news.get()) is not None:

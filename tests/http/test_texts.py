@@ -26,7 +26,7 @@ from written_checkpoint import write_checkpoint
 
 from examples.rollout import command as rollout
 from examples.rollout.config import rollout_config_from_mapping
-from examples.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
+from examples.rollout.model.sharding import full_specs, initial_state, placed
 from examples.rollout.supervisor import RolloutSupervisor
 from examples.rollout.text_requests import EngineRequests
 from examples.rollout.text_routes import with_text
@@ -192,9 +192,7 @@ def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut
     shape = texts.config.engine.shape
     full, specs = initial_state(shape, 7), full_specs(shape)
     state = {name: (spec, np.ascontiguousarray(full[name]).tobytes()) for name, spec in specs.items()}
-    settings = AdoptSettings(
-        texts.config.group.snapshot.directory, [tmp_path], ranks=2, placements=checkpoint_placements(shape)
-    )
+    settings = AdoptSettings(texts.config.group.snapshot.directory, [tmp_path], ranks=2, placements=placed)
 
     async def scene(client: httpx.AsyncClient) -> None:
         # The first version of any trainer: the group's own first weights are called so, too.

@@ -18,12 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "strategies" / "shared"))
 from written_checkpoint import overwrite_in_place, write_checkpoint
 
 from examples.rollout.config import RolloutConfig, rollout_config_from_mapping
-from examples.rollout.model.sharding import checkpoint_placements, full_specs, initial_state
+from examples.rollout.model.sharding import full_specs, initial_state
 from examples.rollout.supervisor import RolloutSupervisor
 from tests.leftovers import group_name
 from wsm.cli.adopting import settings_of_group
 from wsm.controller.errors import RankFailedError
-from wsm.errors import BadInputError
 from wsm.strategies import AdoptWay, Relabel, adopt
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
@@ -58,12 +57,7 @@ def said(supervisor: RolloutSupervisor) -> list[Any]:
 def test_an_adopted_directory_serves_outlives_its_trainer_and_restores_a_lost_rank(tmp_path: Path) -> None:
     group = {"name": group_name("adopted"), "snapshot": {"directory": str(tmp_path / "models")}}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})
-    settings = settings_of_group(
-        config.group,
-        roots=[tmp_path],
-        relabel=Relabel.MARK,
-        placements=checkpoint_placements(config.engine.shape),
-    )
+    settings = settings_of_group(config.group, roots=[tmp_path], relabel=Relabel.MARK)
     with RolloutSupervisor(config) as supervisor:
         first = written(config, tmp_path / "weight_v000007", 7)
         adoption = adopt(first, settings)
@@ -89,8 +83,10 @@ def test_an_adopted_directory_serves_outlives_its_trainer_and_restores_a_lost_ra
         assert said(supervisor) == spoken
         assert supervisor.controller.status().version == "7"
         other = rollout_config_from_mapping({"group": group, "model": {**MODEL, "experts": 8}})
-        with pytest.raises(BadInputError, match="unknown"):
-            adopt(written(other, tmp_path / "step_9", 9), settings)
+        of_another = adopt(written(other, tmp_path / "step_9", 9), settings)
+        with pytest.raises(RankFailedError, match="unknown"):
+            supervisor.controller.update(of_another.label, hot=True)
+        assert said(supervisor) == spoken
 
 
 @pytest.mark.slow

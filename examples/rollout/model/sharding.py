@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from examples.rollout import errors
 from examples.rollout.model.shape import ModelShape
-from wsm.strategies.adopt.adopt import PlacementHook
-from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.snapshot import placement
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.tensor import TensorSpec
@@ -109,25 +107,6 @@ def shard_specs(shape: ModelShape, rank: int, ranks: int) -> dict[str, TensorSpe
 def placements(shape: ModelShape) -> dict[str, Placement]:
     """Say of every parameter how it lies on the ranks, so that a group of another number can load it."""
     return dict(placed(full_specs(shape)))
-
-
-def checkpoint_placements(shape: ModelShape, allowed_unknown: Collection[str] = ()) -> PlacementHook:
-    """Return what says of a trainer's checkpoint how its tensors lie on the ranks, and refuses other models.
-
-    Parameters
-    ----------
-    shape : ModelShape
-        The model.
-    allowed_unknown : collection of str
-        Names that a checkpoint may have and the model does not; loads leave them out.
-    """
-
-    def placed(specs: Mapping[str, TensorSpec]) -> Mapping[str, Placement]:
-        offered = [(spec, "the checkpoint") for spec in specs.values()]
-        check_coverage(offered, full_specs(shape), allowed_unknown=allowed_unknown)
-        return {**dict.fromkeys(specs, placement.Replicated()), **placements(shape)}
-
-    return placed
 
 
 def placed(specs: Mapping[str, TensorSpec]) -> Mapping[str, Placement]:

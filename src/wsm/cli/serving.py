@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from wsm.http._serving import Listening
     from wsm.http.surface import Surface
     from wsm.http.surfaces import OpenRequests
-    from wsm.strategies.adopt.adopt import PlacementHook
 
 
 def _server_info(text: str) -> tuple[str, Any]:
@@ -153,7 +152,6 @@ def surfaces_named(
     said: Mapping[str, Any],
     *,
     requests: OpenRequests | None = None,
-    placements: PlacementHook | None = None,
 ) -> tuple[Surface, ...]:
     """Return the surfaces of a list of names, in its order; all of them for an empty one.
 
@@ -167,8 +165,6 @@ def surfaces_named(
         The values of the options of surfaces, by name.
     requests : OpenRequests or None
         The requests for text that run.
-    placements : callable or None
-        The placement of tensors on the ranks; None: as the configuration says.
 
     Raises
     ------
@@ -191,7 +187,6 @@ def surfaces_named(
             roots=said["roots"],
             way=AdoptWay(said["way"]),
             relabel=Relabel(said["relabel"]),
-            placements=placements,
         )
         adopt, stands = adopting(settings), standing(settings)
     lets_go = None if said["sleep_level_1"] is None else said["sleep_level_1"] == "as-2"
