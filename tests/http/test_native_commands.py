@@ -21,7 +21,6 @@ from wsm.http import AsyncClient, InHold, Origin, Surface, SurfaceRoute
 from wsm.http import errors as http_errors
 from wsm.http.answers import HttpAnswer, error_of, failed
 from wsm.http.native import _events
-from wsm.http.native._events import _lines
 from wsm.http.native.routes import ROUTES
 from wsm.http.surfaces import SURFACES, SurfaceOptions
 from wsm.receipt import Outcome, Receipt
@@ -209,7 +208,8 @@ def test_who_would_not_wait_is_told_where_the_command_is(front) -> None:
 def test_events_are_the_lines_of_journals_as_they_are_written(front) -> None:
     async def followed():
         found = []
-        lines = _lines(front.commands, oldest=False)
+        request = Request({"type": "http", "query_string": b"", "headers": []})
+        lines = (await _events.events(request, front.commands)).body_iterator
         await anext(lines)
         asking = asyncio.create_task(front.commands.update(Origin("native", "followed"), 1, force=True))
         async for part in lines:
@@ -225,6 +225,7 @@ def test_events_are_the_lines_of_journals_as_they_are_written(front) -> None:
         return found
 
     found = asyncio.run(followed())
+    _events._open_streams.clear()
     assert any('"followed"' in each for each in found)
     assert [
         each for each in found if each[0] != ":" and not re.match(r"event: [\w.-]+\ndata: \{.*\}\n\n$", each)
