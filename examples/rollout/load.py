@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 
@@ -34,8 +33,6 @@ class LoadGenerator:
         What to ask for.
     vocabulary : int
         Prompts are made of tokens 0 to this, exclusive.
-    directory : path or None
-        Where the group's segment lies; this user's private directory by default.
 
     Attributes
     ----------
@@ -45,13 +42,10 @@ class LoadGenerator:
         Generated tokens by the version that made them.
     """
 
-    def __init__(
-        self, name: str, config: LoadConfig, vocabulary: int, *, directory: str | Path | None = None
-    ) -> None:
+    def __init__(self, name: str, config: LoadConfig, vocabulary: int) -> None:
         self._name = name
         self._config = config
         self._vocabulary = vocabulary
-        self._directory = directory
         self._random = np.random.default_rng(config.seed)
         self._asked = 0
         self._closing = threading.Event()
@@ -77,7 +71,7 @@ class LoadGenerator:
     def _asked_until_lost(self) -> bool:
         """Ask through one connection until it ends; return whether another one is worth a try."""
         try:
-            with RolloutClient(self._name, directory=self._directory) as client:
+            with RolloutClient(self._name) as client:
                 for _ in range(self._config.concurrency):
                     self._ask(client)
                 while not self._closing.is_set():

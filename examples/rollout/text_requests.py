@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import msgspec
@@ -28,6 +27,9 @@ from wsm.shared_directory import connect_socket
 _READ_BYTES = 1 << 18
 _COUNT_S = 5.0  # for a rank 0 that may be stopped
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5
+#: For how long a request of which nothing was told yet is asked again after an error that is `retryable`: a
+#: rank was lost, and is being replaced.
+_RETRY_S = 60.0
 
 
 class NewTokens(NamedTuple):
@@ -86,7 +88,7 @@ class _EngineConnection:
         self._task = self.loop.create_task(self._receive(reader))
 
     @classmethod
-    async def made(cls, group: str, directory: str | Path | None) -> _EngineConnection:
+    async def made(cls, group: str) -> _EngineConnection:
         """Connect.
 
         Raises
@@ -94,11 +96,11 @@ class _EngineConnection:
         RolloutUnreachableError
             If no process takes requests (yet).
         """
-        path = request_socket_path(group, directory)
+        path = request_socket_path(group)
         try:
             made = await asyncio.to_thread(connect_socket, path)  # it waits where its queue is full
         except OSError as error:
-            lives = run_directory_path(group, directory).exists()
+            lives = run_directory_path(group).exists()
             raise RolloutUnreachableError(
                 group=group, reason=f"{path}: {error.strerror}", retryable=lives
             ) from error
@@ -163,17 +165,10 @@ class EngineRequests:
     ----------
     group : str
         The group.
-    directory : path or None
-        Where its segment lies; this user's private directory by default.
-    retry_s : float
-        For how long a request of which nothing was told yet is asked again after an error that is
-        `retryable`: a rank was lost, and is being replaced.
     """
 
-    def __init__(self, group: str, *, directory: str | Path | None = None, retry_s: float = 60.0) -> None:
+    def __init__(self, group: str) -> None:
         self._group = group
-        self._directory = directory
-        self._retry_s = retry_s
         self._open: set[_Open] = set()
         self._connection: _EngineConnection | None = None
 
@@ -211,7 +206,7 @@ class EngineRequests:
         """
         opened = _Open(frozenset(names))
         self._open.add(opened)
-        until, pause = time.monotonic() + self._retry_s, _FIRST_PAUSE_S
+        until, pause = time.monotonic() + _RETRY_S, _FIRST_PAUSE_S
         spoke = False
 
         def heard(news: NewTokens) -> None:
@@ -322,7 +317,7 @@ class EngineRequests:
             kept.close()
             kept = None
         if kept is None:
-            made = await _EngineConnection.made(self._group, self._directory)
+            made = await _EngineConnection.made(self._group)
             standing = self._connection
             if standing is not None and not standing.broken and standing.loop is made.loop:
                 made.close()  # another request has connected while this one did
