@@ -26,11 +26,11 @@ def cut(part: float) -> Damage:
     return lambda path: os.truncate(path, int(path.stat().st_size * part))
 
 
-def zeroed(first: float, last: float = 1.0) -> Damage:
+def zeroed(first: float) -> Damage:
     def damage(path: Path) -> None:
         content = bytearray(path.read_bytes())
-        begin, end = int(len(content) * first), int(len(content) * last)
-        content[begin:end] = bytes(end - begin)
+        begin = int(len(content) * first)
+        content[begin:] = bytes(len(content) - begin)
         path.write_bytes(content)
 
     return damage
@@ -50,13 +50,11 @@ def instead(make: Callable[[Path], object]) -> Damage:
 
 #: What becomes of any file.
 DAMAGES: dict[str, Damage] = {
-    **{f"cut to {part:.2%}": cut(part) for part in (0.0, 0.0002, 0.01, 0.5, 0.999)},
+    **{f"cut to {part:.2%}": cut(part) for part in (0.0, 0.01, 0.999)},
     "zeros": zeroed(0),
-    "zeros in front": zeroed(0, 0.01),
     "zeros behind": zeroed(0.3),
     "noise": noise,
     "a directory": instead(Path.mkdir),
-    "a link to nothing": instead(lambda path: path.symlink_to("/nothing/there")),
     "a link to all": instead(lambda path: path.symlink_to("/dev/zero")),
 }
 FOREIGN = pytest.param("foreign", marks=pytest.mark.needs("root"))

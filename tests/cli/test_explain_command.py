@@ -28,17 +28,3 @@ def test_it_tells_sentences_json_and_as_many_transitions_as_asked(
     assert [rank["life"] for rank in told["ranks"]] == ["alive"] * len(told["ranks"])
     saved = shutil.copy(group.segment.path, tmp_path / f"wsm.{group.name}")
     assert f"{group.name} serves version 1." in wsm("explain", str(saved)).out
-
-
-def test_a_stopped_rank_is_called_stopped_and_a_missing_group_is_wrong_usage(
-    group: LivingGroup, wsm: Run
-) -> None:
-    group.serve(1)
-    group.stop(1)
-    group.until(lambda now: now.ranks[1].life == "stopped")
-    assert "whose process is stopped" in wsm("explain", group.name, "--last", "0").out
-    assert "stopped" in wsm("status", group.name).out
-    group.resume(1)
-    code, _, err = wsm("explain", "nothing-of-that-name")
-    assert code == 2
-    assert "no group" in err

@@ -125,13 +125,10 @@ ALIASES = "a: &a [1,1,1,1,1,1,1,1]\n" + "".join(
         ("\x00", "unacceptable character"),
     ],
 )
-@pytest.mark.parametrize("command", [("memory", "--rank", 0), ("verify",)])
-def test_no_configuration_makes_a_traceback(
-    wsm: Run, tmp_path: Path, command: tuple[object, ...], text: str, said: str
-) -> None:
+def test_no_configuration_makes_a_traceback(wsm: Run, tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "wsm.yaml"
     file.write_text(text)
-    ended = wsm(*command, file)
+    ended = wsm("verify", file)
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err
     assert len(lines_of(ended.err)) == 1
@@ -163,7 +160,7 @@ def test_what_nobody_foresaw_is_one_line_and_a_traceback_only_where_it_is_asked_
     assert "in broken" in wsm("--traceback", "status").err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["status"], ["--version"], ["memory", "--help"], []])
+@pytest.mark.parametrize("arguments", [["--help"], ["status"], []])
 def test_a_full_device_is_an_error_and_no_traceback(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Commands that are refused or fail: nothing changes, or all ranks end alike, and the culprit is named."""
+"""Commands that fail: all ranks end alike, and the culprit is named."""
 
 from __future__ import annotations
 
@@ -8,119 +8,96 @@ import pytest
 from living_group import eventually
 
 from tests.incident import incident
-from wsm import InFlightPolicy
+from tests.strict_engine import StrictEngine
+from wsm import Deadlines, InFlightPolicy
 from wsm.controller._drive import Drive
-from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError
+from wsm.controller.errors import MixedGroupError, RankFailedError
 from wsm.states.group import GroupTodo
+from wsm.strategies.tensor import TensorSpec
+from wsm.testing import Fault, InMemoryRunner, LocalGroup, load_bytes
 
-pytestmark = pytest.mark.processes
-
-
-def assert_serves_on(group, controller, version=1):
-    assert controller.status().serving
-    group.await_steps()
-    group.assert_steps_are_pure([version])
-    assert group.steps_of(0)[-1][1] == version
+SPECS = (TensorSpec("weight", "F32", (8, 8)),)
 
 
-def assert_takes_a_good_update(group, controller, version=9):
-    group.publish(version)
-    assert controller.update(version).version == str(version)
-    group.await_steps()
-    group.assert_steps_are_pure([version])
-    group.stop()
-    group.assert_journals_are_possible()
+@pytest.fixture
+def local(tmp_path):
+    """Two ranks in this thread, which serve version 1; a rank waits a second for the others to stand."""
+    configuration = {"deadlines": Deadlines(park_s=1.0)}
+    with LocalGroup(lambda _: InMemoryRunner(SPECS), tmp_path, configuration=configuration) as made:
+        made.update(1)
+        yield made
+        made.check_journals()
+
+
+def states(local):
+    return [rank.weights for rank in local.controller.status().ranks]
 
 
 @incident("sglang-omni#784")
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_one_missing_shard_clears_all_ranks_because_another_had_begun_to_load(make_group, culprit):
-    group = make_group(load=0.3)
-    group.publish(2)
-    for path in group.shard_files(2, culprit):
-        path.unlink()
-    with group.boot() as controller:
-        group.order(culprit, "settle", "hold")
-        pending = controller.begin_update(2)
-        eventually(lambda: group.codes()[1 - culprit] == "PREPARED")
-        group.revoke(culprit, "settle")
+def test_a_load_that_fails_clears_all_ranks_where_another_has_loaded_already(tmp_path, culprit):
+    def load(context, target):
+        if (context.rank, context.version) == (culprit, "2"):
+            raise OSError("a shard is missing")
+        return load_bytes(context, target)
+
+    def meanwhile(seconds):
+        if group.controller.status().ranks[1 - culprit].code == "PREPARED":
+            group.resume(culprit)
+        group.turn(seconds)
+
+    with LocalGroup(lambda _: InMemoryRunner(SPECS), tmp_path, load=load, meanwhile=meanwhile) as group:
+        group.update(1)
+        group.hold_load(culprit)
         with pytest.raises(RankFailedError, match="holds no weights") as caught:
-            pending.result()
+            group.update(2)
         assert caught.value.rank == culprit
-        assert {rank.weights for rank in controller.status().ranks} == {"CLEARED"}
-        assert_takes_a_good_update(group, controller)
+        assert states(group) == ["CLEARED"] * 2
+        assert group.update(9).version == "9"
+        assert group.step() == "9"
+        group.check_journals()
 
 
-def test_an_action_that_fails_before_anything_is_taken_away_is_undone(make_group):
-    """What stops admission raises on one rank; the other one must admit again."""
-    group = make_group(load=0.3)
-    with group.boot() as controller:
-        group.order(1, "stop_admitting", "raise once")
-        with pytest.raises(CommandRefusedError) as caught:
-            controller.update(1, force=True)
-        assert caught.value.rank == 1
-        assert_serves_on(group, controller)
-        assert [end["admitting"] for end in group.stop()] == [True, True]
+def test_a_teardown_that_fails_leaves_its_rank_faulted_until_the_group_is_cleared_again(local, monkeypatch):
+    def cannot() -> int:
+        raise OSError("the device does not answer")
 
-
-def test_a_teardown_that_fails_leaves_its_rank_faulted_until_the_group_is_cleared_again(group):
-    with group.boot() as controller:
-        group.order(1, "release", "raise")
+    monkeypatch.setattr(local.runners[1].weights, "release", cannot)
+    for _ in range(2):
         with pytest.raises(RankFailedError, match="could not release") as caught:
-            controller.clear()
+            local.clear()
         assert (caught.value.rank, caught.value.action) == (1, "release_weights")
-        assert [rank.weights for rank in controller.status().ranks] == ["CLEARED", "FAULTED"]
+        assert states(local) == ["CLEARED", "FAULTED"]
         with pytest.raises(MixedGroupError, match="rank 1 FAULTED"):
-            controller.update(1)
-        with pytest.raises(RankFailedError):
-            controller.clear()  # still broken
-        group.revoke(1, "release")
-        controller.clear()
-        assert controller.status().state == "CLEARED"
-        assert controller.update(1).version == "1"
-        group.stop()
-        group.assert_journals_are_possible()
+            local.update(1)
+    monkeypatch.undo()
+    local.clear()
+    assert local.controller.status().state == "CLEARED"
+    assert local.update(1).version == "1"
 
 
-def test_a_teardown_that_fails_once_is_finished_by_the_groups_own_clear(group):
-    with group.boot() as controller:
-        group.order(1, "release", "raise once")
-        with pytest.raises(RankFailedError, match="holds no weights"):
-            controller.clear()
-        assert controller.status().state == "CLEARED"
-        assert [end["held"] for end in group.stop()] == [[], []]
-
-
-def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(make_group):
-    group = make_group(load=0.3)
-    with group.boot() as controller:
-        group.rest()  # or rank 0 may be in a step already, which rank 1 would never enter
-        group.order(1, "stop_admitting", "hold")
-        pending = controller.begin_update(1, force=True)
-        eventually(lambda: group.codes()[0] == "PARKING")
-        group.programs[0].tell("later 1000")
-        eventually(lambda: controller.status().operation == "ABORT")
-        group.revoke(1, "stop_admitting")
-        group.work()
-        with pytest.raises(RankFailedError, match="rank 1 to park") as caught:
-            pending.result()
-        assert (caught.value.rank, caught.value.action) == (0, "parking")
-        assert_serves_on(group, controller)
+def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(local):
+    local.stop(1, turns=200)
+    with pytest.raises(RankFailedError, match="rank 1 to park") as caught:
+        local.update(1, force=True)
+    assert (caught.value.rank, caught.value.action) == (0, "parking")
+    assert local.step() == "1"
 
 
 @incident("trl#2923")
-def test_a_rank_that_fails_before_a_collective_action_frees_the_ones_that_voted_for_it(make_group):
-    group = make_group(3, config={"shut_down_groups": True}, load=0.3)
-    with group.boot() as controller:
-        group.await_steps(3)
-        group.order(1, "release_kv", "raise once")
+def test_a_rank_that_fails_before_a_collective_action_frees_the_ones_that_voted_for_it(tmp_path):
+    configuration = {"shut_down_groups": True}
+    with LocalGroup(lambda _: StrictEngine(), tmp_path, ranks=3, configuration=configuration) as group:
+        group.update(1)
         with pytest.raises(RankFailedError, match="holds no weights") as caught:
-            controller.clear()
+            group.clear(fault=Fault("clear", "release_kv_cache", rank=1))
         assert (caught.value.rank, caught.value.action) == (1, "release_kv_cache")
         assert all("will never enter it" in message for message in caught.value.others.values())
-        assert_takes_a_good_update(group, controller)
+        assert group.update(9).version == "9"
+        assert group.step() == "9"
 
 
+@pytest.mark.processes
 def test_a_rank_that_raises_in_a_collective_because_it_failed_on_another_is_not_the_one_that_is_named(
     make_group, monkeypatch
 ):
@@ -150,10 +127,8 @@ def test_a_rank_that_raises_in_a_collective_because_it_failed_on_another_is_not_
         assert controller.update(1).version == "1"
 
 
-def test_a_failed_clear_with_requests_kept_lets_the_group_go_on(group):
-    with group.boot() as controller:
-        group.order(0, "release", "raise once")
-        with pytest.raises(RankFailedError):
-            controller.clear(in_flight=InFlightPolicy.KEEP)
-        controller.update(1)
-        assert controller.status().serving
+def test_a_failed_clear_with_requests_kept_lets_the_group_go_on(local):
+    with pytest.raises(RankFailedError):
+        local.clear(in_flight=InFlightPolicy.KEEP, fault=Fault("clear", "release_weights"))
+    local.update(1)
+    assert local.step() == "1"

@@ -72,12 +72,23 @@ def make_beside(make_job):
         each.close()
 
 
-#: Generations, and whether an entry for CLEARING stays inside until the update.
-WAYS = [pytest.param("2025", True, marks=pytest.mark.slow), ("2026", False), ("2026", True)]
+#: Generations, whether an entry for CLEARING stays inside until the update, and whose cache it is.
+WAYS = [
+    ("2026", False, "makes"),
+    ("2026", True, "maps"),
+    *(
+        pytest.param(*way, marks=pytest.mark.slow)
+        for way in (
+            ("2026", False, "maps"),
+            ("2026", True, "makes"),
+            ("2025", True, "makes"),
+            ("2025", True, "maps"),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize("cache_process", ["makes", "maps"])
-@pytest.mark.parametrize(("generation", "block"), WAYS)
+@pytest.mark.parametrize(("generation", "block", "cache_process"), WAYS)
 def test_the_weights_are_answered_once_the_cache_process_has_answered(
     make_beside, generation, block, cache_process
 ):
@@ -93,8 +104,7 @@ def test_the_weights_are_answered_once_the_cache_process_has_answered(
     beside.job.end()
 
 
-@pytest.mark.parametrize("cache_process", ["makes", "maps"])
-@pytest.mark.parametrize(("generation", "block"), WAYS)
+@pytest.mark.parametrize(("generation", "block", "cache_process"), WAYS)
 def test_an_update_that_fails_before_there_is_a_cache_to_map_is_answered_and_the_next_one_serves(
     make_beside, generation, block, cache_process
 ):

@@ -257,7 +257,7 @@ def test_versions_under_training_names_reach_the_model_that_says_what_they_are_c
     job.end()
 
 
-@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("block", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_trainer_wakes_a_loop_that_sleeps_behind_the_engines_clear(make_job, block):
     job = make_job(polls=True, block=block)
     job.each_says("stepped")

@@ -156,20 +156,15 @@ def test_whatever_is_flipped_in_a_segment_is_explained_without_an_error(make_gro
     assert damaged > 10
 
 
-#: Where rank 1 is when it goes on no longer, how, and of which update that is.
+#: Where rank 1 is when it goes on no longer, how, and of which update that is. These are a sample of real
+#: processes; a thousand hangs are told in test_culprits.py.
 HANGS = [
     ("write", "hangs", {}),
-    ("write", "stopped", {}),
-    ("write", "dead", {}),
-    ("stop_admitting", "hangs", {}),
-    ("before_step", "hangs", {}),
     ("before_step", "stopped", {}),
-    ("step", "hangs", {}),
     ("step", "dead", {}),
     ("stage", "hangs", {"hot": True}),
     ("stage", "stopped", {"hot": True}),
     ("flip", "hangs", {"hot": True}),
-    ("before_step", "hangs", {"hot": True}),
 ]
 
 
