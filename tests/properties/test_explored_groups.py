@@ -7,12 +7,11 @@ epoch; words are read as they were; ranks and controllers die.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -20,11 +19,9 @@ from hypothesis.stateful import (
     initialize,
     multiple,
     rule,
-    run_state_machine_as_test,
 )
 
 from explorer import dialogue
-from explorer.errors import ScenarioError
 from explorer.invariants import objection
 from explorer.moves import GroupMove, Moves
 from explorer.scope import Scope
@@ -134,27 +131,3 @@ def test_what_fails_is_a_dialogue_that_can_be_kept_and_held_again() -> None:
         told = dialogue.read(str(found.value))
         assert dialogue.replay(told).broken == told.broken == "rank 0 waits while parking for ever"
     assert not dialogue.replay(told).broken
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["no_vote_is_ever_left", "a_new_epoch_forgets_what_the_group_served"])
-def test_a_seeded_fault_is_found_by_chance_and_shrinks_to_a_dialogue(name: str) -> None:
-    fault = next(fault for fault in FAULTS if fault.name == name)
-    bounds = settings(
-        TestGroups.settings,
-        max_examples=2_000,
-        derandomize=True,
-        database=None,
-        report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.shrink),
-    )
-    with seeded(fault):
-        with pytest.raises(RuleBrokenByChanceError) as found:
-            run_state_machine_as_test(Group, settings=bounds)
-        told = dialogue.read(str(found.value))
-        assert told.lines
-        assert dialogue.replay(told).broken == told.broken != ""
-    # Without the fault, somebody does not do what the dialogue says, or nothing comes of it.
-    with contextlib.suppress(ScenarioError):
-        assert not dialogue.replay(told).broken
