@@ -20,7 +20,7 @@ import numpy as np
 import paddle
 import pytest
 from model_runners import Buffers
-from one_rank import CLEARED, CLEARING, NORMAL, UPDATING, OneRank, OneRankRunner, WordView
+from one_rank_worker import CLEARED, CLEARING, NORMAL, UPDATING, OneRank, OneRankRunner, WordView
 
 from tests.raising import raising
 from wsm import log

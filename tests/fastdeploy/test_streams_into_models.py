@@ -18,7 +18,7 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
-from one_rank import OneRank
+from one_rank_worker import OneRank
 
 from tests.raising import raising
 from wsm.errors import WsmError

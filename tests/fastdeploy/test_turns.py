@@ -15,7 +15,7 @@ import paddle
 import pytest
 from checkpoint_transfer.sender import FakeSender
 from living_group import eventually
-from one_rank import CLEARED, CLEARING, NORMAL, UPDATING, OneRank, OneRankRunner
+from one_rank_worker import CLEARED, CLEARING, NORMAL, UPDATING, OneRank, OneRankRunner
 
 from wsm import log
 from wsm.controller import Controller
