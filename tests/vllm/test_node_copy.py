@@ -140,6 +140,28 @@ def test_another_rank_reads_where_the_reader_has_ended_in_the_middle(tmp_path):
     assert copies() == []
 
 
+def test_a_file_that_cannot_be_read_ends_the_threads_that_read_others(monkeypatch):
+    monkeypatch.setattr("wsm.vllm.node_copy.default_threads", lambda: 2)
+    fails, ended, read = threading.Event(), threading.Event(), []
+
+    def breaks(_offset, _destination):
+        fails.wait()
+        ended.set()
+        raise OSError("the link is lost")
+
+    def goes_on(offset, _destination):
+        read.append(offset)
+        fails.set()
+        ended.wait()
+        time.sleep(0.01)
+
+    copy = NodeCopy("name", [*tensors(1 << 26, goes_on), *tensors(read_into=breaks)])
+    with pytest.raises(OSError, match="the link is lost"):
+        copy.fill(1 << 30, lambda: False)
+    assert len(read) < 32, "not all of its pieces"
+    assert copies() == []
+
+
 def test_who_waits_for_a_reader_gives_up_with_its_update():
     begun, ends = threading.Event(), threading.Event()
 

@@ -15,10 +15,10 @@ reads.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from wsm.errors import RefusedError, WsmError
@@ -125,13 +125,7 @@ class NodeCopy:
         except RefusedError:
             return False
         try:
-
-            def read(begin: int, tensor: OfferedTensor) -> str:
-                return read_digest(tensor, is_dropped, lambda at, data: owned.write_at(begin + at, data))
-
-            with ThreadPoolExecutor(default_threads(), thread_name_prefix="wsm-read") as pool:
-                digests = "".join(pool.map(read, self._begins, self._tensors))
-            owned.write_at(self._begins[-1], digests.encode())
+            owned.write_at(self._begins[-1], "".join(self._read_into(owned, is_dropped)).encode())
             owned.write_at(0, _WHOLE)
         except BaseException:
             owned.close()
@@ -139,13 +133,38 @@ class NodeCopy:
         self.is_reader, self._takes_name_away = True, weakref.finalize(self, owned.close)
         return True
 
+    def _read_into(self, owned: OwnedSegment, is_dropped: Callable[[], bool]) -> list[str]:
+        """Read all tensors on threads, which a process that ends does not wait for; return their digests."""
+        todo, errors = iter([*enumerate(self._tensors)]), list[BaseException]()
+        digests = [""] * len(self._tensors)
+
+        def is_over() -> bool:
+            return bool(errors) or is_dropped()
+
+        def work() -> None:
+            try:
+                for index, tensor in todo:
+                    digests[index] = read_digest(tensor, is_over, owned.write_at, self._begins[index])
+            except BaseException as error:  # noqa: BLE001 - it ends the other threads, and is raised below
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(default_threads())]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return digests
+
 
 def read_digest(
     tensor: OfferedTensor,
     is_dropped: Callable[[], bool],
     write: Callable[[int, memoryview], None] | None = None,
+    begin: int = 0,
 ) -> str:
-    """Read a tensor and return its digest; ``write(offset, bytes)`` gets what was digested. Blocks.
+    """Read a tensor and return its digest; ``write(place, bytes)``, from `begin` on, gets its bytes. Blocks.
 
     Raises
     ------
@@ -162,7 +181,7 @@ def read_digest(
         tensor.read_into(offset, chunk)
         digest.update(chunk)
         if write is not None:
-            write(offset, chunk)
+            write(begin + offset, chunk)
     return digest.hexdigest()
 
 
