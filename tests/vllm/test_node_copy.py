@@ -142,23 +142,24 @@ def test_another_rank_reads_where_the_reader_has_ended_in_the_middle(tmp_path):
 
 def test_a_file_that_cannot_be_read_ends_the_threads_that_read_others(monkeypatch):
     monkeypatch.setattr("wsm.vllm.node_copy.default_threads", lambda: 2)
-    fails, ended, read = threading.Event(), threading.Event(), []
+    begun, failing, read = threading.Event(), [], []
 
     def breaks(_offset, _destination):
-        fails.wait()
-        ended.set()
+        failing.append(threading.current_thread())
+        begun.wait()
         raise OSError("the link is lost")
 
     def goes_on(offset, _destination):
         read.append(offset)
-        fails.set()
-        ended.wait()
-        time.sleep(0.01)
+        while not failing:
+            time.sleep(0.001)
+        begun.set()
+        failing[0].join()
 
-    copy = NodeCopy("name", [*tensors(1 << 26, goes_on), *tensors(read_into=breaks)])
+    copy = NodeCopy("name", [*tensors(1 << 24, goes_on), *tensors(read_into=breaks)])
     with pytest.raises(OSError, match="the link is lost"):
         copy.fill(1 << 30, lambda: False)
-    assert len(read) < 32, "not all of its pieces"
+    assert read == [0], "none of its other pieces"
     assert copies() == []
 
 
