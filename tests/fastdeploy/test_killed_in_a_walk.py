@@ -154,39 +154,44 @@ def walk(tmp_path: Path):
     return walk
 
 
+def killed_at(walk, places, require, **loop) -> int:
+    """End the walker at each of these lines; at how many it was.
+
+    A line that waits for another rank is not come by each time.
+    """
+    ended = 0
+    for place in places:
+        walked = walk(ends_at=place, **loop)
+        if not walked.lines:
+            ended += 1
+            require(walked)
+    return ended
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # some 150 jobs of a second each, on cores that may be busy
 @pytest.mark.parametrize("walker", [0, 1])
 @pytest.mark.parametrize(("generation", "block"), LOOPS)
 def test_no_rank_waits_for_ever_for_one_that_is_killed_at_any_line(walk, generation, block, walker):
     """The lines of an update that works, and those that only one that fails comes by."""
-    whole = walk(generation, block=block, walker=walker)
+    loop = {"generation": generation, "block": block, "walker": walker}
+    whole = walk(**loop)
     assert [said["version"] for said in whole.events(walker) if said["event"] == "left"][-1] == "1"
     assert len(whole.lines) > 50
-    failed = walk(generation, block=block, walker=walker, fails=True)
-    others = [place for place in failed.lines if place not in whole.lines]
-    ended = 0
-    for place in [*whole.lines, *others]:
-        walked = walk(generation, block=block, walker=walker, ends_at=place, fails=place in others)
-        if not walked.lines:
-            ended += 1
-            walked.require_the_end_of_all()
-    assert ended > len(whole.lines) // 2  # a line that waits for another rank is not come by each time
+    ended = killed_at(walk, whole.lines, Walked.require_the_end_of_all, **loop)
+    others = [place for place in walk(**loop, fails=True).lines if place not in whole.lines]
+    ended += killed_at(walk, others, Walked.require_the_end_of_all, **loop, fails=True)
+    assert ended > len(whole.lines) // 2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("walker", [0, 1])
 def test_no_rank_waits_for_ever_for_one_that_is_killed_at_any_line_of_a_poll(walk, walker):
-    whole = walk("2026", block=False, walker=walker, polls=True)
-    assert len(whole.lines) > 20
-    ended = 0
-    for place in whole.lines:
-        walked = walk("2026", block=False, walker=walker, ends_at=place, polls=True)
-        if not walked.lines:
-            ended += 1
-            walked.require_the_end_of_all()
-    assert ended > len(whole.lines) // 2
+    loop = {"generation": "2026", "block": False, "walker": walker, "polls": True}
+    lines = walk(**loop).lines
+    assert len(lines) > 20
+    assert killed_at(walk, lines, Walked.require_the_end_of_all, **loop) > len(lines) // 2
 
 
 @pytest.mark.slow
@@ -194,16 +199,11 @@ def test_no_rank_waits_for_ever_for_one_that_is_killed_at_any_line_of_a_poll(wal
 @pytest.mark.parametrize("walker", [0, 1])
 def test_a_rank_that_is_killed_at_any_line_of_a_control_request_lets_no_other_one_wait(walk, walker):
     """Every other line on rank 0, and those between on rank 1."""
-    whole = walk("2026", block=False, walker=walker, v1=True)
+    loop = {"generation": "2026", "block": False, "walker": walker, "v1": True}
+    whole = walk(**loop)
     assert len([said for said in whole.events(walker) if said["event"] == "controlled"]) == len(CONTROLS)
     places = whole.lines[walker::2]
-    ended = 0
-    for place in places:
-        walked = walk("2026", block=False, walker=walker, ends_at=place, v1=True)
-        if not walked.lines:
-            ended += 1
-            walked.require_an_answer_to_all()
-    assert ended > len(places) // 2
+    assert killed_at(walk, places, Walked.require_an_answer_to_all, **loop) > len(places) // 2
 
 
 @pytest.mark.parametrize("walker", [0, 1])

@@ -27,7 +27,7 @@ from wsm import log
 from wsm.controller import Controller
 from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.errors import GroupError
-from wsm.fastdeploy import DynamicWeightManager, _configuration, _install
+from wsm.fastdeploy import DynamicWeightManager, _install
 from wsm.fastdeploy._calls import Fragment
 from wsm.fastdeploy._entries import Came
 from wsm.fastdeploy.errors import as_fastdeploys
@@ -223,8 +223,9 @@ def test_parameters_are_verified_after_an_update_and_after_a_clear(manager):
     manager._verify_parameters("update")
     with pytest.raises(RuntimeError, match=r"clearance verification failed: 2 .* the first is weight"):
         manager._verify_parameters("clearance")
-    manager.clear_parameters(0)
-    manager._verify_parameters("clearance")
+    for clear in (lambda: manager.clear_parameters(0), manager.clear_model_weight):
+        clear()  # each parameter goes once, and is gone
+        manager._verify_parameters("clearance")
     with pytest.raises(RuntimeError, match="update verification failed: 2"):
         manager._verify_parameters("update")
 
@@ -400,34 +401,6 @@ def test_a_group_that_cannot_be_shut_down_is_named_at_the_start_where_it_is_to_g
         job.manager(group=gloo, shuts_down=True)
     assert not list(job.directory.glob("wsm.*"))
     assert values(job.manager(group=gloo)) == {"weight": 1.0, "bias": 1.0}
-
-
-def test_a_trainers_tensors_are_taken_by_its_handles_with_the_strategy_ipc(job, monkeypatch):
-    """Those are of host memory, which paddle shares on a CPU as it shares a device's elsewhere."""
-    monkeypatch.setattr(_configuration, "SHARED_DIRECTORY", str(job.model_directory))
-    held = []
-
-    def trainer_writes(value: float) -> None:
-        state = {"weight": paddle.full([4, 2], value), "bias": paddle.full([2], value)}
-        holders = {name: tensor.value().get_tensor() for name, tensor in state.items()}
-        held.append((state, holders))  # a trainer keeps what it shares
-        metas = {name: holder._share_filename(False) for name, holder in holders.items()}
-        paddle.save(metas, str(job.model_directory / "ipc_metas_5"))
-
-    trainer_writes(1.0)
-    manager = job.manager(strategy="ipc")
-    assert values(manager) == {"weight": 1.0, "bias": 1.0}
-    for value, load in (
-        (2.0, manager.update_parameters),
-        (3.0, manager.reload_model_weights),
-    ):
-        manager.clear_model_weight()
-        manager.clear_model_weight()  # each parameter goes once, and is gone
-        manager._verify_parameters("clearance")
-        trainer_writes(value)
-        load()
-        manager._verify_parameters("update")
-        assert values(manager) == {"weight": value, "bias": value}
 
 
 @pytest.mark.parametrize(

@@ -182,20 +182,6 @@ class Plain(paddle.nn.Layer):
                 self.norm.set_value(tensor)
 
 
-def test_an_mtp_model_gets_its_own_of_what_the_main_model_gets_whole_in_chunks_of_that_size(job):
-    write_version(job.directory, "1")
-    job.send("1", 1.0)
-    main, draft = Plain(), Draft()
-    manager = job.start([main, draft], gdr_mtp_chunk_size=2)
-    main.seen.clear()
-    draft.chunks.clear()
-    sent = job.send("2", 2.0, more={"layers.7.bias": np.ones(2, dtype=np.float32)})
-    said = manager.update_weights_by_gdr("2")
-    assert main.seen == list(sent)
-    assert draft.chunks == [["mtp_norm", "layers.7.norm"], ["layers.7.bias"]]  # and layer 70 is not layer 7
-    assert (said["update_count"], said["mtp_cache_count"], said["gdr_mtp_chunk_size"]) == (6, 3, 2)
-
-
 def test_a_stream_that_breaks_or_has_nothing_for_the_mtp_model_fails_and_the_next_one_is_received_anew(job):
     """FastDeploy raises ValueError or what the package raised; here it is the error of the command."""
     write_version(job.directory, "1")

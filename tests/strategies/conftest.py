@@ -40,9 +40,9 @@ class Snapshot:
         return MemoryTarget(spec for spec, _ in make_state(rank).values())
 
     def brings(self, *, seed: int = 0, version: int | str | None = None, **options: Any) -> LoadReport:
-        """See that a load of rank 0 brings the state of `seed`."""
+        """See that a load of rank 0 brings the state of `seed`; `options` are the load's."""
         target = self.target()
-        report = load(self.source(**options), target, version=version)
+        report = load(self.source(), target, version=version, **options)
         assert contents(target) == {name: data for name, (_, data) in make_state(0, seed).items()}
         return report
 

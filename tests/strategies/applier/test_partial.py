@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from stamped import apply_tensors
+from stamped import apply_tensors, of_bytes
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.observer import LoadObserver
-from wsm.strategies.offer import OfferedTensor
 
 A, B, EMPTY = TensorSpec("a", "U8", (3,)), TensorSpec("b", "U8", (2,)), TensorSpec("z", "U8", (0,))
-
-
-def of_bytes(name, data):
-    return OfferedTensor.of_bytes(TensorSpec(name, "U8", (len(data),)), "somewhere", memoryview(data))
 
 
 @pytest.fixture

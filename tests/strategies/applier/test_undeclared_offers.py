@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stamped import apply_tensors
+from stamped import apply_tensors, of_bytes
 
 from tests.raising import raising
 from wsm.errors import WsmError
@@ -14,11 +14,6 @@ from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 
 A, B = TensorSpec("a", "U8", (3,)), TensorSpec("b", "U8", (2,))
-
-
-def of_bytes(name, data, *, dtype="U8", shape=None, digest=None):
-    spec = TensorSpec(name, dtype, (len(data),) if shape is None else shape)
-    return OfferedTensor.of_bytes(spec, "a stream", memoryview(data), digest)
 
 
 class Rank:

@@ -101,21 +101,6 @@ def test_the_memory_of_buckets_is_used_again_and_goes_with_the_sender(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_rank_leaves_out_passes_however_large_it_is(over_ipc, threads):
-    more = {"before": WINDOW * 3, "between": WINDOW + 64, "behind": WINDOW * 2}
-    names = ["before", SPECS[0].name, "between", SPECS[1].name, "behind"]
-
-    def with_more(rank):
-        left_out = {name: (TensorSpec(name, "U8", (n,)), bytes(n)) for name, n in more.items()}
-        own = shard(1, rank)
-        return {name: {**left_out, **own}[name] for name in names}
-
-    loads = [threads.submit(receive, over_ipc, rank, 1, allowed_unknown=set(more)) for rank in range(2)]
-    over_ipc.send(1, {rank: with_more(rank) for rank in range(2)})
-    for rank, pending in enumerate(loads):
-        assert pending.result()[1] == {name: data for name, (_, data) in shard(1, rank).items()}
-
-
 def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(over_ipc, threads):
     refused = []
 

@@ -161,6 +161,9 @@ def test_looking_at_a_version_moves_nothing_and_a_load_can_follow(arrival):
     report = rank.load(5)
     assert report.files == preview.files
     assert preview.manifest_digest == (report.manifest_digest if arrival.declared else None)
+    if arrival.declared:
+        with raising(errors.not_covered):
+            inspect(arrival.source(), None, name=arrival.strategy, target=MemoryTarget([]))
     assert rank.holds(A)
 
 

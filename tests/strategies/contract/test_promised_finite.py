@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,14 +16,11 @@ from wsm.strategies import (
     BucketSender,
     DeltaSource,
     MemoryTarget,
-    MooncakePublisher,
-    SharedTensors,
     delta_between,
     errors,
     load,
     publish_delta,
     publish_snapshot,
-    with_manifest,
 )
 from wsm.strategies.applier import finite
 from wsm.strategies.delta._manifest import DeltaShard
@@ -35,6 +31,10 @@ GOOD, BETTER = make_state(seed=5, finite=True), make_state(seed=6, finite=True)
 PUBLISHED_ANEW = sorted(
     name for name in ARRIVALS if name not in {"delta", "ipc_snapshot", "ipc_snapshot, resliced"}
 )
+
+
+#: Where whoever publishes waits for no rank, and says elements as they are in the state.
+TOLD_AT_ONCE = sorted(name for name in ARRIVALS if name not in {"ipc_async", "ipc_snapshot, resliced"})
 
 
 def with_nan(state: State, name: str, index: int) -> State:
@@ -105,49 +105,21 @@ def test_a_promise_that_comes_with_the_same_tensors_is_made(arrival):
             rank.load(1)
 
 
-def whole(root: Path, state: State) -> None:
-    publish_snapshot(root, 2, {0: state}, durable=False, finite=True)
-
-
-def change(root: Path, state: State) -> None:
-    publish_delta(root, 2, 1, {0: state}, base={0: GOOD}, crossover=2.0, durable=False, finite=True)
-
-
-def shared(root: Path, state: State) -> None:
-    with SharedTensors(root) as trainer:
-        trainer.publish(2, {0: state}, finite=True)
-
-
-def buckets(root: Path, state: State) -> None:
-    with BucketSender(f"ipc://{root}/buckets") as trainer:
-        trainer.send(2, {0: state}, finite=True)
-
-
-def stream(root: Path, state: State) -> None:
-    with_manifest(state, version=2, finite=True)
-
-
-def registered(root: Path, state: State) -> None:
-    with MooncakePublisher(f"ipc://{root}/publisher") as trainer:
-        trainer.publish(2, {0: state}, finite=True)
-
-
-@pytest.mark.parametrize(
-    "publish",
-    [
-        whole,
-        change,
-        shared,
-        buckets,
-        stream,
-        pytest.param(registered, marks=pytest.mark.needs("mooncake")),
-    ],
-)
+@pytest.mark.parametrize("arrival", as_parameters(TOLD_AT_ONCE), indirect=True)
 @pytest.mark.parametrize(("name", "index"), [("second.weight", 520_000), ("layer.0.bias", 3)])
-def test_a_trainer_that_promises_finite_weights_is_told_where_they_are_not(tmp_path, publish, name, index):
-    refused: Callable[[Path, State], None] = publish
+def test_a_trainer_that_promises_finite_weights_is_told_where_they_are_not(arrival, name, index):
+    arrival.publish(1, GOOD, finite=True)
     with raising(errors.trainer_tensor, match=f"'{name}' .* element {index} is not finite"):
-        refused(tmp_path, with_nan(GOOD, name, index))
+        arrival.publish(2, with_nan(BETTER, name, index), finite=True)
+
+
+def test_a_trainer_that_streams_is_told_so_before_it_waits_for_a_rank(tmp_path):
+    bad = with_nan(GOOD, "layer.0.bias", 3)
+    with (
+        BucketSender(f"ipc://{tmp_path}/buckets") as trainer,
+        raising(errors.trainer_tensor, match="element 3 is not finite"),
+    ):
+        trainer.send(2, {0: bad}, finite=True)
 
 
 @pytest.mark.parametrize("changed", ["steps", "embed.weight"])

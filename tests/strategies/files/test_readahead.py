@@ -88,12 +88,10 @@ def test_the_configuration_says_how_far_ahead():
         config_from_mapping(group)
 
 
-def test_dropped_pages_come_back_from_the_disk_unchanged(snapshot, held, bytes_of):
+def test_dropped_pages_come_back_from_the_disk_unchanged(snapshot):
     path = snapshot.publish(1)
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     drop_page_cache(path)
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     drop_page_cache(path / "version.yaml")
-    target = snapshot.target()
-    load(snapshot.source(), target)
-    assert held(target) == bytes_of()
+    snapshot.brings()

@@ -49,5 +49,18 @@ def apply_tensors(
     return applied
 
 
+def of_bytes(
+    name: str,
+    data: bytes,
+    *,
+    dtype: str = "U8",
+    shape: tuple[int, ...] | None = None,
+    digest: str | None = None,
+) -> OfferedTensor:
+    """A tensor of these bytes, flat if nothing else is said."""
+    spec = TensorSpec(name, dtype, (len(data),) if shape is None else shape)
+    return OfferedTensor.of_bytes(spec, "a stream", memoryview(data), digest)
+
+
 _applied = _stamped(apply.apply_tensors)
 feed = _stamped(feeding.feed)

@@ -71,17 +71,15 @@ def test_a_protected_version_stays(snapshot):
     assert versions(snapshot.root) == ["1", "4"]
 
 
-def test_a_version_that_is_being_read_stays_until_nobody_reads_it(snapshot, held, bytes_of):
+def test_a_version_that_is_being_read_stays_until_nobody_reads_it(snapshot):
     snapshot.publish(1, seed=1)
-    target = snapshot.target()
 
     def publish_meanwhile(done, total):
         if done == total:
             for version in (2, 3):
                 snapshot.publish(version, seed=version, retain=Retention(keep=1))
 
-    load(snapshot.source(), target, progress=publish_meanwhile)
-    assert held(target) == bytes_of(seed=1)
+    snapshot.brings(seed=1, progress=publish_meanwhile)
     assert versions(snapshot.root) == ["1", "3"]
     snapshot.publish(4, seed=4, retain=Retention(keep=1))
     assert versions(snapshot.root) == ["4"]
@@ -128,16 +126,13 @@ def test_the_same_tensors_under_names_for_other_devices_are_another_publication(
 
 
 @incident("marin#1829")
-def test_other_content_under_the_same_version_is_refused_unless_it_is_replaced(snapshot, held, bytes_of):
+def test_other_content_under_the_same_version_is_refused_unless_it_is_replaced(snapshot):
     snapshot.publish(1, seed=1)
     with raising(errors.VersionExistsError, match="version 1 is already published"):
         snapshot.publish(1, seed=2)
-    target = snapshot.target()
-    load(snapshot.source(), target)
-    assert held(target) == bytes_of(seed=1)
+    snapshot.brings(seed=1)
     snapshot.publish(1, seed=2, replace=True)
-    load(snapshot.source(), target)
-    assert held(target) == bytes_of(seed=2)
+    snapshot.brings(seed=2)
     assert hidden(snapshot.root) == set()
 
 

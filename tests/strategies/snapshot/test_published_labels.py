@@ -36,15 +36,13 @@ def resealed(file, change):
     return json.loads(file.read_bytes())["digest"]
 
 
-def test_a_version_is_published_found_and_loaded_by_its_label(snapshot, held, bytes_of):
+def test_a_version_is_published_found_and_loaded_by_its_label(snapshot):
     label = "global_step_1200:a+b=c@d"
     path = snapshot.publish(label, seed=1)
     assert (path.name, read_version(snapshot.root)) == (label, label)
     for asked in (label, None):
-        target = snapshot.target()
-        report = load(snapshot.source(), target, version=asked)
+        report = snapshot.brings(seed=1, version=asked)
         assert (report.version, report.verified) == (label, 7)
-        assert held(target) == bytes_of(seed=1)
     with raising(errors.SnapshotNotFoundError):
         load(snapshot.source(), snapshot.target(), version=label.upper())
 
