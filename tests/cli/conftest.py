@@ -18,11 +18,14 @@ from examples.commands import EXAMPLES
 from tests.leftovers import group_name
 from wsm import Controller, log
 from wsm.cli import main
+from wsm.strategies.snapshot.source import SnapshotConfig
+from wsm.testing import InMemoryRunner, LocalGroup
 
 # Processes that tests start import the same modules; they have no pytest to find them.
 sys.path.insert(0, str(Path(__file__).parent))
 from command_line import SEPARATE, Ended, Run, Start
 from commanded_group import PATIENCE_S, LivingGroup
+from small_model import SPECS, publish
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,21 @@ def group(shared_group: Callable[[], LivingGroup]) -> LivingGroup:
     with Controller(living.name) as controller:
         controller.clear()
     return living
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalGroup]:
+    """Two ranks in this thread, not loaded, called `tested`; versions 1 and 2 lie in ``snapshots``."""
+    monkeypatch.setenv("WSM_DIRECTORY", str(tmp_path))
+    for version in (1, 2):
+        publish(tmp_path / "snapshots", version)
+    configuration = {
+        "snapshot": SnapshotConfig(directory=str(tmp_path / "snapshots"), device_ids=(0, 1)),
+        "journal_directory": str(tmp_path / "journals"),
+    }
+    runners = (lambda _: InMemoryRunner(SPECS), tmp_path)
+    with LocalGroup(*runners, load=None, configuration=configuration) as group:
+        yield group
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from wsm import Controller, WsmError
 from wsm.states.vocabulary import Tag
 from wsm.strategies import SharedTensors, TensorSpec, publish_snapshot
 from wsm.strategies.snapshot.placement import AxisSegment, Split
+from wsm.testing import LocalGroup
 
 
 @pytest.fixture
@@ -183,32 +184,26 @@ def test_an_empty_directory_is_a_failure_that_says_where_it_looked(wsm: Run, tmp
     assert str(tmp_path) in ended.err
 
 
-@pytest.mark.processes
-def test_a_group_is_compared_with_what_is_published(wsm: Run, group: LivingGroup) -> None:
-    refused = wsm("digest", group.name)
-    assert refused.code == 1
-    assert f"wsm status {group.name}" in refused.err
-    with Controller(group.name) as controller:
-        controller.update(1)
-        assert wsm("verify", group.name).code == 0
-        same = wsm("diff", group.name, group.snapshots, "--version", 1)
-        assert (same.code, same.err) == (0, "")
-        assert same.out == "2 shards: the same\n"
-        other = wsm("diff", group.name, group.snapshots, "--version", 2)
-        assert other.code == 1
-        assert "the digests of the whole shards differ" in other.out
-        named = wsm("diff", group.name, group.snapshots, "--version", 2, "--journals", group.journals)
-        assert named.code == 1
-        assert all(f"  {spec.name}: bytes" in named.out for spec in SPECS)
-        assert (
-            wsm("diff", group.name, group.snapshots, "--version", 1, "--journals", group.journals).code == 0
-        )
-        listed = json.loads(
-            wsm("digest", group.name, "--journals", group.journals, "--tensors", "--json").out
-        )
-        assert [set(entry["tensors"]) for entry in listed] == [{spec.name for spec in SPECS}] * 2
-        controller.clear()
-    assert wsm("digest", group.name).code == 1
+def test_a_group_is_compared_with_what_is_published(wsm: Run, local: LocalGroup, tmp_path: Path) -> None:
+    refused = wsm("digest", "tested")
+    assert (refused.code, "wsm status tested" in refused.err) == (1, True)
+    local.update(1)
+    assert wsm("verify", "tested").code == 0
+    published = ("diff", "tested", tmp_path / "snapshots", "--version")
+    same = wsm(*published, 1)
+    assert (same.code, same.err, same.out) == (0, "", "2 shards: the same\n")
+    other = wsm(*published, 2)
+    assert other.code == 1
+    assert "the digests of the whole shards differ" in other.out
+    journals = ("--journals", tmp_path / "journals")
+    named = wsm(*published, 2, *journals)
+    assert named.code == 1
+    assert all(f"  {spec.name}: bytes" in named.out for spec in SPECS)
+    assert wsm(*published, 1, *journals).code == 0
+    listed = json.loads(wsm("digest", "tested", *journals, "--tensors", "--json").out)
+    assert [set(entry["tensors"]) for entry in listed] == [{spec.name for spec in SPECS}] * 2
+    local.clear()
+    assert wsm("digest", "tested").code == 1
 
 
 @pytest.mark.processes

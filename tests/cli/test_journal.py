@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_line import Run
-from commanded_group import LivingGroup
 
+from wsm import WsmError
 from wsm.cli.journal import Story
 from wsm.config import config_from_mapping
 from wsm.group_segment import own_group
@@ -293,20 +293,20 @@ def test_an_entry_without_its_facts_is_shown_all_the_same(kind: str) -> None:
     assert kind in Story().tell(at(0, kind, surprise=1))
 
 
-@pytest.mark.processes
-def test_what_a_living_group_writes_is_as_the_tables_allow(wsm: Run, group: LivingGroup) -> None:
-    group.serve(1)
-    wsm("update", group.name, "--version", 9)
-    wsm("clear", group.name)
-    ended = wsm("journal", group.journals)
+def test_what_a_group_writes_is_as_the_tables_allow(wsm: Run, local: LocalGroup, tmp_path: Path) -> None:
+    local.update(1)
+    with pytest.raises(WsmError):
+        local.update(9)
+    local.clear()
+    journals, out = tmp_path / "journals", tmp_path / "night.json"
+    ended = wsm("journal", journals)
     assert ended.code == 0, ended.err
     assert "load_weights FAILED: " in " ".join(ended.out.split())
-    again = wsm("journal", group.journals, "--replay")
+    again = wsm("journal", journals, "--replay")
     assert again.code == 0, again.err
     assert again.out.splitlines()[-1].endswith("inputs: were asked again")
     assert "rank 1 ends in weights CLEARED, KV cache CLEARED" in ended.out.splitlines()
-    out = group.journals.parent / "night.json"
-    assert wsm("trace", group.journals, "--out", out).code == 0
+    assert wsm("trace", journals, "--out", out).code == 0
     events = json.loads(out.read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X"}, "names of tracks, and slices"
     tracks: dict[tuple[int, int], list[float]] = {}

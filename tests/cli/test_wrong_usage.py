@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
-from commanded_group import LivingGroup
+
+from wsm.testing import LocalGroup
 
 WRONG = {
     "an unknown command": ["upgrade", "policy"],
@@ -48,12 +49,11 @@ def test_what_click_complains_about_says_where_the_help_is(wsm: Run) -> None:
     assert "see 'wsm clear --help'" in wsm("clear", "policy", "--now").err
 
 
-@pytest.mark.processes
-def test_a_group_that_is_not_there_is_named_beside_those_that_are(wsm: Run, group: LivingGroup) -> None:
+def test_a_group_that_is_not_there_is_named_beside_those_that_are(wsm: Run, local: LocalGroup) -> None:
     ended = wsm("update", "no-such-group", "--version", "1")
     assert ended.code == 2
     assert "'no-such-group'" in ended.err
-    assert group.name in ended.err
+    assert local.config.name in ended.err
 
 
 @pytest.mark.parametrize(
