@@ -54,7 +54,7 @@ def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: 
           the group stands still with its memory, and is updated in place
     """
     require("demo", "paddle", extras="cpu")
-    from examples.demo.run import run_demo  # noqa: PLC0415 - numpy and more, for this command only
+    from examples.demo.loop import run_demo  # noqa: PLC0415 - numpy and more, for this command only
     from examples.demo.settings import DemoSettings  # noqa: PLC0415 - the same
 
     with wrong_usage():

@@ -13,9 +13,9 @@ worker_process                      one rank as a process
 cache_process                       the KV-cache process, where there is one, and what it holds
 process_life                        how these processes begin and end, and learn that rank 0 steps
 request_socket                      messages, connections and bytes of the request socket
-request_service, client             what the messages mean; the other end of the socket
+request_service, client             what the messages mean; the other end of the socket, and load
 config, run_directory               what a group is told; where its processes meet
-supervisor, load                    the owner of a group, from start to end; requests of its own
+supervisor                          the owner of a group, from start to end
 rank_processes                      starting and ending the processes of ranks
 text_routes, text_bodies            text over HTTP, for trainers
 text_requests                       the requests for text that a server has taken

@@ -1,4 +1,4 @@
-"""The other end of the request socket: ask a rollout group to generate. Needs no paddle.
+"""The other end of the request socket: ask a rollout group to generate, once or always. Needs no paddle.
 
 One client is for one thread; any number of clients may be connected. What a lost rank took with it is
 answered with an error that is `retryable`; a client that was given `retry_s` asks again by itself.
@@ -6,19 +6,25 @@ answered with an error that is `retryable`; a client that was given `retry_s` as
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, final
 
 import msgspec
+import numpy as np
 
 from examples.rollout import errors
+from examples.rollout.config import LoadConfig
 from examples.rollout.errors import ClientTimeoutError, GenerationRefusedError, RolloutUnreachableError
 from examples.rollout.request import Generation
 from examples.rollout.request_socket import FrameReader, Message, encode, request_socket_path
 from examples.rollout.run_directory import run_directory_path
+from wsm import log
 from wsm.errors import WsmError
 from wsm.shared_directory import connect_socket
 
@@ -60,17 +66,6 @@ class RolloutClient:
         self._directory = directory
         self._retry_s = retry_s
         self._last_call = 0
-        self._connect()
-
-    def reconnect(self) -> None:
-        """Leave, and connect anew: after RolloutUnreachableError. What was asked before is not answered.
-
-        Raises
-        ------
-        RolloutUnreachableError
-            If no process takes requests (yet).
-        """
-        self._socket.close()
         self._connect()
 
     def generate(
@@ -223,8 +218,9 @@ class RolloutClient:
         broken = False
         while True:
             try:
-                if broken:
-                    self.reconnect()
+                if broken:  # what was asked before is not answered
+                    self._socket.close()
+                    self._connect()
                 return ask()
             except WsmError as error:
                 if not error.retryable or time.monotonic() + pause > until:
@@ -277,3 +273,88 @@ class RolloutClient:
         if problem["type"] == errors.requests_lost.__name__:
             return errors.requests_lost(group=self._name, cause=problem["message"])
         return GenerationRefusedError(group=self._name, error=problem["type"], cause=problem["message"])
+
+
+_LOOK_S = 0.1
+_BITS_OF_SEED = 20
+
+
+class LoadGenerator:
+    """Keeps ``config.concurrency`` requests open, from a thread of its own, until it is closed.
+
+    Prompts are random but the same for the same seed. It knows nothing about weights; that requests wait, are
+    cut short or frozen during an update is for the answers to tell. For a request that a lost rank took with
+    it another is asked.
+
+    Parameters
+    ----------
+    name : str
+        The group.
+    config : LoadConfig
+        What to ask for.
+    vocabulary : int
+        Prompts are made of tokens 0 to this, exclusive.
+
+    Attributes
+    ----------
+    answers : int
+        Answers so far.
+    tokens_by_version : Counter of str
+        Generated tokens by the version that made them.
+    """
+
+    def __init__(self, name: str, config: LoadConfig, vocabulary: int) -> None:
+        self._name = name
+        self._config = config
+        self._vocabulary = vocabulary
+        self._random = np.random.default_rng(config.seed)
+        self._asked = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="wsm-rollout-load", daemon=True)
+        self.answers = 0
+        self.tokens_by_version: Counter[str] = Counter()
+
+    def start(self) -> LoadGenerator:
+        """Begin to ask."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Ask no more, and drop what is open. Idempotent."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while self._asked_until_lost():
+            self._closing.wait(_LOOK_S)
+
+    def _asked_until_lost(self) -> bool:
+        """Ask through one connection until it ends; return whether another one is worth a try."""
+        try:
+            with RolloutClient(self._name) as client:
+                for _ in range(self._config.concurrency):
+                    self._ask(client)
+                while not self._closing.is_set():
+                    self._turn(client)
+        except RolloutUnreachableError as error:
+            if not error.retryable:
+                log.logger("rollout.load").error("load.ended", error=str(error))
+            return error.retryable and not self._closing.is_set()
+        return False
+
+    def _turn(self, client: RolloutClient) -> None:
+        """Take the one message that ends a request, and ask for another."""
+        with contextlib.suppress(ClientTimeoutError):
+            message = client.receive(_LOOK_S)
+            for result in message.get("results", ()):
+                self.answers += 1
+                self.tokens_by_version.update(result["versions"])
+            self._ask(client)
+
+    def _ask(self, client: RolloutClient) -> None:
+        config = self._config
+        prompt = self._random.integers(0, self._vocabulary, config.prompt_tokens).tolist()
+        seed = config.seed << _BITS_OF_SEED | self._asked % (1 << _BITS_OF_SEED)
+        self._asked += 1
+        client.submit([prompt], config.max_tokens, temperature=config.temperature, seed=seed)

@@ -16,10 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from examples.rollout.client import RolloutClient
+from examples.rollout.client import LoadGenerator, RolloutClient
 from examples.rollout.config import RolloutConfig
 from examples.rollout.errors import GroupNotReadyError, RankExitedError
-from examples.rollout.load import LoadGenerator
 from examples.rollout.model.sharding import initial_state, placements, shard
 from examples.rollout.rank_processes import CACHE_MODULE, RankProcesses
 from examples.rollout.request_socket import request_socket_path

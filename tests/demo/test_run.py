@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from examples.demo import loop
-from examples.demo.loop import require_published, run_loop
+from examples.demo.loop import read_journals, require_published, run_demo, run_loop, write_results
 from examples.demo.report import Report, StepRecord
-from examples.demo.run import read_journals, run_demo, write_results
 from examples.demo.settings import JOURNAL_DIRECTORY, DemoSettings
 from examples.demo.trainer_process import Reply
 from examples.rollout import errors as rollout_errors
