@@ -12,7 +12,6 @@ from explorer.engine_loop import CLEARED, CLEARING, LOOPS, NORMAL, UPDATING, Loo
 from wsm.controller import engine_bridge
 from wsm.controller.engine_bridge import EngineWishes
 from wsm.fastdeploy import _control_contract as control
-from wsm.fastdeploy._entries import Deciding
 from wsm.states import engine_words as contract
 from wsm.states.engine_words import Given, Held, WishRow
 from wsm.states.vocabulary import Tag
@@ -58,44 +57,12 @@ def ranks_leave_on_any_change_of_the_word(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(contract, "leaves", lambda entry, word: word != entry.asked)
 
 
-def a_hold_does_not_matter_to_the_answer(patch: pytest.MonkeyPatch) -> None:
-    true = engine_bridge.held_by
-    patch.setattr(
-        engine_bridge,
-        "held_by",
-        lambda status: Held.WHOLE if true(status) is Held.ON_HOLD else true(status),
-    )
-
-
-def what_an_engine_has_stored_is_taken_for_wsms_own(patch: pytest.MonkeyPatch) -> None:
-    def back(self: Deciding, _shown: int) -> None:
-        for before, after in contract.BACK_TO_NORMAL:
-            self._deciding.change(before, after)
-
-    patch.setattr(Deciding, "_back_to_normal", back)
-
-
 def ranks_that_differ_are_called_whole(patch: pytest.MonkeyPatch) -> None:
     true = engine_bridge.held_by
     patch.setattr(
         engine_bridge,
         "held_by",
         lambda status: Held.WHOLE if true(status) is Held.DIFFERENT else true(status),
-    )
-
-
-def a_sleeping_loop_is_not_woken(patch: pytest.MonkeyPatch) -> None:
-    def sleeps(self: Deciding) -> None:
-        while not self._stopping.wait(1.0):
-            pass
-
-    patch.setattr(Deciding, "_wake", sleeps)
-
-
-def an_answer_overwrites_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
-    change = engine_loop._World.change
-    patch.setattr(
-        engine_loop._World, "change", lambda world, _before, after: change(world, world.now.word, after)
     )
 
 
@@ -115,11 +82,7 @@ def an_update_that_failed_over_weights_that_serve_is_answered(patch: pytest.Monk
         (the_loop_is_never_taken_to_sleep, POLLS),
         (a_woken_loop_loads_once_more, POLLS),
         (ranks_leave_on_any_change_of_the_word, STAYS),
-        (a_hold_does_not_matter_to_the_answer, STAYS),
-        (what_an_engine_has_stored_is_taken_for_wsms_own, POLLS),
         (ranks_that_differ_are_called_whole, SLEEPS),
-        (a_sleeping_loop_is_not_woken, POLLS),
-        (an_answer_overwrites_whatever_is_there, STAYS),
         (a_clear_is_answered_before_it_is_done, SLEEPS),
         (an_update_that_failed_over_weights_that_serve_is_answered, STAYS),
     ],
@@ -149,10 +112,6 @@ def the_runner_wakes_as_it_was_asked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(control, "sleeping", lambda *_held, **_found: frozenset[Tag]())
 
 
-def a_request_that_failed_settles_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(control, "settles", lambda _weights, *, entered: not entered)
-
-
 def a_sleeping_runner_is_said_to_poll(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(control, "keeps_from_polling", lambda _asleep, method=None: method or "")
 
@@ -172,7 +131,6 @@ def a_wakeup_of_one_half_brings_both(patch: pytest.MonkeyPatch) -> None:
     [
         half_a_group_that_differs_is_slept,
         the_runner_wakes_as_it_was_asked,
-        a_request_that_failed_settles_nothing,
         a_sleeping_runner_is_said_to_poll,
         a_wakeup_of_one_half_brings_both,
     ],
