@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,6 +74,25 @@ def test_the_shared_directory_takes_no_pickle_either(snapshot, tmp_path):
     (tmp_path / "shared" / NAME).write_bytes(pickle.dumps({}))
     with raising("pickle-refused"):
         inspect(snapshot.source(shared_directory=tmp_path / "shared"))
+
+
+def test_two_bytes_are_enough_to_refuse_a_pickle_which_stays_open_nowhere(snapshot):
+    snapshot.root.mkdir()
+    (snapshot.root / NAME).write_bytes(b"\x80\x04")
+    left = []
+    for _ in range(3):
+        with raising("pickle-refused"):
+            inspect(snapshot.source())
+        left.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert left[1] == left[2]
+
+
+def test_a_disk_that_fails_where_a_file_begins_names_the_file(snapshot, monkeypatch):
+    snapshot.root.mkdir()
+    (snapshot.root / NAME).write_bytes(b"\x80\x04")
+    monkeypatch.setattr(os, "pread", Mock(side_effect=OSError(errno.EIO, "the disk fails")))
+    with pytest.raises(errors.UnreadableFileError, match=f"{NAME}.*the disk fails"):
+        inspect(snapshot.source())
 
 
 def test_a_safetensors_file_whose_length_looks_like_a_pickle_is_none(snapshot):
