@@ -143,15 +143,10 @@ def _is_sealed(data: bytes, digest: object) -> bool:
     """
     if not isinstance(digest, str):
         return False
-    mark = b'"digest":' + json.dumps(digest).encode("ascii")
-    before, found, after = data.partition(mark)
+    # In the order of names each document has a field behind it: its format.
+    before, found, after = data.partition(b'"digest":' + json.dumps(digest).encode("ascii") + b",")
     if not found or not data.endswith(b"\n"):
         return False
-    # The comma behind the field goes with it, or else the one before it.
-    if after.startswith(b","):
-        after = after[1:]
-    elif before.endswith(b","):
-        before = before[:-1]
     running = running_digest()
     running.update(before)
     running.update(memoryview(after)[:-1])
