@@ -8,7 +8,7 @@ from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
 from wsm.strategies.delta._manifest import DeltaManifest, DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.ipc.metas import IpcMetas
-from wsm.strategies.promise import PromisedTensor, seal, table_of, unseal
+from wsm.strategies.promise import PromisedTensor, name_digest, seal, table_of, unseal
 from wsm.strategies.snapshot.manifest import PartEntry, ShardEntry
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Replicated, Split
 from wsm.strategies.transports.stream_manifest import StreamManifest
@@ -82,6 +82,11 @@ def test_the_digest_of_a_shard_depends_on_every_fact_and_on_no_order():
         ("a", "F32", (2,), b"z"),
     ]:
         assert shard_digest([(TensorSpec(name, dtype, shape), digest_of(content)), tensors[1]]) != digest
+
+
+def test_what_stands_for_the_digest_of_a_group_differs_with_all_that_names_it():
+    named = [("3", "p", 2), ("4", "p", 2), ("3", "q", 2), ("3", "p", 4)]
+    assert len({name_digest(*each) for each in named}) == len(named)
 
 
 def test_the_digest_of_a_group_covers_what_is_loaded_and_neither_files_nor_publication():
