@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import safetensors
@@ -14,7 +15,14 @@ from wsm.strategies.files.safetensors import (
     lay_out,
     parse_header,
 )
-from wsm.strategies.tensor import OTHER_DTYPES
+from wsm.strategies.tensor import ITEM_BYTES, OTHER_DTYPES
+
+
+def test_a_dtype_has_the_bits_that_its_name_says():
+    named = {name: re.search(r"\d+", name) for name in ITEM_BYTES if name != "BOOL"}
+    assert {name: int(bits.group()) for name, bits in named.items()} == {
+        name: 8 * ITEM_BYTES[name] for name in named
+    }
 
 
 def parse(data: bytes):
