@@ -192,7 +192,7 @@ SEEDED = (
     ),
     Seeded(
         "a fleet of which one cannot be held leaves the others held",
-        "http/many.py",
+        "fleet/serving.py",
         "                await self._ask_all(undo)\n",
         "",
         "tests/fleet/test_serving.py::"
@@ -200,15 +200,15 @@ SEEDED = (
     ),
     Seeded(
         "a fleet holds what is dead though text may still be sent there",
-        "http/many.py",
-        'code != "upstream-unreachable" or self._takes_text(url)',
+        "fleet/serving.py",
+        'code != "upstream-unreachable" or url in routable',
         'code != "upstream-unreachable"',
         "tests/fleet/test_serving.py::"
         "test_a_pause_holds_all_or_none_and_a_dead_replica_counts_once_it_is_not_routable",
     ),
     Seeded(
         "what a fleet holds stays held behind the death of its server",
-        "http/many.py",
+        "fleet/serving.py",
         '"on_lease": OnLease.SERVE',
         '"on_lease": OnLease.STAY',
         "tests/fleet/test_serving.py::"
