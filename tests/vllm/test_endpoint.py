@@ -18,6 +18,7 @@ from tests.raising import raising
 from tests.vllm.fake_workers import FakeEngine, write_checkpoint
 from wsm.fleet import Replica, update_async
 from wsm.http import AsyncClient
+from wsm.private_directory import private_directory
 from wsm.states.fleet import next_target
 from wsm.strategies import AdoptSettings, adopt
 from wsm.strategies.snapshot.store import content_of
@@ -158,6 +159,18 @@ def test_several_api_servers_have_one_gate_and_one_set_of_receipts(one, two):
             assert (await front.post("/v1/completions")).status_code == 200
             receipts = (await front.get("/wsm/v1/receipts")).json()["receipts"]
             assert [each["outcome"] for each in receipts] == ["closed", "committed"]
+
+    played_by_two(one, play)
+
+
+def test_the_first_api_server_removes_what_one_of_another_vllm_has_left(one):
+    left = [private_directory() / f"vllm-api-killed{suffix}" for suffix in ("", ".open", ".lock")]
+    for path in left:
+        path.touch()
+
+    async def play(_client, _first, other):
+        assert (await other.post("/v1/completions")).status_code == 200
+        assert not any(path.exists() for path in left)
 
     played_by_two(one, play)
 
