@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from wsm.strategies.buckets import wire
-from wsm.strategies.conversation import frame_of
+from wsm.strategies.conversation import Abort, frame_of
 from wsm.strategies.digest import digest_of
 from wsm.strategies.mooncake import _lease_messages as read
 
@@ -55,7 +55,7 @@ def claims() -> Iterator[bytes]:
     """Claim to be rank 0, and give up."""
     yield hello(None)
     yield frame(frame_of(wire.Ready()))
-    yield frame(frame_of(wire.Abort("failed", "OSError", "no memory today")))
+    yield frame(frame_of(Abort("failed", "OSError", "no memory today")))
 
 
 def message(body: bytes, length: int | None = None) -> bytes:

@@ -14,7 +14,7 @@ from fuzz.sealed import sealed_formats
 from fuzz.texts import text_formats
 from wsm.errors import BadInputError
 from wsm.strategies.buckets import wire
-from wsm.strategies.conversation import HEAD_BYTES, frame_of
+from wsm.strategies.conversation import HEAD_BYTES, Abort, frame_of
 from wsm.strategies.delta._blocks import Block, BlockKind, table_problem
 from wsm.strategies.delta._codec import BlockError
 from wsm.strategies.delta._codec import decode as unfold
@@ -141,7 +141,7 @@ def _to_trainer() -> Format:
         wire.Hello(0, 2, "3", look=False),
         wire.Ack(1),
         wire.Done(2, digest_of(b"")),
-        wire.Abort("failed", "DigestMismatchError", "it is corrupt", 3),
+        Abort("failed", "DigestMismatchError", "it is corrupt", 3),
     )
     return Format(
         name="bucket message to a trainer",
@@ -218,7 +218,7 @@ def _answer() -> Format:
         reader=say.answer_of,
         decode=_from_publisher,
         encode=say.to_bytes,
-        samples=tuple(say.to_bytes(each)[cut:] for each in (grants[0], say.Refuse("version", "no", "2"))),
+        samples=tuple(say.to_bytes(each)[cut:] for each in (grants[0], Abort("version", "old", "no", "2"))),
         dress=_behind_its_head,
         errors=(BadInputError,),
     )

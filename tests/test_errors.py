@@ -13,10 +13,18 @@ import pytest
 
 import wsm
 from wsm import errors
-from wsm.errors import BadInputError, GroupError, InternalError, NoRoomError, RefusedError, WsmError
+from wsm.errors import (
+    BadInputError,
+    GroupError,
+    InternalError,
+    NoRoomError,
+    RefusedError,
+    UnfitError,
+    WsmError,
+)
 
 REPOSITORY = Path(__file__).parent.parent
-FAMILIES = (WsmError, RefusedError, NoRoomError, BadInputError, GroupError, InternalError)
+FAMILIES = (WsmError, RefusedError, NoRoomError, BadInputError, UnfitError, GroupError, InternalError)
 ROW = re.compile(
     r"^\| `(?P<name>\w+Error)` \| `(?P<family>\w+)` \| `(?P<code>[a-z-]+)` \| (?P<attributes>[^|]*) \|",
     re.MULTILINE,

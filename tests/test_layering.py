@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"states.plan_key"}
     | {
         f"strategies.{name}"
-        for name in ("tensor", "digest", "transposing", "paddle_dtypes", "checkpoint_models")
+        for name in ("tensor", "digest", "transposing", "dtype_names", "checkpoint_models")
     },
     "torch": CORE | {"actions", "strategies"},
     "vllm": FOUNDATION

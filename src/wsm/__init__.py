@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from wsm.errors import InternalError as InternalError
     from wsm.errors import NoRoomError as NoRoomError
     from wsm.errors import RefusedError as RefusedError
+    from wsm.errors import UnfitError as UnfitError
     from wsm.errors import WsmError as WsmError
     from wsm.receipt import Outcome as Outcome
     from wsm.receipt import Receipt as Receipt

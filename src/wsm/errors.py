@@ -144,6 +144,12 @@ class BadInputError(WsmError):
     """A file, word, message or configuration that is not what it must be. Nothing was changed by it."""
 
 
+class UnfitError(BadInputError):
+    """What was to be loaded is not what it must be, whichever process found it."""
+
+    unfit = True
+
+
 class GroupError(WsmError):
     """A rank, an action or a deadline of the group failed; the context names it."""
 

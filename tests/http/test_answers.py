@@ -120,21 +120,24 @@ def test_a_checkpoint_that_its_trainer_is_still_writing_may_be_asked_for_again()
     assert (answer.status, answer.body["error"]["retryable"]) == (422, True)
 
 
+BAD_INPUTS = ("BadInputError", "UnfitError")
+
+
 def bad_inputs(package: str) -> Iterator[tuple[str, bool]]:
     """Codes of bad input that a package tells of, and whether each says something of weights."""
     for path in (SOURCE / package).rglob("*.py"):
         for node in ast.walk(syntax_of(path)):
-            if isinstance(node, ast.ClassDef) and "BadInputError" in {
-                ast.unparse(each) for each in node.bases
-            }:
+            bases = {ast.unparse(each) for each in node.bases} if isinstance(node, ast.ClassDef) else set()
+            if bases & set(BAD_INPUTS):
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", node.name.removesuffix("Error")).lower()
-                yield name, any(ast.unparse(each) == "unfit = True" for each in node.body)
+                yield name, "UnfitError" in bases
             code = coded_by(node)
             for call in ast.walk(node) if code or isinstance(node, ast.Call) else ():
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == "BadInputError":
+                kind = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+                if isinstance(call, ast.Call) and kind in BAD_INPUTS:
                     said = {each.arg: ast.unparse(each.value) for each in call.keywords}
                     if code or "code" in said:  # one without is found in its function once more
-                        yield code or ast.literal_eval(said["code"]), said.get("unfit") == "True"
+                        yield code or ast.literal_eval(said["code"]), kind == "UnfitError"
 
 
 def coded_by(node: ast.AST) -> str | None:

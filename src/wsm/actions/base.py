@@ -34,7 +34,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from wsm.actions.errors import PostconditionError
 from wsm.actions.surfaces import Runner, StagedWeights
-from wsm.errors import BadInputError, InternalError, RefusedError
+from wsm.errors import InternalError, RefusedError, UnfitError
 from wsm.payload import plain_facts
 from wsm.states.plan_key import CLEAR, DISCARD, HOT, REJOIN, UPDATE, UPDATE_IN_PLACE, PlanKey
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, TransferMode, UnknownTensors
@@ -127,11 +127,10 @@ class Loaded:
         known = vars(said) if isinstance(said, cls) else said if isinstance(said, Mapping) else {}
         if not known.keys() >= set(_SAID):
             missing = tuple(name for name in _SAID if name not in known)
-            raise BadInputError(
+            raise UnfitError(
                 f"the load function returned a {type(said).__name__} without {', '.join(missing)}; return a "
                 "wsm.Loaded, or a mapping with all of these",
                 code="load-incomplete",
-                unfit=True,
                 missing=missing,
             )
         annotations = {name: kind for name, kind in annotations_of(cls).items() if name != "version"}

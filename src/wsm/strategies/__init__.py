@@ -27,7 +27,7 @@ peer_errors                           what goes wrong between a trainer and a ra
 conversation                          frames, addresses and refusals of a trainer and a rank that talk
 promise                               what a publisher promises of a version, whatever way it travels
 files                                 formats, names, directories, files written whole or not at all
-byte_copy, paddle_dtypes              copying bytes with the lock of Python let go; paddle's dtypes
+byte_copy, dtype_names, finite        copies with the lock of Python let go; names of dtypes; NaN refused
 ====================================  ====================================================================
 """
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from wsm.strategies.promise import Count
 
 Place: TypeAlias = Path | tuple[str, int]
 Ranks: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+ShortWord: TypeAlias = Annotated[str, msgspec.Meta(max_length=2000)]
 
 #: Bytes of the digest before a message.
 HEAD_BYTES = DIGEST_LENGTH // 2
@@ -54,34 +55,34 @@ class Wanted(PeerMessage, frozen=True):
     look: bool
 
 
-class WhyNot(NamedTuple):
-    """Why a rank gets nothing of what is offered, and what is offered instead."""
+class Abort(PeerMessage, frozen=True):
+    """The peer gives up, or nothing: the kind of reason, its error's type and text, what it has instead."""
 
-    reason: Literal["version", "world_size", "rank"]
-    text: str
-    found: str | int
+    reason: Literal["failed", "version", "rank", "world_size", "busy", "cancelled"]
+    error: ShortWord
+    text: ShortWord
+    found: Label | Count | None = None
 
 
-def why_not(wanted: Wanted, version: str, ranks: int) -> WhyNot | None:
+def why_not(wanted: Wanted, version: str, ranks: int) -> Abort | None:
     """Return why what is offered, a version for so many ranks, is not what a rank wants; None if it is."""
     if wanted.version not in (None, version):
-        return WhyNot("version", "another version is offered", version)
+        return Abort("version", "version-mismatch", "another version is offered", version)
     if wanted.world_size not in (None, ranks):
-        return WhyNot("world_size", f"versions are offered for {ranks} ranks", ranks)
+        return Abort("world_size", "shard-identity", f"versions are offered for {ranks} ranks", ranks)
     if wanted.rank >= ranks:
-        return WhyNot("rank", f"versions are offered for ranks 0 to {ranks - 1}", ranks)
+        return Abort("rank", "shard-identity", f"versions are offered for ranks 0 to {ranks - 1}", ranks)
     return None
 
 
-def refused(
-    wanted: Wanted | None, reason: str, found: str | int | None, *, peer: str, error: str, text: str
-) -> WsmError:
-    """Return what a rank raises that was told why it gets nothing; `error` and `text` are the peer's own."""
-    if wanted is not None and wanted.version is not None and reason == "version" and isinstance(found, str):
+def refused(wanted: Wanted | None, told: Abort, peer: str) -> WsmError:
+    """Return what a rank raises that was told why it gets nothing, or no more, of what it wanted."""
+    found, ranks = told.found, None if wanted is None else wanted.world_size
+    if wanted is not None and wanted.version and told.reason == "version" and isinstance(found, str):
         return VersionMismatchError(requested=wanted.version, found=found, where=peer)
-    if wanted is not None and wanted.world_size and reason == "world_size" and isinstance(found, int):
-        return errors.shard_identity(file=peer, field="world size", expected=wanted.world_size, found=found)
-    return PeerFailedError(peer=peer, error=error, reason=text)
+    if ranks is not None and told.reason == "world_size" and isinstance(found, int):
+        return errors.shard_identity(file=peer, field="world size", expected=ranks, found=found)
+    return PeerFailedError(peer=peer, error=told.error, reason=told.text)
 
 
 def frame_of(message: PeerMessage) -> bytes:

@@ -8,10 +8,11 @@ and no words.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, coded, remedy
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, UnfitError, coded, remedy
 from wsm.printable import counted
 from wsm.strategies.tensor import TensorSpec
 
@@ -24,10 +25,8 @@ def listed(items: Sequence[object]) -> str:
     return shown if len(items) <= _SHOWN else f"{shown} and {len(items) - _SHOWN} more"
 
 
-class SnapshotNotFoundError(BadInputError):
+class SnapshotNotFoundError(UnfitError):
     """None of the places where a rank's snapshot may be holds one."""
-
-    unfit = True
 
     def __init__(
         self,
@@ -52,10 +51,8 @@ class SnapshotNotFoundError(BadInputError):
         )
 
 
-class UnreadableFileError(BadInputError):
+class UnreadableFileError(UnfitError):
     """The operating system refuses to open or read a file."""
-
-    unfit = True
 
     def __init__(self, *, file: str, reason: str, fix: str | None = None) -> None:
         super().__init__(
@@ -68,52 +65,40 @@ class UnreadableFileError(BadInputError):
 @coded("not-a-regular-file")
 def not_a_regular_file(*, file: str, found: str, expected: str = "regular file") -> BadInputError:
     """A directory, pipe or device stands where a file (or a directory) should be."""
-    return BadInputError(
-        f"{file} is a {found}, expected a {expected}; name another, or publish again", unfit=True
-    )
+    return UnfitError(f"{file} is a {found}, expected a {expected}; name another, or publish again")
 
 
 @coded("bad-file-size")
 def bad_file_size(*, file: str, expected: int, actual: int) -> BadInputError:
     """A file is shorter or longer than it says, or than its manifest says."""
     kind = "truncated" if actual < expected else "longer than announced"
-    return BadInputError(
-        f"{file} is {kind}: {actual} bytes instead of {expected}; publish the snapshot again",
-        unfit=True,
-    )
+    return UnfitError(f"{file} is {kind}: {actual} bytes instead of {expected}; publish the snapshot again")
 
 
 @coded("bad-safetensors")
 def bad_safetensors(*, file: str, problem: str) -> BadInputError:
     """A file is no valid safetensors file."""
-    return BadInputError(
-        f"{file} is not a valid safetensors file: {problem}; publish the snapshot again", unfit=True
-    )
+    return UnfitError(f"{file} is not a valid safetensors file: {problem}; publish the snapshot again")
 
 
 @coded("bad-pickle")
 def bad_pickle(*, file: str, problem: str) -> BadInputError:
     """A pickle file that may be read holds something else than a flat state dict of tensors."""
-    return BadInputError(
-        f"{file} is no state dict: {problem}; save layer.state_dict() and nothing else", unfit=True
-    )
+    return UnfitError(f"{file} is no state dict: {problem}; save layer.state_dict() and nothing else")
 
 
 @coded("mixed-parts")
 def mixed_parts(*, field: str, values: Sequence[tuple[str, str]]) -> BadInputError:
     """Files that are to be loaded together were written for different versions, ranks or publications."""
     pairs = listed([f"{file}: {value}" for file, value in values])
-    return BadInputError(
+    return UnfitError(
         f"the files of one snapshot differ in their {field} ({pairs}); publish the snapshot again",
-        unfit=True,
         values=tuple(values),
     )
 
 
-class ManifestError(BadInputError):
+class ManifestError(UnfitError):
     """A manifest is unreadable, damaged or of an unknown layout."""
-
-    unfit = True
 
     def __init__(self, *, file: str, problem: str) -> None:
         super().__init__(
@@ -126,25 +111,20 @@ class ManifestError(BadInputError):
 @coded("differs-from-manifest")
 def differs_from_manifest(*, file: str, problem: str) -> BadInputError:
     """The files beside a manifest, or another manifest, are not what it describes."""
-    return BadInputError(
-        f"the manifest {file} does not describe what lies beside it: {problem}; publish again", unfit=True
-    )
+    return UnfitError(f"the manifest {file} does not describe what lies beside it: {problem}; publish again")
 
 
 @coded("shard-identity")
 def shard_identity(*, file: str, field: str, expected: int, found: int) -> BadInputError:
     """A shard belongs to another rank or another world size."""
-    return BadInputError(
+    return UnfitError(
         f"{file} was written for {field} {found}, this rank needs {field} {expected}; "
-        "publish a shard for every rank of this group",
-        unfit=True,
+        "publish a shard for every rank of this group"
     )
 
 
-class VersionMismatchError(BadInputError):
+class VersionMismatchError(UnfitError):
     """A snapshot holds another version than was asked for."""
-
-    unfit = True
 
     def __init__(self, *, requested: str, found: str, where: str) -> None:
         super().__init__(
@@ -158,11 +138,10 @@ class VersionMismatchError(BadInputError):
 
 def source_changed(*, version: str, file: str, found: str, touched: bool) -> BadInputError:
     """Files that name no version are not those any more that every rank has looked at."""
-    return BadInputError(
+    return UnfitError(
         f"what is loaded as {version} changed while it was loaded: {file} {found}, so nothing says that all "
         "ranks read the same weights; let the trainer be done before the update, or publish under a version",
         code="source-changed",
-        unfit=True,
         version=version,
         file=file,
         touched=touched,
@@ -172,51 +151,44 @@ def source_changed(*, version: str, file: str, found: str, touched: bool) -> Bad
 @coded("version-file-missing")
 def version_file_missing(*, file: str) -> BadInputError:
     """There is no ``version.yaml``."""
-    return BadInputError(
-        f"{file} does not exist, so no version is announced there; publish one, or name the version",
-        unfit=True,
+    return UnfitError(
+        f"{file} does not exist, so no version is announced there; publish one, or name the version"
     )
 
 
 @coded("bad-version-file")
 def bad_version_file(*, file: str, problem: str) -> BadInputError:
     """A ``version.yaml`` does not hold ``step: <version>``."""
-    return BadInputError(
-        f"{file} {problem}; it must be a mapping with one field, step: <version>", unfit=True
-    )
+    return UnfitError(f"{file} {problem}; it must be a mapping with one field, step: <version>")
 
 
 @coded("empty-snapshot")
 def empty_snapshot(*, where: str) -> BadInputError:
     """There is a snapshot, and it holds no tensor."""
-    return BadInputError(f"{where} holds no tensor; publish the whole state dict", unfit=True)
+    return UnfitError(f"{where} holds no tensor; publish the whole state dict")
 
 
 @coded("bad-device-id")
 def bad_device_id(*, problem: str) -> BadInputError:
     """The environment does not say which physical device a rank uses."""
-    return BadInputError(
-        f"no device id for the snapshot's file name: {problem}; set device_id in the configuration",
-        unfit=True,
+    return UnfitError(
+        f"no device id for the snapshot's file name: {problem}; set device_id in the configuration"
     )
 
 
 @coded("trainer-tensor")
 def trainer_tensor(*, tensor: str, problem: str) -> BadInputError:
     """A trainer handed over something that is no tensor wsm can write."""
-    return BadInputError(
+    return UnfitError(
         f"tensor {tensor!r} cannot be published: {problem}; hand over a tensor of paddle "
-        "or torch, a numpy array, a C-contiguous buffer, or a (TensorSpec, buffer) pair",
-        unfit=True,
+        "or torch, a numpy array, a C-contiguous buffer, or a (TensorSpec, buffer) pair"
     )
 
 
 @coded("incomplete-publication")
 def incomplete_publication(*, version: str, problem: str) -> BadInputError:
     """The shards of a publication are not exactly one per rank. Nothing was published."""
-    return BadInputError(
-        f"version {version} was not published: {problem}; write exactly one shard per rank", unfit=True
-    )
+    return UnfitError(f"version {version} was not published: {problem}; write exactly one shard per rank")
 
 
 @coded("already-sealed")
@@ -285,6 +257,15 @@ class StorageError(RefusedError):
         )
 
 
+@contextmanager
+def storing(path: Path | str) -> Iterator[None]:
+    """Turn what the file system refuses within into a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(path=path, error=error) from error
+
+
 def not_covered(
     *,
     missing: Sequence[str] = (),
@@ -305,13 +286,12 @@ def not_covered(
         for kind, names in (("missing", missing), ("unknown", unknown), ("duplicate", duplicate))
         if names
     ]
-    return BadInputError(
+    return UnfitError(
         "the snapshot does not cover the model's tensors exactly once: "
         + "; ".join(found)
         + (f"; they come from {listed(origins)}" if origins else "")
         + f"; {fix}",
         code="not-covered",
-        unfit=True,
         missing=tuple(missing),
         unknown=tuple(unknown),
         duplicate=tuple(duplicate),
@@ -331,10 +311,9 @@ def common_prefix(missing: Sequence[str], unknown: Sequence[str]) -> str | None:
 @coded("bad-training-names")
 def bad_training_names(*, tensor: str, problem: str) -> BadInputError:
     """A map from training names to those of inference does not say which tensor is which."""
-    return BadInputError(
+    return UnfitError(
         f"the training names cannot be exchanged for those of inference at {tensor!r}: {problem}; map each "
-        "training name to one name of the model's, and no two to the same",
-        unfit=True,
+        "training name to one name of the model's, and no two to the same"
     )
 
 
@@ -358,10 +337,10 @@ def check_kinds(rows: Iterable[tuple[TensorSpec, TensorSpec, str]]) -> None:
     rows = list(rows)
     wrong, text = _of_another("dtype", rows)
     if wrong:
-        raise BadInputError(text, code="dtype-mismatch", unfit=True, mismatches=wrong)
+        raise UnfitError(text, code="dtype-mismatch", mismatches=wrong)
     wrong, text = _of_another("shape", rows)
     if wrong:
-        raise BadInputError(text, code="shape-mismatch", unfit=True, mismatches=wrong)
+        raise UnfitError(text, code="shape-mismatch", mismatches=wrong)
 
 
 def _of_another(
@@ -387,21 +366,18 @@ def _of_another(
 @coded("tied-tensors-differ")
 def tied_tensors_differ(*, tensor: str, name: str, origin: str) -> BadInputError:
     """A source brings one tensor of the model under two of its names, with different bytes."""
-    return BadInputError(
+    return UnfitError(
         f"{tensor!r} and {name!r} are one tensor of the model, and {origin} has other bytes there; "
-        "publish it once, or the same under both names",
-        unfit=True,
+        "publish it once, or the same under both names"
     )
 
 
-class DigestMismatchError(BadInputError):
+class DigestMismatchError(UnfitError):
     """Bytes that were applied are not those that the manifest promised.
 
     Found in the pass that copies, so the target was touched and must not serve; only loaders of models get
     bytes that were verified first.
     """
-
-    unfit = True
 
     def __init__(self, *, tensor: str, origin: str, expected: str, actual: str) -> None:
         super().__init__(
@@ -436,10 +412,9 @@ def loader_contract(*, loader: str, problem: str) -> InternalError:
 @coded("no-auxiliary-tensors")
 def no_auxiliary_tensors(*, loader: str) -> BadInputError:
     """An auxiliary model takes no tensor of the stream, so it would go on with old weights."""
-    return BadInputError(
+    return UnfitError(
         f"the auxiliary model {loader} takes no tensor of the stream; its names match none, correct "
-        "where its layers begin, or leave the model out",
-        unfit=True,
+        "where its layers begin, or leave the model out"
     )
 
 

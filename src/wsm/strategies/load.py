@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from wsm import log
-from wsm.clock import Clock, SystemClock
 from wsm.labels import checked_version
 from wsm.strategies import errors
-from wsm.strategies.applier.admission import Admit, ask_for_memory
+from wsm.strategies.applier.admission import Admit, memory_need
 from wsm.strategies.applier.apply import Applied, apply_tensors
 from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.applier.feeding import ModelLoader, feed
@@ -69,9 +69,6 @@ def rare_collections() -> Iterator[None]:
             _inside -= 1
             if _inside == 0 and gc.get_threshold() == (RARELY, *_before[1:]):
                 gc.set_threshold(*_before)
-
-
-_NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +156,6 @@ def load(
     admit: Admit | None = None,
     before: str | None = None,
     anew: bool = False,
-    clock: Clock | None = None,
 ) -> LoadReport:
     """Load one version into `target`: every tensor exactly once, or an error. Blocks. Not collective.
 
@@ -202,8 +198,6 @@ def load(
         be brought the same tensors again. Without it every element of every parameter must be written.
     anew : bool, optional
         Whether they may be brought other tensors than `before`, as without it.
-    clock : Clock, optional
-        For the seconds in the report.
 
     Raises
     ------
@@ -217,8 +211,7 @@ def load(
     LoadCancelledError
         If `cancelled` said so; its ``touched`` says whether the target was changed.
     """
-    clock = clock or SystemClock()
-    begun = clock.monotonic_ns()
+    begun_s = time.monotonic()
     strategy = strategy_for(name, source)
     once = Taint(taint)
     observer = LoadObserver(once, progress, cancelled)
@@ -238,8 +231,8 @@ def load(
             beside = 0 if feeds else _collected_bytes(offer, target)
             offer = replace(offer, peak_extra_bytes=offer.peak_extra_bytes + beside) if beside else offer
             _log.info("load.begun", strategy=name, version=offer.version, files=errors.listed(offer.files))
-            if admit is not None:
-                ask_for_memory(offer, target, admit)
+            if admit is not None and (need := memory_need(offer, target)) is not None:
+                admit(need)
             if feeds:
                 applied = feed(
                     offer,
@@ -266,8 +259,7 @@ def load(
             raise
         with stamping(once):
             raise LoadCancelledError(tensors_applied=applied.tensors, tensors=applied.tensors) from error
-    seconds = (clock.monotonic_ns() - begun) / _NANOSECONDS
-    return _report(name, offer, applied, partial=partial, seconds=seconds)
+    return _report(name, offer, applied, partial=partial, seconds=time.monotonic() - begun_s)
 
 
 def _report(name: str, offer: Offer, applied: Applied, *, partial: bool, seconds: float) -> LoadReport:

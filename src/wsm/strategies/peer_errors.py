@@ -7,14 +7,14 @@ from a send.
 
 from __future__ import annotations
 
-from wsm.errors import BadInputError, GroupError, coded
+from wsm.errors import BadInputError, GroupError, UnfitError, coded
 
 
 @coded("peer-message")
 def peer_message(*, peer: str, problem: str) -> BadInputError:
     """A peer sent something that is no message, or none that is due now."""
-    return BadInputError(
-        f"{peer} sent an unusable message: {problem}; run the same version of wsm on both sides", unfit=True
+    return UnfitError(
+        f"{peer} sent an unusable message: {problem}; run the same version of wsm on both sides"
     )
 
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from wsm.errors import BadInputError, RefusedError
+from wsm.errors import BadInputError, RefusedError, UnfitError
 from wsm.named import NamedObjects, object_at
 from wsm.strategies.strategy import Strategy
 from wsm.typed import shown
@@ -208,10 +208,9 @@ def strategy_for(name: str, source: object) -> Strategy:
     strategy = strategy_called(name)
     if not isinstance(source, strategy.source_type):
         expected, found = strategy.source_type.__name__, type(source).__name__
-        raise BadInputError(
+        raise UnfitError(
             f"strategy {name} loads from a {expected}, not from a {found}",
             code="bad-source-type",
-            unfit=True,
             strategy=name,
             expected=expected,
             found=found,

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from wsm.errors import BadInputError
+from wsm.errors import UnfitError
 from wsm.strategies import errors
 from wsm.strategies.offer import Offer, OfferedTensor
 from wsm.strategies.promise import StrictJsonError, parse
@@ -130,11 +130,10 @@ class TrainingNames:
             if other != name:
                 own = self.of_inference(name)
                 tensor = other if name == own else name
-                raise BadInputError(
+                raise UnfitError(
                     f"tensor {tensor!r} is called {own!r} in the model, and a tensor {own!r} comes, too; "
                     "nothing was touched: leave one of them out, or correct the map of training names",
                     code="mapped-name-exists",
-                    unfit=True,
                     tensor=tensor,
                     name=own,
                 )

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from wsm.actions.backends import unsupported_tensor
 from wsm.errors import GroupError
+from wsm.strategies.dtype_names import DTYPES_BY_NAME
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
-from wsm.strategies.trainer.tensors import DTYPES_BY_NAME
 
 
 @dataclass(frozen=True)

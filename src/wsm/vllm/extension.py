@@ -36,8 +36,8 @@ from wsm.states.table import Event
 from wsm.states.vocabulary import ALL_TAGS
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
 from wsm.strategies.digest import digest_of
+from wsm.strategies.dtype_names import DTYPES_BY_NAME
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.trainer.tensors import DTYPES_BY_NAME
 from wsm.vllm.engine import PushedVersion
 from wsm.vllm.versions import EngineTerms, HeldCheckpoint, StagedRead, VersionPlace
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from wsm.actions.backends.memory import available_bytes
-from wsm.errors import BadInputError, RefusedError
+from wsm.errors import BadInputError, RefusedError, UnfitError
 from wsm.strategies.adopt.checkpoint import open_checkpoint
 from wsm.strategies.adopt.checkpoint_files import CheckpointFiles
 from wsm.strategies.applier.coverage import check_coverage
@@ -276,14 +276,13 @@ def proven_digest(
     adopted = Publication(version=place.version, publication="", shards=(shard,))
     whole, promised = published or adopted.group_digest, place.digest
     if promised not in (None, whole):
-        raise BadInputError(
+        raise UnfitError(
             f"version {place.version} is not what was promised: digest {whole} instead of "
             f"{promised}; a version means one content, so publish this one under a name of its own",
             code="digest-mismatch",
             version=place.version,
             expected=promised,
             actual=whole,
-            unfit=True,
         )
     return whole
 

@@ -40,7 +40,7 @@ from wsm.committed_record import (
     committed_record,
     content_digest,
 )
-from wsm.errors import BadInputError, GroupError, RefusedError
+from wsm.errors import BadInputError, GroupError, RefusedError, UnfitError
 from wsm.labels import is_unnamed, recorded_version, unnamed_version, version_id
 from wsm.report import LABEL_MEANT, RankReport
 from wsm.states import command_events, epochs
@@ -411,12 +411,11 @@ class CommandReader:
             problem = f"it says now that it is version {found.version}"
             raise errors.source_overwritten(rank=rank, version=version, problem=problem)
         if found.version is not None:
-            raise BadInputError(
+            raise UnfitError(
                 f"the source of rank {rank} says that it is version {found.version}, and that of rank 0 "
                 "names no version; let all ranks read what one trainer wrote, or name the version in the "
                 "command",
                 code="named-on-one",
-                unfit=True,
                 rank=rank,
                 version=found.version,
             )
@@ -466,12 +465,11 @@ class CommandReader:
         if epochs.is_other_content(promised=promised, found=loaded.digest, named=named, restores=False):
             digest = loaded.digest
             if named:
-                raise BadInputError(
+                raise UnfitError(
                     f"version {version} is on rank {rank} not what the group committed under this label: "
                     f"digest {digest} instead of {promised}; its source was overwritten. A label means one "
                     "content: publish under another label, or load it all the same with force",
                     code=OTHER_CONTENT,
-                    unfit=True,
                     rank=rank,
                     version=version,
                     digest=str(digest),

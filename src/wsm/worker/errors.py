@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wsm.command import SOURCE_OVERWRITTEN
-from wsm.errors import BadInputError, GroupError, RefusedError, coded
+from wsm.errors import BadInputError, GroupError, RefusedError, UnfitError, coded
 
 
 class NotServingError(RefusedError):
@@ -19,11 +19,10 @@ class NotServingError(RefusedError):
 
 def source_overwritten(*, rank: int, version: str, problem: str) -> BadInputError:
     """What was loaded under a label that wsm gave cannot be loaded again: its source holds other weights."""
-    return BadInputError(
+    return UnfitError(
         f"version {version} cannot be loaded again on rank {rank}: its source named no version, and was "
         f"overwritten: {problem}. Update the group to what its source holds now",
         code=SOURCE_OVERWRITTEN,
-        unfit=True,
         rank=rank,
         version=version,
         problem=problem,

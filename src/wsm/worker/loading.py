@@ -23,7 +23,7 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import AvailableMemory, Runner
 from wsm.command import VERSION_GONE, CommandArguments, partial_update_refused
 from wsm.config import WsmConfig
-from wsm.errors import BadInputError, GroupError, NoRoomError, WsmError
+from wsm.errors import BadInputError, GroupError, NoRoomError, UnfitError, WsmError
 from wsm.labels import is_unnamed, recorded_version
 from wsm.printable import counted
 from wsm.states.vocabulary import UnknownTensors
@@ -230,12 +230,11 @@ class Sources:
             return Found(preview.version)
         if self.config.unversioned != "load":
             first = preview.files[0] if preview.files else "none"
-            raise BadInputError(
+            raise UnfitError(
                 f"{strategy} found {len(preview.files)} file(s), first {first}: neither they nor the command "
                 "name a version, and the configuration refuses that (unversioned: refuse); name one "
                 "(--version), or publish with a manifest and version.yaml",
                 code="unversioned-weights",
-                unfit=True,
                 strategy=strategy,
                 files=preview.files,
             )

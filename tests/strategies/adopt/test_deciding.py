@@ -45,14 +45,14 @@ def test_what_is_there_already_is_decided_by_the_digest_and_never_by_the_label_a
     def decided(known: dict[str, KnownLabel], relabel: Relabel = Relabel.MARK) -> Decision:
         return decide("1", TWO, known, relabel)
 
-    assert decided({}) == Decision("1", already=False, reused=False, replace=False)
+    assert decided({}) == Decision("1", already=False, replace=False)
     assert decided({"1": KnownLabel(TWO, stands=True)}).already
     # Retired, or its files changed since: the same content comes back under its own label.
     again = decided({"1": KnownLabel(TWO, stands=False)})
-    assert again == Decision("1", already=False, reused=False, replace=True)
+    assert again == Decision("1", already=False, replace=True)
     other = {"1": KnownLabel(ONE, stands=True)}
     marked = decided(other)
-    assert marked == Decision("1.reused-22222222", already=False, reused=True, replace=False)
+    assert marked == Decision("1.reused-22222222", already=False, replace=False)
     assert decided({**other, marked.label: KnownLabel(TWO, stands=True)}).already
     with raising("label-reused", match=f"digest {ONE}, now {TWO}"):
         decided(other, Relabel.REFUSE)

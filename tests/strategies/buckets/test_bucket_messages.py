@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.raising import raising
 from wsm.strategies import TensorSpec
 from wsm.strategies.buckets import wire
-from wsm.strategies.conversation import frame_of
+from wsm.strategies.conversation import Abort, frame_of
 from wsm.strategies.digest import digest_of
 from wsm.strategies.peer_errors import peer_message
 
@@ -24,14 +24,14 @@ FROM_RANK = (
     wire.Ready(),
     wire.Ack(3),
     wire.Done(4, DIGEST),
-    wire.Abort("failed", "OSError", "no memory \ud800 today".encode(errors="replace").decode()),
+    Abort("failed", "OSError", "no memory \ud800 today".encode(errors="replace").decode()),
 )
 FROM_TRAINER = (
     OFFER,
     wire.Bucket(0, (("a", "U8", (3,), 0, DIGEST),)),
     wire.End(DIGEST),
-    wire.Abort("version", "version-mismatch", "another", "8"),
-    wire.Abort("world_size", "shard-identity", "another", 4),
+    Abort("version", "version-mismatch", "another", "8"),
+    Abort("world_size", "shard-identity", "another", 4),
 )
 
 

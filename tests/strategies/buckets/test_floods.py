@@ -22,7 +22,7 @@ from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.channel import RankSocket, TrainerSocket
-from wsm.strategies.conversation import frame_of
+from wsm.strategies.conversation import Abort, frame_of
 
 pytestmark = pytest.mark.processes
 
@@ -97,10 +97,10 @@ def test_who_says_that_it_is_a_rank_and_gives_up_ends_nothing(over_ipc, threads)
             for message in (
                 wire.Hello(0, 2, "1", look=False),
                 wire.Ready(),
-                wire.Abort("failed", "OSError", "no memory today"),
+                Abort("failed", "OSError", "no memory today"),
             ):
                 liar.send(frame_of(message))
-            for expected in (wire.Init, wire.Abort):
+            for expected in (wire.Init, Abort):
                 assert isinstance(wire.from_trainer(liar.receive(60), "the sender"), expected)
             loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
             assert all(pending.result() for pending in loads)

@@ -15,7 +15,7 @@ from wsm.signals.segment import Segment
 from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.channel import TrainerSocket
-from wsm.strategies.conversation import frame_of
+from wsm.strategies.conversation import Abort, frame_of
 from wsm.strategies.ipc.shared_segment import OwnedSegment
 from wsm.strategies.tensor import BEGIN_IN_PAGE
 
@@ -38,7 +38,7 @@ def load_from_liar(tmp_path, threads):
             )
             liar.send(rank, frame_of(msgspec.structs.replace(offer, segment=name)))
             liar.receive(0.5)  # a rank that believes it says Ready, and is told that this was all
-            liar.send(rank, frame_of(wire.Abort("failed", "Liar", "goodbye")))
+            liar.send(rank, frame_of(Abort("failed", "Liar", "goodbye")))
             return pending.exception(60)
 
     return lie

@@ -20,7 +20,7 @@ from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.channel import TrainerSocket
 from wsm.strategies.buckets.sender import BucketSender, RankStream, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
-from wsm.strategies.conversation import frame_of
+from wsm.strategies.conversation import Abort, frame_of
 from wsm.strategies.ipc.shared_segment import OwnedSegment
 from wsm.strategies.tensor import BEGIN_IN_PAGE
 
@@ -58,7 +58,7 @@ class RawPeer:
             if heard is not None:
                 rank = heard[0]
             message = None if heard is None else wire.from_rank(heard[1], "the rank under test")
-            if isinstance(message, wire.Abort):  # a rank that has failed waits for an answer as a sender's
+            if isinstance(message, Abort):  # a rank that has failed waits for an answer as a sender's
                 self._socket.send(rank, frame_of(message))
             for frame in self._answer(message) if rank else ():
                 if self._stopped:

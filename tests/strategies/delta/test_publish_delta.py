@@ -179,7 +179,7 @@ def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_
         taken.append(versions)
         return take_publisher_lock(versions, **options)
 
-    monkeypatch.setattr(publish, "take_publisher_lock", take)
+    monkeypatch.setattr(publish.retention, "take_publisher_lock", take)
     assert directory.delta(2, 1, B, crossover=0.0).whole == "size"
     assert len(taken) == 1
     with SnapshotPublisher(directory.path).version(3):  # it was given back

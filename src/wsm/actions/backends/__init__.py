@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, UnfitError
 
 
 def required_call(owner: Any, *spellings: str, needed_for: str) -> Callable[..., Any]:
@@ -50,10 +50,9 @@ def call_missing(*, owner: str, call: str, needed_for: str) -> BadInputError:
 
 def unsupported_tensor(*, tensor: str, found: str, supported: str) -> BadInputError:
     """Return the error of a model that holds a tensor which wsm cannot release and load."""
-    return BadInputError(
+    return UnfitError(
         f"tensor {tensor!r} is {found}; this backend handles {supported}",
         code="unsupported-tensor",
-        unfit=True,
         tensor=tensor,
         found=found,
         supported=supported,

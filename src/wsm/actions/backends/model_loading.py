@@ -16,7 +16,7 @@ import numpy as np
 from wsm.actions.backends import required_call
 from wsm.actions.backends.paddle_bytes import carrier_name, tensor_over
 from wsm.strategies.checkpoint_models import AuxiliaryNames
-from wsm.strategies.paddle_dtypes import PADDLE_DTYPES
+from wsm.strategies.dtype_names import PADDLE_DTYPES
 from wsm.strategies.tensor import TensorSpec
 
 _PADDLES_NAME = {safetensors: paddle for paddle, safetensors in PADDLE_DTYPES.items()}

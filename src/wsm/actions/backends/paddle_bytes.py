@@ -15,7 +15,7 @@ import numpy as np
 
 from wsm.actions.backends import unsupported_tensor
 from wsm.errors import GroupError
-from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
+from wsm.strategies.dtype_names import PADDLE_DTYPES, paddle_name
 
 
 class _TensorMemory:

@@ -22,7 +22,7 @@ from wsm.actions.backends import paddle_bytes, unsupported_tensor
 from wsm.actions.backends.model_loading import carry_over
 from wsm.actions.backends.paddle_bytes import adoption, carrier_name, safetensors_name
 from wsm.errors import GroupError
-from wsm.strategies.paddle_dtypes import paddle_name
+from wsm.strategies.dtype_names import paddle_name
 from wsm.strategies.tensor import ITEM_BYTES, TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order, swapped_shape
 

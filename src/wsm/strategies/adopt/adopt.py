@@ -18,18 +18,18 @@ import enum
 import errno
 import fcntl
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from wsm import log
-from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.printable import counted, size_text
 from wsm.shared_directory import create_ours
@@ -289,7 +289,6 @@ def adopt(
     settings: AdoptSettings,
     *,
     version: str | int | None = None,
-    clock: Clock | None = None,
 ) -> Adoption:
     """Take in a directory of safetensors files as a version. Blocks; reads every byte once.
 
@@ -303,8 +302,6 @@ def adopt(
         Into what, and how.
     version : str or int, optional
         Its label; else the number at the end of the directory's name, else that name.
-    clock : Clock, optional
-        For the seconds in the report.
 
     Raises
     ------
@@ -319,13 +316,12 @@ def adopt(
     PublisherBusyError, StorageError
         If it cannot be published now.
     """
-    clock = clock or SystemClock()
-    begun = clock.monotonic_ns()
+    begun_s = time.monotonic()
     if settings.way is AdoptWay.NONE:
         asked = label_for(_below(source, settings.roots), version)
         return Adoption(asked, asked, str(source), None, False, AdoptWay.NONE, 0, 0, (), 0.0)
     with open_checkpoint(source, settings.roots) as checkpoint:
-        described = _Described.of(
+        described = _Described(
             checkpoint, settings, label_for(_below(checkpoint.path, settings.roots), version)
         )
         taken = None
@@ -348,7 +344,7 @@ def adopt(
             files=len(checkpoint.parts),
             bytes=checkpoint.nbytes,
             left_out=checkpoint.left_out,
-            seconds=(clock.monotonic_ns() - begun) / 1_000_000_000,
+            seconds=time.monotonic() - begun_s,
             retired=retired,
         )
     if adoption.warning is not None:
@@ -356,24 +352,15 @@ def adopt(
     return adoption
 
 
-@dataclass(frozen=True)
 class _Described:
-    """A checkpoint whose tensors are known, by name, digest and place."""
+    """A checkpoint whose tensors are known, by name, digest and place: it was read whole, once it fitted."""
 
-    checkpoint: Checkpoint
-    settings: AdoptSettings
-    asked: str
-    tensors: Sequence[Sequence[tuple[TensorSpec, str]]]
-    placements: Mapping[TensorSpec, Placement | None]
-    digest: str
-    slices: Sequence[tuple[SliceDigests, str]]
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint, settings: AdoptSettings, asked: str) -> _Described:
-        """Describe a checkpoint. Blocks; reads it whole, once it is seen that it fits."""
+    def __init__(self, checkpoint: Checkpoint, settings: AdoptSettings, asked: str) -> None:
+        self.checkpoint, self.settings, self.asked = checkpoint, settings, asked
         described = _specs(checkpoint, settings)
-        placements = _placed(checkpoint, described, settings)
-        tensors, slices = [], list[tuple[SliceDigests, str]]()
+        self.placements = placements = _placed(checkpoint, described, settings)
+        self.tensors: list[list[tuple[TensorSpec, str]]] = []
+        self.slices: list[tuple[SliceDigests, str]] = []
         for specs, part in zip(described, checkpoint.parts, strict=True):
             cuts = [
                 SliceDigests(spec, placement, settings.ranks)
@@ -381,10 +368,9 @@ class _Described:
                 if (placement := placements[spec]) is not None and settings.ranks not in (None, 1)
             ]
             digests = part.digests(cuts)
-            tensors.append(list(zip(specs, digests, strict=True)))
-            slices += zip(cuts, digests, strict=False)
-        digest = shard_digest(row for rows in tensors for row in rows)
-        return cls(checkpoint, settings, asked, tensors, placements, digest, slices)
+            self.tensors.append(list(zip(specs, digests, strict=True)))
+            self.slices += zip(cuts, digests, strict=False)
+        self.digest = shard_digest(row for rows in self.tensors for row in rows)
 
     def decided(self) -> Decision:
         """Say what it is adopted as, by what is published and remembered now."""
@@ -415,7 +401,7 @@ class _Described:
                 times = mtimes_of(path, manifest.parts)
                 content = AdoptedContent(decision.label, self.asked, self.digest, times)
                 record = AdoptionRecord.of(into)
-                if decision.reused:
+                if decision.label != self.asked:
                     record = record.with_used(self.asked)
                 record.with_one(content).write(into, durable=settings.durable)
 
@@ -567,12 +553,8 @@ def adopt_settings(
     sections: Sections,
     ranks: Count,
     *,
-    roots: Sequence[Path | str],
     way: AdoptWay = AdoptWay.LINK,
-    relabel: Relabel = Relabel.MARK,
-    placements: PlacementHook | None = None,
-    names: TrainingNames | None = None,
-    retain: Retention = KEEP_TWO,
+    **options: Any,
 ) -> AdoptSettings:
     """Return how directories are adopted for a group.
 
@@ -584,8 +566,9 @@ def adopt_settings(
         What its configuration says to that.
     ranks : int
         How many it has.
-    roots, way, relabel, placements, names, retain
-        As for :class:`wsm.strategies.adopt.adopt.AdoptSettings`.
+    way, **options
+        As for :class:`wsm.strategies.adopt.adopt.AdoptSettings`: `roots`, `relabel`, `placements`, `names`,
+        `retain`.
 
     Raises
     ------
@@ -607,12 +590,8 @@ def adopt_settings(
     device_id = source.resolved_device_id() if ranks == 1 and isinstance(source, ShardSource) else 0
     return AdoptSettings(
         into=into or "",
-        roots=roots,
         way=way,
-        relabel=relabel,
         ranks=None if isinstance(strategy, Gdr) else ranks,
-        placements=placements,
-        names=names,
         device_id=device_id,
-        retain=retain,
+        **options,
     )

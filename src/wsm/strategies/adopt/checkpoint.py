@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from wsm.errors import BadInputError, RefusedError, coded, remedy
+from wsm.errors import BadInputError, RefusedError, UnfitError, coded, remedy
 from wsm.own_descriptor import path_of, reopened
 from wsm.shared_directory import EVERY_USER, require, trusted_in
 from wsm.strategies.digest import running_digest
@@ -41,9 +41,8 @@ _CHUNK_BYTES = 1 << 21
 def no_checkpoint(*, path: str, present: Sequence[str]) -> BadInputError:
     """A directory has no safetensors file; marker files alone are no content."""
     seen = f"; it holds {listed(present)}" if present else "; it is empty"
-    return BadInputError(
+    return UnfitError(
         f"{path} holds no safetensors file{seen}; write the weights there before they are adopted",
-        unfit=True,
         present=tuple(present),
     )
 
@@ -51,9 +50,8 @@ def no_checkpoint(*, path: str, present: Sequence[str]) -> BadInputError:
 @coded("incomplete-checkpoint")
 def incomplete_checkpoint(*, path: str, problem: str) -> BadInputError:
     """The files of a directory are not what its index, their names or their headers say; or not yet."""
-    return BadInputError(
+    return UnfitError(
         f"the checkpoint in {path} is not whole: {problem}; let the trainer finish it, then adopt it",
-        unfit=True,
         retryable=True,
     )
 
@@ -61,19 +59,17 @@ def incomplete_checkpoint(*, path: str, problem: str) -> BadInputError:
 @coded("checkpoint-changed")
 def checkpoint_changed(*, file: str, problem: str) -> BadInputError:
     """A file was written while it was adopted."""
-    return BadInputError(
-        f"{file} changed while it was adopted: {problem}; let the trainer finish it, then adopt it",
-        unfit=True,
+    return UnfitError(
+        f"{file} changed while it was adopted: {problem}; let the trainer finish it, then adopt it"
     )
 
 
 @coded("bad-placements")
 def bad_placements(*, hook: str, problem: str) -> BadInputError:
     """What should say how tensors lie on the ranks cannot be used."""
-    return BadInputError(
+    return UnfitError(
         f"{hook} does not say how tensors lie on the ranks: {problem}; name MODULE:FUNCTION, which returns a "
-        "placement for each of the tensors that it is given",
-        unfit=True,
+        "placement for each of the tensors that it is given"
     )
 
 
@@ -232,7 +228,7 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
                 continue
             both = [spec.name for spec in specs if spec.name in weight_map]
             if both:
-                raise BadInputError(
+                raise UnfitError(
                     f"the checkpoint in {where} says two things: {index} names other files for "
                     f"{listed(both)}, which {name} holds, too; remove whichever of {index} "
                     f"and {name} is old, then adopt it",
@@ -240,7 +236,6 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
                     path=where,
                     index=index or "",
                     file=name,
-                    unfit=True,
                     tensors=tuple(both),
                 )
         yield Checkpoint(where, parts, left_out)
@@ -274,12 +269,11 @@ def _opened(
     try:
         descriptor = open_below(path, roots, kind=kind, at=at)
     except FileNotFoundError as error:
-        raise BadInputError(
+        raise UnfitError(
             f"there is nothing at {shown}; adopt a directory before its trainer deletes it, or correct the "
             "path",
             code="checkpoint-missing",
             path=shown,
-            unfit=True,
         ) from error
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ESTALE:

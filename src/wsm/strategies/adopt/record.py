@@ -21,7 +21,7 @@ from wsm.errors import RefusedError
 from wsm.labels import MAX_LENGTH, Label, checked_version
 from wsm.shared_directory import read_ours
 from wsm.strategies.digest import DIGEST_LENGTH
-from wsm.strategies.errors import ManifestError, StorageError
+from wsm.strategies.errors import ManifestError, storing
 from wsm.strategies.files.atomic_file import FileLook, replace_file
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.promise import Digest, Sealed, Strict
@@ -72,15 +72,12 @@ class Decision:
         What it is called.
     already : bool
         Whether it is there, so that nothing is to be done.
-    reused : bool
-        Whether the label that was asked for had been other content's.
     replace : bool
         Whether the same content is published again in its place.
     """
 
     label: str
     already: bool
-    reused: bool
     replace: bool
 
 
@@ -133,7 +130,7 @@ def decide(asked: str, digest: str, known: Mapping[str, KnownLabel], relabel: Re
     """
     before = known.get(asked)
     if before is None or before.digest == digest:
-        return _under(asked, before, reused=False)
+        return _under(asked, before)
     if relabel is Relabel.REFUSE:
         raise RefusedError(
             f"version {asked} was other content before (digest {before.digest}, now {digest}), and labels "
@@ -149,12 +146,12 @@ def decide(asked: str, digest: str, known: Mapping[str, KnownLabel], relabel: Re
         marked = asked[: MAX_LENGTH - len(suffix)] + suffix
         if marked not in known or known[marked].digest == digest:
             break
-    return _under(marked, known.get(marked), reused=True)
+    return _under(marked, known.get(marked))
 
 
-def _under(label: str, before: KnownLabel | None, *, reused: bool) -> Decision:
+def _under(label: str, before: KnownLabel | None) -> Decision:
     stands = before is not None and before.stands
-    return Decision(label, already=stands, reused=reused, replace=before is not None and not stands)
+    return Decision(label, already=stands, replace=before is not None and not stands)
 
 
 #: Beside ``version.yaml``.
@@ -226,10 +223,8 @@ class AdoptionRecord(Sealed, frozen=True, kw_only=True):
     def write(self, directory: Path, *, durable: bool) -> None:
         """Put it into a directory, in one step, under the publishers' lock. Blocks; raises StorageError."""
         path = directory / RECORD_FILE
-        try:
+        with storing(path):
             replace_file(path, self.encode(), durable=durable, alone=True)
-        except OSError as error:
-            raise StorageError(path=path, error=error) from error
 
 
 def known_labels(

@@ -7,7 +7,6 @@ apply                                 an offer written into a target: checks fir
 coverage                              which tensors must come, which may be missing, which are one
 admission                             whether there is memory for it
 tensor_copy                           tensors copied and digested in one pass, on threads
-finite                                refusing NaN and infinity
 memory_target                         a target in plain memory, with versions beside one another in it
 feeding                               a checkpoint fed to models' own loaders; which names are MTP's
 tensor_set                            which tensors the last checkpoint brought

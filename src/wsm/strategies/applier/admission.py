@@ -99,13 +99,6 @@ def memory_need(offer: Offer, target: WeightTarget) -> MemoryNeed | None:
     return MemoryNeed(offer.peak_extra_bytes + size, 0, released=size > 0)
 
 
-def ask_for_memory(offer: Offer, target: WeightTarget, admit: Admit) -> None:
-    """Tell `admit` what a load of `offer` takes, if that is known; whatever it raises comes, too."""
-    need = memory_need(offer, target)
-    if need is not None:
-        admit(need)
-
-
 def _brought(offer: Offer, target: WeightTarget) -> Iterable[TensorSpec]:
     specs, known = target.specs(), offer.known
     if known is None or offer.chunk_tensors is not None:  # a checkpoint's names are not the target's

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Protocol
 
-from wsm.errors import BadInputError, InternalError, NoRoomError, RefusedError
+from wsm.errors import InternalError, NoRoomError, RefusedError, UnfitError
 from wsm.strategies import errors
 from wsm.strategies.applier.apply import Applied
 from wsm.strategies.applier.coverage import RunningCoverage, check_coverage, digests_held, promised_by
@@ -192,15 +192,7 @@ def feed(
             code="partial-feed",
         )
     models = [loader for loader in loaders if isinstance(loader, CheckpointModel)]
-    saying = [loader for loader in loaders if not isinstance(loader, CheckpointModel)]
-    if not models:
-        observer = replace(observer, taint=Taint(observer.taint))
-        parameters = ParameterMemory(target, observer.taint)
-        declared = [_DeclaredModel(loader, parameters) for loader in saying]
-        takes = {name: spec for model in declared for name, spec in model.takes.items()}
-        feeding = _Feeding(declared, target, observer, offer, takes=takes, allowed_unknown=allowed_unknown)
-        return feeding.run(parameters.check)
-    if not isinstance(target, ReplaceableTarget):
+    if models and not isinstance(target, ReplaceableTarget):
         raise NoRoomError(
             f"{models[0].name} writes a version into its own parameters, and {type(target).__name__} holds "
             "others; nothing was changed: update without --hot",
@@ -208,33 +200,38 @@ def feed(
             model=models[0].name,
             target=type(target).__name__,
         )
-    return _FeedingModels(models, target, observer, offer, before, anew=anew).fed()
+    observer = replace(observer, taint=Taint(observer.taint))
+    if models:
+        return _Feeding(models, target, observer, offer, before=before, anew=anew).fed()
+    parameters = ParameterMemory(target, observer.taint)
+    declared = [_DeclaredModel(each, parameters) for each in loaders if not isinstance(each, CheckpointModel)]
+    feeding = _Feeding(declared, target, observer, offer, allowed_unknown=allowed_unknown)
+    return feeding.fed(parameters)
 
 
 class _Feeding:
-    """One pass of a stream: each tensor verified, given to the main model, in copies to auxiliary ones.
-
-    `takes` is what may come, where the models say so beforehand.
-    """
+    """One pass of a stream: each tensor verified, given to the main model, in copies to auxiliary ones."""
 
     def __init__(
         self,
-        models: Sequence[CheckpointModel],
+        models: Sequence[CheckpointModel | _DeclaredModel],
         target: WeightTarget,
         observer: LoadObserver,
         offer: Offer,
         *,
-        takes: Mapping[str, TensorSpec] | None = None,
         allowed_unknown: Collection[str] = (),
+        before: Mapping[str, TensorSpec] | None = None,
+        anew: bool = False,
     ) -> None:
         self._main, *self._auxiliaries = models
-        self._takes, self._allowed_unknown = takes, allowed_unknown
+        self._allowed_unknown = allowed_unknown
         self._offer, self._target, self._observer = offer, target, observer
         self._taint = Taint(observer.taint)
         self._done = self._verified = self._extra = self._tensors = 0
         known = offer.known
         self._promised = offer.promised if known is None else [tensor.spec for tensor in known]
-        wanted = takes
+        declared = [model.takes for model in models if isinstance(model, _DeclaredModel)]
+        wanted = {name: spec for takes in declared for name, spec in takes.items()} if declared else None
         if wanted is None and self._promised is not None:
             wanted = {spec.name: spec for spec in self._promised}
         self._wanted = wanted or {}
@@ -242,9 +239,15 @@ class _Feeding:
         self._chunk: list[tuple[TensorSpec, memoryview]] = []
         self._given = [0] * len(self._auxiliaries)
         self._total = sum(spec.nbytes for spec in self._wanted.values())
+        # Of models that say nothing beforehand: what they must be brought, and what is seen to be written.
+        self._before, self._last = None if anew else before, before or {}
+        self._marked: list[str] = []
 
-    def run(self, check_written: Callable[[], object]) -> Applied:
-        """Feed, see that parameters were written whole, and say what came of it. Blocks."""
+    def fed(self, parameters: ParameterMemory | None = None) -> Applied:
+        """Feed, see that parameters were written whole, and say what came of it. Blocks.
+
+        Without `parameters` by models that say nothing beforehand, and write into their own.
+        """
         for auxiliary in self._auxiliaries if self._wanted else ():
             if not any(map(auxiliary.match, self._wanted)):
                 raise errors.no_auxiliary_tensors(loader=auxiliary.name)
@@ -269,7 +272,10 @@ class _Feeding:
         for auxiliary, given in zip(self._auxiliaries, self._given, strict=True):
             if not given:
                 raise errors.no_auxiliary_tensors(loader=auxiliary.name)
-        check_written()
+        if parameters is None:
+            self._check_written()
+        else:
+            parameters.check()
         digests = digests_held(
             self._target, self._target.specs(), lambda: self._observer.progress(self._done, self._done)
         )
@@ -280,16 +286,10 @@ class _Feeding:
             digest=shard_digest(digests),
             peak_extra_bytes=self._extra,
             unknown=tuple(self._coverage.left_out),
+            through_models=parameters is None,
+            auxiliary=sum(self._given) if parameters is None else 0,
+            tensor_set=text_of(self._coverage.came.values()) if parameters is None else None,
         )
-
-    def _compare(self, came: Mapping[str, TensorSpec]) -> None:
-        """Refuse what comes if it is not what came before."""
-
-    def _admitted(self, spec: TensorSpec) -> None:
-        """Take in a tensor that has come."""
-
-    def _begin(self) -> None:
-        """Get ready for the first tensor that a model writes."""
 
     def _stream(self) -> Iterator[tuple[TensorSpec, memoryview]]:
         """Yield what the main model takes; give the auxiliary ones theirs on the way."""
@@ -299,14 +299,15 @@ class _Feeding:
             spec = tensor.spec
             if not self._coverage.admits(spec, tensor.origin):
                 continue
-            self._admitted(spec)
+            if self._before is not None and self._before.get(spec.name) != spec:
+                self._compare({**self._before, spec.name: spec})
             data = self._verified_bytes(tensor)
             if not self._taint.touched:
                 self._taint()
                 self._begin()
             if any(auxiliary.match(spec.name) for auxiliary in self._auxiliaries):
                 self._chunk.append((spec, memoryview(bytes(data))))
-            if self._takes is None or self._main.match(spec.name):
+            if not isinstance(self._main, _DeclaredModel) or self._main.match(spec.name):
                 yield spec, data
             self._done += len(data)
             self._tensors += 1
@@ -316,6 +317,56 @@ class _Feeding:
         self._coverage.finish()
         self._compare(self._coverage.came)
         self._flush()
+
+    def _begin(self) -> None:
+        """Give the parameters of models that say nothing memory in which it is seen what no loader writes."""
+        if not isinstance(self._target, ReplaceableTarget) or isinstance(self._main, _DeclaredModel):
+            return
+        names = list(self._target.specs())
+        spared = {name for pattern in self._offer.unwritten for name in fnmatch.filter(names, pattern)}
+        self._marked = self._target.restore(spared, over_all=self._before is None)
+
+    def _check_written(self) -> None:
+        left = self._target.recapture(self._marked) if isinstance(self._target, ReplaceableTarget) else {}
+        if left:
+            lacks = [name for name in self._last if name not in self._coverage.came]
+            lacking = listed([repr(name) for name in lacks]) if lacks else "their tensors"
+            shown = listed([f"{name!r} ({count} elements)" for name, count in left.items()])
+            raise UnfitError(
+                f"{len(left)} parameters are not written whole: {shown}; what came from "
+                f"{listed(self._offer.files)} lacks {lacking}; send the whole checkpoint, correct the "
+                "model's load_weights, or name what it leaves by itself (a padded vocabulary) in rsync: "
+                "{unwritten: [...]}",
+                code="parameters-unwritten",
+                left=dict(left),
+                lacks=tuple(lacks),
+            )
+
+    def _compare(self, came: Mapping[str, TensorSpec]) -> None:
+        """Refuse other tensors than those of the version before, if these are known."""
+        before = self._before
+        if before in (None, came):
+            return
+        found = {
+            "missing": [name for name in before if name not in came],
+            "new": [name for name in came if name not in before],
+            "of another dtype or shape": [
+                name for name in came if before.get(name, came[name]) != came[name]
+            ],
+        }
+        shown = [
+            f"{len(names)} {kind}: {listed([repr(name) for name in names])}"
+            for kind, names in found.items()
+            if names
+        ]
+        raise UnfitError(
+            f"the version does not bring the tensors of the last whole version: {'; '.join(shown)}; they "
+            f"come from {listed(self._offer.files)}; {'' if self._taint.touched else 'nothing was changed; '}"
+            "send the whole checkpoint, or update with --force if the model's tensors have changed",
+            code="other-tensors",
+            missing=tuple(found["missing"]),
+            origins=tuple(self._offer.files),
+        )
 
     def _flush(self) -> None:
         """Give the auxiliary models what was copied for them, and let the copies go."""
@@ -356,81 +407,3 @@ class _DeclaredModel:
         outer, self._parameters.loader = self._parameters.loader, self.name
         self._loader.load_weights(tensors, self._parameters)
         self._parameters.loader = outer
-
-
-class _FeedingModels(_Feeding):
-    """Models that say nothing beforehand."""
-
-    def __init__(
-        self,
-        models: Sequence[CheckpointModel],
-        target: ReplaceableTarget,
-        observer: LoadObserver,
-        offer: Offer,
-        before: Mapping[str, TensorSpec] | None,
-        *,
-        anew: bool,
-    ) -> None:
-        super().__init__(models, target, observer, offer)
-        self._models = target
-        self._before = None if anew else before
-        self._last = before or {}
-        self._marked: list[str] = []
-
-    def fed(self) -> Applied:
-        applied, came = self.run(self._check_written), text_of(self._coverage.came.values())
-        return replace(applied, through_models=True, auxiliary=sum(self._given), tensor_set=came)
-
-    def _admitted(self, spec: TensorSpec) -> None:
-        if self._before is not None and self._before.get(spec.name) != spec:
-            self._compare({**self._before, spec.name: spec})
-
-    def _begin(self) -> None:
-        """Give parameters memory in which it is seen what no loader writes."""
-        names = list(self._target.specs())
-        spared = {name for pattern in self._offer.unwritten for name in fnmatch.filter(names, pattern)}
-        self._marked = self._models.restore(spared, over_all=self._before is None)
-
-    def _check_written(self) -> None:
-        left = self._models.recapture(self._marked)
-        if left:
-            lacks = [name for name in self._last if name not in self._coverage.came]
-            lacking = listed([repr(name) for name in lacks]) if lacks else "their tensors"
-            shown = listed([f"{name!r} ({count} elements)" for name, count in left.items()])
-            raise BadInputError(
-                f"{len(left)} parameters are not written whole: {shown}; what came from "
-                f"{listed(self._offer.files)} lacks {lacking}; send the whole checkpoint, correct the "
-                "model's load_weights, or name what it leaves by itself (a padded vocabulary) in rsync: "
-                "{unwritten: [...]}",
-                code="parameters-unwritten",
-                unfit=True,
-                left=dict(left),
-                lacks=tuple(lacks),
-            )
-
-    def _compare(self, came: Mapping[str, TensorSpec]) -> None:
-        """Refuse other tensors than those of the version before, if these are known."""
-        before = self._before
-        if before in (None, came):
-            return
-        found = {
-            "missing": [name for name in before if name not in came],
-            "new": [name for name in came if name not in before],
-            "of another dtype or shape": [
-                name for name in came if before.get(name, came[name]) != came[name]
-            ],
-        }
-        shown = [
-            f"{len(names)} {kind}: {listed([repr(name) for name in names])}"
-            for kind, names in found.items()
-            if names
-        ]
-        raise BadInputError(
-            f"the version does not bring the tensors of the last whole version: {'; '.join(shown)}; they "
-            f"come from {listed(self._offer.files)}; {'' if self._taint.touched else 'nothing was changed; '}"
-            "send the whole checkpoint, or update with --force if the model's tensors have changed",
-            code="other-tensors",
-            unfit=True,
-            missing=tuple(found["missing"]),
-            origins=tuple(self._offer.files),
-        )

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
-from wsm.errors import BadInputError, raise_kept
-from wsm.strategies.applier.finite import first_not_finite
+from wsm.errors import BadInputError, UnfitError, raise_kept
 from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import RunningDigest, running_digest
 from wsm.strategies.errors import DigestMismatchError
+from wsm.strategies.finite import first_not_finite
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import ITEM_BYTES
 from wsm.strategies.transposing import TransposedMemory, block_bytes
@@ -201,11 +201,10 @@ def _verified(tensor: OfferedTensor, digest: str, bad: int | None) -> str:
 
 def _not_finite(tensor: OfferedTensor, index: int) -> BadInputError:
     name, origin = tensor.spec.name, tensor.origin
-    return BadInputError(
+    return UnfitError(
         f"tensor {name!r} of {origin} is not finite from element {index} on (in C order), although its "
         "manifest says finite; publish a version without NaN",
         code="not-finite",
-        unfit=True,
         tensor=name,
         origin=origin,
         index=index,

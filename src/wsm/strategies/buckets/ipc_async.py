@@ -17,7 +17,7 @@ from wsm.errors import BadInputError
 from wsm.strategies import errors
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource, sockets
-from wsm.strategies.conversation import Meeting, frame_of, refused
+from wsm.strategies.conversation import Abort, Meeting, frame_of, refused
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.ipc.shared_segment import AttachedSegment, foreign_segment
@@ -141,7 +141,7 @@ class _Receiver:
         while self._lives() and time.monotonic() < until_s:
             frame = self._socket.receive(_GLANCE_S)
             try:
-                if frame is not None and isinstance(wire.from_trainer(frame, self._peer), wire.Abort):
+                if frame is not None and isinstance(wire.from_trainer(frame, self._peer), Abort):
                     return
             except BadInputError:
                 return
@@ -231,15 +231,8 @@ class _Receiver:
             return None
         self._answered = True
         message = wire.from_trainer(frame, self._peer)
-        if isinstance(message, wire.Abort):
-            raise refused(
-                wanted,
-                message.reason,
-                message.found,
-                peer=self._peer,
-                error=message.error,
-                text=message.text,
-            )
+        if isinstance(message, Abort):
+            raise refused(wanted, message, self._peer)
         return message
 
     def _say(self, message: wire.FromRank) -> None:

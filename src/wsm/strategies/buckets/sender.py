@@ -22,13 +22,12 @@ from msgspec.structs import replace
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import BadInputError, RefusedError, error_name, raise_kept
+from wsm.errors import BadInputError, RefusedError, UnfitError, error_name, raise_kept
 from wsm.labels import checked_version
-from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.source import sockets
 from wsm.strategies.byte_copy import copy_and_digest
-from wsm.strategies.conversation import frame_of, why_not
+from wsm.strategies.conversation import Abort, frame_of, why_not
 from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import trainer_tensor
 from wsm.strategies.ipc.shared_segment import OwnedSegment, sweep
@@ -75,7 +74,7 @@ class RankStream:
         How far it is.
     name, nbytes : str, int
         How errors call the rank, and the bytes of all its tensors.
-    refused : wire.Abort or None
+    refused : Abort or None
         Why the last process that was offered this stream did not take it.
     """
 
@@ -87,7 +86,7 @@ class RankStream:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.rank, self.segment, self.stage = offer.rank, segment, Stage.WAITING
-        self.refused: wire.Abort | None = None
+        self.refused: Abort | None = None
         self._tensors, self._progress = tensors, progress
         self._specs = specs_of_rank(offer.rank, tensors)
         self.name, self.nbytes = f"rank {offer.rank}", sum(spec.nbytes for spec in self._specs)
@@ -114,7 +113,7 @@ class RankStream:
 
     def hear(self, message: wire.FromRank) -> None:
         """Take in what the rank says; PeerFailedError if it gave up, peer_message if that was not due."""
-        if isinstance(message, wire.Abort):
+        if isinstance(message, Abort):
             raise PeerFailedError(peer=self.name, error=message.error, reason=message.text)
         if message == wire.Ack(self._acknowledged) and self._acknowledged < self._sent:
             self._acknowledged += 1
@@ -190,7 +189,7 @@ class _SendingLoop:
     _: KW_ONLY
     #: Those that asked for another version, of a rank that has this one.
     early: dict[bytes, wire.Hello]
-    failed: wire.Abort | None = None
+    failed: Abort | None = None
 
     def __post_init__(self) -> None:
         # By connection: those that have an Init, and those that are receiving.
@@ -258,9 +257,9 @@ class _SendingLoop:
                 self._ranks[who] = offered
                 self._turn_s[offered.rank] = self._now_s()
                 return
-            if isinstance(message, wire.Abort):
+            if isinstance(message, Abort):
                 offered.refused = message
-            self._say(who, wire.Abort("busy", "rank-busy", f"another process is {offered.name}"))
+            self._say(who, Abort("busy", "rank-busy", f"another process is {offered.name}"))
 
     def _welcome(self, who: bytes, hello: wire.Hello) -> None:
         stream, refusal = self.streams.get(hello.rank), why_not(hello, self.version, len(self.streams))
@@ -270,10 +269,9 @@ class _SendingLoop:
         elif self.failed is not None and not other:
             self._say(who, self.failed)
         elif refusal is not None:
-            error = "version-mismatch" if other else "shard-identity"
-            self._say(who, wire.Abort(refusal.reason, error, refusal.text, refusal.found))
+            self._say(who, refusal)
         elif stream is None or not (hello.look or stream.stage in (Stage.WAITING, Stage.OFFERED)):
-            self._say(who, wire.Abort("busy", "rank-busy", f"rank {hello.rank} receives already"))
+            self._say(who, Abort("busy", "rank-busy", f"rank {hello.rank} receives already"))
         else:
             if not hello.look:
                 stream.stage = Stage.OFFERED
@@ -363,10 +361,10 @@ class Sending:
     def run(
         self,
         send: Callable[[Callable[[], bool]], SendReport],
-        refuse: Callable[[wire.Abort], None] | None = None,
+        refuse: Callable[[Abort], None] | None = None,
     ) -> None:
         """Send, in the sending thread; where that fails, tell the ranks until the caller has left."""
-        failed: wire.Abort | None = None
+        failed: Abort | None = None
         try:
             self._report = send(lambda: self._cancelled)
         except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
@@ -428,13 +426,12 @@ class BucketSender:
         clock: Clock | None = None,
     ) -> None:
         if any(size % ALIGNMENT for size in (bucket_bytes, window_bytes)):
-            raise BadInputError(
+            raise UnfitError(
                 f"buckets of {bucket_bytes} bytes through a window of {window_bytes} cannot be; "
                 "give positive multiples of 64",
                 code="bad-bucket-size",
                 bucket_bytes=bucket_bytes,
                 window_bytes=window_bytes,
-                unfit=True,
             )
         self._bucket_bytes = min(bucket_bytes, window_bytes)
         self._slots = min(window_bytes // self._bucket_bytes, _MOST_SLOTS)
@@ -502,7 +499,7 @@ class BucketSender:
             if finite:
                 for tensors in shards.values():
                     for spec in specs_of(tensors):
-                        check_finite(spec, bytes_of(tensors, spec))
+                        bytes_of(tensors, spec, finite=True)
             publication = secrets.token_hex(16)
             done = 0
 
@@ -566,7 +563,7 @@ class BucketSender:
         def send(cancelled: Callable[[], bool]) -> SendReport:
             return self.send(version, shards, cancelled=cancelled, **options)  # type: ignore[arg-type]  # the deadlines and `finite` can be given so
 
-        def refuse(failed: wire.Abort) -> None:
+        def refuse(failed: Abort) -> None:
             with suppress(RefusedError), self._alone(label):
                 loop = _SendingLoop(self._channel, label, {}, self._clock, early=self._early, failed=failed)
                 while not (self._closing or left.is_set()):

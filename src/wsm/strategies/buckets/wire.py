@@ -26,7 +26,7 @@ import msgspec
 
 from wsm.errors import BadInputError, WsmError, error_name
 from wsm.labels import Label
-from wsm.strategies.conversation import PeerMessage, Ranks, Wanted, message_in
+from wsm.strategies.conversation import Abort, PeerMessage, Ranks, ShortWord, Wanted, message_in
 from wsm.strategies.peer_errors import peer_message
 from wsm.strategies.promise import Count
 from wsm.strategies.tensor import ALIGNMENT, TensorSpec, aligned
@@ -36,7 +36,6 @@ SEGMENT_PREFIX = "wsm-buckets."
 #: The longest message to a trainer, and to a rank: an Init of half a million tensors.
 MOST_TO_TRAINER, MOST_TO_RANK = 1 << 16, 1 << 26
 
-_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=2000)]
 _Segment: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\Awsm-buckets\.[0-9a-f]{16}\Z")]
 
 #: Name, dtype and shape of a tensor.
@@ -55,7 +54,7 @@ class Init(PeerMessage, frozen=True):
     version: Label
     rank: Count
     world_size: Ranks
-    publication: _Text
+    publication: ShortWord
     segment: _Segment
     bucket_bytes: Annotated[int, msgspec.Meta(ge=ALIGNMENT, le=1 << 40, multiple_of=ALIGNMENT)]
     slots: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
@@ -91,15 +90,6 @@ class End(PeerMessage, frozen=True):
     """The trainer sent what the rank has."""
 
     digest: str
-
-
-class Abort(PeerMessage, frozen=True):
-    """The peer gives up: the kind of reason, its error's type and text, and what it has instead."""
-
-    reason: Literal["failed", "version", "rank", "world_size", "busy", "cancelled"]
-    error: _Text
-    text: _Text
-    found: Label | Count | None = None
 
 
 FromRank: TypeAlias = Hello | Ready | Ack | Done | Abort

@@ -15,15 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, structs
 
-from wsm.clock import Clock
-from wsm.errors import BadInputError, RefusedError
+from wsm.errors import RefusedError, UnfitError
 from wsm.labels import checked_version
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.delta._blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind
 from wsm.strategies.delta._manifest import (
     DeltaManifest,
@@ -42,6 +40,7 @@ from wsm.strategies.digest import running_digest
 from wsm.strategies.errors import VersionExistsError, listed
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.files.snapshot_names import DELTAS_DIRECTORY, VERSIONS_DIRECTORY
+from wsm.strategies.finite import check_finite
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.snapshot.publish import (
     Published,
@@ -51,7 +50,7 @@ from wsm.strategies.snapshot.publish import (
 )
 from wsm.strategies.snapshot.store import shards_in
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-from wsm.strategies.trainer.retention import KEEP_TWO, Retention, take_away
+from wsm.strategies.trainer.retention import Retention, take_away
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of
 from wsm.typed import Count, typed
 
@@ -132,11 +131,10 @@ class StagedDelta(StagedVersion):
             raise self._incomplete(f"the state dict of rank {rank} is empty")
         different = sorted({spec.name for spec in {*specs} ^ {row.spec for row in base.values()}})
         if different:
-            raise BadInputError(
+            raise UnfitError(
                 f"rank {rank} has other tensors, dtypes or shapes than the base version: "
                 f"{listed([repr(name) for name in different])}; publish a full version",
                 code="delta-of-other-model",
-                unfit=True,
                 rank=rank,
                 tensors=tuple(different),
             )
@@ -310,13 +308,8 @@ def publish_delta(
     base: Mapping[int, TrainerTensors] | None = None,
     crossover: Annotated[float, Meta(ge=0)] = CROSSOVER,
     max_chain: Count = MAX_CHAIN,
-    device_ids: Mapping[int, int] | None = None,
     block_bytes: Count = BLOCK_BYTES,
-    retain: Retention = KEEP_TWO,
-    replace: bool = False,
-    durable: bool = True,
-    finite: bool = False,
-    clock: Clock | None = None,
+    **options: Any,
 ) -> DeltaReport:
     """Publish what turns `base_version` into `version`, and announce the version. Blocks.
 
@@ -336,20 +329,11 @@ def publish_delta(
     max_chain : int
         The whole version is published if more deltas would follow each other: a rank that was replaced has to
         read them all.
-    device_ids : mapping of int to int, optional
-        Per rank, the device id in the names of whole files; the rank itself where not given.
     block_bytes : int
         Bytes of a tensor that are compressed together: a multiple of 4096 up to 2**24.
-    retain : Retention
-        Which older deltas stay, apart from those that lead from a whole version to this one.
-    replace : bool
-        Whether a version of this label may be replaced that has other content, or promises less.
-    durable : bool
-        Whether it must survive a power cut once the call has returned.
-    finite : bool
-        Refuse NaN and infinity in the new version here, and have every load refuse them.
-    clock : Clock, optional
-        For the seconds in the report.
+    **options
+        As for :class:`wsm.strategies.SnapshotPublisher`: `device_ids`, `finite`, `retain`, `replace`,
+        `durable`. Deltas that lead from a whole version to this one stay besides those of `retain`.
 
     Raises
     ------
@@ -370,19 +354,10 @@ def publish_delta(
         problem = f"bases for ranks {sorted(base)} were given, and states for ranks {sorted(states)}"
         raise strategies_errors.incomplete_publication(version=version, problem=problem)
     directory = Path(directory)
-    publisher = SnapshotPublisher(
-        directory,
-        world_size=len(states),
-        device_ids=device_ids,
-        finite=finite,
-        retain=retain,
-        replace=replace,
-        durable=durable,
-        clock=clock,
-    )
+    publisher = SnapshotPublisher(directory, len(states), **options)
     with StagedDelta(publisher, version, base_version, block_bytes=block_bytes) as staged:
         for rank in range(len(states)):
-            device = (device_ids or {}).get(rank, rank)
+            device = (publisher.device_ids or {}).get(rank, rank)
             source = DeltaSource(
                 directory, rank, device_id=device, world_size=len(states), max_chain=max_chain
             )
@@ -407,10 +382,7 @@ def delta_between(
     *,
     crossover: Annotated[float, Meta(ge=0)] = CROSSOVER,
     block_bytes: Count = BLOCK_BYTES,
-    retain: Retention = KEEP_TWO,
-    replace: bool = False,
-    durable: bool = True,
-    clock: Clock | None = None,
+    **options: Any,
 ) -> DeltaReport:
     """Put the delta from `base_version` to `version` beside them. Blocks; announces nothing.
 
@@ -422,8 +394,8 @@ def delta_between(
         From which version to which it leads.
     crossover : float
         Nothing is written if the delta would be larger than this part of the whole version.
-    block_bytes, retain, replace, durable, clock
-        As for :func:`wsm.strategies.publish_delta`.
+    block_bytes, **options
+        As for :func:`wsm.strategies.publish_delta`; what was promised to be finite is so in the delta.
 
     Returns
     -------
@@ -446,16 +418,8 @@ def delta_between(
                 looked_at = places(source, version)[1:]
                 raise delta_not_found(version=version, rank=source.rank, looked_at=looked_at)
             offers.append(offer)
-        publisher = SnapshotPublisher(
-            directory,
-            world_size=len(sources),
-            # What was promised of the whole version is promised of what leads to it.
-            finite=all(tensor.finite for offer in offers for tensor in offer.tensors),
-            retain=retain,
-            replace=replace,
-            durable=durable,
-            clock=clock,
-        )
+        finite = all(tensor.finite for offer in offers for tensor in offer.tensors)
+        publisher = SnapshotPublisher(directory, len(sources), finite=finite, **options)
         with StagedDelta(publisher, version, base_version, block_bytes=block_bytes) as staged:
             for source, offer in zip(sources, offers, strict=True):
                 tensors = tuple(offer.tensors)

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Literal, TypeAlias
 
 from wsm.config_reading import typed_section
-from wsm.errors import BadInputError, RefusedError, coded
+from wsm.errors import BadInputError, RefusedError, UnfitError, coded
 from wsm.strategies.files.shard_source import ShardsConfig, ShardSource
 from wsm.typed import Count, typed
 
@@ -42,10 +42,9 @@ class DeltaBaseError(RefusedError):
 def delta_not_found(*, version: str | None, rank: int, looked_at: Sequence[str]) -> BadInputError:
     """Neither a delta nor a full version is published under the number that is wanted."""
     wanted = "any version" if version is None else f"version {version}"
-    return BadInputError(
+    return UnfitError(
         f"{wanted} is not published for rank {rank}; looked for {', '.join(looked_at)}; "
         "publish it, or correct the directory",
-        unfit=True,
         looked_at=tuple(looked_at),
     )
 
@@ -53,10 +52,7 @@ def delta_not_found(*, version: str | None, rank: int, looked_at: Sequence[str])
 @coded("bad-delta")
 def bad_delta(*, file: str, tensor: str, problem: str) -> BadInputError:
     """A delta's blocks are not what its manifest says."""
-    return BadInputError(
-        f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again",
-        unfit=True,
-    )
+    return UnfitError(f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again")
 
 
 #: What may be done where a rank does not hold the base: load whole files of the directory, or refuse.

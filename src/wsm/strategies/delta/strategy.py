@@ -23,7 +23,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from wsm import log
-from wsm.errors import BadInputError, InternalError, RefusedError
+from wsm.errors import InternalError, RefusedError, UnfitError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.applier.tensor_copy import CopyJob, Steps, copy_on_threads
 from wsm.strategies.byte_copy import copy_bytes
@@ -609,12 +609,11 @@ def _whole_alone(source: DeltaSource, version: str, stack: ExitStack) -> Offer:
     looked_for = _NOT_WHOLE
     if source.fallback == "full":
         looked_for = f"no whole files of it are in {source.directory}/{VERSIONS_DIRECTORY}/{version}"
-    raise BadInputError(
+    raise UnfitError(
         f"version {version} in {where} is a delta for world size {other.world_size}, and this group has "
         f"world size {ranks}: changes of one layout cannot be cut into another; {looked_for}; publish "
         f"version {version} whole, with placements or for {ranks} ranks, or start {other.world_size} ranks",
         code="delta-layout",
-        unfit=True,
         version=version,
         where=where,
         made_for=other.world_size,

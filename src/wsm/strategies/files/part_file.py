@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from wsm.errors import BadInputError, RefusedError
+from wsm.errors import RefusedError, UnfitError
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.errors import StorageError, UnreadableFileError
+from wsm.strategies.dtype_names import PADDLE_DTYPES, paddle_name
+from wsm.strategies.errors import UnreadableFileError, storing
 from wsm.strategies.files.atomic_file import sync_directory
 from wsm.strategies.files.safetensors import (
     PREFIX_BYTES,
@@ -31,7 +32,6 @@ from wsm.strategies.files.safetensors import (
 )
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import is_snapshot_file
-from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -170,11 +170,10 @@ def open_part(
     if not allow_pickle:
         os.close(descriptor)
         command = "wsm convert SOURCE DESTINATION"
-        raise BadInputError(
+        raise UnfitError(
             f"{path} is in pickle format, which may run any code when read, and is refused; convert it with "
             f"'{command}', or set allow_pickle: true if you trust its writer",
             code="pickle-refused",
-            unfit=True,
             file=path,
             command=command,
         )
@@ -228,23 +227,20 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
         files = sorted(path for path in source.iterdir() if is_snapshot_file(path.name))
     pickles = [file for file in files if _is_pickle(file)]
     if not pickles:
-        raise BadInputError(
+        raise UnfitError(
             f"{source} holds no state dict in pickle format; nothing has to be converted",
             code="not-pickle",
             where=str(source),
-            unfit=True,
         )
     into_directory = source.is_dir() or destination.is_dir()
     pairs = [(file, destination / file.name if into_directory else destination) for file in pickles]
     for _, target in pairs:
         if target.exists():
             raise errors.destination_exists(file=str(target))
-    try:
+    with storing(destination):
         (destination if into_directory else destination.parent).mkdir(parents=True, exist_ok=True)
         for file, target in pairs:
             _convert_file(file, target)
-    except OSError as error:
-        raise StorageError(path=destination, error=error) from error
     return ConversionReport(
         converted=tuple((str(file), str(target)) for file, target in pairs),
         skipped=tuple(str(file) for file in files if file not in pickles),

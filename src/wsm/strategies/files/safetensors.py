@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from wsm.errors import BadInputError
+from wsm.errors import UnfitError
 from wsm.strategies import errors
 from wsm.strategies.digest import digest_of, running_digest
 from wsm.strategies.errors import UnreadableFileError
@@ -84,14 +84,13 @@ class _HeaderRow(msgspec.Struct, forbid_unknown_fields=True):
     def spec(self, name: str, *, file: str) -> TensorSpec:
         """Return the tensor; a ValueError if no tensor of its shape and dtype can lie there."""
         if self.dtype in OTHER_DTYPES:
-            raise BadInputError(
+            raise UnfitError(
                 f"{file} is a good safetensors file, and wsm does not move dtype {self.dtype}, which "
                 f"{name!r} has; save it as bytes (U8) or as another of {', '.join(ITEM_BYTES)}",
                 code="dtype-not-moved",
                 file=file,
                 tensor=name,
                 dtype=self.dtype,
-                unfit=True,
             )
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"unsupported dtype {self.dtype!r}")

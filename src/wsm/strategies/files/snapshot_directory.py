@@ -12,11 +12,11 @@ import errno
 import os
 import stat
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, UnfitError
 from wsm.own_descriptor import OwnDescriptor, path_of, reopened
 from wsm.strategies.errors import UnreadableFileError, not_a_regular_file
 from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, VERSION_MANIFEST, VERSIONS_DIRECTORY
@@ -27,20 +27,14 @@ _READERS = 1 << 62
 
 
 def is_leased(path: Path) -> bool:
-    """Whether any reader has a lease on the directory at `path`. Does not block; raises OSError."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        lease = _opened(directory)
-    finally:
-        os.close(directory)
-    if lease is None:
-        return False
-    try:
-        return lease.is_byte_locked(_READERS)
-    except OSError:
-        return False  # no locks here; open files survive their removal anyway
-    finally:
-        lease.close()
+    """Whether any reader is known to have a lease on the directory at `path`. Does not block."""
+    with suppress(OSError), ExitStack() as stack:  # it is gone, or has no locks: open files survive it anyway
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, directory)
+        if (lease := _opened(directory)) is not None:
+            stack.callback(lease.close)
+            return lease.is_byte_locked(_READERS)
+    return False
 
 
 def _opened(directory: int) -> OwnDescriptor | None:
@@ -206,12 +200,11 @@ class SnapshotDirectory:
         if os.path.realpath(path) != leads_to:
             reason = "it was renamed while it was opened"
             raise UnreadableFileError(file=path, reason=reason, fix="load again")
-        raise BadInputError(
+        raise UnfitError(
             f"{path} is a link to {leads_to}, outside of {self._boundary}; copy the file there, "
             "or configure the directory that really holds it",
             code="outside-directory",
             directory=self._boundary,
-            unfit=True,
             file=path,
             leads_to=leads_to,
         )

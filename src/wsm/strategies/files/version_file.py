@@ -19,7 +19,7 @@ from wsm.config_reading import YamlReadingError, compose, plain_values
 from wsm.errors import BadInputError
 from wsm.labels import checked_version
 from wsm.strategies import errors
-from wsm.strategies.errors import StorageError, version_file_missing
+from wsm.strategies.errors import storing, version_file_missing
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_FILE
@@ -127,10 +127,8 @@ def write_version(
     """
     path = Path(directory) / VERSION_FILE
     data = version_bytes(version)
-    try:
+    with storing(path):
         replace_file(path, data, durable=durable, alone=alone)
-    except OSError as error:
-        raise StorageError(path=path, error=error) from error
 
 
 def version_bytes(version: str | int) -> bytes:

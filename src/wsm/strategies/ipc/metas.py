@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from wsm.errors import BadInputError, coded
+from wsm.errors import BadInputError, UnfitError, coded
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.promise import (
     Count,
@@ -201,4 +201,4 @@ class IpcMetas(ShardPromise, frozen=True, kw_only=True):
 @coded("bad-device-meta")
 def bad_device_meta(*, tensor: str, file: str, problem: str) -> BadInputError:
     """A meta describes memory that paddle cannot open here."""
-    return BadInputError(f"the memory of {tensor!r} in {file} cannot be opened: {problem}", unfit=True)
+    return UnfitError(f"the memory of {tensor!r} in {file} cannot be opened: {problem}")

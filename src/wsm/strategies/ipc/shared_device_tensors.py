@@ -24,12 +24,13 @@ from wsm.errors import RefusedError
 from wsm.labels import checked_version
 from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.dtype_names import PADDLE_DTYPES, paddle_name
 from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.shard_source import device_id_from_environment, device_index_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
+from wsm.strategies.finite import check_finite
 from wsm.strategies.ipc._abandoned import head_of
 from wsm.strategies.ipc.metas import (
     DEVICE_SEGMENT_PREFIX,
@@ -41,7 +42,6 @@ from wsm.strategies.ipc.metas import (
     metas_name,
 )
 from wsm.strategies.ipc.shared_segment import HEAD_BYTES, OwnedSegment, sweep
-from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.retention import take_publisher_lock

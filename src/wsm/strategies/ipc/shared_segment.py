@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from wsm.errors import BadInputError, RefusedError, coded, remedy
+from wsm.errors import BadInputError, RefusedError, UnfitError, coded, remedy
 from wsm.own_descriptor import OwnDescriptor, reopened
 from wsm.private_directory import private_directory
 from wsm.shared_directory import ForeignPathError, create_ours, open_ours, remove_same
@@ -41,10 +41,9 @@ _READERS = _OWNER + 1
 @coded("shared-memory-gone")
 def shared_memory_gone(*, file: str, segment: str) -> BadInputError:
     """A metas file names shared memory that its owner has withdrawn."""
-    return BadInputError(
+    return UnfitError(
         f"{file} points at {segment}, which does not exist (any more); "
-        "let the trainer publish again, as the user that runs the ranks",
-        unfit=True,
+        "let the trainer publish again, as the user that runs the ranks"
     )
 
 
@@ -52,10 +51,9 @@ def foreign_segment(
     *, segment: str, problem: str, fix: str = "run trainer and worker as one user"
 ) -> BadInputError:
     """Shared memory is no regular file of this user, or not what such memory is."""
-    return BadInputError(
+    return UnfitError(
         f"the shared memory {segment!r} is not used: {problem}; {fix}",
         code="foreign-segment",
-        unfit=True,
         segment=segment,
         problem=problem,
     )

@@ -9,7 +9,6 @@ that segment is then neither written nor freed before it lets go. Knows no targe
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,15 +16,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, RefusedError
 from wsm.labels import Label, checked_version
 from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
 from wsm.strategies import errors
-from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.byte_copy import copy_and_digest
 from wsm.strategies.digest import digest_of, running_digest
-from wsm.strategies.errors import ManifestError, StorageError
+from wsm.strategies.errors import ManifestError, StorageError, storing
 from wsm.strategies.files.atomic_file import replace_file, write_new
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.ipc._abandoned import head_of, remove_abandoned
@@ -45,11 +42,11 @@ from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import BEGIN_IN_PAGE, aligned
 from wsm.strategies.trainer.retention import SHARER_LOCK, take_publisher_lock
 from wsm.strategies.trainer.tensors import (
+    PutVersion,
     TrainerReport,
     TrainerTensors,
     bytes_of,
     check_ranks,
-    require_same,
     specs_of,
 )
 from wsm.typed import Count, CountFrom0, typed_calls
@@ -91,8 +88,6 @@ class SharedTensors:
         Per rank, the device id in its metas file's name; the rank itself where not given.
     memory_directory : str, optional
         Where shared memory is created: a tmpfs with room for two versions; by default this user's directory.
-    clock : Clock, optional
-        For the seconds in reports.
 
     Raises
     ------
@@ -110,14 +105,12 @@ class SharedTensors:
         job: Label | None = None,
         device_ids: Mapping[int, int] | None = None,
         memory_directory: str | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self._directory = Path(directory)
         self._world_size = world_size
         self._job = job
         self._device_ids = device_ids or {}
         self._memory_directory = memory_directory
-        self._clock = clock or SystemClock()
         self._segments: list[OwnedSegment] = []
         self._staged: dict[Path, _Put] = {}
         self._metas: dict[Path, bytes] = {}
@@ -344,20 +337,13 @@ class SharedTensors:
 
 
 @typed_calls
-class SharedVersion:
+class SharedVersion(PutVersion[SharedReport]):
     """A version that the processes of a job put their shards into; see :meth:`SharedTensors.version`."""
 
     def __init__(self, shared: SharedTensors, version: str | int, world_size: int, *, finite: bool) -> None:
-        self.version = checked_version(version)
-        self._shared = shared
-        self._world_size = world_size
-        self._finite = finite
-        self._begun_ns = shared._clock.monotonic_ns()
+        super().__init__(version, world_size, shared._job)
+        self._shared, self._finite = shared, finite
         self._created = 0
-        self._sealed_as: tuple[Mapping[int, str], SharedReport] | None = None
-        job = shared._job
-        named = None if job is None else digest_of(f"{job}\0{self.version}".encode())
-        self.publication = named or secrets.token_hex(16)
 
     def __enter__(self) -> SharedVersion:  # noqa: PYI034 - typing has Self from Python 3.11 on
         return self
@@ -366,7 +352,7 @@ class SharedVersion:
         """Take back what was put, if an error leaves; else it waits for its seal until the next but one."""
         for rank in range(self._world_size) if kind is not None else ():
             self._shared._unstage(self._staged_path(rank))
-        if self._sealed_as is None:
+        if self._sealed is None:
             self._shared._let_go()
 
     def put(
@@ -391,9 +377,8 @@ class SharedVersion:
         StorageError
             If the file system refuses.
         """
-        if rank >= self._world_size:
-            raise self._incomplete(f"there is no rank {rank} among the {self._world_size} that it is for")
-        with self._storage():
+        self._require_rank(rank)
+        with storing(self._shared._directory):
             return self._put(rank, tensors, progress)
 
     def _put(self, rank: int, tensors: TrainerTensors, progress: Callable[[int], None] | None) -> str:
@@ -406,9 +391,8 @@ class SharedVersion:
         for spec in specs:
             digest = running_digest()
             destination = segment.memory[offset : offset + spec.nbytes]
-            copy_and_digest(bytes_of(tensors, spec), destination, digest, progress)
-            if self._finite:
-                check_finite(spec, destination)
+            source = bytes_of(tensors, spec, finite=self._finite)
+            copy_and_digest(source, destination, digest, progress)
             promised.append(PromisedTensor(spec, digest.hexdigest()))
             places.append(TensorPlace(segment.name, offset))
             offset += aligned(spec.nbytes)
@@ -459,14 +443,9 @@ class SharedVersion:
             If a metas file cannot be written; as :meth:`SharedTensors.publish`.
         """
         shared = self._shared
-        if self._sealed_as is not None:
-            require_same(self.version, self._sealed_as[0], digests)
-            return self._sealed_as[1]
-        if sorted(digests) != list(range(self._world_size)):
-            raise self._incomplete(
-                f"digests were heard of ranks {sorted(digests)}, and it is for {self._world_size} ranks"
-            )
-        with self._storage(), shared._alone(), ExitStack() as leases:
+        if (before := self._sealed_before(digests)) is not None:
+            return before
+        with storing(shared._directory), shared._alone(), ExitStack() as leases:
             shared._tidy()
             found = {rank: self._heard(rank, digests[rank], leases) for rank in sorted(digests)}
             group = tuple(shard.content_digest for shard in found.values())
@@ -485,25 +464,15 @@ class SharedVersion:
             digests=dict(enumerate(group)),
             bytes=sum(each.spec.nbytes for shard in found.values() for each in shard.tensors),
             created_bytes=self._created,
-            seconds=(shared._clock.monotonic_ns() - self._begun_ns) / 1_000_000_000,
+            seconds=self._seconds(),
         )
-        self._sealed_as = dict(digests), report
+        self._sealed = dict(digests), report
         return report
-
-    @contextmanager
-    def _storage(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StorageError(path=self._shared._directory, error=error) from error
 
     def _staged_path(self, rank: int) -> Path:
         return self._shared._directory / f"{_STAGED}{self.version}-{self.publication}.{rank}"
 
-    def _incomplete(self, problem: str) -> BadInputError:
-        return errors.incomplete_publication(version=self.version, problem=problem)
-
-    def _sealed(self, rank: int) -> IpcMetas | None:
+    def _announced(self, rank: int) -> IpcMetas | None:
         """Return the metas file of a rank, if it is of this publication."""
         path = self._shared._path(rank)
         with suppress(ManifestError):
@@ -514,14 +483,14 @@ class SharedVersion:
         return None
 
     def _require_unsealed(self) -> None:
-        if self._shared._job is not None and any(map(self._sealed, range(self._world_size))):
+        if self._job is not None and any(map(self._announced, range(self._world_size))):
             raise errors.already_sealed(version=self.version, problem="no shard can be put any more")
 
     def _heard(self, rank: int, digest: str, leases: ExitStack) -> IpcMetas:
         """Return what was put for a rank, if it was heard of and its memory, leased here, has its owner."""
         path = self._staged_path(rank)
         data = read_if_there(path)
-        sealed = self._sealed(rank) if data is None else None
+        sealed = self._announced(rank) if data is None else None
         if data is None and sealed is None:
             raise self._incomplete(f"nothing was put for rank {rank}")
         put = self._shared._staged.get(path)
@@ -533,13 +502,9 @@ class SharedVersion:
                 if sealed is not None
                 else IpcMetas.decode(data or b"", file=str(path))
             )
-        if shard.world_size != self._world_size:
-            ranks = f"{shard.world_size} ranks, not for {self._world_size}"
-            raise self._incomplete(f"rank {rank} was put for {ranks}")
         if sealed is not None:
-            require_same(self.version, {rank: shard.seal}, {rank: digest})
-        if shard.seal != digest:
-            raise self._incomplete(f"rank {rank} was put as {shard.seal}, and {digest} was heard of it")
+            self._require_same({rank: shard.seal}, {rank: digest})
+        self._require_heard(rank, shard, digest)
         for name, nbytes in shard.segments.items():
             try:
                 memory = self._shared._attached(name, nbytes, str(path))

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from wsm import log
-from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, coded, raise_kept
+from wsm.errors import BadInputError, GroupError, RefusedError, UnfitError, WsmError, coded, raise_kept
 from wsm.shared_directory import read_ours
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMismatchError, listed
@@ -143,12 +143,11 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
         try:
             if is_pickle(descriptor):
                 if not source.allow_pickle:
-                    raise BadInputError(
+                    raise UnfitError(
                         f"{path} is in pickle format, which may run any code when read, and is refused; "
                         "publish with wsm.strategies.SharedTensors, or set allow_pickle: true if you trust "
                         "its writer",
                         code="pickled-metas-refused",
-                        unfit=True,
                         file=path,
                     )
                 return PickledMetas(descriptor, path)
@@ -247,9 +246,8 @@ def _versions(source: IpcSource) -> dict[str, str]:
 def _not_found(*, file: str, present: Sequence[str]) -> BadInputError:
     """No trainer has published shared tensors for this device."""
     seen = f"; there are {listed(present)}" if present else ""
-    return BadInputError(
+    return UnfitError(
         f"{file} does not exist{seen}; let the trainer publish its tensors, "
         "or correct the directory or device id",
-        unfit=True,
         present=tuple(present),
     )

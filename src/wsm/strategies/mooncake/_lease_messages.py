@@ -5,8 +5,7 @@ message    from         means
 =========  ===========  ======================================================================
 Ask        rank         I am this rank and want this version (or whichever you have)
 Grant      publisher    here it lies, and there it stays as long as this connection
-Refuse     publisher    you get nothing, and why
-Revoked    publisher    the lease is over, and why
+Abort      publisher    you get nothing (``busy``: no version yet), or the lease is over; and why
 =========  ===========  ======================================================================
 
 A connection is the lease: a rank that closes it has let go. A message is the length of its body (4 bytes,
@@ -17,14 +16,13 @@ from __future__ import annotations
 
 import struct
 from ipaddress import IPv4Address
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
 from wsm.errors import BadInputError
-from wsm.labels import Label
 from wsm.strategies import conversation
-from wsm.strategies.conversation import PeerMessage, Place, Wanted, frame_of, message_in
+from wsm.strategies.conversation import Abort, PeerMessage, Place, Wanted, frame_of, message_in
 from wsm.strategies.peer_errors import peer_message
 from wsm.strategies.promise import Count, Digest, Publication, ShardPromise
 
@@ -61,21 +59,7 @@ class Grant(PeerMessage, frozen=True):
     places: tuple[tuple[Count, Count], ...]
 
 
-class Refuse(PeerMessage, frozen=True):
-    """The rank gets nothing, and what there is instead; ``empty``: there is no version (yet)."""
-
-    reason: Literal["empty", "version", "rank", "world_size"]
-    text: str
-    found: Label | Count | None = None
-
-
-class Revoked(PeerMessage, frozen=True):
-    """The memory will be written."""
-
-    text: str
-
-
-FromPublisher: TypeAlias = Grant | Refuse | Revoked
+FromPublisher: TypeAlias = Grant | Abort
 
 _TO_PUBLISHER = msgspec.json.Decoder(Ask)
 _TO_RANK: msgspec.json.Decoder[FromPublisher] = msgspec.json.Decoder(FromPublisher)

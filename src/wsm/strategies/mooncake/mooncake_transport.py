@@ -35,14 +35,14 @@ from wsm.errors import GroupError, WsmError
 from wsm.shared_directory import require
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.conversation import Meeting, refused, socket_for
+from wsm.strategies.conversation import Abort, Meeting, refused, socket_for
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake.source import MooncakeConfig
 from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-from wsm.strategies.peer_errors import PeerDiedError, PeerFailedError, PeerSilentError, peer_message
+from wsm.strategies.peer_errors import PeerDiedError, PeerSilentError, peer_message
 from wsm.strategies.strategy import Sections
 from wsm.strategies.transports.by_version import TransportKind
 from wsm.typed import Count, Seconds, typed
@@ -90,7 +90,7 @@ class RankLease:
             If there is no proper answer.
         """
         meeting = Meeting(self.peer, connect_s, self._silence_s)
-        nothing: say.Refuse | None = None
+        nothing: Abort | None = None
         while True:
             self._observer.stop_if_cancelled(self._tensors)
             answer, left = None, False
@@ -112,10 +112,9 @@ class RankLease:
             except PeerSilentError:
                 if nothing is None:
                     raise
-                text = nothing.text
-                raise PeerFailedError(peer=self.peer, error="NothingPublished", reason=text) from None
+                raise refused(None, nothing, self.peer) from None
 
-    def _answer(self, ask: say.Ask) -> say.Grant | say.Refuse | None:
+    def _answer(self, ask: say.Ask) -> say.FromPublisher | None:
         """Ask where it is time to, and wait a glance for an answer; raise it if it is a lasting refusal."""
         if time.monotonic() >= self._again_s:
             self._again_s = time.monotonic() + _AGAIN_S
@@ -131,13 +130,10 @@ class RankLease:
             time.sleep(_LOOK_S)
             return None
         answer = self._next(_LOOK_S, "its offer")
-        if isinstance(answer, say.Revoked):
-            raise peer_message(peer=self.peer, problem="it is a Revoked, its offer was due")
-        if isinstance(answer, say.Refuse):
+        if isinstance(answer, Abort):
             self._asked = False
-            if answer.reason != "empty":
-                why = f"Refused ({answer.reason})"
-                raise refused(ask, answer.reason, answer.found, peer=self.peer, error=why, text=answer.text)
+            if answer.reason != "busy":
+                raise refused(ask, answer, self.peer)
         return answer
 
     def keep(self, wait_s: float = 0.0) -> None:
@@ -151,8 +147,8 @@ class RankLease:
             If the load was cancelled.
         """
         message = self._next(wait_s, "the rest of the version")
-        if isinstance(message, say.Revoked):
-            raise PeerFailedError(peer=self.peer, error="Revoked", reason=message.text)
+        if isinstance(message, Abort):
+            raise refused(None, message, self.peer)
         if message is not None:
             problem = f"it is a {type(message).__name__}, nothing was due"
             raise peer_message(peer=self.peer, problem=problem)
@@ -471,13 +467,9 @@ class MooncakeTransport:
             grant = lease.ask(say.Ask(rank, world_size, version, look=False), self.connect_s)
             engine, plan = self._meet(grant, lease), ReadPlan(grant.regions, self.span_bytes)
             reader = SpanReader(engine, grant.session, plan, self._buffers, lease, self.silence_s)
-            try:
-                reader.begin()
-                yield self._offer(grant, lease.peer, reader)
-                self._end(reader, grant.promise.version)
-            except BaseException:
-                self.close()  # what is in flight may write to our buffers until the engine is gone
-                raise
+            reader.begin()
+            yield self._offer(grant, lease.peer, reader)
+            self._end(reader, grant.promise.version)
 
     def _end(self, reader: SpanReader, version: str) -> None:
         """Let go of the buffers behind a load whose every digest was right, which no lapse changes."""

@@ -21,19 +21,18 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wsm import log
-from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, RefusedError
 from wsm.labels import checked_version
 from wsm.own_descriptor import not_inherited
-from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.byte_copy import copy_and_digest
-from wsm.strategies.conversation import ListeningSocket, listen, why_not
+from wsm.strategies.conversation import Abort, ListeningSocket, listen, why_not
 from wsm.strategies.digest import running_digest
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake._lease_messages import Grant, MemoryRegion, place_of
@@ -96,27 +95,19 @@ class PublishedMemory:
             If the engine does not take it.
         """
         first = {id(tensors): rank for rank, tensors in reversed(list(shards.items()))}
-        placed = self._place({rank: shards[rank] for rank in first.values()}, finite=finite)
+        specs = {rank: specs_of_rank(rank, shards[rank]) for rank in first.values()}
+        views: dict[int, list[memoryview]] = {}  # of each rank its pack, then what is registered where it is
+        for rank, held in specs.items():
+            large = [spec for spec in held if not self._packs_it(spec)]
+            own = [bytes_of(shards[rank], spec, finite=finite) for spec in large]
+            packed = sum(aligned(spec.nbytes) for spec in held if self._packs_it(spec))
+            views[rank] = [self._pack(rank, packed), *own]
+        self._register([view for of_rank in views.values() for view in of_rank])
+        self._packs = {rank: pack for rank, pack in self._packs.items() if rank in views}
+        placed = {
+            rank: self._placed(shards[rank], held, views[rank], finite=finite) for rank, held in specs.items()
+        }
         return {rank: placed[first[id(tensors)]] for rank, tensors in shards.items()}
-
-    def _place(self, shards: Mapping[int, TrainerTensors], *, finite: bool) -> dict[int, PlacedShard]:
-        specs = {rank: specs_of_rank(rank, tensors) for rank, tensors in shards.items()}
-        data = {
-            rank: {spec.name: bytes_of(shards[rank], spec) for spec in of_rank if not self._packs_it(spec)}
-            for rank, of_rank in specs.items()
-        }
-        packs = {
-            rank: self._pack(rank, sum(aligned(spec.nbytes) for spec in of_rank if self._packs_it(spec)))
-            for rank, of_rank in specs.items()
-        }
-        read = {rank: merged([_region(packs[rank]), *map(_region, data[rank].values())]) for rank in specs}
-        alive = [*packs.values(), *(view for views in data.values() for view in views.values())]
-        self._register(merged([of_one for of_rank in read.values() for of_one in of_rank]), alive)
-        self._packs = {rank: pack for rank, pack in self._packs.items() if rank in packs}
-        return {
-            rank: self._placed(shards[rank], specs[rank], data[rank], packs[rank], read[rank], finite=finite)
-            for rank in shards
-        }
 
     def close(self) -> None:
         """Forget everything; the engine must be closed before."""
@@ -134,7 +125,8 @@ class PublishedMemory:
             self._packs[rank] = pack
         return pack[:nbytes]
 
-    def _register(self, wanted: Sequence[MemoryRegion], alive: Sequence[memoryview]) -> None:
+    def _register(self, alive: Sequence[memoryview]) -> None:
+        wanted = merged(list(map(_region, alive)))
         # First what goes: memory that moved may overlap with where it was.
         for old in self._registered - set(wanted):
             self._engine.unregister(old.address)
@@ -146,29 +138,20 @@ class PublishedMemory:
                 self._registered.add(new)
 
     def _placed(
-        self,
-        tensors: TrainerTensors,
-        specs: Sequence[TensorSpec],
-        data: Mapping[str, memoryview],
-        pack: memoryview,
-        regions: Sequence[MemoryRegion],
-        *,
-        finite: bool,
+        self, tensors: TrainerTensors, specs: list[TensorSpec], views: list[memoryview], *, finite: bool
     ) -> PlacedShard:
-        begins = [begin for begin, _ in regions]
+        regions, (pack, *own) = merged(list(map(_region, views))), views
+        begins, in_place = [begin for begin, _ in regions], iter(own)
         placed, places, packed = [], [], 0
         for spec in specs:
             digest = running_digest()
             if self._packs_it(spec):
                 view = pack[packed : packed + spec.nbytes]
-                source = bytes_of(tensors, spec)
-                copy_and_digest(source, view, digest)
+                copy_and_digest(bytes_of(tensors, spec, finite=finite), view, digest)
                 packed += aligned(spec.nbytes)
             else:
-                source = view = data[spec.name]
+                view = next(in_place)
                 digest.update(view)
-            if finite:
-                check_finite(spec, source)
             region = bisect.bisect_right(begins, address_of(view)) - 1 if spec.nbytes else 0
             offset = address_of(view) - begins[region] if spec.nbytes else 0
             placed.append(PromisedTensor(spec, digest.hexdigest()))
@@ -343,17 +326,17 @@ class LeaseServer:
             self._answered[writer] = text
             return
         with suppress(OSError, RuntimeError):
-            writer.write(say.to_bytes(say.Revoked(text)))
+            writer.write(say.to_bytes(Abort("failed", "Revoked", text)))
             writer.close()
 
     def _answer(self, writer: asyncio.StreamWriter, ask: say.Ask) -> bytes:
         with self._changed:
             publication = self._publication
             if publication is None:
-                return say.to_bytes(say.Refuse("empty", "no version is published now"))
+                return say.to_bytes(Abort("busy", "NothingPublished", "no version is published now"))
             refusal = why_not(ask, publication.version, len(publication.grants))
             if refusal is not None:
-                return say.to_bytes(say.Refuse(*refusal))
+                return say.to_bytes(refusal)
             if not ask.look:
                 self._readers[writer] = ask.rank
                 same = [each for each, rank in self._readers.items() if rank == ask.rank]
@@ -407,8 +390,6 @@ class MooncakePublisher:
         Let ranks read the trainer's own memory instead of a copy, which takes as much memory again. Then
         each process that reaches the engine can change the weights that are being trained, and training goes
         on with them: for hosts and networks where all users are trusted.
-    clock : Clock, optional
-        For leases and reports.
 
     Attributes
     ----------
@@ -430,9 +411,7 @@ class MooncakePublisher:
         settings: EngineSettings | None = None,
         lease_s: Seconds = LEASE_S,
         in_place: bool = False,
-        clock: Clock | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
         listening = listen(place_of(address))
         try:
             self._engine = Engine(settings or EngineSettings())
@@ -482,7 +461,7 @@ class MooncakePublisher:
         RefusedError
             If the engine does not take the memory. Nothing is published.
         """
-        begun = self._clock.monotonic_ns()
+        begun_s = time.monotonic()
         version = checked_version(version)
         check_ranks(version, shards)
         for rank, tensors in shards.items():
@@ -500,7 +479,7 @@ class MooncakePublisher:
             digests={rank: grants[rank].promise.content_digest for rank in sorted(grants)},
             bytes=sum(tensor.spec.nbytes for shard in placed.values() for tensor in shard.tensors),
             regions=self._memory.regions,
-            seconds=(self._clock.monotonic_ns() - begun) / 1e9,
+            seconds=time.monotonic() - begun_s,
         )
 
     @contextmanager

@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from wsm import log
-from wsm.errors import BadInputError, InternalError
+from wsm.errors import InternalError, UnfitError
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import RunningDigest, running_digest
@@ -34,7 +34,7 @@ from wsm.strategies.snapshot.manifest import ShardManifest, VersionManifest
 from wsm.strategies.snapshot.placement import AxisRun, Placement, Shape, Split, local_shape, runs, whole_shape
 from wsm.strategies.snapshot.slice_digests import slice_promise
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.snapshot.store import FoundVersion, open_parts, read_ahead
+from wsm.strategies.snapshot.store import FoundVersion, open_parts, read_ahead, read_sealed
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 
@@ -140,7 +140,7 @@ def _require_placements(
     if len(missing) == len(held):
         raise errors.shard_identity(file=where, field="world size", expected=wanted, found=found)
     if missing:
-        raise BadInputError(
+        raise UnfitError(
             f"{where} was written for {found} ranks and does not say how {len(missing)} of its tensors are "
             f"divided ({listed([repr(name) for name in missing])}), so it cannot be read for {wanted}; "
             "publish with placements for all tensors, or for the number of ranks that load",
@@ -148,7 +148,6 @@ def _require_placements(
             where=where,
             found=found,
             wanted=wanted,
-            unfit=True,
             tensors=tuple(missing),
         )
 
@@ -182,11 +181,10 @@ def _whole_shapes(
             problems.append((name, problem))
     if problems:
         details = listed([f"{tensor!r} {problem}" for tensor, problem in problems])
-        raise BadInputError(
+        raise UnfitError(
             f"the shards in {where} do not fit together: {details}; publish the version again",
             code="bad-slices",
             where=where,
-            unfit=True,
             problems=tuple(problems),
         )
     return found
@@ -457,7 +455,9 @@ def open_resliced(
     where = found.directory.locate(VERSION_MANIFEST)
     if found.expected not in (None, publication.version):
         raise VersionMismatchError(requested=str(found.expected), found=publication.version, where=where)
-    shards = [found.promise_of(rank) for rank in range(publication.world_size)]
+    promises = [read_sealed(found.directory, each.manifest, ShardManifest) for each in publication.shards]
+    directory = found.directory.path
+    shards = [publication.listed(rank, each, directory=directory) for rank, each in enumerate(promises)]
     assemblies = plan(shards, source.rank, ranks, where=where)
     needed = sorted({rank for assembly in assemblies for rank in assembly.sources})
     parts = {}

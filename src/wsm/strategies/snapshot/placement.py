@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
-from wsm.errors import BadInputError, coded
+from wsm.errors import BadInputError, UnfitError, coded
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -20,9 +20,8 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 @coded("placement")
 def bad_placement(*, tensor: str, problem: str) -> BadInputError:
     """A tensor cannot be divided by the number of ranks, or is not what its placement says."""
-    return BadInputError(
-        f"{tensor!r} {problem}; correct its placement, or publish for the number of ranks that load",
-        unfit=True,
+    return UnfitError(
+        f"{tensor!r} {problem}; correct its placement, or publish for the number of ranks that load"
     )
 
 

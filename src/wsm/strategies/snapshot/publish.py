@@ -23,14 +23,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from wsm.clock import Clock, SystemClock
-from wsm.errors import BadInputError, RefusedError
+from wsm.errors import RefusedError
 from wsm.labels import Label, checked_version
 from wsm.own_descriptor import OwnDescriptor
 from wsm.shared_directory import FileLock, is_at
 from wsm.strategies import errors
-from wsm.strategies.applier.finite import check_finite
-from wsm.strategies.digest import digest_of
 from wsm.strategies.errors import ManifestError, PublisherBusyError, StorageError, VersionExistsError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import replace_file, sync_directory, write_new
@@ -48,23 +45,15 @@ from wsm.strategies.snapshot.manifest import (
 )
 from wsm.strategies.snapshot.placement import Placement, bad_placement, whole_shape
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer import retention
 from wsm.strategies.trainer.publications import label_in, next_ordinal, published_last
-from wsm.strategies.trainer.retention import (
-    KEEP_TWO,
-    Retention,
-    bring_in,
-    finish_removals,
-    remove_unless_read,
-    retire,
-    take_away,
-    take_publisher_lock,
-)
+from wsm.strategies.trainer.retention import Retention
 from wsm.strategies.trainer.tensors import (
+    PutVersion,
     TrainerReport,
     TrainerTensors,
     bytes_of,
     check_ranks,
-    require_same,
     specs_of,
 )
 from wsm.typed import Count, CountFrom0, typed, typed_calls
@@ -181,8 +170,6 @@ class SnapshotPublisher:
         Whether a version of this label may be replaced that has other content, or promises less.
     durable : bool
         Whether a version must survive a power cut once it is sealed.
-    clock : Clock, optional
-        For the seconds in reports.
     """
 
     directory: Path | str
@@ -192,10 +179,9 @@ class SnapshotPublisher:
     part_bytes: Count = PART_BYTES
     placements: Mapping[str, Placement] | None = None
     finite: bool = False
-    retain: Retention = KEEP_TWO
+    retain: Retention = retention.KEEP_TWO
     replace: bool = False
     durable: bool = True
-    clock: Clock | None = None
 
     def version(self, label: str | int) -> StagedVersion:
         """Begin a version, or enter it where another process of the job has begun it. Does not wait.
@@ -216,7 +202,7 @@ class SnapshotPublisher:
 
 
 @typed_calls
-class StagedVersion:
+class StagedVersion(PutVersion[PublishReport]):
     """A version that the processes of a job put their shards into; see :meth:`SnapshotPublisher.version`.
 
     It is written under ``.staging-...``, which readers do not look at, and renamed to its label once it is
@@ -239,8 +225,6 @@ class StagedVersion:
         What becomes visible is written here; readers do not look there.
     final : Path
         Where readers will find it.
-    publication : str
-        What marks every file of this publication.
 
     Raises
     ------
@@ -258,14 +242,8 @@ class StagedVersion:
     def __init__(
         self, publisher: SnapshotPublisher, version: str | int, *, within: StagedVersion | None = None
     ) -> None:
+        super().__init__(version, publisher.world_size, publisher.job)
         self._publisher = publisher
-        self._clock = publisher.clock or SystemClock()
-        self._begun_ns = self._clock.monotonic_ns()
-        self._sealed: tuple[Mapping[int, str], PublishReport] | None = None
-        self.version = checked_version(version)
-        job = publisher.job
-        named = None if job is None else digest_of(f"{job}\0{self.version}".encode())
-        self.publication = named or secrets.token_hex(8)
         self._directory = Path(publisher.directory)
         self._place = self._directory / self._place_name
         self._durable = publisher.durable
@@ -275,7 +253,7 @@ class StagedVersion:
         self._within = within
         self._visible: str | None = None
         self._lock: FileLock | None = within._lock if within is not None else None
-        if within is None and job is None:
+        if within is None and self._job is None:
             self._lock = self._take_lock()
         try:
             with self._storage():
@@ -286,7 +264,7 @@ class StagedVersion:
                     with suppress(PublisherBusyError), self._alone():
                         pass  # who has the lock tidies
                 self._membership = self._entered()
-                if job is None:
+                if self._job is None:
                     self.path.mkdir()
         except BaseException:
             self._release()
@@ -346,7 +324,7 @@ class StagedVersion:
             placements = self._placements_of(specs, rank)
             for index, group in enumerate(cut_into_parts(specs, publisher.part_bytes)):
                 path = directory / snapshot_names.part_name(base, index)
-                data = (self._bytes_of(tensors, spec) for spec in group)
+                data = (bytes_of(tensors, spec, finite=publisher.finite) for spec in group)
                 metadata = part_metadata(identity)
                 nbytes, digests = write_safetensors(path, group, data, metadata, durable=self._durable)
                 parts.append(PartEntry(path.name, nbytes, len(group)))
@@ -370,21 +348,15 @@ class StagedVersion:
         for spec in specs if placements else ():
             if spec.name not in placements:
                 raise bad_placement(tensor=spec.name, problem="has no placement, although others have one")
-            whole_shape(spec.name, placements[spec.name], spec.shape, rank, self._publisher.world_size)
+            whole_shape(spec.name, placements[spec.name], spec.shape, rank, self._world_size)
         return placements
-
-    def _bytes_of(self, tensors: TrainerTensors, spec: TensorSpec) -> memoryview:
-        data = bytes_of(tensors, spec)
-        if self._publisher.finite:
-            check_finite(spec, data)
-        return data
 
     def identity(self, rank: int) -> ShardIdentity:
         """Return whose the shard of a rank is."""
         return ShardIdentity(
             version=self.version,
             rank=rank,
-            world_size=self._publisher.world_size,
+            world_size=self._world_size,
             publication=self.publication,
         )
 
@@ -397,17 +369,14 @@ class StagedVersion:
         RefusedError, BadInputError, StorageError
             As :meth:`put`.
         """
-        if rank >= self._publisher.world_size:
-            raise self._incomplete(
-                f"there is no rank {rank} among the {self._publisher.world_size} that it is for"
-            )
+        self._require_rank(rank)
         self._require_unsealed()
         with self._storage():
             half = self._stage / f"half-{rank}-{secrets.token_hex(4)}"
             half.mkdir()
             try:
                 yield half
-                bring_in(half, self._shard_directory(rank))
+                retention.bring_in(half, self._shard_directory(rank))
             except BaseException:
                 shutil.rmtree(half, ignore_errors=True)
                 raise
@@ -459,20 +428,14 @@ class StagedVersion:
         StorageError
             If the file system refuses.
         """
-        if self._sealed is not None:
-            require_same(self.version, self._sealed[0], digests)
-            return self._sealed[1]
-        ranks = range(self._publisher.world_size)
-        if sorted(digests) != list(ranks):
-            raise self._incomplete(
-                f"digests were heard of ranks {sorted(digests)}, and it is for {len(ranks)} ranks"
-            )
+        if (before := self._sealed_before(digests)) is not None:
+            return before
         with self._storage(), self._alone():
             published = standing = standing_publication(self.final, self._kind)
             again = standing is not None and standing.manifest.publication == self.publication
             if published is not None and again:
                 sealed = {rank: entry.seal for rank, entry in enumerate(published.manifest.shards)}
-                require_same(self.version, sealed, digests)
+                self._require_same(sealed, digests)
             else:
                 published = self._gather(digests)
                 if self._is_as_good(standing, published, enough=keep_standing):
@@ -482,7 +445,7 @@ class StagedVersion:
                         before_showing(self.path, published.manifest)
                     if self._durable:
                         sync_directory(self.path)
-                    bring_in(self.path, self.final)
+                    retention.bring_in(self.path, self.final)
                     self._visible = self.version
                     if self._durable:
                         sync_directory(self._place)
@@ -492,7 +455,7 @@ class StagedVersion:
                 self._visible = self.version
                 path = self._directory / VERSION_FILE
                 replace_file(path, version_bytes(self.version), durable=self._durable, alone=True)
-            retired = retire(self._place, self.version, self._retention())
+            retired = retention.retire(self._place, self.version, self._retention())
         files = [file for shard in published.shards for file in shard.files()]
         report = PublishReport(
             version=self.version,
@@ -506,9 +469,6 @@ class StagedVersion:
         )
         self._sealed = dict(digests), report
         return report
-
-    def _seconds(self) -> float:
-        return (self._clock.monotonic_ns() - self._begun_ns) / 1_000_000_000
 
     def _retention(self) -> Retention:
         return self._publisher.retain
@@ -560,7 +520,7 @@ class StagedVersion:
             self._lock = None
 
     def _take_lock(self) -> FileLock:
-        return take_publisher_lock(self._directory / VERSIONS_DIRECTORY, directory=self._directory)
+        return retention.take_publisher_lock(self._directory / VERSIONS_DIRECTORY, directory=self._directory)
 
     def _release(self) -> None:
         if self._within is None and self._lock is not None:
@@ -570,7 +530,7 @@ class StagedVersion:
         return self._place.glob(f"{_STAGING_PREFIX}*")
 
     def _tidy(self) -> None:
-        finish_removals(self._place)
+        retention.finish_removals(self._place)
         self._ordinal = next_ordinal(self._directory)
         for stage in self._stages():
             with suppress(OSError):
@@ -596,11 +556,8 @@ class StagedVersion:
     def _shard_directory(self, rank: int) -> Path:
         return self._stage / f"rank-{rank}"
 
-    def _incomplete(self, problem: str) -> BadInputError:
-        return errors.incomplete_publication(version=self.version, problem=problem)
-
     def _require_unsealed(self) -> None:
-        standing = None if self._publisher.job is None else standing_publication(self.final, self._kind)
+        standing = None if self._job is None else standing_publication(self.final, self._kind)
         if self._sealed is not None or (
             standing is not None and standing.manifest.publication == self.publication
         ):
@@ -651,11 +608,7 @@ class StagedVersion:
             os.close(directory)
         if not whole:
             raise self._incomplete(f"rank {rank} was put anew meanwhile, or was sealed in part")
-        ranks = self._publisher.world_size
-        if shard.world_size != ranks:
-            raise self._incomplete(f"rank {rank} was put for {shard.world_size} ranks, not for {ranks}")
-        if shard.seal != digest:
-            raise self._incomplete(f"rank {rank} was put as {shard.seal}, and {digest} was heard of it")
+        self._require_heard(rank, shard, digest)
         return shard
 
 
@@ -680,8 +633,8 @@ def _remove_dead(stage: Path, members: OwnDescriptor) -> None:
     try:
         with suppress(OSError):
             # A publisher that died as it replaced a version may have left the old one there, with readers.
-            if members.try_lock_byte(0) and remove_unless_read(stage / _WHOLE):
-                take_away(stage)
+            if members.try_lock_byte(0) and retention.remove_unless_read(stage / _WHOLE):
+                retention.take_away(stage)
     finally:
         members.close()
 
@@ -698,15 +651,7 @@ def publish_snapshot(
     directory: Path | str,
     version: str | int,
     shards: Mapping[int, TrainerTensors],
-    *,
-    device_ids: Mapping[int, int] | None = None,
-    part_bytes: Count = PART_BYTES,
-    placements: Mapping[str, Placement] | None = None,
-    finite: bool = False,
-    retain: Retention = KEEP_TWO,
-    replace: bool = False,
-    durable: bool = True,
-    clock: Clock | None = None,
+    **options: Any,
 ) -> PublishReport:
     """Publish one version from one process that holds the shards of all ranks. Blocks.
 
@@ -718,8 +663,9 @@ def publish_snapshot(
         Its label; 7 is ``"7"``.
     shards : mapping of int to mapping
         Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
-    device_ids, part_bytes, placements, finite, retain, replace, durable, clock
-        As for :class:`SnapshotPublisher`.
+    **options
+        As for :class:`SnapshotPublisher`: `device_ids`, `part_bytes`, `placements`, `finite`, `retain`,
+        `replace`, `durable`.
 
     Raises
     ------
@@ -730,17 +676,5 @@ def publish_snapshot(
     """
     version = checked_version(version)
     check_ranks(version, shards)
-    publisher = SnapshotPublisher(
-        directory,
-        world_size=len(shards),
-        device_ids=device_ids,
-        part_bytes=part_bytes,
-        placements=placements,
-        finite=finite,
-        retain=retain,
-        replace=replace,
-        durable=durable,
-        clock=clock,
-    )
-    with publisher.version(version) as staged:
+    with SnapshotPublisher(directory, len(shards), **options).version(version) as staged:
         return staged.seal({rank: staged.put(rank, tensors) for rank, tensors in shards.items()})

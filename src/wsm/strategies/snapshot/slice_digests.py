@@ -15,7 +15,7 @@ from typing import ClassVar
 from wsm import log
 from wsm.errors import BadInputError
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import StorageError
+from wsm.strategies.errors import storing
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.promise import Digest, PromisedTensor, ShardPromise
 from wsm.strategies.snapshot.manifest import VersionManifest
@@ -166,7 +166,5 @@ def write_slice_promises(
             of=publication.seal,
         )
         path = directory / _name(publication.seal, rank, ranks)
-        try:
+        with storing(path):
             write_new(path, promise.encode(), durable=durable)
-        except OSError as error:
-            raise StorageError(path=path, error=error) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from wsm import log
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, UnfitError
 from wsm.labels import is_label
 from wsm.states.fleet import NamedContent
 from wsm.strategies import errors
@@ -75,19 +75,6 @@ class FoundVersion:
     promise: ShardManifest | None = None
     parts: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-
-    def promise_of(self, rank: int) -> ShardManifest:
-        """Read what the version promises to one of the ranks that it was published for. Blocks.
-
-        Raises
-        ------
-        BadInputError
-            If its manifest is missing, or not the one that the publication lists.
-        """
-        if self.publication is None:
-            raise errors.differs_from_manifest(file=self.directory.path, problem="its manifest is missing")
-        promise = read_sealed(self.directory, self.publication.shards[rank].manifest, ShardManifest)
-        return self.publication.listed(rank, promise, directory=self.directory.path)
 
 
 def find(source: SnapshotSource, version: str | None, stack: ExitStack) -> FoundVersion:
@@ -218,12 +205,11 @@ def _parts(
     indexed.sort()
     indexes = [index for index, _ in indexed]
     if len(set(indexes)) != len(indexes):
-        raise BadInputError(
+        raise UnfitError(
             f"the parts of {base} are numbered {errors.listed(indexes)}: a number occurs twice; publish the "
             "snapshot again",
             code="part-sequence",
             base=base,
-            unfit=True,
             indexes=tuple(indexes),
         )
     if indexes and (indexes[0] > 1 or indexes[-1] - indexes[0] >= len(indexes)):
@@ -257,13 +243,12 @@ def version_beside(directory: str, wanted: str | None) -> str | None:
         _log.warning("version_file.ignored", directory=directory, error=str(error))
         return None
     if wanted is not None and beside is None:
-        raise BadInputError(
+        raise UnfitError(
             f"version {wanted} was asked for, but neither a manifest, nor the files, nor a version.yaml in "
             f"{directory} says which they hold; write version.yaml beside them, or ask for no particular one",
             code="version-unknown",
             requested=wanted,
             where=directory,
-            unfit=True,
         )
     if wanted is not None and beside is not None and beside != wanted:
         where = f"{directory}/{snapshot_names.VERSION_FILE}"
@@ -378,11 +363,10 @@ def open_own(
             if identity is None
             else f"{file} says that it was published as version {identity.version}"
         )
-        raise BadInputError(
+        raise UnfitError(
             f"{lacking} is missing, so nothing can be verified: {said}; copy the manifests along with the "
             "parts, or publish again, or load what there is unverified (snapshot: {verify: if_present})",
             code="manifest-missing",
-            unfit=True,
             manifest=lacking,
             file=file,
             version=None if identity is None else identity.version,

@@ -22,7 +22,8 @@ from pathlib import Path
 from wsm import log
 from wsm.labels import recorded_version
 from wsm.shared_directory import FileLock, try_lock_file
-from wsm.strategies.errors import PublisherBusyError, StorageError
+from wsm.strategies.errors import PublisherBusyError, storing
+from wsm.strategies.files.atomic_file import FileLook
 from wsm.strategies.files.snapshot_directory import is_leased
 from wsm.strategies.trainer.publications import listed_versions
 from wsm.strategies.trainer.targets import labels_named
@@ -55,11 +56,9 @@ def take_publisher_lock(
     wsm.shared_directory.ForeignPathError
         If the lock file is no regular file, or in a directory of all users another user's.
     """
-    try:
+    with storing(place):
         place.mkdir(parents=True, exist_ok=True)
         lock = try_lock_file(place / name)
-    except OSError as error:
-        raise StorageError(path=place, error=error) from error
     if lock is None:
         raise PublisherBusyError(directory=str(directory or place))
     return lock
@@ -127,7 +126,7 @@ def retire(versions: Path, current: str, retention: Retention) -> tuple[str, ...
     published = [each for each in listed_versions(versions) if each.path.name == each.label]
     older = published[retention.keep :]
     doomed = [each.path for each in older if each.label not in stay]
-    read = [path for path in doomed if _is_read(path)]
+    read = [path for path in doomed if is_leased(path)]
     kept, beyond = read[: retention.held], read[retention.held :]
     for path in beyond:
         _log.warning("snapshot.removed_under_readers", path=str(path), held=len(kept))
@@ -179,7 +178,9 @@ def finish_removals(versions: Path) -> None:
     for replaced in versions.glob(f"{_REPLACED_PREFIX}*"):
         final = versions / replaced.name.removeprefix(_REPLACED_PREFIX).rpartition("-")[0]
         replaced.rename(_hidden(final, _REMOVED_PREFIX) if final.exists() else final)
-    leftovers = sorted(versions.glob(f"{_REMOVED_PREFIX}*"), key=_age_ns)
+    leftovers = sorted(
+        versions.glob(f"{_REMOVED_PREFIX}*"), key=lambda path: -(FileLook.at(str(path)).mtime_ns or 0)
+    )
     read = [leftover for leftover in leftovers if not remove_unless_read(leftover)]
     for leftover in read[_MOST_LEFT:]:
         shutil.rmtree(leftover, ignore_errors=True)
@@ -187,19 +188,10 @@ def finish_removals(versions: Path) -> None:
 
 def remove_unless_read(hidden: Path) -> bool:
     """Remove a directory that is out of sight, unless it is still read; return whether it is not. Blocks."""
-    with suppress(OSError):
-        if is_leased(hidden):
-            return False
-        shutil.rmtree(hidden, ignore_errors=True)
+    if is_leased(hidden):
+        return False
+    shutil.rmtree(hidden, ignore_errors=True)
     return True
-
-
-def _age_ns(path: Path) -> int:
-    """Return a number that is the larger the older a directory is."""
-    try:
-        return -path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _exchanged(staged: Path, final: Path) -> bool:
@@ -230,13 +222,6 @@ def _remove(path: Path, *, read: bool) -> bool:
         _log.warning(log.SNAPSHOT_NOT_REMOVED, path=str(path), reason=str(error))
         return False
     return True
-
-
-def _is_read(path: Path) -> bool:
-    try:
-        return is_leased(path)
-    except OSError:
-        return False
 
 
 def _hidden(path: Path, prefix: str) -> Path:

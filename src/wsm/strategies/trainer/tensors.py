@@ -8,38 +8,24 @@ pair to say BF16, the tensor itself does not.
 
 from __future__ import annotations
 
+import secrets
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from wsm.errors import BadInputError
+from wsm.labels import checked_version
 from wsm.strategies import errors
+from wsm.strategies.digest import digest_of
+from wsm.strategies.dtype_names import DTYPES_BY_NAME, PADDLE_DTYPES, paddle_name
 from wsm.strategies.errors import trainer_tensor
 from wsm.strategies.files.safetensors import METADATA_KEY
-from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
-from wsm.strategies.promise import is_text
+from wsm.strategies.finite import check_finite
+from wsm.strategies.promise import RankShard, is_text
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-
-#: Safetensors' names of the dtypes that numpy and torch call alike.
-DTYPES_BY_NAME = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "uint16": "U16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
-    "float32": "F32",
-    "int64": "I64",
-    "uint64": "U64",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-}
 
 
 def is_torch_tensor(value: Any) -> bool:
@@ -176,18 +162,68 @@ def check_ranks(version: str, shards: Mapping[int, object]) -> None:
         )
 
 
-def require_same(version: str, sealed: Mapping[int, str], digests: Mapping[int, str]) -> None:
-    """Refuse to seal other digests than a version was sealed with.
+ReportT = TypeVar("ReportT", bound=TrainerReport)
 
-    Raises
-    ------
-    RefusedError
-        If one differs (``already-sealed``); it names the ranks.
+
+class PutVersion(Generic[ReportT]):
+    """A version that the processes of a job put shards into, and one of them seals.
+
+    Parameters
+    ----------
+    version : str or int
+        Its label.
+    world_size : int
+        Number of ranks that it is for.
+    job : str or None
+        What its processes share; None: this process puts all shards.
+
+    Attributes
+    ----------
+    publication : str
+        What marks every file of this publication, the same in all processes of the job.
     """
-    other = sorted(rank for rank in sealed.keys() | digests.keys() if sealed.get(rank) != digests.get(rank))
-    if other:
-        problem = f"its seal holds another digest of ranks {errors.listed(other)}"
-        raise errors.already_sealed(version=version, problem=problem)
+
+    def __init__(self, version: str | int, world_size: int, job: str | None) -> None:
+        self.version = checked_version(version)
+        named = None if job is None else digest_of(f"{job}\0{self.version}".encode())
+        self.publication = named or secrets.token_hex(16)
+        self._world_size, self._job = world_size, job
+        self._begun_s = time.monotonic()
+        self._sealed: tuple[Mapping[int, str], ReportT] | None = None
+
+    def _sealed_before(self, digests: Mapping[int, str]) -> ReportT | None:
+        """Return what this process has sealed already; None: it has not, and every rank was heard of."""
+        if self._sealed is not None:
+            self._require_same(self._sealed[0], digests)
+            return self._sealed[1]
+        if sorted(digests) != list(range(self._world_size)):
+            ranks = f"ranks {sorted(digests)}, and it is for {self._world_size} ranks"
+            raise self._incomplete(f"digests were heard of {ranks}")
+        return None
+
+    def _require_same(self, sealed: Mapping[int, str], digests: Mapping[int, str]) -> None:
+        other = [rank for rank in sealed.keys() | digests.keys() if sealed.get(rank) != digests.get(rank)]
+        if other:
+            problem = f"its seal holds another digest of ranks {errors.listed(sorted(other))}"
+            raise errors.already_sealed(version=self.version, problem=problem)
+
+    def _require_rank(self, rank: int) -> None:
+        if rank >= self._world_size:
+            raise self._incomplete(f"there is no rank {rank} among the {self._world_size} that it is for")
+
+    def _require_heard(self, rank: int, shard: RankShard, digest: str) -> None:
+        """Refuse a shard that was put for another number of ranks, or is not the one that was heard of."""
+        if shard.world_size != self._world_size:
+            ranks = f"{shard.world_size} ranks, not for {self._world_size}"
+            raise self._incomplete(f"rank {rank} was put for {ranks}")
+        if shard.seal != digest:
+            raise self._incomplete(f"rank {rank} was put as {shard.seal}, and {digest} was heard of it")
+
+    def _incomplete(self, problem: str) -> BadInputError:
+        return errors.incomplete_publication(version=self.version, problem=problem)
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._begun_s
 
 
 def specs_of(tensors: TrainerTensors) -> list[TensorSpec]:
@@ -215,18 +251,21 @@ def specs_of_rank(rank: int, tensors: TrainerTensors) -> list[TensorSpec]:
     return specs
 
 
-def bytes_of(tensors: TrainerTensors, spec: TensorSpec) -> memoryview:
+def bytes_of(tensors: TrainerTensors, spec: TensorSpec, *, finite: bool = False) -> memoryview:
     """Return the bytes of one tensor, flat, format ``B``; a copy only if it is not contiguous.
 
     Raises
     ------
     BadInputError (``trainer-tensor``)
-        If it no longer is what `spec` says, or its buffer is not contiguous.
+        If it no longer is what `spec` says, its buffer is not contiguous, or it is to be `finite` and is not.
     """
     value = tensors[spec.name]
     if not _is_still(value, spec):
         raise trainer_tensor(tensor=spec.name, problem="it changed while it was being published")
-    return _bytes(spec, value)
+    data = _bytes(spec, value)
+    if finite:
+        check_finite(spec, data)
+    return data
 
 
 def tensor_of(name: str, value: Any) -> tuple[TensorSpec, memoryview]:

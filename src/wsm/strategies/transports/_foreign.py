@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from wsm.clock import Clock
 from wsm.errors import BadInputError, InternalError, raise_kept
+from wsm.strategies.dtype_names import PADDLE_DTYPES, paddle_name
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
-from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.trainer.tensors import is_paddle_tensor, tensor_of
 

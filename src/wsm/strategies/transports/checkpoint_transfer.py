@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import BadInputError, GroupError, RefusedError, WsmError, error_name
+from wsm.errors import BadInputError, GroupError, RefusedError, UnfitError, WsmError, error_name
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
@@ -266,11 +266,10 @@ class TensorStream:
         if name == MANIFEST_TENSOR:
             self._manifest = self._checked(self._bytes(name, value)[1])
         elif self.transport.verifies:
-            raise BadInputError(
+            raise UnfitError(
                 f"{self.peer} sent {name!r} first and no manifest, so nothing it brings can be verified; "
                 "send wsm.strategies.with_manifest(state) there, or configure verify_checksum: false",
                 code="unverified-stream",
-                unfit=True,
                 peer=self.peer,
                 first=name,
             )
@@ -328,11 +327,10 @@ class TensorStream:
                 wanted = "no such tensor"
                 if promised is not None:
                     wanted = f"{promised.spec.dtype}{list(promised.spec.shape)}"
-                raise BadInputError(
+                raise UnfitError(
                     f"{self.peer} brought {name!r} as {found}, its manifest promised {wanted}; "
                     "send what the manifest was made from",
                     code="unpromised-tensor",
-                    unfit=True,
                     peer=self.peer,
                     tensor=name,
                     found=found,
@@ -359,11 +357,10 @@ class TensorStream:
             raise self._foreign(name, error.context["problem"]) from error
 
     def _foreign(self, tensor: str, problem: str) -> BadInputError:
-        return BadInputError(
+        return UnfitError(
             f"{self.peer} handed over {tensor!r}, which cannot be applied: {problem}; "
             "send contiguous tensors of the model's own dtypes",
             code="foreign-tensor",
-            unfit=True,
             peer=self.peer,
             tensor=tensor,
             problem=problem,
@@ -553,12 +550,11 @@ class CheckpointTransferTransport:
         if version is None and self.interface is Interface.IPC:
             return UNNAMED_OVER_IPC
         if version is None:
-            raise BadInputError(
+            raise UnfitError(
                 f"{PACKAGE} brings versions by their labels and was told none; name the version in the "
                 "command, or give rsync: directory, whose version.yaml announces one or which one is "
                 "published into",
                 code="version-unnamed",
-                unfit=True,
                 transport=PACKAGE,
             )
         return version

@@ -15,9 +15,9 @@ import msgspec
 
 from wsm.labels import checked_version
 from wsm.strategies import errors
-from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of
 from wsm.strategies.errors import trainer_tensor
+from wsm.strategies.finite import check_finite
 from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise, name_digest
 from wsm.strategies.trainer.tensors import tensor_of
 from wsm.typed import Count, CountFrom0, typed

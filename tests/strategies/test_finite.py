@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot
-from wsm.strategies.applier.finite import first_not_finite
+from wsm.strategies.finite import first_not_finite
 
 BAD = {
     "F16": np.array([1, -2, np.inf], "f2").tobytes(),
