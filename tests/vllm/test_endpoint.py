@@ -24,6 +24,8 @@ from wsm.strategies import AdoptSettings, adopt
 from wsm.strategies.snapshot.store import content_of
 from wsm.strategies.trainer.targets import newest_target, set_target
 from wsm.vllm.endpoint import EndpointPlugin
+from wsm.vllm.fanout import UpdateEnd
+from wsm.vllm.preparation import Preparation
 
 
 class FakeClient:
@@ -605,3 +607,13 @@ def test_another_release_of_vllm_is_refused_by_name(one, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.30.2"))
     with raising("unsupported-vllm", match=r"vLLM is 0\.30\.2, and wsm knows 0\.31\.\*, 0\.32\.\*"):
         played(one, None)
+
+
+def test_a_commit_behind_the_lease_is_told_so_while_the_ranks_still_drop_what_was_staged():
+    async def play():
+        prepared = Preparation("one", lease_s=0.0)
+        assert not await prepared.await_commit(UpdateEnd())
+        with raising("lease-over"):
+            await prepared.decide(commit=True)
+
+    asyncio.run(play())

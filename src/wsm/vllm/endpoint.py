@@ -243,8 +243,6 @@ class EndpointPlugin:
             return known
         if prepared is None or request_id not in (None, prepared.request_id):
             raise RefusedError(f"{request_id or 'nothing'} is not prepared; prepare it", code="not-prepared")
-        if known is not None and known.get("error", {}).get("code") == "lease-over":
-            raise RefusedError(known["error"]["message"], code="lease-over")
         return await prepared.decide(commit=commit)
 
     async def push(self, verb: str, given: list[Any], version: str | None = None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from wsm.errors import RefusedError
+from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import UpdateEnd
 
 _NOT_COMMITTED = {
@@ -52,11 +53,11 @@ class Preparation:
         self._verdict.cancel()
         if done and self._verdict.result():
             return True
-        code = "aborted" if done else "lease-over"
-        end.errors.append(
-            {"code": code, "message": f"{self.request_id} is not committed: {_NOT_COMMITTED[code]}"}
-        )
+        end.errors.append(error_value(self._not_committed("aborted" if done else "lease-over")))
         return False
+
+    def _not_committed(self, code: str) -> RefusedError:
+        return RefusedError(f"{self.request_id} is not committed: {_NOT_COMMITTED[code]}", code=code)
 
     async def decide(self, *, commit: bool) -> dict[str, Any]:
         """Commit it or take it back, and return the receipt.
@@ -64,15 +65,17 @@ class Preparation:
         Raises
         ------
         RefusedError
-            If it is decided otherwise (``decided-otherwise``), or not all ranks have voted yet
-            (``not-prepared``).
+            If it is decided otherwise (``decided-otherwise``), its lease is over (``lease-over``), or not all
+            ranks have voted yet (``not-prepared``).
         """
         if commit and not self._voted.is_set():
             raise RefusedError(f"the ranks still prepare {self.request_id}", code="not-prepared")
         if not self._verdict.done():
             self._verdict.set_result(commit)
-        if self._verdict.cancelled() or self._verdict.result() is not commit:
-            problem = f"{self.request_id} was decided otherwise, or its lease is over; ask for a new update"
+        if self._verdict.cancelled():
+            raise self._not_committed("lease-over")
+        if self._verdict.result() is not commit:
+            problem = f"{self.request_id} was decided otherwise; ask for a new update"
             raise RefusedError(problem, code="decided-otherwise")
         return await asyncio.shield(self.update)
 
