@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.vllm.fake_workers import SHAPES
+from tests.vllm.fake_workers import SHAPES, write_checkpoint
 from tests.vllm.test_endpoint import played, vllm  # noqa: F401 - of each test here, too
 
 NAMES = sorted(SHAPES)
@@ -227,5 +227,26 @@ def test_the_verbs_of_prime_rl_and_areal_are_updates_of_directories(one, two):
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "label-differs")
         answer = await at.http.post("/update_weight_version", json={"new_version": "one"})
         assert answer.json() == {"success": True, "new_version": "one"}
+
+    played(one, play)
+
+
+def test_other_content_in_a_directory_of_the_same_name_is_served_under_a_name_of_its_own(one, two):
+    async def brought(at, fill):
+        write_checkpoint(two, fill)
+        for _ in range(2):
+            answer = await at.http.post("/areal_update_weights", json={"model_path": str(two)})
+            assert answer.status_code == 200, answer.text
+            assert at.client.engine.fills == [fill, fill]
+        assert (await at.http.post("/update_weight_version", json={"new_version": "two"})).status_code == 200
+        return at.client.version
+
+    async def play(at):
+        names = [await brought(at, fill) for fill in (2.0, 3.0, 4.0, 3.0, 2.0)]
+        assert names[0] == names[4] == "two"
+        assert names[1] == names[3] != names[2]
+        assert all(name.startswith("two.reused-") for name in names[1:4])
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(write_checkpoint(two, 5.0))})
+        assert answer.json()["errors"][0]["code"] == "digest-mismatch", "a name means one content"
 
     played(one, play)

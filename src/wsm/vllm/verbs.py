@@ -22,6 +22,7 @@ from wsm.http.bodies import MOST_TEXT_BYTES, as_struct, label_of, object_of, wit
 from wsm.http.surfaces._verbs import FinishBody, Reason, Refusal, RelabelBody
 from wsm.http.surfaces.vllm import LoadBody, UpdateInfo, UpdateWeightsBody, is_by_files
 from wsm.labels import checked_version
+from wsm.strategies.adopt.record import asked_label, marked_label
 from wsm.vllm.engine import FINISH, START
 
 if TYPE_CHECKING:  # it answers by them
@@ -143,7 +144,7 @@ class TrainerVerbs:
             info = named.update_info or UpdateInfo(named.weight_dir)
             if info.path is not None or info.version is not None:
                 asked = UpdateRequest(path=info.path, version=label_of(info.version))
-                return _told(said, await plugin.update(asked, request_id_of(request)))
+                return _told(said, await self._bring(asked, request))
             if not plugin.takes_pushes:
                 return _refused(request)
         return _told(said, await plugin.push("update_weights", [given.get("update_info", {})]))
@@ -182,12 +183,23 @@ class TrainerVerbs:
 
     async def _areal_update(self, request: Request) -> Response:
         asked = UpdateRequest(path=(await body_of(request, LoadBody)).model_path, in_flight="abort")
-        receipt = await self._plugin.update(asked, request_id_of(request))
+        receipt = await self._bring(asked, request)
         return _told({"success": True, "message": f"it is {receipt['outcome']}"}, receipt)
+
+    async def _bring(self, asked: UpdateRequest, request: Request) -> dict[str, Any]:
+        """Update to a version; a directory has a label of its own where other content had its name before."""
+        request_id = request_id_of(request)
+        receipt = await self._plugin.update(asked, request_id)
+        error = receipt.get("error", {})
+        if asked.version is None and error.get("code") == "digest-mismatch" and "version" in error:
+            own = marked_label(error["version"], error["actual"])
+            again = msgspec.structs.replace(asked, version=own)
+            receipt = await self._plugin.update(again, f"{request_id}.{own}")
+        return receipt
 
     def _require_label(self, label: str) -> None:
         held = self._plugin.ranks.version
-        if held != label:
+        if label not in (held, asked_label(held or "")):
             problem = f"version {held} is there, not {label}, and a label is not changed without its content"
             raise RefusedError(f"{problem}; update to {label}", code="label-differs", asked=label, held=held)
 

@@ -292,7 +292,7 @@ class PrimeRl:
         shutil.rmtree(directory)
 
     async def ask(self) -> list[int]:
-        asked = {"model": self._model, "prompt": PROMPT, "max_tokens": TOKENS, "logprobs": 0}
+        asked = {"model": self._model, "prompt": PROMPT, "max_tokens": TOKENS, "return_token_ids": True}
         async with httpx.AsyncClient(timeout=60) as client:
             answer = await client.post(f"{self._address}/v1/completions", json=asked)
         return list(answer.raise_for_status().json()["choices"][0]["token_ids"])

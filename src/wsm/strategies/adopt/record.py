@@ -109,6 +109,12 @@ def asked_label(label: str) -> str:
     return label if found is None else found[1]
 
 
+def marked_label(asked: str, digest: str, digits: int = _DIGITS[1]) -> str:
+    """Return what content is called whose label other content had before."""
+    suffix = f"{_MARK}{digest[:digits]}"
+    return asked[: MAX_LENGTH - len(suffix)] + suffix
+
+
 def decide(asked: str, digest: str, known: Mapping[str, KnownLabel], relabel: Relabel) -> Decision:
     """Say what a directory is adopted as.
 
@@ -142,8 +148,7 @@ def decide(asked: str, digest: str, known: Mapping[str, KnownLabel], relabel: Re
         )
     marked = asked
     for digits in _DIGITS:  # two contents whose digests begin alike are told apart by more of them
-        suffix = f"{_MARK}{digest[:digits]}"
-        marked = asked[: MAX_LENGTH - len(suffix)] + suffix
+        marked = marked_label(asked, digest, digits)
         if marked not in known or known[marked].digest == digest:
             break
     return _under(marked, known.get(marked))
