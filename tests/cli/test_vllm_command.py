@@ -19,8 +19,8 @@ def served(tmp_path):
     )
     stands_in.chmod(0o755)
 
-    def serves(*words, path=str(tmp_path), **environment):
-        program = [sys.executable, "-m", "wsm", "vllm", "serve", *words]
+    def serves(*words, path=str(tmp_path), python=sys.executable, **environment):
+        program = [python, "-m", "wsm", "vllm", "serve", *words]
         clean = {name: value for name, value in os.environ.items() if name != "VLLM_PLUGINS"}
         return subprocess.run(
             program, env={**clean, "PATH": path, **environment}, capture_output=True, text=True, check=False
@@ -65,3 +65,10 @@ def test_where_vllm_is_not_installed_that_is_said(served, tmp_path):
     ended = served("model", path=str(tmp_path / "elsewhere"))
     assert ended.returncode == 2
     assert "no command 'vllm'" in ended.stderr
+
+
+def test_the_vllm_of_an_environment_that_is_not_activated_is_found(served, tmp_path):
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    ended = served("model", path="", python=python, PYTHONPATH=os.pathsep.join(sys.path))
+    assert ended.returncode == 0, ended.stderr

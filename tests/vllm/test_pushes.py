@@ -248,5 +248,6 @@ def test_other_content_in_a_directory_of_the_same_name_is_served_under_a_name_of
         assert all(name.startswith("two.reused-") for name in names[1:4])
         answer = await at.http.post("/wsm/v1/update", json={"path": str(write_checkpoint(two, 5.0))})
         assert answer.json()["errors"][0]["code"] == "digest-mismatch", "a name means one content"
+        assert answer.json()["proof"] is None
 
     played(one, play)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -43,10 +44,12 @@ def serve(words: Sequence[str], *, store: Path | None) -> None:
     VLLM_PLUGINS keeps the plugins that it names; where it is not set, it names all that vLLM would load
     without it. A worker extension of your own is kept, too, and has to be a subclass of wsm.vllm.Worker.
     """
-    program = shutil.which("vllm")
+    beside = str(Path(sys.executable).parent)  # an environment need not be activated
+    program = shutil.which("vllm", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         raise CommandEndedError(
-            "there is no command 'vllm' here; install wsm where vLLM is installed", exit_code=WRONG_USAGE
+            f"no command 'vllm' in {beside}, nor on PATH; install wsm where vLLM is installed",
+            exit_code=WRONG_USAGE,
         )
     loaded = (found.name for group in _GROUPS for found in entry_points(group=group))
     named = os.environ[_PLUGINS].split(",") if _PLUGINS in os.environ else sorted(loaded)

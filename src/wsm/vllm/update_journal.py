@@ -103,6 +103,7 @@ class UpdateJournal:
             unsaid = {"code": outcome, "message": f"it is {outcome}"}
             native = {"error": next(iter(end.errors), unsaid)}
         whole = end.fingerprints and all(end.fingerprints)
+        proof = _PUSHED if told["pushed"] else f"{_BYTES}{_AND_PARAMETERS if whole else _ALONE}"
         of_nodes = [each["memory_bytes"] + each["kept_bytes"] for each in end.votes]
         receipt = {
             **told,
@@ -110,7 +111,7 @@ class UpdateJournal:
             "outcome": outcome,
             "serves": ranks.version if is_open else None,
             "digest": digest,
-            "proof": _PUSHED if told["pushed"] else f"{_BYTES}{_AND_PARAMETERS if whole else _ALONE}",
+            "proof": proof if end.committed else None,
             "fingerprints": end.fingerprints,
             "votes": end.votes,
             "node_memory_bytes": max(of_nodes, default=0),
