@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -73,6 +74,24 @@ def served_group(models, tmp_path):
         segment.close()
 
 
+@pytest.fixture
+def serve_fleet(models):
+    """Starts ``wsm fleet serve``, and returns what asks it."""
+    started = []
+
+    def starts(urls, tokens):
+        named = ["--store", str(models / "store"), "--replicas", urls, "--token-file", str(tokens)]
+        program = [sys.executable, "-m", "wsm", "fleet", "serve", *named, "--http", "0", "--surface", "vllm"]
+        started.append(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
+        url = started[-1].stdout.readline().split()[5].rstrip(";")
+        return lambda verb, body=None: httpx.post(f"{url}/{verb}", json=body, timeout=120)
+
+    yield starts
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 def is_closed(server):
     status, answer = server.generate()
     assert (status, answer["error"]["code"]) == (503, "fleet-stale"), answer
@@ -80,7 +99,7 @@ def is_closed(server):
 
 
 def test_vllm_servers_and_a_group_come_to_one_version_and_no_server_takes_text_for_another(
-    start, served_group, models, tmp_path
+    start, served_group, serve_fleet, models, tmp_path
 ):
     store, tokens = models / "store", tmp_path / "tokens"
     server = start()
@@ -116,3 +135,16 @@ def test_vllm_servers_and_a_group_come_to_one_version_and_no_server_takes_text_f
     other = start()
     assert other.versions() == ["B"], "B alone is allowed, and vLLM has started with A again"
     assert fleet_update("B", server, other) == 10
+
+    trainer = serve_fleet(f"{server.url},{other.url},{served_group}", tokens)
+    assert trainer("pause").status_code == 200
+    for each in (server, other):
+        assert each.call("GET", "/is_paused")[1] == {"is_paused": True}
+        assert each.call("POST", "/resume")[1]["error"]["code"] == "held-by-another"
+    answer = trainer("update_weights", {"update_info": {"version": "A"}})
+    assert answer.status_code == 200, answer.text
+    for each in (server, other):
+        status = each.call("GET", "/wsm/v1/status")[1]
+        assert (status["version"], status["hold"]["owner"]) == ("A", "http:fleet-vllm")
+    assert trainer("resume").status_code == 200
+    assert server.versions() == other.versions() == ["A"]

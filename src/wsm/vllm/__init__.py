@@ -8,6 +8,7 @@ module                   responsible for
 :mod:`.extension`        each worker's side: one method, which never raises
 :mod:`.fanout`           the server's side: answers to a view, moves to questions
 :mod:`.preparation`      an update that waits for its caller's decision, while vLLM serves
+:mod:`.named_hold`       a pause with an owner and a lease, as a fleet's server gives it
 :mod:`.endpoint`         vLLM's endpoint plugin: updates, one at a time, and the gate's state
 :mod:`.update_journal`   what becomes of updates: receipts, events, metrics
 :mod:`.api_servers`      several API servers of one vLLM: one has what wsm knows

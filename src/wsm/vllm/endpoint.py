@@ -37,6 +37,7 @@ from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
 from wsm.vllm.gate import Gate
+from wsm.vllm.named_hold import NamedHold
 from wsm.vllm.preparation import Preparation, comes_first
 from wsm.vllm.update_journal import GROUP, UpdateJournal
 from wsm.vllm.verbs import PrepareRequest, UpdateRequest
@@ -89,6 +90,7 @@ class EndpointPlugin:
         self._asking = asyncio.Lock()
         self._pushing: asyncio.Task[dict[str, Any]] | None = None
         self._holds, self._was_paused = False, False
+        self.named_hold = NamedHold(self)
         self._prepared: Preparation | None = None
         self._owed: str | None = None  # what was committed before this start
         self._recorded: str | None = None
@@ -186,6 +188,34 @@ class EndpointPlugin:
         if not self._holds:
             self._was_paused, self._holds = await self._of_engine(self.client.is_paused()), True
         await self._of_engine(self.client.pause_generation(mode=mode, clear_cache=True))
+
+    async def is_paused(self) -> bool:
+        """Whether somebody else than an update has paused vLLM."""
+        return self._was_paused if self._holds else bool(await self._of_engine(self.client.is_paused()))
+
+    async def pause(self, mode: str) -> None:
+        """Pause vLLM until :meth:`resume`, updates or not.
+
+        Raises
+        ------
+        RefusedError (``update-in-progress``)
+            If an update loads.
+        """
+        self.require_not_loading()
+        self._was_paused = True  # where nothing serves, it is paused as it is
+        if not self._holds:
+            await self._of_engine(self.client.pause_generation(mode=mode, clear_cache=False))
+
+    async def resume(self) -> None:
+        """Resume vLLM, or let the update do so that loads, or that ends well at last."""
+        self._was_paused = False
+        if not self._holds:
+            await self._of_engine(self.client.resume_generation())
+
+    def require_not_loading(self) -> None:
+        """See that no update has paused vLLM itself, or soon does (code ``update-in-progress``)."""
+        if self.is_loading:
+            raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
 
     @property
     def takes_pushes(self) -> bool:
@@ -297,6 +327,7 @@ class EndpointPlugin:
         self.is_updating, self._prepared, end = True, prepared, UpdateEnd()
         told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
         told |= {"previous_version": ranks.version, "warning": None}
+        digest_before = ranks.digest
         if prepared is not None:
             told |= {"hot": True, "lease_s": prepared.lease_s}
         self.journal.begin(request_id)
@@ -312,6 +343,8 @@ class EndpointPlugin:
         except GroupError as error:
             end.errors.append(error_value(error))
         finally:
+            if end.committed:
+                self.named_hold.see_committed(ranks.version, other=ranks.digest != digest_before)
             self.is_updating = False
             self._look_whether_open()
         told |= {"version": end.version or label, "warning": warning}
@@ -429,6 +462,7 @@ class EndpointPlugin:
                     await ranks.look()
                 self._look_whether_open()
         prepared, left_s = self._prepared, self._prepared and self._prepared.left_s
+        hold = self.named_hold.hold
         step = prepared.request_id if prepared and left_s is not None else None
         standing = self._fleet and partial(
             self._fleet.standing, ranks.digest, serving=self.is_open, step=step
@@ -438,7 +472,8 @@ class EndpointPlugin:
             "decision_left_s": left_s,
             "fleet": standing and msgspec.to_builtins(await asyncio.to_thread(standing)),
             "name": GROUP,
-            "serving": self.is_open,
+            "serving": self.is_open and hold is None,
+            "hold": hold and hold.facts(),
             "over": not self._holds,
             "manifest_digest": ranks.digest if self.is_open else None,
             "open": self.explain()["open"],

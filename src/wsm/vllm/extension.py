@@ -35,6 +35,7 @@ from wsm.states.plan_key import Request
 from wsm.states.table import Event
 from wsm.states.vocabulary import ALL_TAGS
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
+from wsm.status.facts import ALIVE
 from wsm.strategies.digest import digest_of
 from wsm.strategies.dtype_names import DTYPES_BY_NAME
 from wsm.strategies.tensor import TensorSpec
@@ -312,6 +313,9 @@ class RankSide:
         status = StatusWord(*command[:2], self._code, 0, ready, int(life.weights), int(life.kv))
         return {
             "rank": self._worker.rank,
+            "life": ALIVE,
+            "weights": life.weights.name,
+            "kv": life.kv.name,
             "words": [self._term, command.pack(), status.pack(), self._committed.pack()],
             "first_is_read": self._reading is None or command.operation is not Operation.NONE,
             "fingerprint": self._fingerprint,

@@ -25,6 +25,7 @@ from wsm.http.answers import failed
 from wsm.http.native._events import event_stream
 from wsm.metrics.exporter import answered
 from wsm.vllm import verbs
+from wsm.vllm.named_hold import HoldRequest
 from wsm.vllm.update_journal import GROUP
 
 if TYPE_CHECKING:  # it puts the gate before vLLM's app
@@ -79,8 +80,9 @@ class Gate:
         if held and not verb:
             message = f"wsm keeps {path} from changing weights behind it; POST /wsm/v1/update"
             raise RefusedError(message, code="held-by-wsm")
-        if waits and plugin.is_loading:
-            raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
+        if waits:
+            plugin.require_not_loading()
+            plugin.named_hold.require_none()
         if path in _RESUMES and not plugin.lets_in():
             raise RefusedError(plugin.explain()["text"], code="held-by-wsm")
         if verb:
@@ -99,7 +101,7 @@ class Gate:
         named = request.headers.get("x-wsm-group", GROUP)
         if named != GROUP:
             raise errors.wrong_group(asked=named, group=GROUP)
-        if method == "POST" and what in ("update", "prepare", "commit", "abort"):
+        if method == "POST" and what in ("update", "prepare", "commit", "abort", "hold", "release"):
             return await self._command(request, what)
         what, _, request_id = what.partition("/")
         if method == "GET" and what in ("status", "ready", "explain", "receipts", "commands"):
@@ -117,6 +119,12 @@ class Gate:
             receipt = await plugin.update(await verbs.body_of(request, verbs.UpdateRequest), request_id)
         elif what == "prepare":
             receipt = await plugin.prepare(await verbs.body_of(request, verbs.PrepareRequest), request_id)
+        elif what == "hold":
+            hold = await verbs.body_of(request, HoldRequest)
+            return JSONResponse(await plugin.named_hold.take(hold, request_id))
+        elif what == "release":
+            release = await verbs.body_of(request, HoldRequest)
+            return JSONResponse(await plugin.named_hold.release(release, request_id))
         else:
             asked = await verbs.body_of(request, verbs.DecisionRequest)
             receipt = await plugin.decide(asked.request_id, commit=what == "commit")
