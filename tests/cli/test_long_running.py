@@ -21,8 +21,7 @@ from wsm.private_directory import private_directory
     ("command", "missing", "extras"),
     [
         (["rollout", "--name", "a policy"], "paddle", "cpu"),
-        (["demo"], "paddle", "cpu,dev"),
-        (["demo"], "rich", "cpu,dev"),
+        (["demo"], "paddle", "cpu"),
     ],
 )
 def test_a_command_that_computes_says_at_once_what_is_missing(
