@@ -604,9 +604,9 @@ def play_on_servers(place: Path, runs: int, seed: int, dtype: str) -> tuple[list
 
 def main(runs: int, seed: int) -> int:
     ends = 0
-    for dtype, part in zip(DTYPES, ((runs + 1) // 2, runs // 2), strict=True):
+    for number, (dtype, part) in enumerate(zip(DTYPES, ((runs + 1) // 2, runs // 2), strict=True)):
         with tempfile.TemporaryDirectory() as place:
-            broken, counts = play_on_servers(Path(place), part, seed, dtype)
+            broken, counts = play_on_servers(Path(place), part, len(DTYPES) * seed + number, dtype)
         seen = [f"{count:7} {what}" for what, count in sorted(counts.items())]
         said = f"{len(broken)} promises broken in {part} runs with {dtype}"
         print(*seen, *broken, said, sep="\n", flush=True)  # noqa: T201 - what it is called for
