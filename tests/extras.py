@@ -95,7 +95,7 @@ MADE_OF = {
     "prometheus_client": ("wsm.metrics.families",),
 }
 
-IN_VLLM = (f"wsm.vllm.{module}" for module in ("api_servers", "endpoint", "gate", "update_journal", "verbs"))
-MADE_OF["starlette"] = (*MADE_OF["starlette"], *IN_VLLM)
+IN_VLLM = ("api_servers", "endpoint", "gate", "named_hold", "update_journal", "verbs")
+MADE_OF["starlette"] = (*MADE_OF["starlette"], *(f"wsm.vllm.{module}" for module in IN_VLLM))
 #: The client is a part of the package that serves.
 MADE_OF["httpx"] = MADE_OF["starlette"]

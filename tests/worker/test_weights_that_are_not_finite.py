@@ -7,8 +7,7 @@ import pytest
 
 from wsm.controller.errors import RankFailedError
 from wsm.states.vocabulary import WeightState
-from wsm.strategies import publish_snapshot
-from wsm.strategies.applier import finite
+from wsm.strategies import finite, publish_snapshot
 from wsm.strategies.snapshot.source import SnapshotConfig
 
 

@@ -18,11 +18,11 @@ from wsm.strategies import (
     MemoryTarget,
     delta_between,
     errors,
+    finite,
     load,
     publish_delta,
     publish_snapshot,
 )
-from wsm.strategies.applier import finite
 from wsm.strategies.delta._manifest import DeltaShard
 
 GOOD, BETTER = make_state(seed=5, finite=True), make_state(seed=6, finite=True)

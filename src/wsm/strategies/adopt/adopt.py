@@ -553,6 +553,7 @@ def adopt_settings(
     sections: Sections,
     ranks: Count,
     *,
+    roots: Sequence[str | Path],
     way: AdoptWay = AdoptWay.LINK,
     **options: Any,
 ) -> AdoptSettings:
@@ -566,9 +567,8 @@ def adopt_settings(
         What its configuration says to that.
     ranks : int
         How many it has.
-    way, **options
-        As for :class:`wsm.strategies.adopt.adopt.AdoptSettings`: `roots`, `relabel`, `placements`, `names`,
-        `retain`.
+    roots, way, **options
+        As for :class:`wsm.strategies.adopt.adopt.AdoptSettings`: `relabel`, `placements`, `names`, `retain`.
 
     Raises
     ------
@@ -590,6 +590,7 @@ def adopt_settings(
     device_id = source.resolved_device_id() if ranks == 1 and isinstance(source, ShardSource) else 0
     return AdoptSettings(
         into=into or "",
+        roots=roots,
         way=way,
         ranks=None if isinstance(strategy, Gdr) else ranks,
         device_id=device_id,
