@@ -98,6 +98,7 @@ def is_closed(server):
     return server.call("GET", "/wsm/v1/ready")[0] == 503
 
 
+@pytest.mark.slow
 def test_vllm_servers_and_a_group_come_to_one_version_and_no_server_takes_text_for_another(
     start, served_group, serve_fleet, models, tmp_path
 ):
