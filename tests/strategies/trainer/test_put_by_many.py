@@ -142,16 +142,21 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     remove_abandoned()  # nothing of the killed stays
 
 
-def found(place: Place, root: Path, ranks: int, version: str | None = None) -> tuple[str, set[int]]:
-    """Return the version that all ranks load, and the contents that they hold then."""
-    versions, contents = set(), set()
+def held(place: Place, root: Path, ranks: int, version: str | None = None) -> list[tuple[str, set[int]]]:
+    """Return the version that each rank loads, and the contents that it holds then."""
+    found = []
     for rank in range(ranks):
         target = MemoryTarget([SPEC])
         report = load(place.source(root, rank, ranks), target, name=place.strategy, version=version)
-        versions.add(report.version)
-        contents |= set(bytes(target.readable("w")))
-    [one] = versions
-    return one, contents
+        found.append((report.version, set(bytes(target.readable("w")))))
+    return found
+
+
+def found(place: Place, root: Path, ranks: int, version: str | None = None) -> tuple[str, set[int]]:
+    """Return the version that all ranks load, and the contents that they hold then."""
+    versions, contents = zip(*held(place, root, ranks, version), strict=True)
+    [one] = set(versions)
+    return one, set().union(*contents)
 
 
 @incident("prime-rl#1492")
@@ -238,8 +243,11 @@ def killed(place: Place, root: Path, ranks: int, call: str, line: int) -> bool:
         else:
             digests = trainer.put(label, 7)
             died = victim.call("seal", label, digests, kill_at=line) is None
-            assert found(place, root, ranks) in ((before, {1}), (label, {7}))
+            # Memory is shared rank by rank: of ranks that were told different versions none commits.
+            each = held(place, root, ranks)
+            assert all(one in ((before, {1}), (label, {7})) for one in each)
             if isinstance(place, Files):
+                assert len({version for version, _ in each}) == 1
                 assert trainer.processes[1].call("seal", label, digests)[0] == label
                 assert found(place, root, ranks) == (label, {7})
             elif died:
