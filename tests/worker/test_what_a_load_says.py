@@ -15,7 +15,7 @@ from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.testing import InMemoryRunner
 
 
-@pytest.mark.parametrize("said", [8, None, "a b", True, -1])
+@pytest.mark.parametrize("said", [8, 17, None, "a b", True, -1])
 def test_a_load_that_brings_another_version_than_asked_fails_and_nothing_serves(make_lone, said):
     """All ranks could agree on it, and committed word, receipt and tokens would name two versions."""
     lone: LoneRank = make_lone(load=lambda context, target: {**load(context, target), "version": said})
