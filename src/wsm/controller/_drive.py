@@ -147,7 +147,7 @@ class Drive:
         """Take the controller role; blocks up to `wait_s` seconds. `cancelled` is called, and may raise.
 
         A process of the group that only ends an abandoned command is waited for in any case. With the group's
-        `meanwhile` none is waited for: in one thread nobody else could give the role back.
+        `meanwhile` none is waited for: in one thread no other process could give the role back.
 
         Raises
         ------

@@ -136,7 +136,7 @@ class Connections:
             self._token(replica)
 
     def client(self, replica: Replica) -> AsyncClient:
-        """Return a client of one replica. It is not to be closed: others use its pool."""
+        """Return a client of one replica. The caller leaves it open: others use its pool."""
         place = replica.url if replica.url.startswith("unix:") else replica.ca
         pool = self._pools.get(place)
         if pool is None:

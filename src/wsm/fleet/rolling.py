@@ -4,7 +4,7 @@ Every step has a request id of its own, ``fleet-GENERATION-GROUP-STEP``. So a lo
 same call, and the next caller finds what the last one left: what stands prepared for this target is
 committed, what stands for an older one is taken back. A caller that finds a higher generation ends.
 
-A replica that does not answer the first look fails in its own row and stops nobody: no text goes there. Any
+A replica that does not answer the first look fails in its own row and stops no other: no text goes there. Any
 step that fails behind that stops the rest, or takes all back to the version before.
 """
 

@@ -1,6 +1,6 @@
 """The trainers' verbs once for a whole fleet: what brings weights sets a target, and rolls it.
 
-A command is given to all replicas at once. Each hold has a lease, which whoever serves this renews: its death
+A command is given to all replicas at once. Each hold has a lease, which the fleet's server renews: its death
 ends them. A hold that a failed verb closes is closed in each replica itself, where no lease ends it.
 """
 

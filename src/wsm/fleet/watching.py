@@ -74,7 +74,7 @@ class FleetWatch:
     target : FleetTarget or None
         As it was read last.
     is_held : callable
-        Whether the fleet is held as a whole, so that nobody is routable.
+        Whether the fleet is held as a whole, so that no replica is routable.
 
     Raises
     ------

@@ -150,7 +150,7 @@ class Instrument:
 class HeldLoad:
     """A load that stands where it begins, and the poll that it is in, which has a thread for so long.
 
-    Only one thread moves: whoever polls waits until the load stands, or the poll is over.
+    Only one thread moves: the caller of a poll waits until the load stands, or the poll is over.
     """
 
     def __init__(self) -> None:

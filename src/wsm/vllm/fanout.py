@@ -9,8 +9,8 @@ An update is one in place. All ranks have voted, and alike, before the engine is
 loaded; all are PREPARED before COMMIT is decided. One that failed behind the first byte owes the group the
 version before, which is loaded under the same pause.
 
-**Answers are believed by their token alone** (:class:`EngineRanks`). vLLM gives each answer to whoever asks
-next, so one that belongs to another question shows that all later ones do: a fault that only a restart ends.
+**Answers are believed by their token alone** (:class:`EngineRanks`). vLLM gives each answer to the next
+question, so one that belongs to another shows that all later ones do: a fault that only a restart ends.
 A question whose answer does not come in time stays asked: nothing else is asked before it is answered, and
 the server serves nothing meanwhile. The deadline is counted here; one of vLLM's own would leave the late
 answer to the next question.

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-Who reads is whoever locks the file of the version's name; no rank knows which others its node has. They
+The rank that locks the file of the version's name reads; no rank knows which others its node has. They
 wait until the memory is whole, or the lock is free: then the reader has ended, and one of them reads. Memory
 that is whole says so in its first bytes, and is never written again. Each rank maps it privately: a loader
 that writes into a tensor changes its own pages alone.
@@ -186,6 +186,6 @@ def read_digest(
 
 
 def require_wanted(is_dropped: Callable[[], bool]) -> None:
-    """Give up where nobody waits any more (code ``dropped``)."""
+    """Give up where no update waits any more (code ``dropped``)."""
     if is_dropped():
         raise RefusedError("the version is not wanted any more", code="dropped")

@@ -158,7 +158,7 @@ class HeldCheckpoint:
         room_bytes : int
             How large that may be; else the tensors are read from their files.
         is_dropped : callable
-            Whether nobody waits for it any more.
+            Whether no update waits for it any more.
 
         Raises
         ------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -350,15 +351,7 @@ AREAL.refuse(
 
 # prime-rl's: a directory in ``weight_dir``, a set-up by files, its liveness ---------------------------------
 
-PRIME_RL = VerbTable(
-    "prime-rl",
-    data_paths=DATA_PATHS,
-    failed=failure_of,
-    failure=VllmFailure,
-    pauses="/pause",
-    resumes="/resume",
-    unsupported=400,
-)
+PRIME_RL = replace(VLLM, name="prime-rl")
 PRIME_RL.take(
     VLLM,
     *("POST /pause", "POST /resume", "GET /is_paused", "POST /update_weights", "POST /collective_rpc"),

@@ -27,7 +27,7 @@ from wsm.strategies.transposing import TransposedMemory, block_bytes
 
 @dataclass(frozen=True)
 class Steps:
-    """Who is told of every chunk; by default nobody, who neither ends nor follows a read.
+    """What each thread calls behind every chunk; by default nothing, so that no read ends early.
 
     Parameters
     ----------

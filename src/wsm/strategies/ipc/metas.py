@@ -29,7 +29,7 @@ from wsm.strategies.tensor import TensorSpec, is_shape
 #: The device of a meta whose memory is host memory.
 HOST = -1
 
-#: A metas file that is larger is read by nobody.
+#: No process reads a metas file that is larger.
 MAX_METAS_BYTES = 1 << 28
 
 #: What the names of segments begin with: those of host memory, and those that stand for device memory.

@@ -219,14 +219,14 @@ class SharedTensors:
                 lock.release()
 
     def _unstage(self, path: Path) -> None:
-        """Take back what this process has put and nobody has sealed; a seal does not find it any more."""
+        """Take back what this process has put and no process has sealed; a seal does not find it any more."""
         put = self._staged.pop(path, None)
         with suppress(OSError, ForeignPathError):
             if put is not None and self._process == os.getpid() and read_if_there(path) == put.data:
                 remove_ours(path)
 
     def _segment_for(self, nbytes: int) -> tuple[OwnedSegment, bool]:
-        """Return memory that no worker reads and nobody comes to, kept for writing; whether it is new."""
+        """Return memory that no worker reads or can find, kept for writing; whether it is new."""
         staged = {put.segment.name for put in self._staged.values()}
         for segment in self._segments:
             if segment.nbytes == nbytes and segment.name not in staged and segment.begin_writing():
@@ -520,7 +520,7 @@ class SharedVersion(PutVersion[SharedReport]):
 
 
 def read_if_there(path: Path) -> bytes | None:
-    """Return the bytes of a file of ours; None if there is none, or one that nobody reads. Raises OSError."""
+    """Return the bytes of a file of ours; None if there is none, or it is too large. Raises OSError."""
     with suppress(FileNotFoundError, IsADirectoryError, ForeignPathError):
         return read_ours(path) if path.stat().st_size <= MAX_METAS_BYTES else None
     return None

@@ -207,7 +207,7 @@ class StagedVersion(PutVersion[PublishReport]):
 
     It is written under ``.staging-...``, which readers do not look at, and renamed to its label once it is
     complete. Several processes may write into one together: each of them shares a kernel lock on it, which
-    dies with the process, so what nobody has a lock on is a dead publisher's, and the next one removes it.
+    dies with the process: without a lock it is a dead publisher's, and the next publisher removes it.
     One process at a time makes a version visible, under the lock of all publishers into the directory.
 
     Parameters
