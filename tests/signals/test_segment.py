@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from tests.another_user import shared_place
 from tests.incident import incident
 from tests.needs import OWN_MOUNTS
 from tests.raising import raising
@@ -194,33 +195,30 @@ def test_a_link_or_a_folder_under_our_name_is_not_followed(tmp_path):
 
 @incident("FastDeploy C2-24")
 @pytest.mark.needs("root")
-def test_a_segment_of_another_user_is_not_trusted(launch, tmp_path):
-    for parent in tmp_path.parents:
-        if "pytest" in parent.parts[-1] or "popen" in parent.parts[-1]:
-            parent.chmod(0o755)
-    tmp_path.chmod(0o777)
-    Segment.create_or_adopt("x", world_size=1, run_id="", configuration_digest=0, directory=tmp_path).close()
-    (tmp_path / "wsm.x").chmod(0o666)
-    (tmp_path / "wsm.y.lock").touch(0o666)
-    (tmp_path / "wsm.y.lock").chmod(0o666)
-    child = launch(
-        """
-        os.setuid(65534)
-        for use in (
-            lambda: Segment.attach("x", directory=sys.argv[1]),
-            lambda: Segment.create_or_adopt(
-                "y", world_size=1, run_id="", configuration_digest=0, directory=sys.argv[1]
-            ),
-        ):
-            try:
-                use()
-            except SegmentAccessError as error:
-                say(error.reason)
-        """,
-        str(tmp_path),
-    )
-    assert child.says() == "it belongs to user 0"
-    assert child.says() == "it belongs to user 0"
+def test_a_segment_of_another_user_is_not_trusted(launch):
+    with shared_place() as place:
+        Segment.create_or_adopt("x", world_size=1, run_id="", configuration_digest=0, directory=place).close()
+        (place / "wsm.x").chmod(0o666)
+        (place / "wsm.y.lock").touch(0o666)
+        (place / "wsm.y.lock").chmod(0o666)
+        child = launch(
+            """
+            os.setuid(65534)
+            for use in (
+                lambda: Segment.attach("x", directory=sys.argv[1]),
+                lambda: Segment.create_or_adopt(
+                    "y", world_size=1, run_id="", configuration_digest=0, directory=sys.argv[1]
+                ),
+            ):
+                try:
+                    use()
+                except SegmentAccessError as error:
+                    say(error.reason)
+            """,
+            str(place),
+        )
+        assert child.says() == "it belongs to user 0"
+        assert child.says() == "it belongs to user 0"
 
 
 def _tmpfs(path: str, size: str) -> tuple[str, ...]:
