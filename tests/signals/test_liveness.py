@@ -12,7 +12,7 @@ from tests.needs import OWN_PIDS, OWN_TIMES
 from tests.raising import raising
 from wsm.signals.errors import SlotTakenError
 from wsm.signals.liveness import Life, Liveness, register
-from wsm.signals.presence import Occupant, ProcessIdentity, read_occupant, start_time_of, write_occupant
+from wsm.signals.presence import Occupant, ProcessIdentity, start_time_of, write_occupant
 from wsm.signals.segment import Segment
 
 pytestmark = pytest.mark.processes
@@ -262,15 +262,6 @@ def test_a_child_that_was_forked_into_another_pid_namespace_knows_it(launch):
         prefix=OWN_PIDS,
     )
     assert child.says() == "True"
-
-
-def test_a_record_says_exactly_what_was_written(segment):
-    index = segment.layout.occupant[0]
-    assert read_occupant(segment.words, index) is None
-    for present in (True, False):
-        occupant = Occupant(ProcessIdentity(2**22, 2**60, 2**32 - 1), present)
-        write_occupant(segment.words, index, occupant)
-        assert read_occupant(segment.words, index) == occupant
 
 
 def test_a_registration_that_outlives_its_segment_ends_quietly(name):
