@@ -3,7 +3,7 @@
 Each is a process with memory, descriptors, locks and a death of its own, and a child of the test process, as
 one of :mod:`subprocess` is. What it does not have is the start of an interpreter and the imports before its
 first line, which for two ranks cost more than most tests do with them. That ranks come up by themselves is
-shown by those of the reference engine and of the command line.
+shown by those of the reference engine and of the command line; that ``wsm serve`` does, by its own tests.
 
 As a script, ``forkserver.py DESCRIPTOR MODULE...``, this is the process that is forked from. It ends when its
 client does, and never runs a second thread: what starts one when it is imported is not imported here.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -25,9 +26,12 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from os import pidfd_open  # at once: some tests take it away
 from pathlib import Path
 from typing import IO, Any
+
+from typing_extensions import Self
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES = 1 << 20
@@ -37,20 +41,43 @@ _PATIENCE_S = 60.0
 class Forked:
     """A program that runs: the part of :class:`subprocess.Popen` that tests use.
 
-    `stderr` is None where both outputs are one.
+    Streams are of bytes, without buffers, or of text; None where an output goes elsewhere.
     """
 
-    def __init__(
-        self, pid: int, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes] | None = None
-    ) -> None:
+    def __init__(self, pid: int, stdin: IO[Any], stdout: IO[Any] | None, stderr: IO[Any] | None) -> None:
         self.pid, self.stdin, self.stdout, self.stderr = pid, stdin, stdout, stderr
         self.returncode: int | None = None
 
-    def kill(self) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+    def __enter__(self) -> Self:
+        return self
 
-    def wait(self, timeout: float) -> int:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def communicate(self, timeout: float = _PATIENCE_S) -> Any:
+        """Let it read the end of its input, wait until it ends, and return what it has written."""
+        self.stdin.close()
+        # An output fills no pipe, or the other one stays empty, in all tests.
+        said = tuple(None if each is None else each.read() for each in (self.stdout, self.stderr))
+        self.wait(timeout)
+        self.close()
+        return said
+
+    def wait(self, timeout: float = _PATIENCE_S) -> int:
         """Return its exit code, or minus the signal that ended it."""
         if self.returncode is None:
             try:
@@ -82,26 +109,56 @@ class ForkServer:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, path: Path, *arguments: str, separate_errors: bool = False) -> Forked:
-        """Run a script as ``python path arguments`` would, with this process's environment and path."""
+    def start(
+        self,
+        *command: object,
+        stdout: int | IO[Any] = subprocess.PIPE,
+        stderr: int | IO[Any] | None = subprocess.STDOUT,
+        text: bool = False,
+    ) -> Forked:
+        """Run what ``python COMMAND`` would (PATH, ``-c`` CODE, ``-m`` MODULE, and arguments) from here.
+
+        It has this process's environment, path and working directory. Outputs are as of
+        :class:`subprocess.Popen`; a `stderr` of None is this process's own.
+        """
         if self._socket is None:
             self._socket = self._serving()
-        theirs, stdin = os.pipe()
-        ours, handed_over = [stdin], [theirs]
-        for _ in range(2 if separate_errors else 1):
-            reading, writing = os.pipe()
-            ours.append(reading)
-            handed_over.append(writing)
-        request = {"argv": [str(path), *arguments], "path": sys.path, "environment": dict(os.environ)}
-        _adopt_orphans(True)
-        try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], handed_over)
-            pid = int(self._socket.recv(64))
-        finally:
-            _adopt_orphans(False)
-            for descriptor in handed_over:
-                os.close(descriptor)
-        return Forked(pid, *(os.fdopen(each, "rb" if each != stdin else "wb", buffering=0) for each in ours))
+        request = {
+            "command": [*map(str, command)],
+            "directory": str(Path.cwd()),
+            "path": sys.path,
+            "environment": dict(os.environ),
+        }
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as theirs:
+            binary = "" if text else "b"
+
+            def pipe(ours: str) -> tuple[IO[Any], int]:
+                ends = os.pipe()
+                mine, handed_over = ends if ours == "r" else reversed(ends)
+                theirs.callback(os.close, handed_over)
+                stream = os.fdopen(mine, ours + binary, -1 if text else 0)
+                undo.callback(stream.close)
+                return stream, handed_over
+
+            def output(asked: int | IO[Any]) -> tuple[IO[Any] | None, int]:
+                if asked == subprocess.PIPE:
+                    return pipe("r")
+                if asked == subprocess.DEVNULL:
+                    return None, theirs.enter_context(Path(os.devnull).open("wb")).fileno()
+                return None, asked if isinstance(asked, int) else asked.fileno()
+
+            to_it, stdin = pipe("w")
+            said, out = output(stdout)
+            stderr = out if stderr == subprocess.STDOUT else 2 if stderr is None else stderr
+            errors, err = output(stderr)
+            _adopt_orphans(True)
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [stdin, out, err])
+                pid = int(self._socket.recv(64))
+            finally:
+                _adopt_orphans(False)
+            undo.pop_all()
+        return Forked(pid, to_it, said, errors)
 
     def _serving(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -123,8 +180,24 @@ class ForkServer:
         self._process.wait()
 
 
-#: For programs that compute nothing, and for those that meet on Gloo.
+#: For programs that compute nothing, for commands and servers, and for those that meet on Gloo.
 WITHOUT_PADDLE = ForkServer("wsm", "wsm.actions.measuring", "wsm.testing")
+FOR_COMMANDS = ForkServer(
+    "wsm.cli.main",
+    "wsm.cli.commanding",
+    "wsm.cli.serving",
+    "wsm.cli.fleet",
+    "wsm.cli.adopting",
+    "wsm.http.app",
+    "wsm.http._serving",
+    "wsm.http.surfaces",
+    "wsm.http.upstream",
+    "wsm.fleet.serving",
+    "wsm.fleet.watching",
+    "uvicorn.protocols.http.h11_impl",
+    "structlog",
+    "stringprep",
+)
 WITH_PADDLE = ForkServer(
     "wsm",
     "wsm.testing",
@@ -178,15 +251,26 @@ def _fork_for_client() -> int | None:
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    for standard in range(3):
-        os.dup2(descriptors[min(standard, len(descriptors) - 1)], standard)
+    for standard, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, standard)
     for descriptor in descriptors:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.argv[:] = request["argv"]
-    sys.path[:] = [str(Path(sys.argv[0]).parent), *request["path"]]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    os.chdir(request["directory"])
+    what, *sys.argv[:] = request["command"]
+    if what == "-m":
+        sys.path[:] = [request["directory"], *request["path"]]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif what == "-c":
+        sys.path[:] = ["", *request["path"]]
+        code, sys.argv[0] = sys.argv[0], what
+        sys.modules["__main__"] = program = types.ModuleType("__main__")
+        exec(code, vars(program))  # noqa: S102 - as an interpreter does
+    else:
+        sys.argv.insert(0, what)
+        sys.path[:] = [str(Path(what).parent), *request["path"]]
+        runpy.run_path(what, run_name="__main__")
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def test_an_exception_is_in_its_output_and_ends_it(run):
 
 
 def test_its_errors_are_apart_where_that_is_asked_for(run):
-    program = run("import sys\nprint('said')\nsys.exit('why')", separate_errors=True)
+    program = run("import sys\nprint('said')\nsys.exit('why')", stderr=subprocess.PIPE)
     assert (program.stdout.read(), program.stderr.read()) == (b"said\n", b"why\n")
 
 

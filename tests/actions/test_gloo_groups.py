@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def run_members(tmp_path):
     def run(scenario, size, ranks=None):
         for rank in range(size) if ranks is None else ranks:
             arguments = (scenario, str(rank), str(size), str(tmp_path))
-            started.append(WITH_PADDLE.start(MEMBER, *arguments, separate_errors=True))
+            started.append(WITH_PADDLE.start(MEMBER, *arguments, stderr=subprocess.PIPE))
         answers = []
         for process in started:
             output, errors = process.stdout.read(), process.stderr.read()

@@ -24,6 +24,7 @@ from typing import Any
 
 from tests.fleet.audit import Disturbance, broken_promises, tries_of
 from tests.fleet.served_replica import ServedReplica, publish
+from tests.forkserver import FOR_COMMANDS, Forked
 from wsm import fleet
 from wsm.strategies.trainer.retention import Retention
 
@@ -74,9 +75,9 @@ class Campaign:
         self._urls = ",".join(each.url for each in self.replicas)
         assert self.converge(VERSIONS[0]).exit_code == 0
         self.now = VERSIONS[1]
-        counting = [sys.executable, HERE / "killed_caller.py", self.store, str(self.now), self._urls]
-        counted = subprocess.run(counting, stdout=subprocess.PIPE, text=True, check=True)
-        self._lines, exit_code = map(int, counted.stdout.split())
+        counts = (HERE / "killed_caller.py", self.store, self.now, self._urls)
+        said, _ = FOR_COMMANDS.start(*counts, stderr=None).communicate()
+        self._lines, exit_code = map(int, said.split())
         assert exit_code == 0
         self._start("wsm", "fleet", "watch", *self._named(), "--every", "0.5", "--routable", self.routable)
         self._start(HERE / "router.py", self.routable, self.log, ASKERS)
@@ -84,20 +85,10 @@ class Campaign:
     def _named(self) -> tuple[object, ...]:
         return "--store", self.store, "--replicas", self.listed
 
-    def _start(self, program: object, *arguments: object) -> subprocess.Popen[bytes]:
+    def _start(self, program: object, *arguments: object) -> Forked:
         named = ["-m", program] if program == "wsm" else [program]
-        process = subprocess.Popen(
-            [sys.executable, *map(str, (*named, *arguments))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-        def end() -> None:
-            process.kill()
-            process.communicate()
-
-        self._undo.callback(end)
+        process = FOR_COMMANDS.start(*named, *arguments, stdout=subprocess.DEVNULL)
+        self._undo.callback(process.close)
         return process
 
     def close(self) -> None:
@@ -141,10 +132,10 @@ class Campaign:
     def nothing(self) -> None:
         """Let the caller alone be killed, or nothing."""
 
-    def calls(self, version: int, *options: object) -> subprocess.Popen[bytes]:
+    def calls(self, version: int, *options: object) -> Forked:
         return self._start("wsm", "fleet", "update", version, *self._named(), "--at-a-time", 2, *options)
 
-    def killed_caller(self, version: int) -> subprocess.Popen[bytes]:
+    def killed_caller(self, version: int) -> Forked:
         line = self.draws.randrange(1, self._lines)
         return self._start(HERE / "killed_caller.py", self.store, version, self._urls, line)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.forkserver import WITHOUT_PADDLE, Forked
+from tests.forkserver import FOR_COMMANDS, WITHOUT_PADDLE, Forked
 from tests.leftovers import group_name
 from wsm.fleet import Replica
 
@@ -58,10 +57,7 @@ class ServedReplica:
 
     def _start(self, port: str) -> str:
         named = ("serve", self.group.name, "--http", port, "--receipts", self._receipts, *self._options)
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "wsm", *map(str, named)], stdout=subprocess.PIPE, text=True
-        )
-        assert self.server.stdout is not None
+        self.server = FOR_COMMANDS.start("-m", "wsm", *named, stderr=None, text=True)
         said = self.server.stdout.readline()
         assert "is commanded at" in said
         return said.split()[4].rstrip(";")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forkserver import FOR_COMMANDS
 from tests.raising import raising
 from wsm.cli import main
 from wsm.fleet import Replica, read_replicas, update
@@ -41,15 +41,15 @@ def test_ctrl_c_ends_with_130_and_the_same_call_converges(make_fleet, store) -> 
     replicas = make_fleet(2)
     replicas[1].freeze()  # its look does not end
     urls = ",".join(each.url for each in replicas)
-    asked = [sys.executable, "-m", "wsm", "fleet", "update", "1", "--store", str(store), "--replicas", urls]
-    with subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as calling:
-        assert calling.stderr is not None
+    asked = ["fleet", "update", "1", "--store", str(store), "--replicas", urls]
+    outputs = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with FOR_COMMANDS.start("-m", "wsm", *asked, text=True, **outputs) as calling:
         assert any(json.loads(line)["state"] == "ready" for line in calling.stderr)
         calling.send_signal(signal.SIGINT)
         calling.stderr.read()
-    assert calling.returncode == 130
+        assert calling.wait() == 130
     replicas[1].thaw()
-    assert main.run(asked[3:]) == 0
+    assert main.run(asked) == 0
 
 
 @pytest.mark.processes

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from small_model import publish
 
+from tests.forkserver import FOR_COMMANDS
 from tests.raising import raising
 from wsm import fleet
 from wsm.fleet import rolling
@@ -181,19 +180,19 @@ def test_a_caller_that_is_killed_leaves_whole_versions_and_the_next_call_converg
     listed = [each.replica for each in replicas]
     urls = ",".join(each.url for each in replicas)
 
-    def calls(version: int, *line: int) -> subprocess.CompletedProcess[str]:
-        named = [Path(__file__).parent / "killed_caller.py", store, version, urls, *line]
-        return subprocess.run(
-            [sys.executable, *map(str, named)], stdout=subprocess.PIPE, text=True, check=False, timeout=100
-        )
+    def calls(version: int, *line: int) -> tuple[int | None, str]:
+        program = Path(__file__).parent / "killed_caller.py"
+        with FOR_COMMANDS.start(program, store, version, urls, *line, stderr=None, text=True) as calling:
+            said, _ = calling.communicate()
+        return calling.returncode, said
 
     assert fleet.update(store, 1, listed).exit_code == 0
-    lines, exit_code = map(int, calls(2).stdout.split())
+    lines, exit_code = map(int, calls(2)[1].split())
     assert exit_code == 0
     ended: set[int] = set()
     for number in range(kills):
         version = 1 + number % 2
-        ended.add(calls(version, 1 + lines * number // kills).returncode)
+        ended.add(calls(version, 1 + lines * number // kills)[0])
         assert set(versions(replicas)) <= {"1", "2"}
         second = fleet.update(store, version, listed)
         assert (second.exit_code, versions(replicas)) == (0, [str(version)] * 2)

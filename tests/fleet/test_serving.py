@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 from small_model import SPECS, publish
 
 from tests.fleet.served_replica import until
+from tests.forkserver import FOR_COMMANDS
 from wsm import Controller, fleet
 from wsm.controller.errors import hold_closed
 from wsm.strategies.trainer.targets import address, newest_target
@@ -33,9 +33,8 @@ class ServedFleet:
 
     def __init__(self, store: Path, listed: Path, *options: object) -> None:
         named = ["--store", store, "--replicas", listed, "--every", "0.3", "--lease", "4", "--http", "0"]
-        command = [sys.executable, "-m", "wsm", "fleet", "serve", *named, "--surface", "vllm", *options]
-        self.process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
+        command = ["-m", "wsm", "fleet", "serve", *named, "--surface", "vllm", *options]
+        self.process = FOR_COMMANDS.start(*command, stderr=None, text=True)
         self.url = self.process.stdout.readline().split()[5].rstrip(";")
 
     def asked(self, verb: str, body: object = None) -> httpx.Response:
@@ -49,8 +48,7 @@ class ServedFleet:
         return [worker["url"] for worker in said["workers"]]
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.process.close()
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import httpx
 import pytest
 
 from tests.fleet.served_replica import until
+from tests.forkserver import FOR_COMMANDS
 from wsm import fleet
 from wsm.fleet.watching import FleetWatch
 from wsm.http.errors import upstream_unreachable
@@ -44,9 +43,7 @@ class Watching:
         ]
         said = routable.with_suffix(f".{time.monotonic_ns()}")
         with said.open("w") as told:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "wsm", "fleet", "watch", *map(str, named)], stderr=told
-            )
+            self.process = FOR_COMMANDS.start("-m", "wsm", "fleet", "watch", *named, stderr=told)
         until(lambda: "\n" in said.read_text())
         self.url = said.read_text().splitlines()[0].split()[-1].removesuffix("/wsm/v1/fleet/routable")
 
@@ -69,8 +66,7 @@ def watch(store: Path, tmp_path: Path):
             listed = tmp_path / "replicas.json"
             listed.write_text(json.dumps([each.url for each in replicas]))
             made = Watching(store, listed, tmp_path / "routable")
-            undo.callback(made.process.wait)
-            undo.callback(made.process.kill)
+            undo.callback(made.process.close)
             return made
 
         yield start

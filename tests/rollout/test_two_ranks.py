@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -38,8 +39,8 @@ class Ended(NamedTuple):
 
 
 def run_two_ranks(directory: Path, shape: ModelShape, scenario: str) -> list[Ended]:
-    arguments = [str(directory / "rendezvous"), json.dumps(asdict(shape)), scenario]
-    processes = [WITH_PADDLE.start(PROGRAM, str(rank), *arguments, separate_errors=True) for rank in range(2)]
+    arguments = (directory / "rendezvous", json.dumps(asdict(shape)), scenario)
+    processes = [WITH_PADDLE.start(PROGRAM, rank, *arguments, stderr=subprocess.PIPE) for rank in range(2)]
     try:
         outputs = [(process.stdout.read().decode(), process.stderr.read().decode()) for process in processes]
         return [Ended(process.wait(60), *output) for process, output in zip(processes, outputs, strict=True)]

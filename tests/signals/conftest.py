@@ -114,7 +114,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., C
         else:
             program = tmp_path_factory.mktemp("child") / "child.py"
             program.write_text(code)
-            children.append(Child(WITHOUT_PADDLE.start(program, *arguments, separate_errors=True)))
+            children.append(Child(WITHOUT_PADDLE.start(program, *arguments, stderr=subprocess.PIPE)))
         return children[-1]
 
     yield start
