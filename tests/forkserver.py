@@ -181,7 +181,16 @@ class ForkServer:
 
 
 #: For programs that compute nothing, for commands and servers, and for those that meet on Gloo.
-WITHOUT_PADDLE = ForkServer("wsm", "wsm.actions.measuring", "wsm.testing")
+WITHOUT_PADDLE = ForkServer(
+    "wsm",
+    "wsm.testing",
+    "wsm.actions.measuring",
+    "wsm.actions.backends.memory",
+    "wsm.strategies.load",
+    "wsm.strategies.snapshot.publish",
+    "wsm.strategies.snapshot.source",
+    "wsm.worker.loading",
+)
 FOR_COMMANDS = ForkServer(
     "wsm.cli.main",
     "wsm.cli.commanding",

@@ -47,7 +47,7 @@ def main(config_file: str, rank: int, finish: str | None = None) -> None:
                 runner.requests.running = [1 for _ in runner.requests.running]
             elif not runner.requests.has_work():
                 runner.requests.submit(10**9)
-            worker.wait(0.0005)
+            worker.wait(0.01)
 
 
 if __name__ == "__main__":

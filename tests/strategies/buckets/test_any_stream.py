@@ -173,7 +173,7 @@ class Run:
     def holds(self, version: int) -> bool:
         state = self.case.state(version)
         return all(
-            self.target.readable(name) == (b"still" if name == "kept" else state[name][1])
+            bytes(self.target.readable(name)) == (b"still" if name == "kept" else state[name][1])
             for name in self.target.specs()
         )
 

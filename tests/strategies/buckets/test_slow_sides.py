@@ -62,7 +62,7 @@ def test_no_word_about_many_small_buckets_is_lost_while_one_side_stands_still(
         pending = threads.submit(load, IpcAsyncSource(address), target, name="ipc_async", progress=on_rank)
         sent = sender.send(1, {0: {"a": (SMALL, content)}}, progress=on_trainer, silence_s=60)
     assert pending.result().digest == sent.digests[0]
-    assert target.readable("a") == content
+    assert bytes(target.readable("a")) == content
 
 
 def test_a_trainer_whose_tensors_come_slowly_does_not_call_a_rank_silent_for_that(address, threads):

@@ -40,7 +40,7 @@ class Rank:
         return report
 
     def holds(self, state: State) -> bool:
-        return all(self.target.readable(name) == data for name, (_, data) in state.items())
+        return all(bytes(self.target.readable(name)) == data for name, (_, data) in state.items())
 
     def _taint(self) -> None:
         self.tainted += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,7 @@ class Expected:
         return {"progress": lambda done, _total: meanwhile() if done else None, "threads": 1}
 
 
+@functools.cache
 def make_state(seed: int, *, finite: bool = False) -> State:
     """A state dict of every kind of tensor; other bytes for every seed, NaN among them unless `finite`."""
     generator = np.random.default_rng(seed)

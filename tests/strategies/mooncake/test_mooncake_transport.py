@@ -91,7 +91,7 @@ class Rank:
         assert self.holds(state)
 
     def holds(self, state: dict[str, np.ndarray]) -> bool:
-        return all(self.target.readable(name) == data.tobytes() for name, data in state.items())
+        return all(bytes(self.target.readable(name)) == data.tobytes() for name, data in state.items())
 
 
 def when(reached: int, then: Callable[[], None]) -> Callable[[int, int], None]:

@@ -88,7 +88,7 @@ def released(state: State) -> MemoryTarget:
 
 
 def holds(target: MemoryTarget, state: State) -> bool:
-    return all(target.readable(name) == data for name, (spec, data) in state.items() if spec.nbytes)
+    return all(bytes(target.readable(name)) == data for name, (spec, data) in state.items() if spec.nbytes)
 
 
 def digest_of_state(state: State) -> str:

@@ -78,7 +78,7 @@ class Rank:
 
     def holds(self, state: Checkpoint) -> bool:
         return all(
-            self.target.readable(name) == np.split(whole, 2)[self.rank].tobytes()
+            bytes(self.target.readable(name)) == np.split(whole, 2)[self.rank].tobytes()
             for name, whole in state.items()
         )
 
