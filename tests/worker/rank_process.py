@@ -313,7 +313,7 @@ class Rank:
                         self._rings += 1
                     yield
         while True:
-            self.worker.wait(0.0005)
+            self.worker.wait(0.002)
             yield
 
     def _listen(self) -> None:
