@@ -112,9 +112,27 @@ def test_a_push_is_no_whole_version_before_all_tensors_have_come_alike_on_all_ra
         assert (answer.status_code, answer.json()["outcome"]) == (409, "rolled-back")
         assert {each["code"] for each in answer.json()["errors"]} == {"votes-differ"}
         assert at.client.engine.fills == [1.0, 1.0]
-        at.client.engine.workers[1].differs = 0.0
-        answer = await pushed(at, 2.0, "one")
-        assert {each["code"] for each in answer.json()["errors"]} == {"digest-mismatch"}
+        assert await is_open(at)
+
+    played(one, play, **PUSHES)
+
+
+def test_a_trainer_that_counts_anew_goes_on_and_its_other_content_has_labels_of_its_own(one):
+    async def play(at):
+        served, names = [], ["1", "2", "1", "2", "1", "1", "one"]
+        for fill, version in zip((2.0, 3.0, 4.0, 5.0, 4.0, 2.0, 6.0), names, strict=True):
+            receipt = (await pushed(at, fill, version)).json()["wsm"]
+            assert at.client.engine.fills == [fill, fill]
+            said = {receipt["version"], at.client.version, receipt["votes"][1]["version"]}
+            assert said == {receipt["serves"]}
+            relabelled = await at.http.post("/update_weight_version", json={"new_version": version})
+            assert relabelled.status_code == 200
+            served.append(receipt["serves"])
+        assert served[:2] == ["1", "2"]
+        assert [name.partition(".reused-")[0] for name in served] == names
+        assert served[4] == served[2]
+        assert served[5] == "1"
+        assert len(set(served)) == 5, "a label means one content"
         assert await is_open(at)
 
     played(one, play, **PUSHES)

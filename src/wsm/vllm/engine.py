@@ -18,7 +18,10 @@ import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from wsm.errors import GroupError
+from wsm.strategies.adopt.record import marked_label
 from wsm.strategies.digest import digest_of
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import tensor_of
@@ -26,7 +29,6 @@ from wsm.vllm.versions import VersionPlace, proven_digest, said_of
 
 #: Before the name of an engine of vLLM's.
 PREFIX = "wsm+"
-_ENGINES = "vllm.distributed.weight_transfer"
 #: The first and the last verb of vLLM's worker for a push.
 START, FINISH = "start_weight_update", "finish_weight_update"
 
@@ -68,11 +70,13 @@ class PushedVersion:
     def take(self, worker: Any, sent: Mapping[str, Any], place: VersionPlace) -> bool:
         """Do a trainer's verb; return whether that was the last, and `place` names it. Blocks as its engine.
 
+        A trainer that counts anew has pushed it all before it gives a label. Where that has meant other
+        content, this one gets a label of its own.
+
         Raises
         ------
         Exception
-            Whatever the engine raises; and at the end, if tensors have not come (``half-pushed``), or the
-            label means other content (``digest-mismatch``).
+            Whatever the engine raises; and at the end, if tensors have not come (``half-pushed``).
         """
         model = worker.weight_transfer_engine.model
         model.load_weights = self._digesting(model.load_weights)
@@ -103,5 +107,9 @@ class PushedVersion:
             problem = f"{len(missing)} of {len(self._wanted)} tensors have not come, {missing[0]} first"
             fix = "push all of them, or start vLLM with partial_pushes"
             raise GroupError(f"{problem}; {fix}", code="half-pushed", tensor=missing[0])
-        self.place, self.digest = place, proven_digest(place, self._came.values())
+        whole = proven_digest(msgspec.structs.replace(place, digest=None), self._came.values())
+        if place.digest not in (None, whole):
+            place = msgspec.structs.replace(place, version=marked_label(place.version, whole), digest=None)
+            whole = proven_digest(place, self._came.values())
+        self.place, self.digest = place, whole
         return True

@@ -220,6 +220,8 @@ class EngineRanks:
             ready = voted if pushes is None else decide.is_prepared(view)
             if ready and wanted is None and not (self._restores or end.votes):
                 end.votes = [_vote(each) for each in self.answers]
+                end.version = end.votes[0]["version"]  # a rank that was pushed it may have named it
+                self._place = self._place and msgspec.structs.replace(self._place, version=end.version)
                 asked_s = time.monotonic()
                 gave_up = not (self._digest_of("staged") and await may_load(end))
                 late_s += time.monotonic() - asked_s
