@@ -12,8 +12,6 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -42,15 +40,9 @@ def write_model(directory: Path, seed: int, mib: int) -> None:
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
 
 
-@contextmanager
-def served(place: Path, model: Path, name: str, plugins: str, *flags: str) -> Iterator[Server]:
+def served(place: Path, model: Path, name: str, plugins: str, *flags: str) -> Server:
     """Serve a model with these plugins."""
-    server = Server(place / name, model, *flags, plugins=plugins, distributions=_PLUGIN)
-    try:
-        server.await_up()
-        yield server
-    finally:
-        server.close()
+    return Server(place / name, model, *flags, plugins=plugins, distributions=_PLUGIN)
 
 
 def updates(server: Server, versions: tuple[Path, Path], turns: int) -> dict[str, list[float]]:

@@ -47,9 +47,7 @@ def alone(screen: Screen, place: Path, first: Path, second: Path) -> None:
     """Update vLLM by its own verbs, whole and half."""
     screen.say("vLLM alone: /start_weight_update, /update_weights, /finish_weight_update")
     files = {each.name: sorted(each.glob("*.safetensors")) for each in (first, second)}
-    server = Server(place, first, "--weight-transfer-config", _FILES, plugins="files")
-    try:
-        server.await_up()
+    with Server(place, first, "--weight-transfer-config", _FILES, plugins="files") as server:
         server.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
 
         def sends(parts: list[Path]) -> int:
@@ -70,16 +68,12 @@ def alone(screen: Screen, place: Path, first: Path, second: Path) -> None:
         screen.did("the trainer sends file 1 of 2 of step-1", sends(files["step-1"][:1]))
         screen.did("and dies; the next one begins by /resume", server.call("POST", "/resume")[0])
         screen.serves(server)
-    finally:
-        server.close()
 
 
 def with_wsm(screen: Screen, place: Path, first: Path, second: Path) -> None:
     """Update vLLM by wsm: half a version, then whole ones."""
     screen.say("vLLM with wsm: wsm vllm serve MODEL, POST /wsm/v1/update")
-    server = Server(place, first, "--worker-extension-cls", "wsm.vllm.Worker", plugins="wsm")
-    try:
-        server.await_up()
+    with Server(place, first, "--worker-extension-cls", "wsm.vllm.Worker", plugins="wsm") as server:
         screen.serves(server)
         part = max(second.glob("*.safetensors"))
         kept = part.rename(place / part.name)
@@ -94,8 +88,6 @@ def with_wsm(screen: Screen, place: Path, first: Path, second: Path) -> None:
             proof = f"on {len(said['votes'])} ranks: {said['digest'][:8]}"
             screen.did(f"{version.name}, whole", status, f"{said['outcome']} {proof}")
             screen.serves(server)
-    finally:
-        server.close()
 
 
 def main() -> None:

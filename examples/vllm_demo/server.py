@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -82,8 +82,14 @@ def write_model(directory: Path, seed: int) -> tuple[Path, Path]:
     return files[0], files[1]
 
 
+_ServerT = TypeVar("_ServerT", bound="Server")
+
+
 class Server:
-    """One ``vllm serve``: `plugins` is what ``VLLM_PLUGINS`` says, `distributions` which else there are."""
+    """One ``vllm serve``, which is up within a ``with`` block.
+
+    `plugins` is what ``VLLM_PLUGINS`` says, `distributions` which else there are.
+    """
 
     def __init__(
         self,
@@ -119,16 +125,25 @@ class Server:
         self._family: set[psutil.Process] = set()
         self._memory: set[Path] = set()
 
+    def __enter__(self: _ServerT) -> _ServerT:  # noqa: PYI019 - typing has Self from Python 3.11 on
+        try:
+            self._await_up()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def said(self) -> str:
         """Return its log."""
         return self._log.read_text()
 
-    def await_up(self) -> None:
-        """Wait until it answers; it is closed where it does not."""
+    def _await_up(self) -> None:
         late = time.monotonic() + PATIENCE_S
         while self.call("GET", "/health", timeout=5)[0] != 200:
             if self.process.poll() is not None or time.monotonic() > late:
-                self.close()
                 raise RuntimeError(f"vLLM did not come up:\n{self.said()[-8000:]}")
             time.sleep(0.25)
         self._look()

@@ -1,4 +1,4 @@
-"""Random failures on a real server: ``python -m tests.vllm.campaign RUNS SEED``, in the environment of vLLM.
+"""Random failures on a real server: ``python -m tests.vllm.campaign RUNS SEED [END]``, in vLLM's environment.
 
 One ``vllm serve`` with two workers is brought from version to version while others never stop asking it for
 tokens. In each run something befalls the update, and the answer must name it. Then the server must say of
@@ -33,7 +33,7 @@ VERSIONS = ("A", "B", "C")
 PROMPTS = ((1, 2, 3, 4, 5), (9, 8, 7), (63, 1))
 LONGEST = 16
 ASKERS = 2
-WEIGHTS = "model.safetensors"
+WEIGHTS, COMMITTED = "model.safetensors", "committed.json"
 #: Seconds in which the ranks of the campaign's own server answer; more than a busy machine takes.
 ANSWER_S = 20.0
 #: With the second one vLLM packs its weights on a CPU, and most parameters are empty.
@@ -77,6 +77,7 @@ class Campaign:
     """One server under random failures. All of chance but the moments of threads is drawn from `seed`.
 
     `start`: starts another server for a model; None: none is started, and nothing is drawn that ends one.
+    `end`: what alone ends a server, in every second run; None: all ends in turn, in one run of eight.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Campaign:
         seed: int,
         *,
         start: Callable[[Path], VllmServer] | None = None,
+        end: str | None = None,
     ) -> None:
         self.draws = random.Random(seed)  # noqa: S311 - chance that is played again
         self.directory, self.server = directory, server
@@ -96,7 +98,7 @@ class Campaign:
         self.eras: list[Era] = []
         self.serves: str | None = self._status()["version"]
         self.made: dict[tuple[str, tuple[int, ...]], Sequence[int]] = {}
-        self._start = start
+        self._start, self._end = start, end
         self._over = threading.Event()
         self._mode, self._in_two_steps, self._asked_for = "keep", False, self.serves
 
@@ -390,6 +392,16 @@ class Campaign:
         worker.kill()
         return Told(*self._update(), {"unknown"}, ["restart vLLM"])
 
+    def what_was_committed_is_gone_when_a_worker_is_killed(self) -> Told:
+        target = self._other()
+        copy = self._copy(target)
+        self._begin({self.serves, target}, DYING)
+        status, receipt = self._update(copy, version=target)
+        assert (status, receipt["serves"]) == (200, target), receipt
+        self.serves = target
+        shutil.rmtree(copy)
+        return self.a_worker_is_killed_while_it_serves()
+
     def the_api_server_is_killed(self) -> Told:
         with self.server.fault(rank=self.draws.choice((0, 1)), kind="orphan"):
             return Told(*self._update(), {"unknown"})
@@ -438,6 +450,7 @@ class Campaign:
     ENDS = (
         a_worker_is_killed,
         a_worker_is_killed_while_it_serves,
+        what_was_committed_is_gone_when_a_worker_is_killed,
         the_api_server_is_killed,
         the_api_server_is_killed_between_prepare_and_commit,
         an_extension_raises,
@@ -446,8 +459,9 @@ class Campaign:
     )
 
     def befalls(self, runs: int) -> list[Callable[[Campaign], Told]]:
-        """Return what befalls each run: all kinds in turn, in a drawn order; one in eight ends the server."""
-        ends = self._deck(self.ENDS, runs // 8) if self._start else []
+        """Return what befalls each run: all kinds in turn, in a drawn order."""
+        kinds, each = ([getattr(Campaign, self._end)], 2) if self._end else (self.ENDS, 8)
+        ends = self._deck(kinds, runs // each) if self._start else []
         drawn = [*self._deck(self.STAYS, runs - len(ends)), *ends]
         self.draws.shuffle(drawn)
         return drawn
@@ -544,15 +558,28 @@ class Campaign:
         self.server.close()
         self._begin(set(), DYING)
         model = self.draws.choice(VERSIONS)
-        self.server = self._start(self.directory / model)
+        server = self._start(self.directory / model)
         era = self._begin(set(), DYING)  # those who asked the one before may hear only now
+        self.server = server
         brought = self._status()["version"]
+        if brought is None and not self._is_whole(recorded := self._recorded()):
+            self._is_closed(Told(409, None, set(), [recorded["version"], recorded["path"]]))
+            self._open_again()
+            return
         if brought not in {self.serves, self._asked_for}:
             self.broken.append(f"{self.serves} was committed, and a start with {model} serves {brought}")
         self.serves = brought
         era.versions.add(brought)
         self._hear(brought)
         self._is_open()
+
+    def _recorded(self) -> Any:
+        return json.loads((self.directory.parent / COMMITTED).read_text())
+
+    def _is_whole(self, recorded: Any) -> bool:
+        """Whether what was committed last still lies where it did; a run may have damaged or removed it."""
+        file, written = Path(recorded["path"], WEIGHTS), self.directory / recorded["version"] / WEIGHTS
+        return file.exists() and file.read_bytes() == written.read_bytes()
 
     def _status(self) -> Any:
         return self._get("status")
@@ -581,7 +608,9 @@ def play(campaign: Campaign, runs: int) -> list[str]:
     return campaign.broken
 
 
-def play_on_servers(place: Path, runs: int, seed: int, dtype: str) -> tuple[list[str], Counter[str]]:
+def play_on_servers(
+    place: Path, runs: int, seed: int, dtype: str, end: str | None = None
+) -> tuple[list[str], Counter[str]]:
     """Play on servers of its own, one after the other; return what was broken, and what was counted."""
     directory = place / "models"
     write_versions(directory)
@@ -591,22 +620,19 @@ def play_on_servers(place: Path, runs: int, seed: int, dtype: str) -> tuple[list
         def start(model: Path) -> VllmServer:
             home = Path(tempfile.mkdtemp(dir=place))
             memory = next(memories)
-            options = {"answer_s": ANSWER_S, "committed": str(place / "committed.json"), **memory}
+            options = {"answer_s": ANSWER_S, "committed": str(place / COMMITTED), **memory}
             flags = (*EXTENSION, "--dtype", dtype, "--additional-config", json.dumps({"wsm": options}))
-            server = VllmServer(home, model, *flags, plugins="wsm,other")
-            undo.callback(server.close)
-            server.await_up()
-            return server
+            return undo.enter_context(VllmServer(home, model, *flags, plugins="wsm,other"))
 
-        campaign = Campaign(directory, start(directory / "A"), seed, start=start)
+        campaign = Campaign(directory, start(directory / "A"), seed, start=start, end=end)
         return play(campaign, runs), campaign.counts
 
 
-def main(runs: int, seed: int) -> int:
+def main(runs: int, seed: int, end: str | None = None) -> int:
     ends = 0
     for number, (dtype, part) in enumerate(zip(DTYPES, ((runs + 1) // 2, runs // 2), strict=True)):
         with tempfile.TemporaryDirectory() as place:
-            broken, counts = play_on_servers(Path(place), part, len(DTYPES) * seed + number, dtype)
+            broken, counts = play_on_servers(Path(place), part, len(DTYPES) * seed + number, dtype, end)
         seen = [f"{count:7} {what}" for what, count in sorted(counts.items())]
         said = f"{len(broken)} promises broken in {part} runs with {dtype}"
         print(*seen, *broken, said, sep="\n", flush=True)  # noqa: T201 - what it is called for
@@ -615,4 +641,4 @@ def main(runs: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

@@ -18,6 +18,16 @@ collect_ignore = (
 )
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Versions A, B and C of a small model, in directories."""
+    from tests.vllm.campaign import write_versions  # noqa: PLC0415 - it needs torch
+
+    directory = tmp_path_factory.mktemp("models")
+    write_versions(directory)
+    return directory
+
+
 @pytest.fixture
 def one(tmp_path):
     return write_checkpoint(tmp_path / "one", 1.0)

@@ -12,6 +12,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -38,13 +39,14 @@ class ServedVllm:
         random_model(1).float().save_pretrained(directory / "A")
         self.base = directory / "A" / "model.safetensors"
         self.exchange.mkdir()
-        self.server = Server(directory, directory / "A", *FLAGS, plugins="wsm", distributions={})
-        self.server.await_up()
+        self._open = ExitStack()
+        server = Server(directory, directory / "A", *FLAGS, plugins="wsm", distributions={})
+        self.server = self._open.enter_context(server)
         self.wire = Wire(self.server.url)
+        self._open.callback(self.wire.close)
 
     def close(self) -> None:
-        self.wire.close()
-        self.server.close()
+        self._open.close()
 
 
 def play(clients: Mapping[str, Path], python: str, steps: int) -> bool:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import psutil
 import pytest
 
-from tests.vllm.campaign import EXTENSION, write_versions
+from tests.vllm.campaign import EXTENSION
 from tests.vllm.server import PATIENCE_S, VllmServer
 from tests.vllm.test_server import LAST
 
@@ -23,21 +23,10 @@ PROMPT = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    write_versions(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def server(models, tmp_path_factory):
     flags = (*EXTENSION, "--dtype", "bfloat16", "--api-server-count", "2")
-    server = VllmServer(tmp_path_factory.mktemp("server"), models / "A", *flags)
-    try:
-        server.await_up()
+    with VllmServer(tmp_path_factory.mktemp("server"), models / "A", *flags) as server:
         yield server
-    finally:
-        server.close()
 
 
 def api_servers(server):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
-from examples.vllm_demo.server import random_model
 from tests.leftovers import group_name
 from tests.vllm.server import VllmServer
 from wsm import load_config
@@ -25,30 +26,23 @@ EXTENSION = ("--worker-extension-cls", "wsm.vllm.Worker", "--dtype", "bfloat16")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Versions A and B, in directories and in a store."""
-    directory = tmp_path_factory.mktemp("models")
-    for seed, name in ((1, "A"), (2, "B")):
-        random_model(seed).save_pretrained(directory / name)
-        adopt(directory / name, AdoptSettings(directory / "store", [directory], durable=False), version=name)
-    return directory
+def models(models):
+    """As they are, and in a store."""
+    for name in "AB":
+        adopt(models / name, AdoptSettings(models / "store", [models], durable=False), version=name)
+    return models
 
 
 @pytest.fixture
 def start(models, tmp_path):
     """Starts vLLM with A."""
-    started = []
+    with ExitStack() as started:
 
-    def starts():
-        place = tmp_path / f"server{len(started)}"
-        place.mkdir()
-        started.append(VllmServer(place, models / "A", *EXTENSION, WSM_FLEET=str(models / "store")))
-        started[-1].await_up()
-        return started[-1]
+        def starts():
+            place, fleet = Path(tempfile.mkdtemp(dir=tmp_path)), str(models / "store")
+            return started.enter_context(VllmServer(place, models / "A", *EXTENSION, WSM_FLEET=fleet))
 
-    yield starts
-    for server in started:
-        server.close()
+        yield starts
 
 
 @pytest.fixture

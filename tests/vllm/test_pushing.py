@@ -8,7 +8,6 @@ from importlib import metadata
 import pytest
 from safetensors.torch import load_file
 
-from examples.vllm_demo.server import random_model
 from tests.vllm.server import VllmServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -26,23 +25,11 @@ FLAGS = (
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    for seed, name in ((1, "A"), (2, "B")):
-        random_model(seed).save_pretrained(directory / name)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def server(models, tmp_path_factory):
     """Without vLLM's dev mode: its trainers' verbs are wsm's."""
-    directory = tmp_path_factory.mktemp("server")
-    server = VllmServer(directory, models / "A", *FLAGS, plugins="wsm,pushing", VLLM_SERVER_DEV_MODE="0")
-    try:
-        server.await_up()
+    directory, how = tmp_path_factory.mktemp("server"), {"VLLM_SERVER_DEV_MODE": "0"}
+    with VllmServer(directory, models / "A", *FLAGS, plugins="wsm,pushing", **how) as server:
         yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import ExitStack
 from importlib import metadata
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.vllm.campaign import EXTENSION, Campaign, play, write_versions
+from tests.vllm.campaign import EXTENSION, Campaign, play
 from tests.vllm.server import PATIENCE_S, VllmServer
 from wsm.states.words import CommandWord, CommittedWord, Operation
 
@@ -20,24 +21,13 @@ FUSED = "model.layers.0.self_attn.q_proj.weight"
 REFUSALS = dict.fromkeys(["missing", "unknown"], "not-covered") | {"shape": "shape-mismatch"}
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    write_versions(directory)
-    return directory
-
-
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def server(request, models, tmp_path_factory):
     """With float32 vLLM packs its weights on a CPU: most parameters are empty."""
     terms = json.dumps({"wsm": {"fingerprints": True}})
     flags = (*EXTENSION, "--dtype", request.param, "--additional-config", terms)
-    server = VllmServer(tmp_path_factory.mktemp("server"), models / "A", *flags)
-    try:
-        server.await_up()
+    with VllmServer(tmp_path_factory.mktemp("server"), models / "A", *flags) as server:
         yield server
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="module")
@@ -228,20 +218,15 @@ def test_whatever_befalls_updates_only_proved_versions_answer_and_refusals_name_
 
 @pytest.fixture
 def start(models, tmp_path):
-    started = []
-
-    def starts(*flags, **how):
-        started.append(VllmServer(tmp_path, models / "A", "--dtype", "bfloat16", *flags, **how))
-        return started[-1]
-
-    yield starts
-    for server in started:
-        server.close()
+    """Starts vLLM with A."""
+    with ExitStack() as started:
+        yield lambda *flags, **how: started.enter_context(
+            VllmServer(tmp_path, models / "A", "--dtype", "bfloat16", *flags, **how)
+        )
 
 
 def test_workers_without_the_server_s_plugin_prepare_nothing(start, models):
     server = start(*EXTENSION, plugins="")
-    server.await_up()
     before = server.tokens()
     place = {"version": "B", "path": str(models / "B"), "roots": [str(models)]}
     words = [CommandWord(1, 1, Operation.UPDATE).pack(), CommittedWord(0, None).pack()]
@@ -254,15 +239,13 @@ def test_workers_without_the_server_s_plugin_prepare_nothing(start, models):
 
 
 def test_a_server_without_the_worker_extension_does_not_start_and_says_why(start):
-    server = start()
-    assert server.process.wait(PATIENCE_S) != 0
-    assert "--worker-extension-cls wsm.vllm.Worker is missing" in server.said()
+    with pytest.raises(RuntimeError, match=r"--worker-extension-cls wsm[.]vllm[.]Worker is missing"):
+        start()
 
 
 @pytest.mark.parametrize("at", ["prepare", "load"])
 def test_a_worker_that_dies_in_an_update_takes_the_server_with_it_and_nothing_is_committed(start, models, at):
     server = start(*EXTENSION)
-    server.await_up()
     with server.fault(rank=1, kind="kill", at=at):
         status, receipt = server.update(models / "B")
         assert status == 0 or (status, receipt["outcome"], receipt["serves"]) == (504, "unknown", None)
@@ -272,7 +255,6 @@ def test_a_worker_that_dies_in_an_update_takes_the_server_with_it_and_nothing_is
 
 def test_an_extension_that_raises_closes_the_gate_until_a_restart(start, models):
     server = start(*EXTENSION)
-    server.await_up()
     with server.fault(rank=0, kind="raise", at="prepare"):
         status, receipt = server.update(models / "B")
     assert (status, receipt["outcome"], receipt["serves"]) == (504, "unknown", None)
@@ -286,7 +268,6 @@ def test_an_extension_that_raises_closes_the_gate_until_a_restart(start, models)
 
 def test_answers_that_another_extension_put_out_of_step_are_no_votes(start, models):
     server = start(*EXTENSION, plugins="wsm,other")
-    server.await_up()
     assert server.call("POST", "/other")[0] == 200
     for _ in range(2):
         status, receipt = server.update(models / "B")
@@ -298,7 +279,6 @@ def test_answers_that_another_extension_put_out_of_step_are_no_votes(start, mode
 
 def test_a_call_that_never_returns_closes_the_gate(start, models):
     server = start(*EXTENSION, "--additional-config", json.dumps({"wsm": {"answer_s": 2}}))
-    server.await_up()
     with server.fault(rank=0, kind="hang"):
         status, receipt = server.update(models / "B", deadline_s=5)
     assert (status, receipt["outcome"], receipt["serves"]) == (504, "unknown", None)
@@ -310,7 +290,6 @@ def test_a_call_that_never_returns_closes_the_gate(start, models):
 
 def test_nothing_answers_once_the_api_server_is_killed_between_votes_and_load(start, models):
     server = start(*EXTENSION)
-    server.await_up()
     with server.fault(rank=0, kind="orphan"):
         assert server.update(models / "B")[0] == 0
     assert server.generate()[0] == 0
