@@ -55,7 +55,10 @@ PACKAGES = {
 #: Modules that cannot be imported without a package of an extra; all others import it inside functions.
 MADE_OF = {
     "hypothesis": ("wsm.testing.hypothesis",),
-    "uvicorn": ("wsm.http._serving", "wsm.vllm.api_servers", "wsm.vllm.endpoint"),
+    "uvicorn": (
+        "wsm.http._serving",
+        *(f"wsm.vllm.{module}" for module in ("api_servers", "endpoint", "gate", "updates", "verbs")),
+    ),
     "starlette": (
         "wsm.fleet.member",
         "wsm.fleet.replicas",
@@ -95,7 +98,7 @@ MADE_OF = {
     "prometheus_client": ("wsm.metrics.families",),
 }
 
-IN_VLLM = ("api_servers", "endpoint", "gate", "named_hold", "update_journal", "verbs")
+IN_VLLM = ("api_servers", "endpoint", "gate", "pauses", "update_journal", "updates", "verbs")
 MADE_OF["starlette"] = (*MADE_OF["starlette"], *(f"wsm.vllm.{module}" for module in IN_VLLM))
 #: The client is a part of the package that serves.
 MADE_OF["httpx"] = MADE_OF["starlette"]

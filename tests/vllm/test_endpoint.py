@@ -75,13 +75,19 @@ def vllm(monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
 
 
+def attach(plugin, app):
+    """As vLLM does, which builds its app before it starts its engine."""
+    plugin.attach_router(app)
+    app.middleware_stack = app.build_middleware_stack()
+
+
 def played(model, play, transfers=None, **changes):
     """Let `play` send requests to an app behind the gate."""
 
     async def plays():
         plugin, client = EndpointPlugin(), FakeClient(model, transfers)
         app = Starlette(routes=[Route("/v1/completions", _complete, methods=["POST"])])
-        plugin.attach_router(app)
+        attach(plugin, app)
         await plugin.init_state(client, None, arguments(**changes))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as http:
@@ -132,7 +138,7 @@ def played_by_two(model, play, **changes):
                 EndpointPlugin(),
                 Starlette(routes=[Route("/v1/completions", _complete, methods=["POST"])]),
             )
-            plugin.attach_router(app)
+            attach(plugin, app)
             client.vllm_config.parallel_config._api_process_rank = rank
             await plugin.init_state(client, None, arguments(**changes))
             transport = httpx.ASGITransport(app)
@@ -525,8 +531,13 @@ def test_what_was_committed_serves_when_vllm_is_started_again(one, two, tmp_path
         assert at.client.engine.fills == [1.0, 1.0]
         assert (await at.http.get("/wsm/v1/receipts")).json()["receipts"] == []
 
+    async def is_moved(at):
+        moved = two.rename(tmp_path / "moved")
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(moved), "version": "two"})
+        assert (answer.json()["serves"], answer.json()["warning"]) == ("two", None)
+
     told = {"wsm": {"committed": str(tmp_path / "committed.json")}}
-    for play in (updates, is_restored, is_as_started):
+    for play in (updates, is_restored, is_as_started, updates, is_moved, is_restored):
         played(one, play, additional_config=told)
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.raising import raising
-from tests.vllm.test_endpoint import played, vllm  # noqa: F401 - of each test here, too
+from tests.vllm.test_endpoint import played, samples, vllm  # noqa: F401 - of each test here, too
 from wsm.fleet import Replica
 from wsm.fleet.serving import FleetCommands
 from wsm.fleet.watching import FleetWatch
@@ -53,6 +53,10 @@ def test_a_hold_is_a_pause_that_its_owner_alone_ends_and_that_an_update_leaves(o
             assert refused(await at.http.post(path)) == (409, "held-by-another")
         status = await known(at)
         assert (status["serving"], status["hold"]["owner"]) == (False, "http:fleet-sglang")
+        said = samples((await at.http.get("/wsm/v1/metrics")).text)
+        assert said['wsm_serving{group="vllm"}'] == 0
+        [held] = [name for name in said if name.startswith("wsm_hold_info")]
+        assert "http:fleet-sglang" in held
         assert (await commands.status()).hold.owner == "http:fleet-sglang"
         await commands.hold(PAUSE)
         renewed = (await known(at))["hold"]

@@ -146,9 +146,9 @@ def test_a_trainer_that_does_not_finish_leaves_the_version_before(one):
         for path in (START, "/resume", "/wsm/v1/update", INIT):
             answer = await at.http.post(path, json={"path": str(one)} if "wsm" in path else {})
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "update-in-progress")
-        while not at.plugin.journal.receipts:  # noqa: ASYNC110 - the deadline ends it
+        while not at.plugin.updates.journal.receipts:  # noqa: ASYNC110 - the deadline ends it
             await asyncio.sleep(0.01)
-        [receipt] = at.plugin.journal.receipts
+        [receipt] = at.plugin.updates.journal.receipts
         assert (receipt["outcome"], receipt["errors"][0]["code"]) == ("rolled-back", "deadline")
         assert at.client.engine.fills == [1.0, 1.0]
         assert await is_open(at)

@@ -8,13 +8,14 @@ module                   responsible for
 :mod:`.extension`        each worker's side: one method, which never raises
 :mod:`.fanout`           the server's side: answers to a view, moves to questions
 :mod:`.preparation`      an update that waits for its caller's decision, while vLLM serves
-:mod:`.named_hold`       a pause with an owner and a lease, as a fleet's server gives it
-:mod:`.endpoint`         vLLM's endpoint plugin: updates, one at a time, and the gate's state
+:mod:`.pauses`           vLLM's pause: an update's, a trainer's, or one with an owner and a lease
+:mod:`.updates`          the updates of one server, one at a time, and the gate's state
 :mod:`.update_journal`   what becomes of updates: receipts, events, metrics
 :mod:`.api_servers`      several API servers of one vLLM: one has what wsm knows
 :mod:`.engine`           weights that a trainer pushes: vLLM's engines, and what they give to the model
 :mod:`.verbs`            trainers' verbs, as their published clients send them
 :mod:`.gate`             what stands before vLLM's app, and is answered over HTTP
+:mod:`.endpoint`         vLLM's endpoint plugin: what vLLM calls, before it listens
 =======================  ===================================================================================
 
 torch is imported inside a function, and vLLM nowhere.

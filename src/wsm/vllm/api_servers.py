@@ -40,7 +40,6 @@ class ApiServers:
         self._socket = private_directory() / (name or f"{_NAMES}{hashlib.sha256(key).hexdigest()[:16]}")
         self._open, self._lock = self._socket.with_suffix(".open"), self._socket.with_suffix(".lock")
 
-    @property
     def is_open(self) -> bool:
         """Whether the first server lets requests for text in."""
         return self._open.exists()

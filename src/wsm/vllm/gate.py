@@ -13,8 +13,9 @@ The routes are asked for vLLM's API key, where it has one: vLLM itself guards ``
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,11 +26,9 @@ from wsm.http.answers import failed
 from wsm.http.native._events import event_stream
 from wsm.metrics.exporter import answered
 from wsm.vllm import verbs
-from wsm.vllm.named_hold import HoldRequest
+from wsm.vllm.pauses import HoldRequest
 from wsm.vllm.update_journal import GROUP
-
-if TYPE_CHECKING:  # it puts the gate before vLLM's app
-    from wsm.vllm.endpoint import EndpointPlugin
+from wsm.vllm.updates import PrepareRequest, ServerUpdates, UpdateRequest
 
 #: Verbs that must wait for the end of an update, or of a closed gate.
 _RESUMES = frozenset({"/resume", "/wake_up", "/areal_continue_generation"})
@@ -38,19 +37,35 @@ _PAUSES = frozenset({"/pause", "/sleep", "/areal_pause_generation"})
 _HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
 
 
+class DecisionRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a commit or an abort: what was prepared under this request id; missing: whatever was."""
+
+    request_id: str | None = None
+
+
 class Gate:
-    """The ASGI app before vLLM's."""
+    """What each request to vLLM's app comes through.
 
-    def __init__(self, app: ASGIApp, plugin: EndpointPlugin) -> None:
-        self._app, self._plugin, self._verbs = app, plugin, verbs.TrainerVerbs(plugin).by_name
+    `keys`: one of them is asked for, if there are any. `lets_in`: whether requests may reach what serves.
+    `updates`: in the first API server, or the only one. `first`: in each other one, what asks that.
+    """
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        lets_in: Callable[[], bool],
+        updates: ServerUpdates | None = None,
+        first: ASGIApp | None = None,
+    ) -> None:
+        self._keys, self._lets_in, self._updates, self._first = keys, lets_in, updates, first
+
+    async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what must not pass, and what is asked of wsm; else let vLLM's app answer."""
-        if scope["type"] == "websocket" and not self._plugin.lets_in():
+        if scope["type"] == "websocket" and not self._lets_in():
             await send({"type": "websocket.close", "code": 1013})
             return
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         request = Request(scope, receive)
         try:
@@ -58,89 +73,90 @@ class Gate:
         except WsmError as error:
             told = failed(error)
             answer = Response(told.content(), told.status, told.headers, "application/json")
-        await (answer or self._app)(scope, receive, send)
+        await (answer or app)(scope, receive, send)
 
     async def _answer(self, request: Request, path: str, method: str) -> ASGIApp | None:
-        plugin = self._plugin
+        updates = self._updates
         # Behind other verbs of weights, and a sleep that drops them, wsm could not say what serves.
         level = request.query_params.get("level")
-        verb = self._verbs.get(f"{method} {path}")
+        verb = verbs.VERBS.get(f"{method} {path}")
         held = "weight" in path or path == "/collective_rpc" or level == "2"
         ours, waits = path.startswith("/wsm/v1/"), path in _RESUMES | _PAUSES
         guarded = ours or (method == "POST" and (verb or held or waits))
         if guarded and method != "OPTIONS" and not self._may(request):
             raise errors.unauthorized()
-        if plugin.first is not None:
-            asks = method == "POST" and not (path in _HARMLESS or plugin.lets_in())
-            return plugin.first if guarded or verb or asks else None
+        if updates is None:
+            asks = method == "POST" and not (path in _HARMLESS or self._lets_in())
+            return self._first if guarded or verb or asks else None
         if ours:
-            return await self._own(request, method, path.removeprefix("/wsm/v1/"))
+            return await _own(updates, request, method, path.removeprefix("/wsm/v1/"))
         if method != "POST":
-            return await verb(request) if verb else None
+            return await verb(updates, request) if verb else None
         if held and not verb:
             message = f"wsm keeps {path} from changing weights behind it; POST /wsm/v1/update"
             raise RefusedError(message, code="held-by-wsm")
         if waits:
-            plugin.require_not_loading()
-            plugin.named_hold.require_none()
-        if path in _RESUMES and not plugin.lets_in():
-            raise RefusedError(plugin.explain()["text"], code="held-by-wsm")
+            updates.require_not_loading()
+            updates.named_hold.require_none()
+        if path in _RESUMES and not updates.lets_in():
+            raise RefusedError(updates.explain()["text"], code="held-by-wsm")
         if verb:
-            return await verb(request)
+            return await verb(updates, request)
         if path not in _HARMLESS:
-            plugin.require_open()
+            updates.require_open()
         return None
 
     def _may(self, request: Request) -> bool:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         given = key.encode() if scheme.lower() == "bearer" else b""
-        keys = self._plugin.keys
-        return not keys or any(hmac.compare_digest(given, each.encode()) for each in keys)
+        return not self._keys or any(hmac.compare_digest(given, each.encode()) for each in self._keys)
 
-    async def _own(self, request: Request, method: str, what: str) -> Response:
-        named = request.headers.get("x-wsm-group", GROUP)
-        if named != GROUP:
-            raise errors.wrong_group(asked=named, group=GROUP)
-        if method == "POST" and what in ("update", "prepare", "commit", "abort", "hold", "release"):
-            return await self._command(request, what)
-        what, _, request_id = what.partition("/")
-        if method == "GET" and what in ("status", "ready", "explain", "receipts", "commands"):
-            return await self._told(what, request_id)
-        if method == "GET" and what == "events":
-            return event_stream(request, self._plugin.journal.look)
-        if method == "GET" and what == "metrics":
-            status, headers, scraped = answered(self._plugin, request.headers.get("accept", ""))
-            return Response(scraped, status, dict(headers))
-        raise errors.not_found(method=method, path=request.url.path)
 
-    async def _command(self, request: Request, what: str) -> Response:
-        plugin, request_id = self._plugin, verbs.request_id_of(request)
-        if what == "update":
-            receipt = await plugin.update(await verbs.body_of(request, verbs.UpdateRequest), request_id)
-        elif what == "prepare":
-            receipt = await plugin.prepare(await verbs.body_of(request, verbs.PrepareRequest), request_id)
-        elif what == "hold":
-            hold = await verbs.body_of(request, HoldRequest)
-            return JSONResponse(await plugin.named_hold.take(hold, request_id))
-        elif what == "release":
-            release = await verbs.body_of(request, HoldRequest)
-            return JSONResponse(await plugin.named_hold.release(release, request_id))
-        else:
-            asked = await verbs.body_of(request, verbs.DecisionRequest)
-            receipt = await plugin.decide(asked.request_id, commit=what == "commit")
-        return JSONResponse(receipt, verbs.STATUSES[receipt["outcome"]])
+async def _own(updates: ServerUpdates, request: Request, method: str, what: str) -> Response:
+    named = request.headers.get("x-wsm-group", GROUP)
+    if named != GROUP:
+        raise errors.wrong_group(asked=named, group=GROUP)
+    if method == "POST" and what in ("update", "prepare", "commit", "abort", "hold", "release"):
+        return await _command(updates, request, what)
+    what, _, request_id = what.partition("/")
+    if method == "GET" and what in ("status", "ready", "explain", "receipts", "commands"):
+        return await _told(updates, what, request_id)
+    if method == "GET" and what == "events":
+        return event_stream(request, updates.journal.look)
+    if method == "GET" and what == "metrics":
+        status, headers, scraped = answered(updates, request.headers.get("accept", ""))
+        return Response(scraped, status, dict(headers))
+    raise errors.not_found(method=method, path=request.url.path)
 
-    async def _told(self, what: str, request_id: str) -> Response:
-        plugin = self._plugin
-        if what == "status":
-            return JSONResponse(await plugin.status())
-        if what == "receipts":
-            return JSONResponse({"receipts": [*plugin.journal.receipts]})
-        if what == "commands":
-            known = plugin.journal.known(request_id)
-            if known is None:
-                raise errors.request_unknown(request_id=request_id)
-            return JSONResponse({**known, "state": "succeeded" if "receipt" in known else "failed"})
-        said = plugin.explain()
-        ready = {"serving": said["open"], "headline": said["text"]}
-        return JSONResponse(said | ready, 200 if said["open"] or what == "explain" else 503)
+
+async def _command(updates: ServerUpdates, request: Request, what: str) -> Response:
+    request_id = verbs.request_id_of(request)
+    if what == "update":
+        receipt = await updates.update(await verbs.body_of(request, UpdateRequest), request_id)
+    elif what == "prepare":
+        receipt = await updates.prepare(await verbs.body_of(request, PrepareRequest), request_id)
+    elif what == "hold":
+        hold = await verbs.body_of(request, HoldRequest)
+        return JSONResponse(await updates.named_hold.take(hold, request_id))
+    elif what == "release":
+        release = await verbs.body_of(request, HoldRequest)
+        return JSONResponse(await updates.named_hold.release(release, request_id))
+    else:
+        asked = await verbs.body_of(request, DecisionRequest)
+        receipt = await updates.decide(asked.request_id, commit=what == "commit")
+    return JSONResponse(receipt, verbs.STATUSES[receipt["outcome"]])
+
+
+async def _told(updates: ServerUpdates, what: str, request_id: str) -> Response:
+    if what == "status":
+        return JSONResponse(await updates.status())
+    if what == "receipts":
+        return JSONResponse({"receipts": [*updates.journal.receipts]})
+    if what == "commands":
+        known = updates.journal.known(request_id)
+        if known is None:
+            raise errors.request_unknown(request_id=request_id)
+        return JSONResponse({**known, "state": "succeeded" if "receipt" in known else "failed"})
+    said = updates.explain()
+    ready = {"serving": said["open"], "headline": said["text"]}
+    return JSONResponse(said | ready, 200 if said["open"] or what == "explain" else 503)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+import msgspec
+
 from wsm.clock import monotonic_ns
 from wsm.committed_record import CommittedRecord
 from wsm.http.native._events import new_events
@@ -126,14 +128,14 @@ class UpdateJournal:
         """Return what is new to a stream of events."""
         return new_events("", [self._ring], seen)
 
-    def families(self, closed: str | None) -> list[Any]:
-        """Return what a scrape gets: the ranks as a group, which a gate that is `closed`, and why, holds."""
+    def families(self, hold: Hold | None, closed: str | None) -> list[Any]:
+        """Return what a scrape gets: the ranks as a group, held, or by a gate that is `closed`, and why."""
         from wsm.metrics.families import families  # noqa: PLC0415 - vLLM has what it is made of
 
-        ranks, hold = self._ranks, None
-        view = ranks.view()
+        ranks, view = self._ranks, self._ranks.view()
         if closed is not None:
-            hold = Hold(GROUP, GROUP, closed=ClosedHold(GROUP, "update", closed, by=ClosedBy.FAILED))
+            failed = ClosedHold(GROUP, "update", closed, by=ClosedBy.FAILED)
+            hold = msgspec.structs.replace(hold or Hold(GROUP, GROUP), closed=failed)
         participants = [
             RankStatus(rank, status=said, weights=WeightState(said.weights).name, kv=KVState(said.kv).name)
             for rank, said in enumerate(view.statuses)

@@ -1,7 +1,7 @@
-"""A pause of vLLM that has an owner and a lease, as a fleet's server holds its replicas.
+"""vLLM's pause: an update's, a trainer's, or one with an owner and a lease, as a fleet's server gives it.
 
-What becomes of a request is said by :mod:`wsm.states.holding`. A pause that vLLM's own verbs have given is a
-hold of another owner.
+An update gives a pause that another has given back as it was. What becomes of a request for a hold is said by
+:mod:`wsm.states.holding`; a pause that vLLM's own verbs have given is a hold of another owner.
 """
 
 from __future__ import annotations
@@ -9,25 +9,72 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 
-from wsm.errors import RefusedError
+from wsm.errors import RefusedError, described
 from wsm.http.hold_table import OWNERS
 from wsm.receipt import Outcome, Receipt
 from wsm.states import holding
 from wsm.states.holding import Answer, ClosedHold, Hold
 from wsm.states.vocabulary import InFlightPolicy
+from wsm.vllm.fanout import EngineRanks
 from wsm.vllm.update_journal import GROUP
-
-if TYPE_CHECKING:  # it pauses and resumes
-    from wsm.vllm.endpoint import EndpointPlugin
 
 #: The hold that a pause by vLLM's own verbs is.
 _TRAINERS = Hold("", f"{OWNERS}{GROUP}")
 _MODES = {InFlightPolicy.ABORT: "abort", InFlightPolicy.DRAIN: "wait", InFlightPolicy.KEEP: "keep"}
+
+
+class EnginePause:
+    """The pause of one engine. `is_an_updates`: whether an update has given it, and not ended it."""
+
+    def __init__(self, client: Any, ranks: EngineRanks) -> None:
+        self.is_an_updates = False
+        self._is_anothers = False  # while it is an update's
+        self._client, self._ranks = client, ranks
+
+    async def begin_update(self, mode: str) -> None:
+        """Let no step begin, and forget what the old weights have computed."""
+        if not self.is_an_updates:
+            self._is_anothers, self.is_an_updates = await self.is_there(), True
+        await self._of_engine(self._client.pause_generation(mode=mode, clear_cache=True))
+
+    async def end_update(self) -> None:
+        """Let vLLM name what serves now, and go on, unless another has paused it."""
+        if self.is_an_updates:
+            await self._of_engine(self._client.update_weight_version(self._ranks.version))
+            if not self._is_anothers:
+                await self._of_engine(self._client.resume_generation())
+            self.is_an_updates = False
+
+    async def is_there(self) -> bool:
+        """Whether vLLM is paused."""
+        return bool(await self._of_engine(self._client.is_paused()))
+
+    async def is_given(self) -> bool:
+        """Whether somebody else than an update has paused vLLM."""
+        return self._is_anothers if self.is_an_updates else await self.is_there()
+
+    async def give(self, mode: str, *, clear_cache: bool = False) -> None:
+        """Pause vLLM until :meth:`end`, updates or not."""
+        self._is_anothers = True
+        if not self.is_an_updates or mode == "abort":  # where nothing serves, it is paused as it is
+            await self._of_engine(self._client.pause_generation(mode=mode, clear_cache=clear_cache))
+
+    async def end(self) -> None:
+        """Resume vLLM, or let the update do so that loads, or that ends well at last."""
+        self._is_anothers = False
+        if not self.is_an_updates:
+            await self._of_engine(self._client.resume_generation())
+
+    async def _of_engine(self, asked: Awaitable[Any]) -> Any:
+        try:
+            return await asked
+        except Exception as error:
+            raise self._ranks.lost("engine-lost", described(error)) from error
 
 
 class HoldRequest(msgspec.Struct):
@@ -45,11 +92,20 @@ class HoldRequest(msgspec.Struct):
 
 
 class NamedHold:
-    """The hold of one server. `hold`: the one in force."""
+    """The hold of one server. `hold`: the one in force.
 
-    def __init__(self, plugin: EndpointPlugin) -> None:
+    `may_pause`: raises where an update loads. `lets_in`: whether requests may reach what serves.
+    """
+
+    def __init__(
+        self,
+        pause: EnginePause,
+        ranks: EngineRanks,
+        may_pause: Callable[[], None],
+        lets_in: Callable[[], bool],
+    ) -> None:
         self.hold: Hold | None = None
-        self._plugin = plugin
+        self._pause, self._ranks, self._may_pause, self._lets_in = pause, ranks, may_pause, lets_in
         self._lease: asyncio.Task[None] | None = None
 
     async def take(self, asked: HoldRequest, request_id: str) -> Mapping[str, Any]:
@@ -65,7 +121,8 @@ class NamedHold:
         _require(answer, hold)
         if hold is None:
             hold = Hold(uuid.uuid4().hex, owner, asked.in_flight)
-            await self._plugin.pause(_MODES[asked.in_flight])
+            self._may_pause()
+            await self._pause.give(_MODES[asked.in_flight])
         terms = {"lease_s": asked.lease_s, "closed": asked.closed or hold.closed}
         self.hold = msgspec.structs.replace(hold, renewed_ns=time.monotonic_ns(), **terms)
         if self._lease is not None:
@@ -91,7 +148,7 @@ class NamedHold:
         if answer is Answer.NOTHING:
             return self._receipt(request_id, Outcome.ALREADY_OPEN)
         self.hold = None
-        await self._plugin.resume()
+        await self._pause.end()
         return self._receipt(request_id, Outcome.RELEASED)
 
     def require_none(self) -> None:
@@ -106,19 +163,19 @@ class NamedHold:
             self.hold = msgspec.structs.replace(self.hold, closed=closed)
 
     def _receipt(self, request_id: str, outcome: Outcome) -> Mapping[str, Any]:
-        ranks, serving = self._plugin.ranks, self.hold is None and self._plugin.lets_in()
+        ranks, serving = self._ranks, self.hold is None and self._lets_in()
         said = (ranks.version, ranks.version, ranks.digest, False, 0.0, 0.0, ())
         receipt = Receipt(request_id, outcome, 0, 0, *said, serving=serving, hold=self.hold)
         return {"receipt": receipt.to_mapping()}
 
     async def _in_force(self) -> Hold | None:
-        return self.hold or (_TRAINERS if await self._plugin.is_paused() else None)
+        return self.hold or (_TRAINERS if await self._pause.is_given() else None)
 
     async def _end_with_lease(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         if self.hold is not None and self.hold.closed is None:
             self.hold = None
-            await self._plugin.resume()
+            await self._pause.end()
 
 
 def _require(answer: Answer, hold: Hold | None) -> None:

@@ -1,0 +1,426 @@
+"""The updates of one vLLM server, one at a time, whether its gate is open, and what is said of them.
+
+Theory of operation
+-------------------
+What runs in an update waits in vLLM's pause (:mod:`.pauses`).
+
+A replica of a fleet (``WSM_FLEET``) reads the fleet's target itself: what serves and is not allowed closes
+the gate, and an update that is not the fleet's is refused, by its label at first, and by its digest before a
+byte of it is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import suppress
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import msgspec
+
+from wsm.errors import BadInputError, GroupError, RefusedError, WsmError
+from wsm.fleet.member import FleetMember
+from wsm.labels import checked_version
+from wsm.shared_directory import read_ours
+from wsm.states.fleet import admits
+from wsm.strategies.files.atomic_file import replace_file
+from wsm.vllm.api_servers import ApiServers
+from wsm.vllm.engine import PREFIX, START
+from wsm.vllm.extension import error_value
+from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
+from wsm.vllm.pauses import EnginePause, NamedHold
+from wsm.vllm.preparation import Preparation, comes_first
+from wsm.vllm.update_journal import GROUP, UpdateJournal
+from wsm.vllm.versions import VersionPlace
+
+
+class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What ``--additional-config '{"wsm": {...}}'`` says.
+
+    `roots`: below which versions may lie; without it, the directory that the model lies in. `store`: where
+    they are published. `version`: what vLLM was started with; else the name of its directory. `answer_s`:
+    in which the ranks answer whatever they are asked; they do between two steps. `memory_bytes`,
+    `keep_previous`, `fingerprints`: as :class:`.EngineTerms`. `committed`: the file that says what was
+    committed last, as the body of an update. `push_s`: seconds for each verb of a trainer that pushes, and
+    between two. `partial_pushes`: whether it may push a part of the tensors.
+    """
+
+    roots: list[str] | None = None
+    store: str | None = None
+    version: str | None = None
+    answer_s: float = 60.0
+    memory_bytes: int | None = None
+    keep_previous: bool = False
+    fingerprints: bool = False
+    committed: str | None = None
+    push_s: float = 300.0
+    partial_pushes: bool = False
+
+
+class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an update. `path`: a directory below the roots; else `version` is one of the store.
+
+    `in_flight`, `hot`, `force`: what the native API says of a load in place; ``drain`` is vLLM's ``wait``.
+    """
+
+    path: str | None = None
+    version: str | None = None
+    digest: str | None = None
+    mode: Literal["keep", "wait", "abort"] = "keep"
+    in_flight: Literal["drain", "abort"] | None = None
+    hot: Literal[False] = False
+    force: bool = True
+    deadline_s: float = 600.0
+
+
+class PrepareRequest(UpdateRequest, forbid_unknown_fields=True):
+    """The body of a prepare: as of an update that stages beside what serves. `lease_s`: as `deadline_s`."""
+
+    hot: Literal[True] = True  # type: ignore[assignment] # the other of both
+    hot_fallback: Literal["refuse"] = "refuse"
+    lease_s: float | None = None
+
+
+class ServerUpdates:
+    """What one server knows of its engine. `backend`: by which trainers push, as vLLM was told.
+
+    `servers`: the other API servers of this vLLM, which are told whether the gate is open.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        ranks: EngineRanks,
+        options: ServerOptions,
+        backend: str,
+        *,
+        fleet: FleetMember | None,
+        servers: ApiServers | None,
+    ) -> None:
+        self.ranks, self.journal = ranks, UpdateJournal(ranks)
+        self.is_open, self.is_updating = True, False
+        self.pause = EnginePause(client, ranks)
+        self.named_hold = NamedHold(self.pause, ranks, self.require_not_loading, self.lets_in)
+        self._options, self._backend, self._fleet, self._servers = options, backend, fleet, servers
+        self._asking = asyncio.Lock()
+        self._pushing: asyncio.Task[dict[str, Any]] | None = None
+        self._prepared: Preparation | None = None
+        self._owed: str | None = None  # what was committed before this start
+        self._recorded: dict[str, Any] = {}
+
+    async def bring_committed(self) -> None:
+        """Bring what was committed before this start, or what the fleet allows.
+
+        Raises
+        ------
+        BadInputError (``bad-record``)
+            If the file that should say what was committed does not.
+        """
+        wanted = await asyncio.to_thread(self._wanted_at_start)
+        if wanted is not None:
+            with suppress(RefusedError):  # the fleet's target is another by now
+                await self.update(wanted, "start")
+
+    def _wanted_at_start(self) -> UpdateRequest | None:
+        """Return what must serve, by the fleet or else by the file, if it is not what vLLM was started with.
+
+        Blocks. A version that the file owes is brought by an update, or none serves until one was.
+        """
+        digest, file = self.ranks.digest, self._options.committed
+        if self._fleet is not None:
+            target = self._fleet.look()
+            if target is None or admits(digest, target):
+                return None
+            return UpdateRequest(version=target.content.label, digest=target.content.digest)
+        if file is None or not Path(file).exists():
+            return None
+        try:
+            wanted = msgspec.json.decode(read_ours(Path(file)), type=UpdateRequest)
+            label = _label(wanted)
+        except (msgspec.DecodeError, BadInputError) as error:
+            problem = f"{file} does not say what was committed: {error}"
+            raise BadInputError(f"{problem}; correct it, or remove it", code="bad-record") from error
+        if wanted.digest is not None and wanted.digest == digest:
+            return None
+        self._owed, self.is_open = label, False
+        return wanted
+
+    def _record(self) -> str | None:
+        """Store what was committed, for the next start; return why that fails. Blocks."""
+        file, ranks = self._options.committed, self.ranks
+        if file is None or self._fleet is not None or ranks.place is None:
+            return None
+        said = {"version": ranks.version, "path": ranks.place.path, "digest": ranks.digest}
+        if said == self._recorded:
+            return None
+        try:
+            replace_file(Path(file), msgspec.json.encode(said))
+        except OSError as error:
+            return f"{file} does not say that it is committed: {error}; a restart brings another version"
+        self._recorded = said
+        return None
+
+    def require_not_loading(self) -> None:
+        """See that no update has paused vLLM itself, or soon does (code ``update-in-progress``)."""
+        if self.is_loading:
+            raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
+
+    @property
+    def takes_pushes(self) -> bool:
+        """Whether vLLM was started with one of its engines under wsm's name."""
+        return bool(self._backend.startswith(PREFIX))
+
+    @property
+    def is_pushing(self) -> bool:
+        """Whether a trainer has begun to push, and its update has not ended."""
+        return self._pushing is not None and not self._pushing.done()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether an update runs that does not wait for its caller's decision."""
+        return self.is_updating and (self._prepared is None or self._prepared.left_s is None)
+
+    async def connect(self, verb: str, given: list[Any]) -> None:
+        """Have the ranks' engines meet their trainer, or part with it.
+
+        Raises
+        ------
+        GroupError
+            If one fails in it.
+        RefusedError
+            If an update runs (``update-in-progress``).
+        """
+        self.require_idle()
+        async with self._asking:
+            await self.ranks.connect(verb, given, self._options.push_s)
+
+    async def prepare(self, asked: PrepareRequest, request_id: str) -> dict[str, Any]:
+        """Have a version staged and voted for while vLLM serves; return the receipt.
+
+        Raises as :meth:`update`. The same request again is answered as the first.
+        """
+        prepared = self._prepared
+        if prepared is None or prepared.request_id != request_id or prepared.update.done():
+            lease_s = asked.deadline_s if asked.lease_s is None else asked.lease_s
+            prepared = Preparation(request_id, lease_s)
+            prepared.update = asyncio.ensure_future(self.update(asked, request_id, prepared=prepared))
+        if await prepared.await_votes():
+            return self.journal.known(request_id) or {}
+        return prepared.update.result()
+
+    async def decide(self, request_id: str | None, *, commit: bool) -> dict[str, Any]:
+        """Commit or abort what is prepared, under that request id or, to abort, any; return the receipt.
+
+        Raises
+        ------
+        RefusedError
+            If that is not prepared (``not-prepared``, ``lease-over``), or decided otherwise.
+        """
+        prepared, known = self._prepared, self.journal.known(request_id) if request_id else None
+        if commit and known is not None and known["outcome"] == "committed":
+            return known
+        if prepared is None or request_id not in (None, prepared.request_id):
+            raise RefusedError(f"{request_id or 'nothing'} is not prepared; prepare it", code="not-prepared")
+        return await prepared.decide(commit=commit)
+
+    async def push(self, verb: str, given: list[Any], version: str | None = None) -> dict[str, Any] | None:
+        """Hand the ranks a trainer's verb; return the receipt once the push has ended, None before.
+
+        Raises
+        ------
+        RefusedError
+            If another update runs (``update-in-progress``); or none has begun (``no-push``).
+        """
+        pushing, sent = self._pushing, SentVerb(verb, given, version)
+        if verb == START:
+            self.require_idle()
+            self._pushes = asyncio.Queue[SentVerb]()
+            asked = UpdateRequest(version="pushed", deadline_s=self._options.push_s)
+            update = self.update(asked, uuid.uuid4().hex, pushes=self._pushes)
+            self._pushing = pushing = asyncio.create_task(update)
+        elif pushing is None or pushing.done():
+            raise RefusedError(
+                "no push has begun, or it has failed; POST /start_weight_update", code="no-push"
+            )
+        self._pushes.put_nowait(sent)
+        return None if await comes_first(sent.done, pushing) else pushing.result()
+
+    async def update(
+        self,
+        asked: UpdateRequest,
+        request_id: str,
+        *,
+        pushes: asyncio.Queue[SentVerb] | None = None,
+        prepared: Preparation | None = None,
+    ) -> dict[str, Any]:
+        """Bring a version, or keep the one before; return the receipt. A request that committed is over.
+
+        `pushes`: what a trainer sends, if it is pushed. `prepared`: what asks the caller, once all ranks have
+        voted.
+
+        Raises
+        ------
+        RefusedError
+            If another update runs (``update-in-progress``), or it is not the fleet's (``not-the-fleets``).
+        """
+        ranks, options, known = self.ranks, self._options, self.journal.known(request_id)
+        if known is not None and known["outcome"] == "committed":
+            return known
+        label, warning = _label(asked), None
+        await self._require_the_fleets(label, None)
+        self.require_idle(of_push=pushes is not None)
+        place = VersionPlace(label, asked.path, options.roots or [], options.store, asked.digest)
+        if pushes is not None:
+            place = VersionPlace(label, pushed=True, over=self._base())
+        self.is_updating, self._prepared, end = True, prepared, UpdateEnd()
+        told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
+        told |= {"previous_version": ranks.version, "warning": None}
+        digest_before = ranks.digest
+        if prepared is not None:
+            told |= {"hot": True, "lease_s": prepared.lease_s}
+        self.journal.begin(request_id)
+        mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
+        try:
+            async with self._asking:
+                may_load, pause = partial(self._may_load, told), partial(self.pause.begin_update, mode)
+                late_s = asked.deadline_s
+                await ranks.update(place, may_load, pause, end, pushes=pushes, deadline_s=late_s)
+                if ranks.serving():
+                    warning = await asyncio.to_thread(self._record)
+                    await self.pause.end_update()
+        except GroupError as error:
+            end.errors.append(error_value(error))
+        finally:
+            if end.committed:
+                self.named_hold.see_committed(ranks.version, other=ranks.digest != digest_before)
+            self.is_updating = False
+            self._look_whether_open()
+        told |= {"version": end.version or label, "warning": warning}
+        return self.journal.end(told, end, is_open=self.is_open)
+
+    def _look_whether_open(self) -> None:
+        self.is_open = self.ranks.serving() and not self._owes
+        if self._servers is not None:
+            self._servers.say(is_open=self.lets_in())
+
+    @property
+    def _owes(self) -> bool:
+        return self._owed is not None and self.ranks.place is None
+
+    def require_idle(self, *, of_push: bool = False) -> None:
+        """See that no update runs, and no trainer pushes, but that which asks for it (`of_push`).
+
+        Raises
+        ------
+        RefusedError (``update-in-progress``)
+            Else.
+        """
+        if self.is_updating or (self.is_pushing and not of_push):
+            raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
+
+    def _base(self) -> str | None:
+        """Return the content that a push changes; None: it brings all."""
+        if not (self._options.partial_pushes or self._backend == f"{PREFIX}sparse_nccl"):
+            return None
+        self.require_open()
+        return self.ranks.digest or ""
+
+    async def _may_load(self, told: dict[str, Any], end: UpdateEnd) -> bool:
+        if self._prepared is not None:
+            self.journal.receipt(told, end, "prepared", is_open=self.is_open)
+            if not await self._prepared.await_commit(end):
+                return False
+        try:
+            await self._require_the_fleets(end.votes[0]["version"], end.votes[0]["digest"])
+        except RefusedError as error:
+            end.errors.append(error_value(error))
+        return not end.errors
+
+    async def _require_the_fleets(self, label: str, digest: str | None) -> None:
+        if self._fleet is not None:
+            await asyncio.to_thread(self._fleet.require_own, label, digest)
+
+    def require_open(self) -> None:
+        """See that requests may reach what serves.
+
+        Raises
+        ------
+        RefusedError
+            If no whole version is proved (``weights-not-whole``), or the fleet does not allow it
+            (``fleet-stale``).
+        """
+        if self.is_open:
+            if self._fleet is not None:
+                self._fleet.require_admitted(GROUP, self.ranks.digest)
+            return
+        fault, failures = (
+            self.ranks.fault,
+            [each["errors"] for each in self.journal.receipts if "error" in each],
+        )
+        found = [error_value(fault)] if fault else failures[-1] if failures else []
+        names = [[f"{name} {each[name]}, " for name in ("rank", "tensor") if name in each] for each in found]
+        why = ["".join([*where, each["message"]]) for where, each in zip(names, found, strict=True)]
+        todo = "Update to a whole version, which opens the gate, or restart vLLM."
+        what = "No whole version is proved"
+        if self._owes:
+            what = f"Version {self._owed} was committed before this start, and is not brought"
+        text = f"{what}, and nothing is served. {'; '.join(why)}. {todo}"
+        raise RefusedError(text, code="weights-not-whole", errors=found)
+
+    def lets_in(self) -> bool:
+        """Whether requests may reach what serves."""
+        return bool(self.explain()["open"])
+
+    def explain(self) -> dict[str, Any]:
+        """Say what serves, and if nothing does, why, and what to do."""
+        try:
+            self.require_open()
+        except RefusedError as error:
+            return {"open": False, "text": str(error), "errors": error.context.get("errors", [])}
+        text = f"Version {self.ranks.version} serves, whole on {self.ranks.ranks} ranks."
+        return {"open": True, "text": text, "errors": []}
+
+    def collect(self) -> list[Any]:
+        """Return the families of a scrape, as ``prometheus_client`` asks a collector."""
+        said = self.explain()
+        return self.journal.families(self.named_hold.hold, None if said["open"] else said["text"])
+
+    async def status(self) -> dict[str, Any]:
+        """Say where each rank is; the ranks are asked, unless an update runs."""
+        ranks = self.ranks
+        if not self.is_updating:
+            async with self._asking:
+                with suppress(WsmError):  # said by explain
+                    await ranks.look()
+                self._look_whether_open()
+        prepared, left_s = self._prepared, self._prepared and self._prepared.left_s
+        hold = self.named_hold.hold
+        step = prepared.request_id if prepared and left_s is not None else None
+        standing = self._fleet and partial(
+            self._fleet.standing, ranks.digest, serving=self.is_open, step=step
+        )
+        return {
+            "request_id": step,
+            "decision_left_s": left_s,
+            "fleet": standing and msgspec.to_builtins(await asyncio.to_thread(standing)),
+            "name": GROUP,
+            "serving": self.is_open and hold is None,
+            "hold": hold and hold.facts(),
+            "over": not self.pause.is_an_updates,
+            "manifest_digest": ranks.digest if self.is_open else None,
+            "open": self.explain()["open"],
+            "updating": self.is_updating,
+            "version": ranks.version if self.is_open else None,
+            "restorable": ranks.is_restorable,
+            "memory": {"bytes": self._options.memory_bytes, "keep_previous": self._options.keep_previous},
+            "paused": self.pause.is_an_updates,
+            "ranks": ranks.answers,
+        }
+
+
+def _label(asked: UpdateRequest) -> str:
+    if asked.path is None and asked.version is None:
+        raise BadInputError("an update needs a path, or a version of the store", code="no-place")
+    return checked_version(asked.version or PurePath(asked.path or "").name)
