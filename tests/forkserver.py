@@ -68,8 +68,10 @@ class Forked:
             return self.wait(0)
         return None
 
-    def communicate(self, timeout: float = _PATIENCE_S) -> Any:
-        """Let it read the end of its input, wait until it ends, and return what it has written."""
+    def communicate(self, told: Any = None, timeout: float = _PATIENCE_S) -> Any:
+        """Tell it that and the end of its input, wait until it ends, and return what it has written."""
+        if told:
+            self.stdin.write(told)
         self.stdin.close()
         # An output fills no pipe, or the other one stays empty, in all tests.
         said = tuple(None if each is None else each.read() for each in (self.stdout, self.stderr))
@@ -159,6 +161,13 @@ class ForkServer:
                 _adopt_orphans(False)
             undo.pop_all()
         return Forked(pid, to_it, said, errors)
+
+    def run(self, *command: object) -> str:
+        """Run it to the end, which is to be a good one; return what it printed. Errors go where ours do."""
+        with self.start(*command, stderr=None, text=True) as program:
+            said: str = program.communicate()[0]
+        assert program.returncode == 0
+        return said
 
     def _serving(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

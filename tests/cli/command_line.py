@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,4 +23,4 @@ class Ended(NamedTuple):
 
 
 Run = Callable[..., Ended]
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Any]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import yaml
 from small_model import RANKS, publish
 
+from tests.forkserver import WITHOUT_PADDLE, Forked
 from wsm import Controller, GroupStatus, load_config
 from wsm.group_segment import own_group
 
@@ -54,23 +53,15 @@ class LivingGroup:
         for version in (1, 2):
             publish(self.snapshots, version)
         self.segment = own_group(load_config(self.config_file))
-        self.processes: list[Any] = []
+        self.processes: list[Forked] = []
 
     def start(self) -> None:
         for rank in range(RANKS):
-            self.processes.append(
-                self.begin(self._program, str(self.config_file), str(rank), *self._arguments)
-            )
+            command = (self._program, self.config_file, rank, *self._arguments)
+            self.processes.append(WITHOUT_PADDLE.start(*command, stderr=None, text=True))
         for process in self.processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() in ("attached\n", b"attached\n")
+            assert process.stdout.readline() == "attached\n"
         self.until(lambda status: status.over)
-
-    def begin(self, program: str, *arguments: str) -> Any:
-        """Start a rank's process, which says on standard output that it has attached."""
-        return subprocess.Popen(
-            [sys.executable, program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
 
     @property
     def is_whole(self) -> bool:
@@ -100,14 +91,10 @@ class LivingGroup:
 
     def close(self) -> None:
         for process in self.processes:
-            self.end(process)
+            process.close()
         if not self.segment.is_closed:
             self.segment.unlink()
             self.segment.close()
-
-    def end(self, process: Any) -> None:
-        process.kill()
-        process.communicate()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

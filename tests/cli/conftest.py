@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import click.testing
 import pytest
 
 from examples.commands import EXAMPLES
+from tests.forkserver import FOR_COMMANDS
 from tests.leftovers import group_name
 from wsm import Controller, log
 from wsm.cli import main
@@ -101,27 +103,26 @@ def commands_run() -> Iterator[Callable[[click.Group], Run]]:
 
 
 @pytest.fixture
-def start_wsm() -> Iterator[Start]:
-    """Start a command line as a process, as a shell would."""
-    processes: list[subprocess.Popen[str]] = []
+def start_wsm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start a command line as a process: that of wsm forked from one that has imported it, others anew."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.ExitStack() as undo:
 
-    def start(
-        *arguments: object, program: str = "wsm_entry", env: Mapping[str, str] = {}
-    ) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", program, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "COLUMNS": "80", **env},
-        )
-        processes.append(process)
-        return process
+        def start(*arguments: object, program: str = "wsm") -> Any:
+            if program == "wsm":
+                forked = FOR_COMMANDS.start("-m", program, *arguments, stderr=subprocess.PIPE, text=True)
+                return undo.enter_context(forked)
+            process = subprocess.Popen(
+                [sys.executable, "-m", program, *map(str, arguments)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            undo.enter_context(process)
+            undo.callback(process.kill)
+            return process
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 @pytest.fixture

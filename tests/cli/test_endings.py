@@ -90,7 +90,7 @@ def test_a_signal_ends_the_imports_of_a_command_without_a_word(start_wsm: Start)
         return bool(int(caught, 16) >> (number - 1) & 1)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        command = start_wsm("status")
+        command = start_wsm("status", program="wsm_entry")
         until(lambda command=command: handles(command, signal.SIGHUP))
         command.send_signal(number)
         out, err = command.communicate(timeout=PATIENCE_S)

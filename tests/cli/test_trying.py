@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -11,6 +10,7 @@ import pytest
 from command_line import Run, Start
 from commanded_group import PATIENCE_S, wait_until
 
+from tests.forkserver import Forked
 from tests.leftovers import group_name
 from wsm.private_directory import private_directory
 
@@ -21,7 +21,7 @@ def left_of(name: str) -> list[str]:
     return [path.name for path in private_directory().iterdir() if name in path.name]
 
 
-def ranks_of(tried: subprocess.Popen[str]) -> list[psutil.Process]:
+def ranks_of(tried: Forked) -> list[psutil.Process]:
     return psutil.Process(tried.pid).children()
 
 
@@ -43,10 +43,12 @@ def test_a_group_is_updated_loses_a_rank_and_serves_again(wsm: Run) -> None:
 
 
 @pytest.mark.parametrize("line", ["serves version 1", "kill -9"])
-def test_ctrl_c_leaves_no_process_and_no_file(start_wsm: Start, line: str, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_and_no_file(
+    start_wsm: Start, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = group_name("try")
-    tried = start_wsm("try", "--name", name, env={"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"})
-    assert tried.stdout is not None
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    tried = start_wsm("try", "--name", name)
     wait_until(lambda: line in tried.stdout.readline())
     ranks = ranks_of(tried)
     tried.send_signal(signal.SIGINT)

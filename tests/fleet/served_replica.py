@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.forkserver import FOR_COMMANDS, WITHOUT_PADDLE, Forked
+from tests.forkserver import FOR_COMMANDS
 from tests.leftovers import group_name
 from wsm.fleet import Replica
 
@@ -32,23 +32,13 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-class ForkedGroup(LivingGroup):
-    """Its ranks are forked: that they come up by themselves is shown by the command line's tests."""
-
-    def begin(self, program: str, *arguments: str) -> Forked:
-        return WITHOUT_PADDLE.start(Path(program), *arguments)
-
-    def end(self, process: Forked) -> None:
-        process.close()
-
-
 class ServedReplica:
     """A group of two rank processes and its server."""
 
     def __init__(self, directory: Path, store: Path, *options: object, **group: Any) -> None:
         directory.mkdir()
         snapshot = {"directory": str(store), "shared_directory": str(directory)}
-        self._make_group = partial(ForkedGroup, group_name("fleet"), directory, snapshot=snapshot, **group)
+        self._make_group = partial(LivingGroup, group_name("fleet"), directory, snapshot=snapshot, **group)
         self.group = self._make_group()
         self.group.start()
         self._receipts = directory / "http.sqlite"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from msgspec import structs
 
 import wsm
+from tests.forkserver import FOR_COMMANDS, Forked
 from tests.raising import raising
 from wsm.controller import errors
 from wsm.controller.abandoned_commands import revise_hold
@@ -28,19 +27,16 @@ def start(living, tmp_path):
     """`start()`: a server at a Unix socket, ready, and a client of it."""
     started = []
 
-    def begin(name: str = "socket") -> tuple[subprocess.Popen, Client]:
+    def begin(name: str = "socket") -> tuple[Forked, Client]:
         place = str(tmp_path / name)
-        command = [sys.executable, str(PROGRAM), living.name, str(living.directory), place]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process = FOR_COMMANDS.start(PROGRAM, living.name, living.directory, place, stderr=None)
         started.append(process)
         assert process.stdout.readline() == f"unix:{place}\n".encode()
         return process, Client(f"unix:{place}")
 
     yield begin
     for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        process.close()
     with living.controller() as controller:
         controller.update(1)
         controller.release(force=True)

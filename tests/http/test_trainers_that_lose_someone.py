@@ -14,8 +14,6 @@ In each case a new trainer, against a new server if need be, begins its step ane
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +24,8 @@ import httpx
 import pytest
 from kept_group import KeptGroup, kept_group
 from living_group import PATIENCE_S, eventually
+
+from tests.forkserver import FOR_COMMANDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -60,18 +60,12 @@ class Server:
 
     def __init__(self, kept: KeptGroup, surface: str) -> None:
         program = Path(__file__).with_name("served_group.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(program), kept.group.name, str(kept.group.directory), surface],
-            stdout=subprocess.PIPE,
-        )
-        assert self.process.stdout is not None
+        named = (kept.group.name, kept.group.directory, surface)
+        self.process = FOR_COMMANDS.start(program, *named, stderr=None)
         self.base = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.close()
 
 
 def sent(base: str, surface: str, verb: int, version: int, timeout_s: float = 60) -> httpx.Response:

@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +13,7 @@ import pytest
 from memory_of_processes import peak_bytes
 
 from campaign import flooding_peer
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.errors import WsmError
 from wsm.strategies import (
     BucketSender,
@@ -108,10 +107,8 @@ def start(kind):
         stack.callback(lambda: BucketSender("tcp://127.0.0.1:*").close())  # sweeps what killed ones left
 
         def run(address):
-            command = [sys.executable, "-c", kind.program, address]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            process = WITHOUT_PADDLE.start("-c", kind.program, address, stderr=None, text=True)
             stack.enter_context(process)
-            stack.callback(process.kill)
             return process, process.stdout.readline().strip()
 
         yield run
@@ -224,19 +221,15 @@ with BucketSender(sys.argv[1], window_bytes=1 << 18) as sender:
 
 def test_a_trainer_that_is_stopped_in_the_middle_is_silent_and_hears_so_when_it_goes_on(tmp_path):
     address = f"ipc://{tmp_path}/buckets"
-    command = [sys.executable, "-c", _STOPPING_TRAINER, address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "listening\n"
-            target = MemoryTarget([TensorSpec("a", "U8", (3 << 20,))])
-            with pytest.raises(PeerSilentError, match=r"bucket \d was due") as caught:
-                load(IpcAsyncSource(address, silence_s=0.5), target, name="ipc_async")
-            assert caught.value.met
-            os.waitpid(process.pid, os.WUNTRACED)
-            process.send_signal(signal.SIGCONT)
-            assert process.stdout.read() == "PeerFailedError peer-silent\n"
-        finally:
-            process.kill()
+    with WITHOUT_PADDLE.start("-c", _STOPPING_TRAINER, address, stderr=None, text=True) as process:
+        assert process.stdout.readline() == "listening\n"
+        target = MemoryTarget([TensorSpec("a", "U8", (3 << 20,))])
+        with pytest.raises(PeerSilentError, match=r"bucket \d was due") as caught:
+            load(IpcAsyncSource(address, silence_s=0.5), target, name="ipc_async")
+        assert caught.value.met
+        os.waitpid(process.pid, os.WUNTRACED)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == "PeerFailedError peer-silent\n"
 
 
 @pytest.mark.parametrize("kind", [MOONCAKE], indirect=True)
@@ -272,15 +265,12 @@ def test_who_floods_a_publisher_keeps_it_from_nobody_and_fills_nothing(start):
     """All that is not what ranks say, while it has nothing to give; then somebody asks."""
     process, address = start("tcp://127.0.0.1:0")
     before = peak_bytes(process.pid)
-    flooding = [sys.executable, flooding_peer.__file__, "--mooncake", address]
-    with subprocess.Popen(flooding, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
-        try:
-            assert flood.stdout.readline() == "flooding\n"
-            transport = MooncakeTransport(address, connect_s=10.0)
-            with pytest.raises(PeerFailedError, match="no version is published"):
-                load(RsyncSource(transport), MemoryTarget([SPEC]), name="rsync", version=1)
-        finally:
-            flood.kill()
+    flooding = (flooding_peer.__file__, "--mooncake", address)
+    with WITHOUT_PADDLE.start(*flooding, stderr=None, text=True) as flood:
+        assert flood.stdout.readline() == "flooding\n"
+        transport = MooncakeTransport(address, connect_s=10.0)
+        with pytest.raises(PeerFailedError, match="no version is published"):
+            load(RsyncSource(transport), MemoryTarget([SPEC]), name="rsync", version=1)
     assert peak_bytes(process.pid) < before + (200 << 20)
     process.stdin.close()
     assert process.wait(60) == 0

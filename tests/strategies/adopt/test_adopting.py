@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +17,7 @@ import pytest
 from small_state import State, contents, make_state
 from written_checkpoint import overwrite_in_place, write_checkpoint, write_file
 
+from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import raising
 from wsm.errors import WsmError
 from wsm.strategies import (
@@ -666,14 +665,7 @@ print(json.dumps([sorted(seen), wrong]))
 
 @pytest.mark.processes
 def test_an_adoption_that_was_killed_anywhere_is_finished_by_the_same_call(tmp_path: Path) -> None:
-    shared = str(Path(__file__).parents[1] / "shared")
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_EVERYWHERE, str(tmp_path)],
-        check=True,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": shared},
-    )
-    seen, wrong = json.loads(done.stdout)
+    seen, wrong = json.loads(WITHOUT_PADDLE.run("-c", KILLED_EVERYWHERE, tmp_path))
     assert seen == [[False, "1"], [True, "1"], [True, "2"]]
     assert wrong == []
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from bucket_ranks import BUCKET, PROGRAM, WINDOW
 
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.strategies import BucketSender
 
 
@@ -31,10 +30,8 @@ def launch(over_ipc):
     with contextlib.ExitStack() as stack:
 
         def start(rank, version, point):
-            command = [sys.executable, str(PROGRAM), over_ipc.address, str(rank), str(version), point]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            process = WITHOUT_PADDLE.start(PROGRAM, over_ipc.address, rank, version, point, stderr=None)
             stack.enter_context(process)
-            stack.callback(process.kill)
             return process
 
         yield start

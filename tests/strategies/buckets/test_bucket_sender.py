@@ -6,8 +6,6 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, send_to_both, shard, shards
 from receiving_rank import SPECS
 
+from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import raising
 from wsm.errors import WsmError
 from wsm.private_directory import private_directory
@@ -460,8 +459,8 @@ def test_a_rank_removes_the_buckets_of_a_killed_sender_and_the_next_sender_those
     address = f"ipc://{tmp_path}/buckets"
     memory = tmp_path / "memory"  # nobody else's senders sweep there
     memory.mkdir()
-    command = [sys.executable, "-c", _DYING_SENDER, address, str(PROGRAM.parent), str(memory)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = ("-c", _DYING_SENDER, address, PROGRAM.parent, memory)
+    with WITHOUT_PADDLE.start(*command, stderr=None, text=True) as process:
         assert process.stdout.readline() == "listening\n"
         source = IpcAsyncSource(address, 0, world_size=2, silence_s=600, memory_directory=str(memory))
         with raising(stream_errors.PeerDiedError, match="has ended") as caught:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -16,6 +14,7 @@ from receiving_rank import SPECS
 
 from campaign import flooding_peer
 from tests.another_user import acting, shared_place
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.errors import WsmError
 from wsm.shared_directory import ForeignPathError
 from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
@@ -52,11 +51,8 @@ def start():
     with contextlib.ExitStack() as stack:
 
         def run(*arguments):
-            process = subprocess.Popen(
-                [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            process = WITHOUT_PADDLE.start(*arguments, stderr=None, text=True)
             stack.enter_context(process)
-            stack.callback(process.kill)
             return process, process.stdout.readline().strip()
 
         yield run

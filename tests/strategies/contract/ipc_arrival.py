@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import msgspec
 from snapshot_arrival import flip
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.errors import BadInputError
 from wsm.private_directory import private_directory
 from wsm.strategies import errors
@@ -58,8 +57,8 @@ class IpcArrival:
         if wrong is Wrong.NOTHING_THERE:
             return Expected("metas-not-found", (str(self._metas),))
         if wrong is Wrong.PEER_DIES:
-            command = [sys.executable, "-c", _DYING_TRAINER, str(self._directory), str(version)]
-            assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+            with WITHOUT_PADDLE.start("-c", _DYING_TRAINER, self._directory, version) as dying:
+                assert dying.wait() == -signal.SIGKILL
             return Expected("metas-not-found", (str(self._metas),))
         if wrong is Wrong.OTHER_WORLD:
             with SharedTensors(self._directory) as shared:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
+from tests.forkserver import WITHOUT_PADDLE, Forked
 from wsm.strategies import errors
 from wsm.strategies import peer_errors as stream_errors
-
-HERE = Path(__file__).parent
-
-#: Where a trainer of its own finds what the tests import; what the caller's environment says comes after.
-_PLACES = (HERE, HERE.parent / "shared", HERE.parents[1] / "standins")
 
 
 class PeerArrival:
     """Each way of being wrong that names, dtypes and shapes do not show is a method of its name."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     def publish(self, version: int, state: State, *, finite: bool = False) -> None:
         raise NotImplementedError
@@ -36,20 +28,12 @@ class PeerArrival:
 
     def _start_dying(self, program: str, *arguments: str) -> None:
         """Start a trainer that kills itself on the way; return when it listens."""
-        path = os.pathsep.join(filter(None, [*map(str, _PLACES), os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
+        self._process = WITHOUT_PADDLE.start("-c", program, *arguments, stderr=None)
         assert self._process.stdout.readline() == b"listening\n"
 
     def _end_process(self) -> None:
         if self._process is not None:
-            with self._process:
-                self._process.kill()
+            self._process.close()
             self._process = None
 
 

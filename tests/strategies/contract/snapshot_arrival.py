@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.strategies import SnapshotSource, errors, publish_snapshot
 
 PART = "model_state.tp0.0.part0.pdparams"
@@ -58,8 +57,8 @@ class FileArrival:
         if wrong is Wrong.NOTHING_THERE:
             return Expected(self.not_found, (str(self._root), "rank 0"))
         if wrong is Wrong.PEER_DIES:
-            command = [sys.executable, "-c", self.dying_publisher, str(self._root), str(version)]
-            assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+            with WITHOUT_PADDLE.start("-c", self.dying_publisher, self._root, version) as dying:
+                assert dying.wait() == -signal.SIGKILL
             return Expected(self.not_found, (str(self._root),))
         if wrong is Wrong.OTHER_WORLD:
             return self._other_world(version, state)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from delta_directory import A, B, C, Directory, changed, digest_of_state, holding, holds, released
 
+from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import raising
 from wsm.strategies import (
     Retention,
@@ -164,11 +161,8 @@ print(json.dumps([name for name, _ in groupby(seen)]))
 @pytest.mark.slow
 def test_a_delta_that_the_whole_version_replaces_goes_in_one_step_once_the_whole_is_there(directory):
     """In between there are two contents under one number, which ranks refuse to load."""
-    command = [sys.executable, "-c", DYING_INSTEAD_OF_A_DELTA, str(directory.path / "dying")]
-    shared = str(Path(__file__).parents[1] / "shared")
-    environment = {**os.environ, "PYTHONPATH": shared}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
-    assert json.loads(done.stdout) == ["B", "differs-from-manifest", "C"]
+    said = WITHOUT_PADDLE.run("-c", DYING_INSTEAD_OF_A_DELTA, directory.path / "dying")
+    assert json.loads(said) == ["B", "differs-from-manifest", "C"]
 
 
 def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_of_it(directory, monkeypatch):

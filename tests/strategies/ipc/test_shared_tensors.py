@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.another_user import ANOTHER_USER
+from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import raising
 from wsm.private_directory import private_directory
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
@@ -53,10 +54,7 @@ def trainer(directory):
 @pytest.fixture
 def dead_trainer(directory):
     """A trainer that published version 1 and was killed."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _TRAINER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with process:
+    with WITHOUT_PADDLE.start("-c", _TRAINER, directory, stderr=None) as process:
         assert process.stdout.readline() == b"published\n"
         process.kill()
     return process
@@ -154,10 +152,7 @@ def test_a_dead_trainers_version_is_copied_and_never_kept(directory, dead_traine
 
 @pytest.mark.processes
 def test_a_trainer_that_is_killed_while_a_rank_loads_takes_nothing_away(directory):
-    process = subprocess.Popen(
-        [sys.executable, "-c", _TRAINER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with process:
+    with WITHOUT_PADDLE.start("-c", _TRAINER, directory, stderr=None) as process:
         assert process.stdout.readline() == b"published\n"
         kept, copied = MemoryTarget([SPEC], adopting=True), MemoryTarget([SPEC])
         for target in (kept, copied):
@@ -199,8 +194,8 @@ def left_behind(directory, tmp_path):
     """What a trainer leaves that was killed while it wrote its third version: the directory of its memory."""
     memory = tmp_path / "memory"
     memory.mkdir()
-    program = [sys.executable, "-c", _TRAINER_OF_TWO, str(directory), str(memory)]
-    assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
+    with WITHOUT_PADDLE.start("-c", _TRAINER_OF_TWO, directory, memory, stderr=None) as dying:
+        assert dying.wait() == -signal.SIGKILL
     assert len(list(memory.iterdir())) == 3
     return memory
 

@@ -8,7 +8,6 @@ import ipaddress
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.forkserver import WITHOUT_PADDLE, Forked
 from tests.raising import raising
 from wsm.strategies import (
     EngineSettings,
@@ -138,16 +138,11 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 @pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def trainer(tmp_path: Path) -> Iterator[tuple[Forked, str]]:
     address = f"ipc://{tmp_path}/t"
-    command = [sys.executable, "-c", _TRAINER, address, repr(SIZES)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"published\n"
-            yield process, address
-        finally:
-            process.kill()
+    with WITHOUT_PADDLE.start("-c", _TRAINER, address, repr(SIZES), stderr=None) as process:
+        assert process.stdout.readline() == b"published\n"
+        yield process, address
 
 
 def test_what_was_set_up_for_the_first_load_serves_the_later_ones(publisher, ranks, engines):
@@ -293,8 +288,8 @@ def test_a_load_whose_digests_are_all_right_succeeds_though_its_trainer_is_gone_
 
 def test_a_rank_that_dies_gives_its_lease_back(publisher):
     publisher.publish(1, {0: make_state(1)})
-    command = [sys.executable, "-c", _DYING_RANK, publisher.address, repr(SIZES)]
-    assert subprocess.run(command, check=False, timeout=100).returncode == -signal.SIGKILL
+    with WITHOUT_PADDLE.start("-c", _DYING_RANK, publisher.address, repr(SIZES), stderr=None) as dying:
+        assert dying.wait() == -signal.SIGKILL
     publisher.withdraw(wait_s=60)
 
 

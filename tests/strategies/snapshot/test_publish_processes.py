@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.forkserver import WITHOUT_PADDLE
 from tests.incident import incident
 from wsm.strategies import Retention, publish_snapshot
 
 pytestmark = pytest.mark.processes
-
-#: Where a process of its own finds what the tests import.
-WITH_SHARED = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "shared")}
 
 STATE = """
 import sys
@@ -61,17 +57,13 @@ publish_snapshot(sys.argv[1], 61, {0: state(61)}, durable=False)
 
 
 def start(script, *arguments):
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    return WITHOUT_PADDLE.start("-c", script, *arguments, stderr=None, text=True)
 
 
 def first_publication(root):
-    script = STATE + "publish_snapshot(sys.argv[1], 1, {0: state(1)}, part_bytes=45_000)"
-    subprocess.run([sys.executable, "-c", script, str(root)], check=True)
+    WITHOUT_PADDLE.run(
+        "-c", STATE + "publish_snapshot(sys.argv[1], 1, {0: state(1)}, part_bytes=45_000)", root
+    )
 
 
 # Kills a publisher before each of its file operations in turn, and looks at what is there: at once, and
@@ -126,9 +118,7 @@ print(json.dumps([operations, lost, wrong]))
 @pytest.mark.parametrize("way", ["beside", "replaced", "replaced in two renames"])
 def test_a_publisher_killed_anywhere_leaves_whole_versions_and_room_for_the_next(tmp_path, way):
     """Where a file system cannot exchange two names, the next publisher puts back what was in between."""
-    command = [sys.executable, "-c", KILLED_EVERYWHERE, str(tmp_path), way]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=WITH_SHARED)
-    operations, lost, wrong = json.loads(done.stdout)
+    operations, lost, wrong = json.loads(WITHOUT_PADDLE.run("-c", KILLED_EVERYWHERE, tmp_path, way))
     assert operations > 10
     assert wrong == []
     assert lost == (way == "replaced in two renames")
@@ -142,7 +132,7 @@ def test_readers_find_whole_versions_at_any_moment_while_they_are_replaced(tmp_p
         for reader in readers:
             stack.callback(reader.kill)
             assert reader.stdout.readline() == "reading\n"
-        subprocess.run([sys.executable, "-c", STATE + WRITERS[asked], str(tmp_path)], check=True)
+        WITHOUT_PADDLE.run("-c", STATE + WRITERS[asked], tmp_path)
         for reader in readers:
             loads, mixed = map(int, reader.stdout.read().split())
             assert loads > 1
@@ -188,10 +178,7 @@ report = load(SnapshotSource(sys.argv[1], 0, device_id=0), target)
 assert len(report.files) == 1 and report.bytes == 64 * MIB
 print(peak() - before)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True
-    )
-    assert int(done.stdout) < 8 << 10
+    assert int(WITHOUT_PADDLE.run("-c", script, tmp_path)) < 8 << 10
 
 
 def test_strategies_do_not_import_paddle():

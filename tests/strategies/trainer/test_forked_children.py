@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from tests.another_user import fork
+from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import raising
 from wsm.own_descriptor import forked_child
 from wsm.private_directory import private_directory
@@ -149,8 +148,7 @@ time.sleep(600)
 
 
 def test_a_trainer_that_was_killed_is_dead_though_a_child_of_it_lives(tmp_path):
-    command = [sys.executable, "-c", _TRAINER, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+    with WITHOUT_PADDLE.start("-c", _TRAINER, tmp_path, stderr=None, text=True) as trainer:
         child = int(trainer.stdout.readline())
         try:
             source = IpcSource(tmp_path, 0, device_id=0, orphans="refuse")
