@@ -118,6 +118,7 @@ def names_of_annotations() -> dict[str, Any]:
     return {**found, "Callable": collections.abc.Callable}
 
 
+@functools.cache
 def evaluated(annotation: Any, called: Callable[..., Any]) -> Any:
     package = called.__module__.rpartition(".")[0]
     near = [module for name, module in list(sys.modules.items()) if name.startswith(f"{package}.")]
@@ -130,6 +131,10 @@ def evaluated(annotation: Any, called: Callable[..., Any]) -> Any:
         return eval(annotation, names) if isinstance(annotation, str) else annotation  # noqa: S307 - our own sources
     except Exception:  # noqa: BLE001 - for type checkers only
         return Any
+
+
+#: Asked for thousands of times, of what does not change.
+parameters_of = functools.cache(lambda called: tuple(inspect.signature(called).parameters.values()))
 
 
 def public_calls() -> Iterator[tuple[str, Callable[..., Any], bool]]:
@@ -157,7 +162,7 @@ def doors() -> list[Door]:
     found = []
     for owner, called, is_method in public_calls():
         hints: dict[str, Any] = {}
-        parameters = list(inspect.signature(called).parameters.values())[is_method:]
+        parameters = parameters_of(called)[is_method:]
         for each in parameters:
             if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or each.annotation is each.empty:
                 continue
@@ -347,7 +352,7 @@ def tried(door: Door, value: Any, given_for: dict[str, Any]) -> str | None:
         return None
     arguments = {
         each.name: given_for[each.name] if each.name in given_for else hollow(each.annotation, door.called)
-        for each in list(inspect.signature(door.called).parameters.values())[door.is_method :]
+        for each in parameters_of(door.called)[door.is_method :]
         if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     }
     if last == "EngineBridge":
