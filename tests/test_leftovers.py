@@ -35,7 +35,8 @@ def test_that_does_not():
 CLEAN = "def test_another_file(): ...\n"
 A_GROUP = 'Path(private_directory(), "wsm.any").touch()'
 MEMORY = 'Path(private_directory(), "wsm-buckets.any").touch()'
-A_PROCESS = 'subprocess.Popen([sys.executable, "-c", "import time; time.sleep(8)"])'
+#: Its outputs are elsewhere, or who reads those of the run would wait for it.
+A_PROCESS = 'subprocess.Popen(["sleep", "8"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)'
 
 
 @pytest.fixture

@@ -262,9 +262,14 @@ def killed(place: Place, root: Path, ranks: int, call: str, line: int) -> bool:
     return died
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow, id="each line"), None])
+@pytest.mark.parametrize(
+    ("ranks", "every"),
+    [
+        pytest.param(2, None, id="2"),
+        *(pytest.param(ranks, 1, id=f"{ranks}, each line", marks=pytest.mark.slow) for ranks in (2, 3)),
+    ],
+)
 @pytest.mark.timeout(1200)  # some hundred processes, on cores that may be busy
-@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_process_killed_before_any_line_of_put_or_seal_leaves_whole_versions(place, tmp_path, ranks, every):
     every = every or place.every
     for call in ("put", "seal"):
