@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 import pytest
 
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.actions.backends.rendezvous import FIRST_GROUP_ID, Endpoint, FileRendezvous
 from wsm.errors import BadInputError, GroupError
 
@@ -84,11 +83,6 @@ def test_no_group_id_is_handed_out_twice_by_processes_that_ask_at_once(meeting, 
         "meeting = FileRendezvous(sys.argv[1])\n"
         "print(*(meeting.next_group_id() for _ in range(200)))"
     )
-    asking = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(3)
-    ]
-    taken = [int(number) for process in asking for number in process.communicate(timeout=60)[0].split()]
+    asking = [WITHOUT_PADDLE.start("-c", program, tmp_path / "run", stderr=None) for _ in range(3)]
+    taken = [int(number) for process in asking for number in process.communicate()[0].split()]
     assert sorted(taken) == list(range(FIRST_GROUP_ID, FIRST_GROUP_ID + 600))

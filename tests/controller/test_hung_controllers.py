@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from living_group import eventually
 
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.clock import SystemClock
 from wsm.command import CommandArguments
 from wsm.controller._drive import Drive
@@ -43,25 +41,18 @@ class Holder:
     """A process that takes the controller role once it is free, and says so whenever it is asked."""
 
     def __init__(self, group: str, directory: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, group, directory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        assert self.process.stdout.readline() == "waits\n"
+        self.process = WITHOUT_PADDLE.start("-c", HOLDER, group, directory, stderr=None)
+        assert self.process.stdout.readline() == b"waits\n"
 
-    def says(self) -> str:
+    def says(self) -> bytes:
         return self.process.stdout.readline()
 
     def lives(self) -> bool:
-        self.process.stdin.write("\n")
-        return self.says() == "has it\n"
+        self.process.stdin.write(b"\n")
+        return self.says() == b"has it\n"
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.process.close()
 
 
 def test_a_process_that_takes_the_role_of_one_that_was_ended_has_its_own_time(tmp_path, monkeypatch):
@@ -94,11 +85,11 @@ def test_a_process_that_takes_the_role_of_one_that_was_ended_has_its_own_time(tm
             if view.facts().controller_pid == next_one.process.pid:
                 hung, next_one = next_one, hung
             keeper = AbandonedCommands(segment, who="the keeper", end_hung_controller_s=1)
-            assert hung.says() == "has it\n"
+            assert hung.says() == b"has it\n"
             # Not one look more: before the next one has the role, the keeper would take it.
             eventually(lambda: look(keeper) is None and ended)
             assert ended == [hung.process.pid]
-            assert next_one.says() == "has it\n"
+            assert next_one.says() == b"has it\n"
             look(keeper)
             assert next_one.lives()
             eventually(lambda: look(keeper) is None and len(ended) > 1)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 import pytest
 
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.clock import Clock, ManualClock, SystemClock
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord, write_record
@@ -149,12 +147,9 @@ def test_a_partial_update_is_restored_by_the_load_options_of_the_version_that_it
 @pytest.mark.processes
 def test_a_rank_that_dies_behind_a_deadline_is_not_to_blame_for_it(group):
     segment = group.segment
-    command = [sys.executable, "-c", STAND, segment.name, str(segment.path.parent)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    rank_1 = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    rank_1 = WITHOUT_PADDLE.start("-c", STAND, segment.name, segment.path.parent, stderr=None)
     with register(segment, 0), rank_1, ThreadPoolExecutor(1) as thread:
-        assert rank_1.stdout is not None
-        assert rank_1.stdout.readline() == "standing\n"
+        assert rank_1.stdout.readline() == b"standing\n"
         drive, update = begin(group, SystemClock(), deadline_s=0.1)
         ending = thread.submit(update.run, drive)
         while not (group.view().command.operation.is_abort or ending.done()):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from examples.demo.loop import remove_leftovers
+from tests.forkserver import WITHOUT_PADDLE, Forked
 
 pytestmark = pytest.mark.processes
 
@@ -30,18 +27,16 @@ time.sleep(60)
 """
 
 
-def started(directory: Path) -> subprocess.Popen[str]:
-    demo = subprocess.Popen([sys.executable, "-c", DEMO, str(directory)], stdout=subprocess.PIPE, text=True)
-    assert demo.stdout is not None
-    assert demo.stdout.readline() == "stands\n"
+def started(directory: Path) -> Forked:
+    demo = WITHOUT_PADDLE.start("-c", DEMO, directory, stderr=None)
+    assert demo.stdout.readline() == b"stands\n"
     return demo
 
 
 def test_what_a_killed_demo_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path: Path) -> None:
     dead, living = started(tmp_path), started(tmp_path)
     try:
-        dead.send_signal(signal.SIGKILL)
-        dead.communicate()
+        dead.close()
         assert len(list(tmp_path.iterdir())) == 8
         (tmp_path / "wsm.demo-of-mine").touch()
         (tmp_path / "wsm.demo-1.lock").touch()
@@ -51,5 +46,4 @@ def test_what_a_killed_demo_left_is_removed_and_what_a_living_one_uses_is_not(tm
         assert left == {*mine, "wsm.demo-of-mine"}
         assert remove_leftovers(tmp_path) == []
     finally:
-        os.kill(living.pid, signal.SIGKILL)
-        living.communicate()
+        living.close()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import wsm
+from tests.forkserver import WITHOUT_PADDLE
 from wsm.states.errors import EpochUsedError
 from wsm.testing import InMemoryRunner
 
@@ -33,13 +31,8 @@ wsm.Worker(wsm.WsmConfig("joining", 2), InMemoryRunner([]), rank=1, directory=sy
 
 
 def die_while_joining(directory: Path, after: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(directory), after],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        check=False,
-    )
-    assert ended.returncode == -9, ended.stderr.decode()
+    with WITHOUT_PADDLE.start("-c", PROGRAM, directory, after, stderr=None) as dying:
+        assert dying.wait() == -9
 
 
 @pytest.fixture

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from living_group import eventually
 
+from tests.forkserver import WITHOUT_PADDLE, Forked
 from tests.leftovers import group_name
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
@@ -76,14 +74,9 @@ def segment(tmp_path):
         made.unlink()
 
 
-def stand(segment: Segment, directory: Path, participant: int) -> subprocess.Popen[str]:
-    program = subprocess.Popen(
-        [sys.executable, "-c", STAND, segment.name, str(directory), str(participant)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    assert program.stdout.readline() == "standing\n"
+def stand(segment: Segment, directory: Path, participant: int) -> Forked:
+    program = WITHOUT_PADDLE.start("-c", STAND, segment.name, directory, participant, stderr=None)
+    assert program.stdout.readline() == b"standing\n"
     return program
 
 
@@ -105,12 +98,10 @@ def test_a_dead_peer_breaks_them_and_a_dead_helper_does_not(segment, tmp_path):
     abandoned = AbandonedCommands(segment, who="rank 0")
     state = RankState(rank=0, epoch=1)
     watchdog = Watchdog(words, watch, groups, recorder, lambda: state, abandoned=abandoned)
-    helper.kill()
-    helper.communicate()
+    helper.close()
     watch.joins(1)
     watch.takes_up(plans.clear)  # it looks around whenever a command begins
-    peer.kill()
-    peer.communicate()
+    peer.close()
     eventually(lambda: groups.interrupted)
     watchdog.close()
     told = [one.facts["message"] for one in recorder.journal if one.kind == kinds.INTERRUPTED]
