@@ -60,7 +60,9 @@ _ABOUT = {frozenset(Tag): "both", frozenset[Tag](): "unreadable"}
 
 _INDEX = """\
 Everything here is written by `python -m drawing` (`make diagrams`) from the tables that decide; `python -m
-drawing --check` says where a file differs from the code. Read them in this order."""
+drawing --check` says where a file differs from the code. Each picture of states has a legend. Names in
+capitals are states, but PREPARED is three things: a state of the weights, a phase of a command, and the code
+that a rank writes once it is in both. Read them in this order."""
 
 #: What stands on the index page: the title of a part, what is to be seen in it, and its picture.
 _PARTS = (
@@ -68,7 +70,9 @@ _PARTS = (
         "1. What a rank holds: the weights",
         (
             "Six states. Work is done in the yellow ones; the machine decides and never works, so what comes "
-            "of the work arrives as an event. Each transition with its meaning: "
+            "of the work arrives as an event. The machine of a hot update stays in NORMAL while the version "
+            "is staged; it goes through UPDATING and PREPARED at once, behind the decision. `fail` in NORMAL "
+            "or CLEARED is of the KV cache, whose teardown alone failed. Each transition with its meaning: "
             "[transitions.md](transitions.md)."
         ),
         "weights",
@@ -84,15 +88,20 @@ _PARTS = (
         "admission",
     ),
     (
-        "4. A command, as a rank lives it",
+        "4. A command that goes well, as a rank lives it",
         (
-            "The fourth table, and the one that decides most. Behind the slash stands what the rank writes. "
+            "The fourth table, and the one that decides most. "
             "Row by row, with what may stand beside a phase: [command.md](command.md)."
         ),
         "command",
     ),
     (
-        "5. A command, as the processes of its group see it",
+        "5. A command that fails or is aborted, as a rank lives it",
+        "The other rows of the same table: what a rank fails by, and how it takes back what it did.",
+        "command_aborted",
+    ),
+    (
+        "6. A command, as the processes of its group see it",
         (
             "The table of the other side: controller, successor, stand-in and keeper ask it what they store "
             "next. Row by row: [group.md](group.md)."
@@ -100,15 +109,15 @@ _PARTS = (
         "group",
     ),
     (
-        "6. One replica of a fleet, as its callers count it",
+        "7. One replica of a fleet, as its callers count it",
         "STALE until proved: one event alone makes it READY, and silence takes that away.",
         "fleet",
     ),
-    ("7. A clear, word by word", "", "sequence_clear"),
-    ("8. An update, word by word", "", "sequence_update"),
-    ("9. A hot update, word by word", "", "sequence_hot_update"),
-    ("10. A rank is lost, and a new epoch begins", "", "sequence_rank_loss"),
-    ("11. The new epoch restores what was served", "", "sequence_restore"),
+    ("8. A clear, word by word", "", "sequence_clear"),
+    ("9. An update, word by word", "", "sequence_update"),
+    ("10. A hot update, word by word", "", "sequence_hot_update"),
+    ("11. A rank is lost, and a new epoch begins", "", "sequence_rank_loss"),
+    ("12. The new epoch restores what was served", "", "sequence_restore"),
 )
 
 
@@ -124,7 +133,7 @@ def index_page(rendered: Mapping[str, str]) -> str:
     for title, text, name in _PARTS:
         parts += [f"## {title}", *([text] if text else []), f"```mermaid\n{rendered[f'{name}.mmd']}```"]
     parts += [
-        "## 12. The plans",
+        "## 13. The plans",
         (
             "Which actions run on which edge, in which order, and what each declares: deadline, undo, probe, "
             "votes. For an engine that has everything: [plans.md](plans.md). For your own: "

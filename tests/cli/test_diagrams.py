@@ -42,6 +42,7 @@ def test_the_plans_of_ones_own_engine_are_drawn(
         "kv_cache.mmd",
         "admission.mmd",
         "command.mmd",
+        "command_aborted.mmd",
         "fleet.mmd",
         "plans.md",
     }

@@ -47,8 +47,13 @@ def test_the_drawn_edges_are_exactly_those_of_the_live_machine(
 def test_the_drawn_phases_are_joined_by_every_row_that_leads_from_one_to_another(
     rendered: dict[str, str],
 ) -> None:
-    drawn = {(source, dest) for source, *_, dest in read_mermaid(rendered["command.mmd"])}
-    assert drawn == {(row.phase.name, row.to.name) for row in (*LOOKS, *OUTCOMES) if row.to is not None}
+    well, aborted = (
+        {(source, dest) for source, *_, dest in read_mermaid(rendered[f"{name}.mmd"])}
+        for name in ("command", "command_aborted")
+    )
+    assert not well & aborted
+    rows = (*LOOKS, *OUTCOMES)
+    assert well | aborted == {(row.phase.name, row.to.name) for row in rows if row.to is not None}
 
 
 def test_a_plan_is_drawn_at_every_edge_that_runs_it(rendered: dict[str, str]) -> None:

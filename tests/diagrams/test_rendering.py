@@ -18,6 +18,7 @@ FILES = {
     "admission.mmd",
     "command.md",
     "command.mmd",
+    "command_aborted.mmd",
     "group.md",
     "fleet.mmd",
     "group.mmd",

@@ -55,9 +55,11 @@ def diagrams(check: bool, runner: str | None, config_file: Path | None, director
     """Draw the state machines, the phases of a command and the plans of an engine, as Mermaid in Markdown.
 
     Everything is made from the tables that drive the machines and from the plans that a worker would run:
-    weights.mmd, kv_cache.mmd, command.mmd, and plans.md with every plan beside the edge that runs it and what
-    each action declares; with --svg weights.svg and so on as well. Without --runner it is an engine with
-    weights and a KV cache and nothing else.
+    weights.mmd, kv_cache.mmd and admission.mmd (what a rank holds, and whether it may step), command.mmd and
+    command_aborted.mmd (the phases of a command that goes well, and of one that does not), fleet.mmd (a
+    replica of a fleet), and plans.md with every plan beside the edge that runs it and what each action
+    declares; with --svg weights.svg and so on as well. Without --runner it is an engine with weights and a
+    KV cache and nothing else.
 
     Examples
     --------
@@ -122,14 +124,17 @@ def _runner(where: str) -> Runner:
 HEADINGS = {MachineName.WEIGHTS: "Weights", MachineName.KV: "KV cache", MachineName.ADMISSION: "Admission"}
 
 #: Phases in which a rank waits for the words of others.
-_WAITING = frozenset({Phase.PARKING, Phase.VOTING, Phase.PREPARED, Phase.STAGED, Phase.FAILED, Phase.STOPPED})
+_WAITING = frozenset({Phase.PARKING, Phase.VOTING, Phase.PREPARED, Phase.STAGED, Phase.STOPPED})
 
-#: Colours of areas and lines.
+#: Phases of a command that does not go well; they have a picture of their own.
+_ABORTED = frozenset({Phase.FAILED, Phase.STOPPING, Phase.STOPPED, Phase.SETTLING})
+
+#: Colours of areas and lines, and what they mean.
 _COLOURS = {
-    "working": ("#fff3d6", "#b7791f"),
-    "deciding": ("#e6e4fb", "#5a4fcf"),
-    "serving": ("#dff3e3", "#2f855a"),
-    "faulted": ("#fbe0de", "#c53030"),
+    "working": ("#fff3d6", "#b7791f", "yellow: works"),
+    "deciding": ("#e6e4fb", "#5a4fcf", "violet: waits for others or a decision"),
+    "serving": ("#dff3e3", "#2f855a", "green: may serve"),
+    "faulted": ("#fbe0de", "#c53030", "red: has failed"),
 }
 _INK = "#1d2329"
 
@@ -161,23 +166,36 @@ class StateDiagram:
         Source, destination and label; labels between the same two states are drawn at one arrow.
     kind_of : callable
         Returns how a state is marked: a key of the colours, or an empty text.
+    labelled : sequence of str
+        What the marks in the labels mean; the legend says it, before what the colours mean.
     """
 
     title: str
     meanings: Mapping[str, str]
     arrows: Sequence[tuple[str, str, str]]
     kind_of: Callable[[str], str]
+    labelled: Sequence[str] = ()
+
+    @property
+    def legend(self) -> list[str]:
+        """The lines that say how the picture is read."""
+        kinds = {self.kind_of(state) for state in self.meanings}
+        colours = "; ".join(says for kind, (_, _, says) in _COLOURS.items() if kind in kinds)
+        return [*self.labelled, colours]
 
     def mermaid(self) -> str:
         """Return it as a ``stateDiagram-v2``, which code hosts render in place."""
         lines = ["---", f"title: {self.title}", _APART, "---", "stateDiagram-v2", "    direction TB"]
         lines += [f'    state "{state}<br/>{meaning}" as {state}' for state, meaning in self.meanings.items()]
+        legend = "<br/>".join(self.legend)
+        lines += [f'    state "{legend}" as LEGEND', "    classDef legend fill:none"]
+        lines += ["    class LEGEND legend"]
         lines += [f"    [*] --> {next(iter(self.meanings))}"]
         lines += [
             f"    {source} --> {dest} : {'<br/>'.join(labels)}"
             for (source, dest), labels in self._together().items()
         ]
-        for kind, (area, line) in _COLOURS.items():
+        for kind, (area, line, _) in _COLOURS.items():
             if states := [state for state in self.meanings if self.kind_of(state) == kind]:
                 lines += [f"    classDef {kind} fill:{area},stroke:{line},color:{_INK}"]
                 lines += [f"    class {','.join(states)} {kind}"]
@@ -185,9 +203,9 @@ class StateDiagram:
 
     def graphviz(self) -> str:
         """Return it in Graphviz' language, whose pictures keep labels apart."""
-        lines = [_GRAPHVIZ, f"label={_quoted([self.title], 'n')}"]
+        lines = [_GRAPHVIZ, f"label={_quoted([self.title, *self.legend], 'n')}"]
         for state, meaning in self.meanings.items():
-            area, line = _COLOURS.get(self.kind_of(state), ("#ffffff", _INK))
+            area, line, _ = _COLOURS.get(self.kind_of(state), ("#ffffff", _INK, ""))
             text = _quoted([state, *wrap(meaning, 30)], "n")
             lines.append(f'{state} [label={text} fillcolor="{area}" color="{line}"]')
         lines.append(f"start -> {next(iter(self.meanings))}")
@@ -222,7 +240,7 @@ def _svg(picture: str) -> str:
 def pictures() -> dict[str, StateDiagram]:
     """Return the diagrams of states by name."""
     machines = {HEADINGS[chart.machine].lower().replace(" ", "_"): _machine(chart) for chart in CHARTS}
-    return {**machines, "command": _command(), "fleet": _fleet()}
+    return {**machines, **_command(), "fleet": _fleet()}
 
 
 def drawn(plans: Plans, *, of: str) -> dict[str, str]:
@@ -247,7 +265,18 @@ def _machine(chart: Chart) -> StateDiagram:
         },
         [(row.source.name, row.dest.name, _with_plans(chart, row)) for row in chart.rows],
         kind_of,
+        _marks_of(chart),
     )
+
+
+def _marks_of(chart: Chart) -> list[str]:
+    """Say what is marked in the labels of a machine."""
+    marks = []
+    if any(row.guard is not None for row in chart.rows):
+        marks.append("event [whether the group keeps what it had, or drops it, as its ABORT says]")
+    if any(row.plans and row.dest in chart.working for row in chart.rows):
+        marks.append(f"{PLAN_MARK}a plan that runs on this edge, as what is asked and held says")
+    return marks
 
 
 def _with_plans(chart: Chart, row: Row) -> str:
@@ -260,29 +289,47 @@ def event_of(row: Row) -> str:
     return row.event.value if row.guard is None else f"{row.event.value} [{row.guard.value}]"
 
 
-def _command() -> StateDiagram:
-    """Draw the phases, without looks that stay in one and without a new epoch, which ends every phase."""
+def _command() -> dict[str, StateDiagram]:
+    """Draw the phases, without looks that stay in one and without a new epoch, which ends every phase.
+
+    What leads to a failure or an abort, and on from there, is a picture of its own.
+    """
     told: list[tuple[LookRow | OutcomeRow, str, Sequence[When]]] = []
     for look in LOOKS:
         conditions = [each for each in look.when if each is not When.NEW]
         told.append((look, conditions[0].value if conditions else When.NEW.value, conditions[1:]))
     told += [(outcome, outcome.event.value, outcome.when) for outcome in OUTCOMES]
-    return StateDiagram(
-        "A command, as a rank lives it",
-        {phase.name: MEANINGS[phase] for phase in Phase},
-        [
-            (
-                row.phase.name,
-                row.to.name,
-                event
-                + ("" if row.says is None else f" / {row.says.name}")
-                + (f" [{', '.join(each.value for each in rest)}]" if rest else ""),
-            )
-            for row, event, rest in told
-            if row.to is not None
-        ],
-        lambda name: "" if name == "IDLE" else "deciding" if Phase[name] in _WAITING else "working",
-    )
+    going_well: list[tuple[str, str, str]] = []
+    aborted: list[tuple[str, str, str]] = []
+    for row, event, rest in told:
+        if row.to is not None:
+            says = "" if row.says is None else f" / {row.says.name}"
+            also = f" [{', '.join(each.value for each in rest)}]" if rest else ""
+            arrows = aborted if _ABORTED & {row.phase, row.to} else going_well
+            arrows.append((row.phase.name, row.to.name, f"{event}{says}{also}"))
+
+    def picture(title: str, arrows: Sequence[tuple[str, str, str]]) -> StateDiagram:
+        ends = {end for source, dest, _ in arrows for end in (source, dest)}
+        return StateDiagram(
+            title,
+            {phase.name: MEANINGS[phase] for phase in Phase if phase.name in ends},
+            arrows,
+            _kind_of_phase,
+            ("what the rank reads, or what comes of its work / the code that it writes [what holds too]",),
+        )
+
+    return {
+        "command": picture("A command that goes well, as a rank lives it", going_well),
+        "command_aborted": picture("A command that fails or is aborted, as a rank lives it", aborted),
+    }
+
+
+def _kind_of_phase(name: str) -> str:
+    if name == Phase.IDLE.name:
+        return ""
+    if name == Phase.FAILED.name:
+        return "faulted"
+    return "deciding" if Phase[name] in _WAITING else "working"
 
 
 def _fleet() -> StateDiagram:
