@@ -216,3 +216,14 @@ def test_a_rank_that_breaks_in_a_step_that_it_joined_fails_the_command(group, st
         assert "失败" in caught.value.cause
         assert controller.status().ranks[1].step_kind == "broken"
         assert [rank.weights for rank in controller.status().ranks] == ["NORMAL", "NORMAL"]
+
+
+def test_a_rank_that_lives_on_sees_by_its_epoch_that_a_peer_was_replaced(tmp_path):
+    with LocalGroup(lambda _: InMemoryRunner([TensorSpec("weight", "F32", (4,))]), tmp_path) as group:
+        group.update(1)
+        before = {worker.epoch for worker in group.workers}
+        assert group.step() == "1"
+        assert {worker.epoch for worker in group.workers} == before == {1}
+        group.replace(1)
+        assert {worker.epoch for worker in group.workers} == {2}
+        assert group.step() == "1"

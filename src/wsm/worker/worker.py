@@ -210,6 +210,11 @@ class Worker:
         return self._loop.life.view()
 
     @property
+    def epoch(self) -> int:
+        """The epoch that this rank has joined; a greater one: a peer was replaced, reconnect to all."""
+        return self._loop.state.epoch
+
+    @property
     def finished(self) -> int:
         """The number of the last command that is over on this rank, in this epoch."""
         return self._loop.state.done
