@@ -11,6 +11,7 @@ import msgspec
 
 from wsm.labels import is_unnamed
 from wsm.payload import PayloadError, as_mapping, convert
+from wsm.printable import size_text
 from wsm.report import ActionSeconds, RankReport
 from wsm.states.holding import Hold
 from wsm.states.vocabulary import Tag, sentence_of
@@ -179,7 +180,7 @@ class Receipt(msgspec.Struct, frozen=True):
         if not self.tags:
             how = "held" if self.hold is None else "released"
             return f"has version {self.version} already, and stands to be {how} or left as it was{lease}"
-        staged = f"{self.staged_bytes / 2**20:.1f} MiB"
+        staged = size_text(self.staged_bytes)
         return f"prepared version {self.version}, {staged}, to be committed or aborted{lease}; {old}"
 
     def sentence(self) -> str:
@@ -223,7 +224,7 @@ class Receipt(msgspec.Struct, frozen=True):
             rest += f", unverified: {lacks}"
         if not self.restorable:
             rest += ", no lost rank can be restored until a whole version is loaded"
-        amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks{rest}" if self.loaded else ""
+        amount = f", {size_text(loaded)} on {len(self.ranks)} ranks{rest}" if self.loaded else ""
         staged = f", staged for {self.staging_s * 1e3:.1f} ms while serving" if self.hot else ""
         took = f"{self.seconds * 1e3:.1f} ms"
         return f"{what} (epoch {self.epoch}, sequence {self.sequence}{amount}, {took}{staged}{proof})"

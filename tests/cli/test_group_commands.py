@@ -12,6 +12,7 @@ from command_line import Run, Start
 from commanded_group import PATIENCE_S, LivingGroup
 from small_model import publish
 
+from tests.leftovers import group_name
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
 pytestmark = pytest.mark.processes
@@ -97,7 +98,7 @@ def test_a_hot_update_says_how_long_it_staged_and_how_short_it_stopped(group: Li
     assert (updated.code, updated.err) == (0, "")
     assert re.fullmatch(
         rf"{group.name} serves version 2 \(.*, staged for [\d.]+ ms while serving\); "
-        r"not serving for \d+\.\d\d ms\n",
+        r"stood still for \d+\.\d\d ms\n",
         updated.out,
     )
     receipt = json.loads(wsm("update", group.name, "--version", 1, "--hot", "--json").out)
@@ -121,6 +122,19 @@ def test_a_second_command_is_refused_or_waits_as_the_caller_asks(
     out, err = waiting.communicate(timeout=PATIENCE_S)
     assert (waiting.returncode, err) == (0, "")
     assert "serves version 2" in out
+
+
+def test_a_command_waits_for_a_group_that_starts_later(start_wsm: Start, tmp_path: Path) -> None:
+    name = group_name("later")
+    waiting = start_wsm("update", name, "--version", 1, "--wait", PATIENCE_S)
+    group = LivingGroup(name, tmp_path)
+    try:
+        group.start()
+        out, err = waiting.communicate(timeout=PATIENCE_S)
+        assert (waiting.returncode, err) == (0, "")
+        assert out.startswith(f"{name} serves version 1 ")
+    finally:
+        group.close()
 
 
 def test_a_command_that_is_told_to_end_is_taken_back_before_the_process_ends(
@@ -250,7 +264,7 @@ def test_what_one_process_prepares_others_commit_or_take_back(group: LivingGroup
     status = " ".join(wsm("status", group.name).out.split())
     assert "waits for its caller's decision" in status
     assert f"'wsm commit {group.name} --request-id two' serves it" in status
-    assert "MiB are staged on each rank; its lease lasts" in status
+    assert "B are staged on each rank; its lease lasts" in status
     told = json.loads(wsm("status", group.name, "--json").out)
     assert 0 < told["decision_left_s"] <= 60
     assert all(rank["staged_bytes"] > 0 for rank in told["ranks"])

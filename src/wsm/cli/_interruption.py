@@ -19,6 +19,15 @@ from wsm.errors import WsmError
 from wsm.receipt import Receipt
 
 _NOTHING_ASKED = "interrupted; nothing was asked of the group"
+_TAKING_BACK = (
+    "taking the command back; this waits until the ranks have stopped, and, if weights were overwritten, "
+    "until the version before is loaded again (--restore-deadline at most); a second signal leaves at once, "
+    "and then a supervisor alone restores it"
+)
+_LEFT_OPEN = (
+    "interrupted twice; a command is still open: the group decides it within a second, and each rank ends it "
+    "once the action that it is in has ended; 'wsm status' says what the group holds then"
+)
 
 
 def receipt_of(begin: Callable[[], Pending], held_now: Callable[[], str] | None) -> Receipt:
@@ -64,10 +73,10 @@ def _taken_back(pending: Pending, held_now: Callable[[], str] | None) -> str:
         return "interrupted; the server goes on with the command"
     try:
         pending.give_up()
-        tell("taking the command back; a second signal leaves at once", err=True)
+        tell(_TAKING_BACK, err=True)
         receipt = pending.result()
     except SignalReceived:
-        return "interrupted twice; the command is still open, and the group decides it within a second"
+        return _LEFT_OPEN
     except CommandWithdrawnError:
         return _NOTHING_ASKED
     except CommandTimeoutError:

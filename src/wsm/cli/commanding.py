@@ -112,7 +112,8 @@ def _wait_option(waits: str = "0") -> _Decorator:
         type=SECONDS_OR_NONE,
         default=0.0 if waits == "0" else None,
         show_default=True if waits == "0" else waits,
-        help="How long to wait while another controller commands the group; 0 is refused at once.",
+        help="How long to wait for the group, until all its ranks are there, and while another controller "
+        "commands it; 0 is refused at once.",
     )
 
 
@@ -230,7 +231,8 @@ def update(name: str, **asked: Any) -> None:
     A cleared group loads into fresh memory; a serving one stops at the same step on all ranks and loads in
     place. The ranks switch together or not at all: if one fails, or loads something else than the others, all
     keep what they had, or all are cleared if any had begun to overwrite its weights, and load the version
-    before again (--on-failure). The message says which.
+    before again (--on-failure). The message says which. Running requests end with what they have, unless
+    --in-flight says otherwise; behind a hot update they go on.
 
     With --hot, a serving group goes on serving while it loads. Until all ranks hold and have verified the new
     version, any failure leaves the old one serving, untouched.
@@ -274,7 +276,8 @@ def update(name: str, **asked: Any) -> None:
 def hold(name: str, **asked: Any) -> None:
     """Let every rank of the group NAME stand at one step, with all that it has, until 'wsm release'.
 
-    Clears and updates stay under the hold. By its owner it is renewed; to any other it is refused.
+    Running requests end with what they have, unless --in-flight says otherwise: keep lets them go on after
+    the release. Clears and updates stay under the hold. Its owner renews it; to any other it is refused.
 
     Examples
     --------
@@ -394,7 +397,9 @@ def _command(name: str, operation: str, *, config_file: Path | None, as_json: bo
             receipt = receipt_of(functools.partial(begin_remotely, client, operation, **keywords), None)
         else:
             stack.enter_context(known_group(name))
-            controller = stack.enter_context(Controller(name, **configured(name, config_file)))
+            options = configured(name, config_file)
+            wait_s = keywords["wait_s"] or 0.0  # for the group; its turn there may take as long again
+            controller = stack.enter_context(Controller(name, wait_s=wait_s, **options))
             begin = functools.partial(getattr(controller, f"begin_{operation}"), **keywords)
             receipt = receipt_of(begin, lambda: controller.status().sentence())
     answer(receipt.to_mapping(), *_line(name, receipt).split("\n"), as_json=as_json)
@@ -403,7 +408,7 @@ def _command(name: str, operation: str, *, config_file: Path | None, as_json: bo
 def _line(name: str, receipt: Receipt) -> str:
     digits = 2 if receipt.hot else 0
     pause = (
-        f"; not serving for {receipt.pause_s * 1e3:.{digits}f} ms"
+        f"; stood still for {receipt.pause_s * 1e3:.{digits}f} ms"
         if receipt.loaded and receipt.pause_s
         else ""
     )

@@ -195,7 +195,8 @@ def aborted(
     status = group.status()
     now, advice = status.sentence(), " ".join(status.advice)
     if epochs.is_to_be_restored(group.view()):
-        advice = ""  # this process restores the group now, and the error says how that ended
+        # This process restores the group now, and the error says how that ended.
+        now, advice = "the ranks released what the command had touched", ""
     reported = failures(group, command)
     found = blame(then, reported)
     common: dict[str, Any] = {"request_id": request_id, "operation": operation, "group": now}

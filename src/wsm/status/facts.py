@@ -390,6 +390,10 @@ class GroupStatus:
         """The version that is known to be good: that was committed last, or served last."""
         return self.committed.version if self.committed.version is not None else self.served_version
 
+    def __repr__(self) -> str:
+        told = f"epoch {self.epoch}, sequence {self.sequence}, {len(self.ranks)} participants"
+        return f"<GroupStatus {self.name} {self.headline or self.state}: {told}; to_mapping() has the rest>"
+
     @property
     def is_over(self) -> bool:
         """Whether every rank is done with the last command."""

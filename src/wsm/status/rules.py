@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from wsm.command import PART_NOT_RESTORABLE, SOURCE_OVERWRITTEN
 from wsm.journal.entry import DECISION
 from wsm.labels import is_unnamed
+from wsm.printable import size_text
 from wsm.states.engine_words import Given
 from wsm.states.holding import ANY_OWNER
 from wsm.states.vocabulary import ALL_TAGS, OnLease, Tag, sentence_of
@@ -406,11 +407,11 @@ def _decision_open(group: GroupStatus, state: str) -> Finding | None:
 
 def _staged_in_words(group: GroupStatus) -> str:
     """Say how much the ranks keep prepared until the decision; empty: nothing is known of it."""
-    amounts = sorted(rank.staged_bytes / 2**20 for rank in group.ranks if not rank.helper)
+    amounts = sorted(rank.staged_bytes for rank in group.ranks if not rank.helper)
     if not any(amounts):
         return ""
-    least, most = f"{amounts[0]:.1f}", f"{amounts[-1]:.1f}"
-    return f"{least if least == most else f'{least} to {most}'} MiB are staged on each rank"
+    least, most = size_text(amounts[0]), size_text(amounts[-1])
+    return f"{least if least == most else f'{least} to {most}'} are staged on each rank"
 
 
 def _lease_in_words(left_s: float, whose: str) -> str:
@@ -572,10 +573,11 @@ def _load_by_hand(group: GroupStatus) -> Advice:
     if group.served_bases:
         bases = f"version{'s' * (len(group.served_bases) > 1)} {', '.join(group.served_bases)}"
         part = f"Version {group.version_before} is a part, put on {bases}"
-        return Advice(f"{part}, and is not loaded by its number: {whole}.")
+        return Advice(f"{part}, and cannot be loaded alone: {whole}.")
+    newest = f"{_run(f'wsm update {group.name}')} loads the newest version that is published"
     if group.failures:
-        return Advice(f"{whole[0].upper()}{whole[1:]}.")
-    return Advice(f"{_run(f'wsm update {group.name}')} loads the newest version that is published.")
+        return Advice(f"Mend what the failure names, if it is broken; then {newest}, --version V another.")
+    return Advice(f"{newest}.")
 
 
 def _update(group: GroupStatus) -> str:
@@ -609,7 +611,7 @@ def _then_update(group: GroupStatus) -> str:
 
 
 def _whole_version(group: GroupStatus) -> str:
-    return f"publish a whole version V, and load it by its number: 'wsm update {group.name} --version V'"
+    return f"publish a whole version V, and load it by its label: 'wsm update {group.name} --version V'"
 
 
 def _is_lost(group: GroupStatus) -> bool:

@@ -36,9 +36,12 @@ class SnapshotNotFoundError(UnfitError):
         looked_at: Sequence[str],
         present: Sequence[str],
         missing: str | None = None,
+        retired: bool = False,
     ) -> None:
         why = f": there is no directory {missing}" if missing is not None else ""
         seen = f"; snapshot files seen there: {listed(present)}" if present else ""
+        if retired:
+            seen += "; older ones were retired there (a publisher keeps 2; its Retention may say otherwise)"
         super().__init__(
             f"no snapshot found for rank {rank} on device {device_id}{why}; looked, in this order, for "
             + "; ".join(looked_at)
@@ -182,6 +185,16 @@ def trainer_tensor(*, tensor: str, problem: str) -> BadInputError:
     return UnfitError(
         f"tensor {tensor!r} cannot be published: {problem}; hand over a tensor of paddle "
         "or torch, a numpy array, a C-contiguous buffer, or a (TensorSpec, buffer) pair"
+    )
+
+
+@coded("trainer-tensor")
+def trainer_tensor_not_finite(*, tensor: str, element: int, rank: int | None) -> BadInputError:
+    """A tensor that is to be published as finite holds NaN or infinity."""
+    of = "" if rank is None else f" of rank {rank}"
+    return UnfitError(
+        f"tensor {tensor!r}{of} cannot be published: element {element} is not finite, which finite=True "
+        "refuses; keep the version before, or publish without finite if it is meant"
     )
 
 

@@ -8,7 +8,7 @@ nothing but an exponent, all). Knows no sources and no targets.
 from __future__ import annotations
 
 from wsm.strategies.byte_copy import CHUNK_BYTES
-from wsm.strategies.errors import trainer_tensor
+from wsm.strategies.errors import trainer_tensor_not_finite
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 # Type of the bits, and those that are all set in what is not finite.
@@ -47,7 +47,7 @@ def first_not_finite(dtype: str, data: memoryview) -> int | None:
     return None
 
 
-def check_finite(spec: TensorSpec, data: memoryview, begin: int = 0) -> None:
+def check_finite(spec: TensorSpec, data: memoryview, begin: int = 0, *, rank: int | None = None) -> None:
     """See that a tensor may be published as finite. Blocks: reads every byte.
 
     Parameters
@@ -58,6 +58,8 @@ def check_finite(spec: TensorSpec, data: memoryview, begin: int = 0) -> None:
         Its bytes, flat, format ``B``, or some of them: whole elements.
     begin : int
         Where these begin in it, in bytes.
+    rank : int, optional
+        Whose it is, for the error.
 
     Raises
     ------
@@ -67,4 +69,4 @@ def check_finite(spec: TensorSpec, data: memoryview, begin: int = 0) -> None:
     bad = first_not_finite(spec.dtype, data)
     if bad is not None:
         at = bad + begin // ITEM_BYTES[spec.dtype]
-        raise trainer_tensor(tensor=spec.name, problem=f"element {at} is not finite, and it must be")
+        raise trainer_tensor_not_finite(tensor=spec.name, element=at, rank=rank)

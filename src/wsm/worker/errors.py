@@ -39,7 +39,8 @@ class WaitExpiredError(GroupError):
     def __init__(self, *, rank: int, wait: str, seconds: float, waiting_for: str) -> None:
         super().__init__(
             f"rank {rank} waited {seconds:.3g} s in {wait} for {waiting_for}; "
-            "look at that rank first, then raise the deadline if it was only slow",
+            "look at that rank first, then raise that deadline (deadlines: in the configuration) if it was "
+            "only slow",
             rank=rank,
             wait=wait,
             seconds=seconds,

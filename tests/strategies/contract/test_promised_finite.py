@@ -117,7 +117,7 @@ def test_a_trainer_that_streams_is_told_so_before_it_waits_for_a_rank(tmp_path):
     bad = with_nan(GOOD, "layer.0.bias", 3)
     with (
         BucketSender(f"ipc://{tmp_path}/buckets") as trainer,
-        raising(errors.trainer_tensor, match="element 3 is not finite"),
+        raising(errors.trainer_tensor, match="'layer.0.bias' of rank 0 .* element 3 is not finite"),
     ):
         trainer.send(2, {0: bad}, finite=True)
 

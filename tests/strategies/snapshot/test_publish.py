@@ -47,6 +47,15 @@ def test_a_version_that_is_not_there_is_refused_with_those_that_are(snapshot):
         load(snapshot.source(), snapshot.target(), version=5)
     assert f"{snapshot.root}/versions/5" in caught.value.looked_at
     assert f"{snapshot.root}/versions/1" in caught.value.present
+    assert "retired" not in str(caught.value)
+
+
+def test_a_version_that_was_retired_is_said_to_be_as_far_as_the_others_can_tell(snapshot):
+    for version in (1, 2, 3):
+        snapshot.publish(version)
+    with raising(errors.SnapshotNotFoundError, match="older ones were retired there") as caught:
+        load(snapshot.source(), snapshot.target(), version=1)
+    assert f"{snapshot.root}/versions/3" in caught.value.present
 
 
 def test_a_version_directory_without_this_ranks_shard_is_not_made_up_for_by_older_files(snapshot, plain):

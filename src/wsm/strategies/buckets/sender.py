@@ -497,9 +497,9 @@ class BucketSender:
             begun = self._clock.monotonic_ns()
             check_ranks(version, shards)
             if finite:
-                for tensors in shards.values():
+                for rank, tensors in shards.items():
                     for spec in specs_of(tensors):
-                        bytes_of(tensors, spec, finite=True)
+                        bytes_of(tensors, spec, finite=True, rank=rank)
             publication = secrets.token_hex(16)
             done = 0
 

@@ -391,7 +391,7 @@ class SharedVersion(PutVersion[SharedReport]):
         for spec in specs:
             digest = running_digest()
             destination = segment.memory[offset : offset + spec.nbytes]
-            source = bytes_of(tensors, spec, finite=self._finite)
+            source = bytes_of(tensors, spec, finite=self._finite, rank=rank)
             copy_and_digest(source, destination, digest, progress)
             promised.append(PromisedTensor(spec, digest.hexdigest()))
             places.append(TensorPlace(segment.name, offset))

@@ -99,7 +99,7 @@ class PublishedMemory:
         views: dict[int, list[memoryview]] = {}  # of each rank its pack, then what is registered where it is
         for rank, held in specs.items():
             large = [spec for spec in held if not self._packs_it(spec)]
-            own = [bytes_of(shards[rank], spec, finite=finite) for spec in large]
+            own = [bytes_of(shards[rank], spec, finite=finite, rank=rank) for spec in large]
             packed = sum(aligned(spec.nbytes) for spec in held if self._packs_it(spec))
             views[rank] = [self._pack(rank, packed), *own]
         self._register([view for of_rank in views.values() for view in of_rank])

@@ -324,7 +324,7 @@ class StagedVersion(PutVersion[PublishReport]):
             placements = self._placements_of(specs, rank)
             for index, group in enumerate(cut_into_parts(specs, publisher.part_bytes)):
                 path = directory / snapshot_names.part_name(base, index)
-                data = (bytes_of(tensors, spec, finite=publisher.finite) for spec in group)
+                data = (bytes_of(tensors, spec, finite=publisher.finite, rank=rank) for spec in group)
                 metadata = part_metadata(identity)
                 nbytes, digests = write_safetensors(path, group, data, metadata, durable=self._durable)
                 parts.append(PartEntry(path.name, nbytes, len(group)))

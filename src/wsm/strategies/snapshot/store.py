@@ -37,7 +37,7 @@ from wsm.strategies.files.version_file import announced_version
 from wsm.strategies.promise import Sealed, ShardIdentity
 from wsm.strategies.snapshot.manifest import ShardManifest, VersionManifest, identity_of_part, part_metadata
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.trainer.publications import newest_version
+from wsm.strategies.trainer.publications import listed_versions, newest_version
 
 _log = log.logger("strategies")
 
@@ -287,8 +287,14 @@ def _not_found(source: SnapshotSource, wanted: str | None) -> SnapshotNotFoundEr
             else:
                 telling = is_label if path == versions else snapshot_names.is_snapshot_file
                 present += [directory.locate(name) for name in directory.names() if telling(name)]
+    there = listed_versions(Path(versions)) if own is not None else []
     return SnapshotNotFoundError(
-        rank=source.rank, device_id=device_id, looked_at=looked_at, present=present, missing=missing
+        rank=source.rank,
+        device_id=device_id,
+        looked_at=looked_at,
+        present=present,
+        missing=missing,
+        retired=bool(there) and there[0].ordinal > len(there),
     )
 
 

@@ -251,8 +251,12 @@ def specs_of_rank(rank: int, tensors: TrainerTensors) -> list[TensorSpec]:
     return specs
 
 
-def bytes_of(tensors: TrainerTensors, spec: TensorSpec, *, finite: bool = False) -> memoryview:
+def bytes_of(
+    tensors: TrainerTensors, spec: TensorSpec, *, finite: bool = False, rank: int | None = None
+) -> memoryview:
     """Return the bytes of one tensor, flat, format ``B``; a copy only if it is not contiguous.
+
+    `rank`: whose it is, for the error.
 
     Raises
     ------
@@ -264,7 +268,7 @@ def bytes_of(tensors: TrainerTensors, spec: TensorSpec, *, finite: bool = False)
         raise trainer_tensor(tensor=spec.name, problem="it changed while it was being published")
     data = _bytes(spec, value)
     if finite:
-        check_finite(spec, data)
+        check_finite(spec, data, rank=rank)
     return data
 
 

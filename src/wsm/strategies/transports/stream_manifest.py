@@ -131,7 +131,7 @@ def with_manifest(
     for name, value in state.items():
         spec, data = tensor_of(name, value)
         if finite:
-            check_finite(spec, data)
+            check_finite(spec, data, rank=rank)
         tensors.append(PromisedTensor(spec, digest_of(data)))
     manifest = StreamManifest.with_tensors(
         tensors,
