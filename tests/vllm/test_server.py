@@ -19,6 +19,8 @@ LAST = "model.norm.weight"
 #: It lies in one layer with others, of which one has come before it.
 FUSED = "model.layers.0.self_attn.q_proj.weight"
 REFUSALS = dict.fromkeys(["missing", "unknown"], "not-covered") | {"shape": "shape-mismatch"}
+#: Where a server says what serves.
+SAY = ("status", "explain", "ready")
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
@@ -156,7 +158,9 @@ def test_a_pause_that_another_has_given_is_left_to_it(server, models, made):
     assert server.update(models / "B")[0] == 200
     assert server.call("GET", "/is_paused")[1] == {"is_paused": True}
     assert server.generate(timeout=1)[0] == 0
+    assert [server.call("GET", f"/wsm/v1/{what}")[1]["serving"] for what in SAY] == [False] * 3
     assert server.call("POST", "/resume")[0] == 200
+    assert [server.call("GET", f"/wsm/v1/{what}")[1]["serving"] for what in SAY] == [True] * 3
     assert server.tokens() == made["B"]
     assert server.update(models / "A")[0] == 200
 

@@ -99,7 +99,7 @@ class Gate:
             updates.require_not_loading()
             updates.named_hold.require_none()
         if path in _RESUMES and not updates.lets_in():
-            raise RefusedError(updates.explain()["text"], code="held-by-wsm")
+            raise RefusedError(updates.standing().text, code="held-by-wsm")
         if verb:
             return await verb(updates, request)
         if path not in _HARMLESS:
@@ -124,6 +124,7 @@ async def _own(updates: ServerUpdates, request: Request, method: str, what: str)
     if method == "GET" and what == "events":
         return event_stream(request, updates.journal.look)
     if method == "GET" and what == "metrics":
+        await updates.look()
         status, headers, scraped = answered(updates, request.headers.get("accept", ""))
         return Response(scraped, status, dict(headers))
     raise errors.not_found(method=method, path=request.url.path)
@@ -157,6 +158,8 @@ async def _told(updates: ServerUpdates, what: str, request_id: str) -> Response:
         if known is None:
             raise errors.request_unknown(request_id=request_id)
         return JSONResponse({**known, "state": "succeeded" if "receipt" in known else "failed"})
-    said = updates.explain()
-    ready = {"serving": said["open"], "headline": said["text"]}
-    return JSONResponse(said | ready, 200 if said["open"] or what == "explain" else 503)
+    await updates.look()
+    said = updates.standing()
+    told = {"open": said.open, "serving": said.serving, "text": said.text, "errors": said.errors}
+    status = 200 if said.serving or what == "explain" else 503
+    return JSONResponse({**told, "headline": said.text}, status)

@@ -1,4 +1,4 @@
-"""vLLM's pause: an update's, a trainer's, or one with an owner and a lease, as a fleet's server gives it.
+"""vLLM's pause, an update's, a trainer's, or one with an owner and a lease, and what is served behind it.
 
 An update gives a pause that another has given back as it was. What becomes of a request for a hold is said by
 :mod:`wsm.states.holding`; a pause that vLLM's own verbs have given is a hold of another owner.
@@ -10,15 +10,16 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from wsm.errors import RefusedError, described
+from wsm.errors import GroupError, RefusedError, described
 from wsm.http.hold_table import OWNERS
 from wsm.receipt import Outcome, Receipt
 from wsm.states import holding
-from wsm.states.holding import Answer, ClosedHold, Hold
+from wsm.states.holding import Answer, ClosedBy, ClosedHold, Hold
 from wsm.states.vocabulary import InFlightPolicy
 from wsm.vllm.fanout import EngineRanks
 from wsm.vllm.update_journal import GROUP
@@ -26,13 +27,68 @@ from wsm.vllm.update_journal import GROUP
 #: The hold that a pause by vLLM's own verbs is.
 _TRAINERS = Hold("", f"{OWNERS}{GROUP}")
 _MODES = {InFlightPolicy.ABORT: "abort", InFlightPolicy.DRAIN: "wait", InFlightPolicy.KEEP: "keep"}
+#: Seconds that whoever asks what serves waits for an engine, which answers between two steps.
+_LOOK_S = 1.0
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What a server says of itself.
+
+    `open`: whether the gate lets requests in. `serving`: whether vLLM answers them now. `hold`: in which they
+    wait. `errors`: of what has closed the gate.
+    """
+
+    open: bool
+    serving: bool
+    text: str
+    hold: Hold | None = None
+    errors: list[dict[str, Any]] = []
+
+
+def standing_of(
+    serves: str, *, closed: RefusedError | None, loads: str | None, hold: Hold | None, is_paused: bool
+) -> Standing:
+    """Say whether text is answered, and if not, why, and what to do. Pure; the first reason counts.
+
+    Parameters
+    ----------
+    serves : str
+        What serves, if nothing stops it.
+    closed : RefusedError or None
+        Why the gate is closed.
+    loads : str or None
+        Which update has paused vLLM.
+    hold : Hold or None
+        The named one.
+    is_paused : bool
+        Whether vLLM is.
+    """
+    if closed is not None:
+        failed = ClosedHold(GROUP, "update", str(closed), by=ClosedBy.FAILED)
+        held = msgspec.structs.replace(hold or Hold(GROUP, GROUP), closed=failed)
+        return Standing(False, False, str(closed), held, closed.context.get("errors", []))
+    if loads is not None:
+        why = f"{loads} loads under vLLM's pause; they are answered at its end"
+    elif hold is not None and hold.closed is not None:
+        why = f"{hold.owner} holds vLLM, closed since {hold.closed}; update it, or release it by force"
+    elif hold is not None:
+        why = f"{hold.owner} holds vLLM; it ends by POST /wsm/v1/release, or with its lease"
+    elif is_paused:
+        hold, why = _TRAINERS, "vLLM is paused or asleep; POST /resume, or /wake_up"
+    else:
+        return Standing(True, True, f"{serves} serves.")
+    return Standing(True, False, f"{serves} is there, and requests wait: {why}.", hold)
 
 
 class EnginePause:
-    """The pause of one engine. `is_an_updates`: whether an update has given it, and not ended it."""
+    """The pause of one engine. `is_an_updates`: whether an update has given it, and not ended it.
+
+    `is_seen`: whether vLLM was paused when it was looked at last.
+    """
 
     def __init__(self, client: Any, ranks: EngineRanks) -> None:
-        self.is_an_updates = False
+        self.is_an_updates = self.is_seen = False
+        self._looking: asyncio.Future[bool] | None = None
         self._is_anothers = False  # while it is an update's
         self._client, self._ranks = client, ranks
 
@@ -49,10 +105,25 @@ class EnginePause:
             if not self._is_anothers:
                 await self._of_engine(self._client.resume_generation())
             self.is_an_updates = False
+            self._see(paused=self._is_anothers)
 
     async def is_there(self) -> bool:
         """Whether vLLM is paused."""
-        return bool(await self._of_engine(self._client.is_paused()))
+        self._see(paused=bool(await self._of_engine(self._client.is_paused())))
+        return self.is_seen
+
+    async def look(self) -> None:
+        """See whether vLLM is paused, unless it does not say so at once: then it is as it was seen last."""
+        if self.is_an_updates or self._ranks.fault is not None:
+            return
+        looking = self._looking = self._looking or asyncio.ensure_future(self._client.is_paused())
+        done, _ = await asyncio.wait({looking}, timeout=_LOOK_S)
+        with suppress(GroupError):  # which the gate says
+            if done and looking is self._looking:
+                self._see(paused=bool(await self._of_engine(looking)))
+
+    def _see(self, *, paused: bool) -> None:
+        self.is_seen, self._looking = paused, None  # what was asked before may be answered as it was
 
     async def is_given(self) -> bool:
         """Whether somebody else than an update has paused vLLM."""
@@ -63,12 +134,14 @@ class EnginePause:
         self._is_anothers = True
         if not self.is_an_updates or mode == "abort":  # where nothing serves, it is paused as it is
             await self._of_engine(self._client.pause_generation(mode=mode, clear_cache=clear_cache))
+            self._see(paused=True)
 
     async def end(self) -> None:
         """Resume vLLM, or let the update do so that loads, or that ends well at last."""
         self._is_anothers = False
         if not self.is_an_updates:
             await self._of_engine(self._client.resume_generation())
+            self._see(paused=False)
 
     async def _of_engine(self, asked: Awaitable[Any]) -> Any:
         try:
@@ -94,7 +167,7 @@ class HoldRequest(msgspec.Struct):
 class NamedHold:
     """The hold of one server. `hold`: the one in force.
 
-    `may_pause`: raises where an update loads. `lets_in`: whether requests may reach what serves.
+    `may_pause`: raises where an update loads. `serves`: whether vLLM answers text.
     """
 
     def __init__(
@@ -102,10 +175,10 @@ class NamedHold:
         pause: EnginePause,
         ranks: EngineRanks,
         may_pause: Callable[[], None],
-        lets_in: Callable[[], bool],
+        serves: Callable[[], bool],
     ) -> None:
         self.hold: Hold | None = None
-        self._pause, self._ranks, self._may_pause, self._lets_in = pause, ranks, may_pause, lets_in
+        self._pause, self._ranks, self._may_pause, self._serves = pause, ranks, may_pause, serves
         self._lease: asyncio.Task[None] | None = None
 
     async def take(self, asked: HoldRequest, request_id: str) -> Mapping[str, Any]:
@@ -163,9 +236,9 @@ class NamedHold:
             self.hold = msgspec.structs.replace(self.hold, closed=closed)
 
     def _receipt(self, request_id: str, outcome: Outcome) -> Mapping[str, Any]:
-        ranks, serving = self._ranks, self.hold is None and self._lets_in()
+        ranks = self._ranks
         said = (ranks.version, ranks.version, ranks.digest, False, 0.0, 0.0, ())
-        receipt = Receipt(request_id, outcome, 0, 0, *said, serving=serving, hold=self.hold)
+        receipt = Receipt(request_id, outcome, 0, 0, *said, serving=self._serves(), hold=self.hold)
         return {"receipt": receipt.to_mapping()}
 
     async def _in_force(self) -> Hold | None:

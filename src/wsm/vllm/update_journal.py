@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-import msgspec
-
 from wsm.clock import monotonic_ns
 from wsm.committed_record import CommittedRecord
 from wsm.http.native._events import new_events
@@ -17,7 +15,7 @@ from wsm.journal.entry import COMMAND_ISSUED, COMMAND_OVER, CONTROLLER, JournalE
 from wsm.journal.lines import RING_BYTES, LineRing
 from wsm.metrics.history import JournalCounts
 from wsm.receipt import Outcome
-from wsm.states.holding import ClosedBy, ClosedHold, Hold
+from wsm.states.holding import Hold
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import Operation
 from wsm.status import GroupStatus
@@ -59,14 +57,16 @@ class UpdateJournal:
         self._at = epoch, sequence + 1
         self._tell(COMMAND_ISSUED, operation=Operation.UPDATE.name, request_id=request_id)
 
-    def end(self, told: Mapping[str, Any], end: UpdateEnd, *, is_open: bool) -> dict[str, Any]:
+    def end(
+        self, told: Mapping[str, Any], end: UpdateEnd, *, is_open: bool, serving: bool
+    ) -> dict[str, Any]:
         """Tell how it has ended, and return its receipt; the arguments are those of :meth:`receipt`."""
         outcome = "committed" if end.committed else "rolled-back" if end.restored else "refused"
         if end.errors and end.errors[0]["code"] == "aborted":
             outcome = "aborted"
         if not is_open:
             outcome = "unknown" if self._ranks.fault else "closed"
-        receipt = self.receipt(told, end, outcome, is_open=is_open)
+        receipt = self.receipt(told, end, outcome, is_open=is_open, serving=serving)
         facts: dict[str, Any] = {"ended": outcome, "outcome": f"version {receipt['version']} serves"}
         if "error" in receipt:
             error = receipt["error"]
@@ -78,12 +78,12 @@ class UpdateJournal:
         return receipt
 
     def receipt(
-        self, told: Mapping[str, Any], end: UpdateEnd, outcome: str, *, is_open: bool
+        self, told: Mapping[str, Any], end: UpdateEnd, outcome: str, *, is_open: bool, serving: bool
     ) -> dict[str, Any]:
         """Return the receipt of an update.
 
         `told`: what was asked. `end`: how it has ended, or how far it is. `is_open`: whether what the ranks
-        have committed serves.
+        have committed serves. `serving`: whether vLLM answers text, too.
         """
         ranks, digest = self._ranks, None
         if outcome in _NATIVE:
@@ -96,7 +96,7 @@ class UpdateJournal:
                 "seconds": seconds,
                 "pause_s": seconds - end.ms["voted"] / 1000 if end.committed else 0.0,
                 "ranks": [],
-                "serving": is_open,
+                "serving": serving,
             }
             if ranks.command is not None:
                 about |= {"epoch": ranks.command.epoch, "sequence": ranks.command.sequence}
@@ -128,17 +128,16 @@ class UpdateJournal:
         """Return what is new to a stream of events."""
         return new_events("", [self._ring], seen)
 
-    def families(self, hold: Hold | None, closed: str | None) -> list[Any]:
-        """Return what a scrape gets: the ranks as a group, held, or by a gate that is `closed`, and why."""
+    def families(self, hold: Hold | None, *, loads: bool) -> list[Any]:
+        """Return what a scrape gets: the ranks as a group, held, or updated where an update `loads`."""
         from wsm.metrics.families import families  # noqa: PLC0415 - vLLM has what it is made of
 
         ranks, view = self._ranks, self._ranks.view()
-        if closed is not None:
-            failed = ClosedHold(GROUP, "update", closed, by=ClosedBy.FAILED)
-            hold = msgspec.structs.replace(hold or Hold(GROUP, GROUP), closed=failed)
         participants = [
-            RankStatus(rank, status=said, weights=WeightState(said.weights).name, kv=KVState(said.kv).name)
+            RankStatus(rank, status=said, weights=weights.name, kv=KVState(said.kv).name)
             for rank, said in enumerate(view.statuses)
+            # A rank that loads, or is about to, says nothing before it is done.
+            for weights in [WeightState(said.weights) or (WeightState.UPDATING if loads else WeightState.NORMAL)]
         ]
         committed = CommittedRecord(view.committed.sequence, ranks.version, ranks.digest, hold=hold)
         status = GroupStatus(GROUP, command=view.command, committed=committed, ranks=tuple(participants))

@@ -30,7 +30,7 @@ from wsm.vllm.api_servers import ApiServers
 from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
-from wsm.vllm.pauses import EnginePause, NamedHold
+from wsm.vllm.pauses import EnginePause, NamedHold, Standing, standing_of
 from wsm.vllm.preparation import Preparation, comes_first
 from wsm.vllm.update_journal import GROUP, UpdateJournal
 from wsm.vllm.versions import VersionPlace
@@ -102,13 +102,14 @@ class ServerUpdates:
         self.ranks, self.journal = ranks, UpdateJournal(ranks)
         self.is_open, self.is_updating = True, False
         self.pause = EnginePause(client, ranks)
-        self.named_hold = NamedHold(self.pause, ranks, self.require_not_loading, self.lets_in)
+        self.named_hold = NamedHold(self.pause, ranks, self.require_not_loading, self._serves)
         self._options, self._backend, self._fleet, self._servers = options, backend, fleet, servers
         self._asking = asyncio.Lock()
         self._pushing: asyncio.Task[dict[str, Any]] | None = None
         self._prepared: Preparation | None = None
         self._owed: str | None = None  # what was committed before this start
         self._recorded: dict[str, Any] = {}
+        self._runs: str | None = None  # the update that runs, in words
 
     async def bring_committed(self) -> None:
         """Bring what was committed before this start, or what the fleet allows.
@@ -275,6 +276,7 @@ class ServerUpdates:
         if pushes is not None:
             place = VersionPlace(label, pushed=True, over=self._base())
         self.is_updating, self._prepared, end = True, prepared, UpdateEnd()
+        self._runs = f"{'a push' if pushes else f'the update to version {label}'} (request {request_id})"
         told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
         told |= {"previous_version": ranks.version, "warning": None}
         digest_before = ranks.digest
@@ -298,7 +300,7 @@ class ServerUpdates:
             self.is_updating = False
             self._look_whether_open()
         told |= {"version": end.version or label, "warning": warning}
-        return self.journal.end(told, end, is_open=self.is_open)
+        return self.journal.end(told, end, is_open=self.is_open, serving=self._serves())
 
     def _look_whether_open(self) -> None:
         self.is_open = self.ranks.serving() and not self._owes
@@ -329,7 +331,7 @@ class ServerUpdates:
 
     async def _may_load(self, told: dict[str, Any], end: UpdateEnd) -> bool:
         if self._prepared is not None:
-            self.journal.receipt(told, end, "prepared", is_open=self.is_open)
+            self.journal.receipt(told, end, "prepared", is_open=self.is_open, serving=self._serves())
             if not await self._prepared.await_commit(end):
                 return False
         try:
@@ -371,21 +373,31 @@ class ServerUpdates:
 
     def lets_in(self) -> bool:
         """Whether requests may reach what serves."""
-        return bool(self.explain()["open"])
+        return self.standing().open
 
-    def explain(self) -> dict[str, Any]:
-        """Say what serves, and if nothing does, why, and what to do."""
+    def _serves(self) -> bool:
+        return self.standing().serving
+
+    async def look(self) -> None:
+        """Look whether vLLM is paused, or dead."""
+        await self.pause.look()
+        self.is_open = self.is_open and self.ranks.fault is None
+
+    def standing(self) -> Standing:
+        """Say what serves, and if nothing does, why, and what to do; the engine as it was seen last."""
+        closed, pause = None, self.pause
         try:
             self.require_open()
         except RefusedError as error:
-            return {"open": False, "text": str(error), "errors": error.context.get("errors", [])}
-        text = f"Version {self.ranks.version} serves, whole on {self.ranks.ranks} ranks."
-        return {"open": True, "text": text, "errors": []}
+            closed = error
+        serves = f"Version {self.ranks.version}, whole on {self.ranks.ranks} ranks,"
+        loads = self._runs if pause.is_an_updates else None
+        hold = self.named_hold.hold
+        return standing_of(serves, closed=closed, loads=loads, hold=hold, is_paused=pause.is_seen)
 
     def collect(self) -> list[Any]:
         """Return the families of a scrape, as ``prometheus_client`` asks a collector."""
-        said = self.explain()
-        return self.journal.families(self.named_hold.hold, None if said["open"] else said["text"])
+        return self.journal.families(self.standing().hold, loads=self.pause.is_an_updates)
 
     async def status(self) -> dict[str, Any]:
         """Say where each rank is; the ranks are asked, unless an update runs."""
@@ -395,27 +407,30 @@ class ServerUpdates:
                 with suppress(WsmError):  # said by explain
                     await ranks.look()
                 self._look_whether_open()
+        await self.look()
         prepared, left_s = self._prepared, self._prepared and self._prepared.left_s
         hold = self.named_hold.hold
         step = prepared.request_id if prepared and left_s is not None else None
         standing = self._fleet and partial(
             self._fleet.standing, ranks.digest, serving=self.is_open, step=step
         )
+        fleet = standing and msgspec.to_builtins(await asyncio.to_thread(standing))
+        said = self.standing()  # by the target that was read now
         return {
             "request_id": step,
             "decision_left_s": left_s,
-            "fleet": standing and msgspec.to_builtins(await asyncio.to_thread(standing)),
+            "fleet": fleet,
             "name": GROUP,
-            "serving": self.is_open and hold is None,
+            "serving": said.serving,
             "hold": hold and hold.facts(),
             "over": not self.pause.is_an_updates,
             "manifest_digest": ranks.digest if self.is_open else None,
-            "open": self.explain()["open"],
+            "open": said.open,
             "updating": self.is_updating,
             "version": ranks.version if self.is_open else None,
             "restorable": ranks.is_restorable,
             "memory": {"bytes": self._options.memory_bytes, "keep_previous": self._options.keep_previous},
-            "paused": self.pause.is_an_updates,
+            "paused": self.pause.is_an_updates or self.pause.is_seen,
             "ranks": ranks.answers,
         }
 
