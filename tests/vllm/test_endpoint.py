@@ -242,25 +242,30 @@ def test_a_scrape_says_what_serves_and_counts_updates_by_how_they_ended(one, two
     played(one, play)
 
 
+async def events_of(at):
+    """What a listener is told from the oldest on, until a command is over."""
+    told, heard = [], asyncio.Event()
+
+    async def send(message):
+        told.append(message.get("body", b"").decode())
+        heard.set()
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "GET", "path": "/wsm/v1/events", "query_string": b"from=oldest"}
+    listening = asyncio.ensure_future(at.app({**scope, "headers": []}, receive, send))
+    while "command_over" not in "".join(told):
+        await heard.wait()
+        heard.clear()
+    listening.cancel()
+    return [each for each in told if each.startswith("event: ")]
+
+
 def test_events_tell_of_each_update_that_begins_and_how_it_ends(one, two):
     async def play(at):
         receipt = (await at.http.post("/wsm/v1/update", json={"path": str(two)})).json()["receipt"]
-        told, heard = [], asyncio.Event()
-
-        async def send(message):
-            told.append(message.get("body", b"").decode())
-            heard.set()
-
-        async def receive():
-            await asyncio.Event().wait()
-
-        scope = {"type": "http", "method": "GET", "path": "/wsm/v1/events", "query_string": b"from=oldest"}
-        listening = asyncio.ensure_future(at.app({**scope, "headers": []}, receive, send))
-        while "command_over" not in "".join(told):
-            await heard.wait()
-            heard.clear()
-        listening.cancel()
-        events = [each for each in told if each.startswith("event: ")]
+        events = await events_of(at)
         assert [each.splitlines()[0] for each in events] == ["event: command_issued", "event: command_over"]
         for each in events:
             entry = json.loads(each.splitlines()[1].removeprefix("data: "))
@@ -323,7 +328,11 @@ def test_what_is_prepared_is_held_while_vllm_serves_until_its_caller_commits_it(
         assert (status["version"], status["request_id"], status["paused"]) == ("one", "two", False)
         assert 0 < status["decision_left_s"] <= 60
         refused = await at.http.post("/wsm/v1/update", json={"path": str(one)})
-        assert refused.json()["error"]["code"] == "update-in-progress"
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["retryable"]) == (409, "update-in-progress", True)
+        assert error["context"]["request_id"] == "two"
+        assert 0 < error["context"]["left_s"] <= 60
+        assert "request two" in error["message"]
         refused = await at.http.post("/wsm/v1/commit", json={"request_id": "another"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not-prepared")
         for _ in range(2):
@@ -343,6 +352,7 @@ def test_what_is_prepared_is_held_while_vllm_serves_until_its_caller_commits_it(
 @pytest.mark.parametrize("named", [True, False])
 def test_what_is_prepared_and_taken_back_was_never_loaded(one, two, named):
     async def play(at):
+        digest = (await at.http.get("/wsm/v1/status")).json()["manifest_digest"]
         assert (await at.http.post("/wsm/v1/prepare", **prepared(two))).status_code == 200
         for _ in range(2):
             answer = await at.http.post("/wsm/v1/abort", json={"request_id": "two"} if named else {})
@@ -351,6 +361,12 @@ def test_what_is_prepared_and_taken_back_was_never_loaded(one, two, named):
                 "aborted",
                 "one",
             )
+            receipt = answer.json()
+            assert (receipt["version"], receipt["digest"]) == ("two", receipt["votes"][0]["digest"])
+            native = receipt["receipt"]
+            assert (native["version"], native["manifest_digest"]) == ("one", digest)
+        event = json.loads((await events_of(at))[-1].splitlines()[1].removeprefix("data: "))
+        assert (event["facts"]["ended"], event["facts"]["outcome"]) == ("aborted", "version one serves")
         refused = await at.http.post("/wsm/v1/commit", json={"request_id": "two"})
         assert refused.json()["error"]["code"] == "decided-otherwise"
         assert at.client.engine.pauses == 0
@@ -379,6 +395,13 @@ def test_what_cannot_be_prepared_is_refused_at_once(one, tmp_path):
     async def play(at):
         answer = await at.http.post("/wsm/v1/prepare", **prepared(tmp_path / "nowhere"))
         assert (answer.status_code, answer.json()["outcome"]) == (409, "refused")
+        for asked, status in (({"request_id": "nowhere"}, 409), ({}, 400)):
+            answer = await at.http.post("/wsm/v1/commit", json=asked)
+            assert answer.status_code == status
+        answer = await at.http.post("/wsm/v1/commit", json={"request_id": "nowhere"})
+        error = answer.json()["error"]
+        assert (error["code"], error["context"]["refused"]) == ("not-prepared", "checkpoint-missing")
+        assert "was refused" in error["message"]
         refused = await at.http.post("/wsm/v1/abort", json={})
         assert (refused.status_code, refused.json()["outcome"]) == (409, "refused")
         assert (

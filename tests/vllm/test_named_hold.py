@@ -135,3 +135,42 @@ def test_where_nothing_serves_a_release_resumes_with_the_update_that_ends_well(o
         assert not at.client.paused
 
     played(one, play)
+
+
+@pytest.mark.parametrize("what", ["hold", "release"])
+def test_a_hold_takes_no_word_that_it_would_not_honour(one, what):
+    async def play(at):
+        answer = await at.http.post(f"/wsm/v1/{what}", json={"surface": "operator", "mode": "keep"})
+        assert refused(answer) == (400, "bad-body")
+        said = answer.json()["error"]["message"]
+        assert "mode" in said
+        assert "surface" in said, "it says what it takes"
+        assert not at.client.paused
+
+    played(one, play)
+
+
+@pytest.mark.parametrize(("said", "stays"), [({}, False), ({"on_lease": "stay"}, True)])
+def test_a_hold_says_what_becomes_of_it_at_the_end_of_its_lease(one, said, stays):
+    async def play(at):
+        answer = await at.http.post("/wsm/v1/hold", json={"lease_s": 0.05, **said})
+        hold = answer.json()["receipt"]["hold"]
+        assert (hold["owner"], hold["on_lease"] == "stay") == ("http:native", stays)
+        await asyncio.sleep(0.1)
+        while at.client.paused and not stays:  # noqa: ASYNC110 - as who asks over HTTP
+            await asyncio.sleep(0.01)
+        assert ((await known(at))["hold"] is not None) is stays
+        assert (await at.http.post("/wsm/v1/release", json={})).status_code == 200
+        assert not at.client.paused
+
+    played(one, play)
+
+
+@pytest.mark.parametrize("lease_s", [0, -1])
+def test_a_hold_without_time_is_refused(one, lease_s):
+    async def play(at):
+        answer = await at.http.post("/wsm/v1/hold", json={"lease_s": lease_s})
+        assert refused(answer) == (400, "bad-body")
+        assert not at.client.paused
+
+    played(one, play)

@@ -39,6 +39,8 @@ _STATUSES: Final = {
     "misdirected": 421,
     "wrong-group": 421,
     "upstream-unreachable": 502,
+    "update-in-progress": 409,  # of a vLLM server, which may be asked again; trainers know it so
+    "not-prepared": 409,  # so is what the ranks prepare still
     "lease-over": 409,  # to commit it again cannot help; what was prepared is gone
     "segment-missing": 503,  # of a group that is started again
     "segment-truncated": 500,

@@ -26,7 +26,7 @@ from wsm.http.answers import failed
 from wsm.http.native._events import event_stream
 from wsm.metrics.exporter import answered
 from wsm.vllm import verbs
-from wsm.vllm.pauses import HoldRequest
+from wsm.vllm.pauses import HoldRequest, ReleaseRequest
 from wsm.vllm.update_journal import GROUP
 from wsm.vllm.updates import PrepareRequest, ServerUpdates, UpdateRequest
 
@@ -38,7 +38,7 @@ _HARMLESS = frozenset({"/pause", "/abort_requests", "/tokenize", "/detokenize"})
 
 
 class DecisionRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a commit or an abort: what was prepared under this request id; missing: whatever was."""
+    """The body of a commit or an abort: which request has prepared it; of an abort, else whichever has."""
 
     request_id: str | None = None
 
@@ -140,11 +140,14 @@ async def _command(updates: ServerUpdates, request: Request, what: str) -> Respo
         hold = await verbs.body_of(request, HoldRequest)
         return JSONResponse(await updates.named_hold.take(hold, request_id))
     elif what == "release":
-        release = await verbs.body_of(request, HoldRequest)
+        release = await verbs.body_of(request, ReleaseRequest)
         return JSONResponse(await updates.named_hold.release(release, request_id))
     else:
-        asked = await verbs.body_of(request, DecisionRequest)
-        receipt = await updates.decide(asked.request_id, commit=what == "commit")
+        named = (await verbs.body_of(request, DecisionRequest)).request_id
+        if what == "commit" and named is None:
+            problem = "a commit names the request id, the Idempotency-Key, of what was prepared"
+            raise errors.bad_body(field="request_id", problem=problem)
+        receipt = await updates.decide(named, commit=what == "commit")
     return JSONResponse(receipt, verbs.STATUSES[receipt["outcome"]])
 
 

@@ -11,16 +11,17 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from wsm.errors import GroupError, RefusedError, described
 from wsm.http.hold_table import OWNERS
+from wsm.http.native.routes import NATIVE
 from wsm.receipt import Outcome, Receipt
 from wsm.states import holding
-from wsm.states.holding import Answer, ClosedBy, ClosedHold, Hold
-from wsm.states.vocabulary import InFlightPolicy
+from wsm.states.holding import LATEST, Answer, ClosedBy, ClosedHold, Hold
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, OnLease
 from wsm.vllm.fanout import EngineRanks
 from wsm.vllm.update_journal import GROUP
 
@@ -150,16 +151,21 @@ class EnginePause:
             raise self._ranks.lost("engine-lost", described(error)) from error
 
 
-class HoldRequest(msgspec.Struct):
-    """The body of a hold, or of a release, which has `surface`, `hold` and `force`.
+class HoldRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a hold: what the native API takes, but that it has a lease, with which it ends."""
 
-    A hold ends with its lease; what else the native API says of one makes no difference here.
-    """
-
-    surface: str
-    lease_s: float = 60.0
+    surface: str = NATIVE
+    lease_s: Annotated[float, msgspec.Meta(gt=0, lt=LATEST)] = 60.0
+    on_lease: OnLease = OnLease.SERVE
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
+    kv_policy: KVPolicy = KVPolicy.KEEP
     closed: ClosedHold | None = None
+
+
+class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a release. `hold`: the id of the one that is meant. `force`: also another's, or closed."""
+
+    surface: str = NATIVE
     hold: str | None = None
     force: bool = False
 
@@ -193,17 +199,19 @@ class NamedHold:
         answer = holding.asked_to_hold(hold, held=hold is not None, owner=owner)
         _require(answer, hold)
         if hold is None:
-            hold = Hold(uuid.uuid4().hex, owner, asked.in_flight)
+            hold = Hold(uuid.uuid4().hex, owner, asked.in_flight, asked.kv_policy)
             self._may_pause()
-            await self._pause.give(_MODES[asked.in_flight])
-        terms = {"lease_s": asked.lease_s, "closed": asked.closed or hold.closed}
+            drops = asked.kv_policy is KVPolicy.DROP
+            await self._pause.give(_MODES[asked.in_flight], clear_cache=drops)
+        on_lease, closed = asked.on_lease, asked.closed or hold.closed
+        terms = {"lease_s": asked.lease_s, "on_lease": on_lease, "closed": closed}
         self.hold = msgspec.structs.replace(hold, renewed_ns=time.monotonic_ns(), **terms)
         if self._lease is not None:
             self._lease.cancel()
         self._lease = asyncio.create_task(self._end_with_lease(asked.lease_s))
         return self._receipt(request_id, Outcome.HOLD_RENEWED if answer is Answer.RENEW else Outcome.HELD)
 
-    async def release(self, asked: HoldRequest, request_id: str) -> Mapping[str, Any]:
+    async def release(self, asked: ReleaseRequest, request_id: str) -> Mapping[str, Any]:
         """Resume vLLM, which an owner has paused.
 
         Raises
@@ -246,7 +254,7 @@ class NamedHold:
 
     async def _end_with_lease(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        if self.hold is not None and self.hold.closed is None:
+        if self.hold and self.hold.closed is None and self.hold.on_lease is OnLease.SERVE:
             self.hold = None
             await self._pause.end()
 

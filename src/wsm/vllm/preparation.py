@@ -69,7 +69,13 @@ class Preparation:
             ranks have voted yet (``not-prepared``).
         """
         if commit and not self._voted.is_set():
-            raise RefusedError(f"the ranks still prepare {self.request_id}", code="not-prepared")
+            refused = self.update.result()["error"] if self.update.done() else None
+            if refused is None:
+                problem = f"the ranks still prepare {self.request_id}; commit it once that is answered"
+                raise RefusedError(problem, code="not-prepared", retryable=True)
+            problem = f"{self.request_id} was refused ({refused['code']}: {refused['message']})"
+            fix = "prepare it again, under another request id"
+            raise RefusedError(f"{problem}; {fix}", code="not-prepared", refused=refused["code"])
         if not self._verdict.done():
             self._verdict.set_result(commit)
         if self._verdict.cancelled():

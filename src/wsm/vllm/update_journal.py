@@ -57,9 +57,7 @@ class UpdateJournal:
         self._at = epoch, sequence + 1
         self._tell(COMMAND_ISSUED, operation=Operation.UPDATE.name, request_id=request_id)
 
-    def end(
-        self, told: Mapping[str, Any], end: UpdateEnd, *, is_open: bool, serving: bool
-    ) -> dict[str, Any]:
+    def end(self, told: Mapping[str, Any], end: UpdateEnd, *, is_open: bool, serving: bool) -> dict[str, Any]:
         """Tell how it has ended, and return its receipt; the arguments are those of :meth:`receipt`."""
         outcome = "committed" if end.committed else "rolled-back" if end.restored else "refused"
         if end.errors and end.errors[0]["code"] == "aborted":
@@ -67,7 +65,7 @@ class UpdateJournal:
         if not is_open:
             outcome = "unknown" if self._ranks.fault else "closed"
         receipt = self.receipt(told, end, outcome, is_open=is_open, serving=serving)
-        facts: dict[str, Any] = {"ended": outcome, "outcome": f"version {receipt['version']} serves"}
+        facts: dict[str, Any] = {"ended": outcome, "outcome": f"version {receipt['serves']} serves"}
         if "error" in receipt:
             error = receipt["error"]
             facts |= {"outcome": error["message"], "error": error["code"]}
@@ -85,13 +83,14 @@ class UpdateJournal:
         `told`: what was asked. `end`: how it has ended, or how far it is. `is_open`: whether what the ranks
         have committed serves. `serving`: whether vLLM answers text, too.
         """
-        ranks, digest = self._ranks, None
+        ranks, digest = self._ranks, end.votes[0]["digest"] if end.votes else None
         if outcome in _NATIVE:
-            digest = end.votes[0]["digest"] if outcome == "prepared" else ranks.digest
+            held = (told["version"], digest) if outcome != "aborted" else (ranks.version, ranks.digest)
             seconds = end.ms.get("over", 0.0) / 1000
             about: dict[str, Any] = {
                 "outcome": _NATIVE[outcome].value,
-                "manifest_digest": digest,
+                "version": held[0],
+                "manifest_digest": held[1],
                 "loaded": end.committed,
                 "seconds": seconds,
                 "pause_s": seconds - end.ms["voted"] / 1000 if end.committed else 0.0,
@@ -133,11 +132,11 @@ class UpdateJournal:
         from wsm.metrics.families import families  # noqa: PLC0415 - vLLM has what it is made of
 
         ranks, view = self._ranks, self._ranks.view()
+        whole = WeightState.UPDATING if loads else WeightState.NORMAL  # a rank that loads says nothing of it
         participants = [
             RankStatus(rank, status=said, weights=weights.name, kv=KVState(said.kv).name)
             for rank, said in enumerate(view.statuses)
-            # A rank that loads, or is about to, says nothing before it is done.
-            for weights in [WeightState(said.weights) or (WeightState.UPDATING if loads else WeightState.NORMAL)]
+            for weights in [WeightState(said.weights) or whole]
         ]
         committed = CommittedRecord(view.committed.sequence, ranks.version, ranks.digest, hold=hold)
         status = GroupStatus(GROUP, command=view.command, committed=committed, ranks=tuple(participants))

@@ -109,7 +109,7 @@ class ServerUpdates:
         self._prepared: Preparation | None = None
         self._owed: str | None = None  # what was committed before this start
         self._recorded: dict[str, Any] = {}
-        self._runs: str | None = None  # the update that runs, in words
+        self._runs, self._request_id = "an update", ""  # the update that runs, in words
 
     async def bring_committed(self) -> None:
         """Bring what was committed before this start, or what the fleet allows.
@@ -166,7 +166,14 @@ class ServerUpdates:
     def require_not_loading(self) -> None:
         """See that no update has paused vLLM itself, or soon does (code ``update-in-progress``)."""
         if self.is_loading:
-            raise RefusedError("an update runs, and resumes the engine itself", code="update-in-progress")
+            raise self._in_progress()
+
+    def _in_progress(self) -> RefusedError:
+        left_s = None if self._prepared is None else self._prepared.left_s
+        waits = "" if left_s is None else f", and waits for its commit or abort for {left_s:.0f} s more"
+        problem = f"{self._runs} runs{waits}; ask again once it has ended"
+        named, code = self._request_id, "update-in-progress"
+        return RefusedError(problem, code=code, retryable=True, request_id=named, left_s=left_s)
 
     @property
     def takes_pushes(self) -> bool:
@@ -276,6 +283,7 @@ class ServerUpdates:
         if pushes is not None:
             place = VersionPlace(label, pushed=True, over=self._base())
         self.is_updating, self._prepared, end = True, prepared, UpdateEnd()
+        self._request_id = request_id
         self._runs = f"{'a push' if pushes else f'the update to version {label}'} (request {request_id})"
         told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
         told |= {"previous_version": ranks.version, "warning": None}
@@ -320,7 +328,7 @@ class ServerUpdates:
             Else.
         """
         if self.is_updating or (self.is_pushing and not of_push):
-            raise RefusedError("another update runs; ask again once it has ended", code="update-in-progress")
+            raise self._in_progress()
 
     def _base(self) -> str | None:
         """Return the content that a push changes; None: it brings all."""
