@@ -14,7 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
@@ -229,7 +229,7 @@ class Sealed(Strict, frozen=True, kw_only=True, dict=True):
                     said[label] = str(number)  # as older documents say it
             derived = {name: said.pop(name, None) for name in cls.DERIVED}
             document = msgspec.convert(said, cls)
-            for field in msgspec.structs.fields(cls):
+            for field in _fields_of(cls):
                 if field.encode_name in said and said[field.encode_name] == field.default:
                     raise msgspec.ValidationError(
                         f"its {field.encode_name} is written only where it is not {field.default!r}"
@@ -249,6 +249,10 @@ class Sealed(Strict, frozen=True, kw_only=True, dict=True):
     def _fields(self) -> dict[str, Any]:
         derived = {name: getattr(self, name) for name in self.DERIVED}
         return {"format": self.FORMAT, "layout": self.LAYOUT, **msgspec.to_builtins(self), **derived}
+
+
+#: Asked once of each kind of document: msgspec evaluates all annotations for each answer.
+_fields_of = cache(msgspec.structs.fields)
 
 
 def read_json(kind: type[ReadT], data: bytes) -> ReadT:
