@@ -197,7 +197,7 @@ WITHOUT_PADDLE = ForkServer(
     "wsm.actions.backends.memory",
     "wsm.strategies.load",
     "wsm.strategies.snapshot.publish",
-    "wsm.strategies.snapshot.source",
+    "wsm.strategies.snapshot.ipc_snapshot",
     "wsm.worker.loading",
 )
 FOR_COMMANDS = ForkServer(
