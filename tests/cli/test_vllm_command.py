@@ -37,6 +37,14 @@ def test_vllm_gets_all_words_with_the_plugin_and_the_extension(served):
     words, plugins, _ = json.loads(ended.stdout)
     assert words == ["serve", "model", "--port", "8001", "--help", *EXTENSION]
     assert plugins == "wsm"
+    assert "--fleet STORE" in ended.stderr, "what is wsm's own"
+
+
+def test_an_option_that_wsm_does_not_know_is_found_before_vllm_begins(served):
+    ended = served("model", "--additional-config", '{"wsm": {"rootz": []}}')
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "rootz" in ended.stderr
+    assert "it takes answer_s, committed" in ended.stderr
 
 
 def test_the_store_of_a_fleet_is_handed_on_and_is_no_word_of_vllm(served, tmp_path):

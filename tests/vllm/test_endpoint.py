@@ -24,6 +24,7 @@ from wsm.strategies import AdoptSettings, adopt
 from wsm.strategies.snapshot.store import content_of
 from wsm.strategies.trainer.targets import newest_target, set_target
 from wsm.vllm.endpoint import EndpointPlugin
+from wsm.vllm.engine import register
 from wsm.vllm.fanout import UpdateEnd
 from wsm.vllm.preparation import Preparation
 
@@ -624,6 +625,25 @@ def test_a_replica_of_a_fleet_brings_what_its_target_allows_before_it_listens(
     played(one, play)
 
 
+@pytest.mark.parametrize("deadline_s", [0, -1])
+def test_an_update_without_time_is_refused_as_its_body(one, two, deadline_s):
+    async def play(at):
+        answer = await at.http.post("/wsm/v1/update", json={"path": str(two), "deadline_s": deadline_s})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad-body")
+
+    played(one, play)
+
+
+def test_what_fails_stands_in_vllm_s_log(one, tmp_path, caplog):
+    async def play(at):
+        await at.http.post("/wsm/v1/update", json={"path": str(tmp_path / "nowhere")})
+        [said] = [each.getMessage() for each in caplog.records if each.name == "vllm.wsm"]
+        assert "outcome=refused serves=one" in said
+        assert "code=checkpoint-missing" in said
+
+    played(one, play)
+
+
 UNKNOWN = {
     "--worker-extension-cls": {"worker_extension_cls": ""},
     "--data-parallel-size": {"data_parallel_size": 2},
@@ -635,6 +655,47 @@ UNKNOWN = {
 def test_a_command_line_that_wsm_cannot_keep_whole_is_refused_by_name(one, flag):
     with raising("unsupported-vllm", match=flag):
         played(one, None, **UNKNOWN[flag])
+
+
+def test_an_option_that_wsm_does_not_know_is_named_beside_those_that_it_knows(one):
+    with raising("bad-vllm-option", match="rootz.* it takes answer_s, committed"):
+        played(one, None, additional_config={"wsm": {"rootz": []}})
+
+
+EXTENSION = "--worker-extension-cls wsm.vllm.Worker"
+WORDS = {
+    "model": ("unsupported-vllm", "--worker-extension-cls"),
+    f"model {EXTENSION} --grpc": ("unsupported-vllm", "--grpc"),
+    f"model {EXTENSION} -dp 2": ("unsupported-vllm", "--data-parallel-size"),
+    f'model {EXTENSION} --additional_config={{"wsm":{{"rootz":1}}}}': ("bad-vllm-option", "rootz"),
+    f'model {EXTENSION} --additional-config {{"wsm":{{"answer_s":"x"}}}}': ("bad-vllm-option", "answer_s"),
+}
+GOOD = [f"model {EXTENSION}", "model --config file", "--help", f"model {EXTENSION} --additional-config {{"]
+
+
+def registered(words, monkeypatch, plugins="wsm"):
+    factory = SimpleNamespace(WeightTransferEngineFactory=SimpleNamespace(_registry={"nccl": "load"}))
+    monkeypatch.setitem(sys.modules, "vllm.distributed.weight_transfer", factory)
+    monkeypatch.setenv("VLLM_PLUGINS", plugins)
+    monkeypatch.setattr(sys, "argv", ["vllm", "serve", *words.split()])
+    register()
+    assert factory.WeightTransferEngineFactory._registry["wsm+nccl"] == "load"
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_words_that_wsm_cannot_keep_end_the_start_as_soon_as_plugins_are_loaded(words, monkeypatch):
+    code, named = WORDS[words]
+    with raising(code, match=named):
+        registered(words, monkeypatch)
+
+
+@pytest.mark.parametrize("words", GOOD)
+def test_words_that_say_enough_or_that_vllm_refuses_itself_are_left_to_it(words, monkeypatch):
+    registered(words, monkeypatch)
+
+
+def test_where_wsm_serves_nothing_its_words_are_not_asked_for(monkeypatch):
+    registered("model", monkeypatch, plugins="another")
 
 
 def test_another_release_of_vllm_is_refused_by_name(one, monkeypatch):

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shutil
+import signal
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from tests.raising import raising
-from tests.vllm.fake_workers import SHAPES, FakeEngine, FakeWorker, place, write_checkpoint
+from tests.vllm.fake_workers import SHAPES, FakeEngine, FakeWorker, ProcessEngine, place, write_checkpoint
+from wsm.errors import GroupError
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.strategies import AdoptSettings, TensorSpec, adopt, publish_snapshot
 from wsm.strategies.snapshot.placement import split
 from wsm.strategies.snapshot.store import content_of
+from wsm.vllm.fanout import EngineRanks
 from wsm.vllm.versions import VersionPlace
 
 
@@ -351,6 +356,40 @@ def test_ranks_that_do_not_answer_in_time_serve_nothing_until_they_do(one, two):
         assert engine.fills == [1.0, 1.0]
 
     played(one, play)
+
+
+class HeardEngine(ProcessEngine):
+    """Ranks that are processes, and are waited for beside everything else."""
+
+    async def call(self, question):
+        return await asyncio.to_thread(asyncio.run, super().call(question))
+
+
+def test_a_rank_that_is_stopped_is_named_where_all_are_waited_for(one):
+    engine = HeardEngine(one)
+    stopped = engine.workers[1].process.pid
+    engine.ranks = EngineRanks(engine.call, 2, "impatient", answer_s=5.0)
+
+    async def play():
+        assert [worker.fill for worker in engine.workers] == [None, None], "both are there"
+        await engine.begin()
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            with raising("unanswered", match="rank 1 is stopped") as caught:
+                await engine.ranks.look()
+            assert caught.value.context["rank"] == 1
+            assert engine.ranks.stopped == [1]
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        while engine.ranks.fault is not None:
+            with suppress(GroupError):
+                await engine.ranks.look()
+        assert engine.ranks.serving()
+
+    try:
+        asyncio.run(play())
+    finally:
+        engine.close()
 
 
 def test_a_commit_whose_end_is_not_heard_serves_under_its_own_name_once_an_update_has_settled_it(one, two):

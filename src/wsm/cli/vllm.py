@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from wsm.cli._base import EXISTING_DIRECTORY, EXIT_CODES, WRONG_USAGE, CommandEndedError
+from wsm.cli._base import EXISTING_DIRECTORY, EXIT_CODES, WRONG_USAGE, CommandEndedError, show_text
 
 #: What vLLM loads of, if nothing is named.
 _GROUPS = tuple(f"vllm.{kind}_plugins" for kind in ("general", "io_processor", "platform", "stat_logger"))
@@ -41,6 +41,9 @@ def serve(words: Sequence[str], *, store: Path | None) -> None:
     With --fleet the server is a replica of the fleet whose targets lie in this store: text reaches only what
     the newest target allows.
 
+    What wsm itself is told stands in --additional-config '{"wsm": {...}}': roots, store, committed and more,
+    as docs/vllm.md says; a key that it does not know ends the start before a model is loaded.
+
     VLLM_PLUGINS keeps the plugins that it names; where it is not set, it names all that vLLM would load
     without it. A worker extension of your own is kept, too, and has to be a subclass of wsm.vllm.Worker.
     """
@@ -51,6 +54,11 @@ def serve(words: Sequence[str], *, store: Path | None) -> None:
             f"no command 'vllm' in {beside}, nor on PATH; install wsm where vLLM is installed",
             exit_code=WRONG_USAGE,
         )
+    if {"--help", "-h"} & {*words}:
+        show_text(click.get_current_context().get_help(), err=True)
+    from wsm.vllm.endpoint import check_words  # noqa: PLC0415 - of an environment that has vLLM
+
+    check_words(words, is_vllm=False)
     loaded = (found.name for group in _GROUPS for found in entry_points(group=group))
     named = os.environ[_PLUGINS].split(",") if _PLUGINS in os.environ else sorted(loaded)
     plugins = [name for name in dict.fromkeys(named) if name not in ("", "wsm")]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import secrets
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from wsm.errors import RefusedError
+from wsm.errors import BadInputError, RefusedError
 from wsm.fleet.member import FleetMember
+from wsm.http.bodies import as_struct
 from wsm.labels import checked_version
 from wsm.vllm.api_servers import ApiServers
 from wsm.vllm.fanout import EngineRanks
@@ -60,7 +64,7 @@ class EndpointPlugin:
         """
         del state
         _require_known(args)
-        options = msgspec.convert((args.additional_config or {}).get("wsm", {}), ServerOptions)
+        options = _options(args.additional_config)
         keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
         config, fleet = engine_client.vllm_config, None
         parallel = config.parallel_config
@@ -93,6 +97,43 @@ class EndpointPlugin:
         await engine_client.update_weight_version(ranks.version)
         if servers is not None:
             self._leading = asyncio.create_task(servers.lead(self._app, updates.lets_in))
+
+
+def check_words(words: Sequence[str], *, is_vllm: bool) -> None:
+    """Refuse what ``vllm serve`` is told and wsm cannot keep, before a model is loaded.
+
+    `is_vllm`: whether this process is vLLM, where the words are all that it gets but for a file of them.
+
+    Raises
+    ------
+    WsmError
+        As :meth:`EndpointPlugin.init_state`, as far as words say it.
+    """
+    said = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        said[name.replace("_", "-")] = value if equals else following
+    with suppress(ValueError):  # of what is no JSON vLLM says so itself
+        _options(json.loads(said.get("--additional-config", "{}")))
+    if is_vllm and not said.keys() & {"--help", "-h", "--config"}:
+        groups = said.get("--data-parallel-size", said.get("-dp", ""))
+        _require_known(
+            SimpleNamespace(
+                worker_extension_cls=said.get("--worker-extension-cls"),
+                data_parallel_size=int(groups) if groups.isdigit() else 1,
+                grpc="--grpc" in said,
+            )
+        )
+
+
+def _options(additional: Any) -> ServerOptions:
+    """Return what is said to wsm; what is not known is named, beside what is."""
+    said = additional.get("wsm", {}) if isinstance(additional, dict) else {}
+    try:
+        return as_struct(said, ServerOptions)
+    except BadInputError as error:
+        problem = f"--additional-config: of wsm: {error}"
+        raise BadInputError(problem, code="bad-vllm-option", **error.context) from None
 
 
 def _require_known(args: Any) -> None:

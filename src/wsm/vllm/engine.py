@@ -15,6 +15,8 @@ from __future__ import annotations
 import atexit
 import importlib
 import multiprocessing
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -34,14 +36,25 @@ START, FINISH = "start_weight_update", "finish_weight_update"
 
 
 def register() -> None:
-    """Let vLLM know each engine by a second name: its general plugin, in every process. Idempotent."""
+    """Let vLLM know each engine by a second name: its general plugin, in every process. Idempotent.
+
+    Raises
+    ------
+    WsmError
+        If the words that vLLM is started with are none that wsm can keep; no model is loaded then.
+    """
+    is_first = multiprocessing.parent_process() is None
+    if is_first and sys.argv[1:2] == ["serve"] and "wsm" in os.environ.get("VLLM_PLUGINS", "").split(","):
+        from wsm.vllm.endpoint import check_words  # noqa: PLC0415 - workers serve nothing
+
+        check_words(sys.argv[2:], is_vllm=True)
     engines = importlib.import_module(
         "vllm.distributed.weight_transfer"
     ).WeightTransferEngineFactory._registry
     for name, load in [*engines.items()]:
         if not name.startswith(PREFIX):
             engines.setdefault(f"{PREFIX}{name}", load)
-    if multiprocessing.parent_process() is None:
+    if is_first:
         atexit.register(_remove_names)
 
 

@@ -27,6 +27,7 @@ import msgspec
 
 from wsm.errors import GroupError, RefusedError, WsmError, described
 from wsm.labels import version_id
+from wsm.signals.presence import ProcessIdentity
 from wsm.states import command_events
 from wsm.states.command_events import Asked
 from wsm.states.joint import JointState
@@ -122,7 +123,7 @@ class RankSide:
     """
 
     def __init__(self, worker: Any) -> None:
-        self._worker = worker
+        self._worker, self._process = worker, list(ProcessIdentity.current())
         self._life = LifeCycle()
         self._server: str | None = None
         self._term = 0
@@ -314,6 +315,7 @@ class RankSide:
         return {
             "rank": self._worker.rank,
             "life": ALIVE,
+            "process": self._process,
             "weights": life.weights.name,
             "kv": life.kv.name,
             "words": [self._term, command.pack(), status.pack(), self._committed.pack()],

@@ -30,6 +30,7 @@ import msgspec
 
 from wsm.errors import GroupError, described
 from wsm.labels import unnamed_version, version_id
+from wsm.signals.presence import ProcessIdentity
 from wsm.states import decide
 from wsm.states.group import GroupMove, GroupState, GroupTodo, Known, May, Opens, advance
 from wsm.states.view import RankAnswer, View, all_stopped, any_touched, view_of_answers
@@ -44,8 +45,8 @@ _LOOK_S, _LONGEST_LOOK_S = 0.01, 0.25
 
 #: Why answers are not there, or not believed, and what to do.
 _LOST = {
-    "unanswered": "the ranks have not answered in time, and one may be in the middle of a reload; nothing is "
-    "served until they answer and an update ends well; if they never do, restart vLLM",
+    "unanswered": "the ranks have not answered in time; nothing is served until they answer and an update "
+    "ends well; if they never do, restart vLLM",
     "engine-lost": "vLLM could not ask its workers: one is dead, or an extension has raised, and then later "
     "answers are those of other questions; restart vLLM",
     "out-of-step": "vLLM's answers are out of step: an exception of another extension has left one behind, "
@@ -297,10 +298,16 @@ class EngineRanks:
             restore_limit=1,
         )
 
-    def lost(self, code: str, what: object, *, final: bool = True) -> GroupError:
+    def lost(self, code: str, what: object, *, final: bool = True, **about: Any) -> GroupError:
         """Take in, and return, why no answer is believed any more, or none is there."""
-        self.fault = GroupError(f"{_LOST[code]} ({what})", code=code, final=final)
+        self.fault = GroupError(f"{_LOST[code]} ({what})", code=code, final=final, **about)
         return self.fault
+
+    @property
+    def stopped(self) -> list[int]:
+        """Ranks whose processes are stopped, as far as that is seen on this host."""
+        each = ((rank, answer["process"]) for rank, answer in enumerate(self.answers))
+        return [rank for rank, process in each if ProcessIdentity(*process).is_stopped]
 
     def _ended(self, view: View, end: UpdateEnd) -> None:
         """Take in how a command has ended; `end` is that of the update that it belongs to."""
@@ -353,7 +360,10 @@ class EngineRanks:
             self._late = asyncio.ensure_future(self._call(asked))
         done, _ = await asyncio.wait({self._late}, timeout=_LOOK_S if self.fault else limit_s)
         if not done:
-            raise self.lost("unanswered", f"{limit_s:g} s", final=False)
+            stopped, doing = self.stopped, "in a reload" if question.get("load") else "between two steps"
+            named = "".join(f"; rank {rank} is stopped" for rank in stopped)
+            about = {"rank": stopped[0]} if stopped else {}
+            raise self.lost("unanswered", f"not in {limit_s:g} s, {doing}{named}", final=False, **about)
         late, token, self._late, self.fault = self._late, self._late_token, None, None
         try:
             answers = late.result()

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -20,8 +20,9 @@ from wsm.http.hold_table import OWNERS
 from wsm.http.native.routes import NATIVE
 from wsm.receipt import Outcome, Receipt
 from wsm.states import holding
-from wsm.states.holding import LATEST, Answer, ClosedBy, ClosedHold, Hold
+from wsm.states.holding import Answer, ClosedBy, ClosedHold, Hold
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, OnLease
+from wsm.typed import Seconds
 from wsm.vllm.fanout import EngineRanks
 from wsm.vllm.update_journal import GROUP
 
@@ -155,7 +156,7 @@ class HoldRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a hold: what the native API takes, but that it has a lease, with which it ends."""
 
     surface: str = NATIVE
-    lease_s: Annotated[float, msgspec.Meta(gt=0, lt=LATEST)] = 60.0
+    lease_s: Seconds = 60.0
     on_lease: OnLease = OnLease.SERVE
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.KEEP

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from wsm import log
 from wsm.clock import monotonic_ns
 from wsm.committed_record import CommittedRecord
 from wsm.http.native._events import new_events
@@ -32,6 +34,8 @@ _PUSHED = (
     "pushed, witnessed: digests of what every rank's model was given; until all had it, nothing kept the "
     "weights before, so it was not all or nothing"
 )
+#: vLLM's own handlers show what is said below its name.
+_LOG = log.EventLogger(logging.getLogger("vllm.wsm"), {})
 #: What the native API calls outcomes that are no errors.
 _NATIVE = {"committed": Outcome.UPDATED, "prepared": Outcome.PREPARED, "aborted": Outcome.ABORTED}
 
@@ -73,6 +77,10 @@ class UpdateJournal:
             nbytes = sum(vote["bytes"] for vote in end.votes)
             facts |= {"pause_s": receipt["receipt"]["pause_s"], "bytes": nbytes}
         self._tell(COMMAND_OVER, **facts)
+        if "error" in receipt:
+            say = _LOG.warning if is_open else _LOG.error
+            why = {name: error[name] for name in ("rank", "code", "message") if name in error}
+            say(log.COMMAND_FAILED, version=told["version"], outcome=outcome, serves=receipt["serves"], **why)
         return receipt
 
     def receipt(
@@ -93,7 +101,7 @@ class UpdateJournal:
                 "manifest_digest": held[1],
                 "loaded": end.committed,
                 "seconds": seconds,
-                "pause_s": seconds - end.ms["voted"] / 1000 if end.committed else 0.0,
+                "pause_s": round(seconds - end.ms["voted"] / 1000, 4) if end.committed else 0.0,
                 "ranks": [],
                 "serving": serving,
             }

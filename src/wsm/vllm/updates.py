@@ -25,7 +25,9 @@ from wsm.fleet.member import FleetMember
 from wsm.labels import checked_version
 from wsm.shared_directory import read_ours
 from wsm.states.fleet import admits
+from wsm.status.facts import STOPPED
 from wsm.strategies.files.atomic_file import replace_file
+from wsm.typed import Seconds
 from wsm.vllm.api_servers import ApiServers
 from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
@@ -72,7 +74,7 @@ class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
     in_flight: Literal["drain", "abort"] | None = None
     hot: Literal[False] = False
     force: bool = True
-    deadline_s: float = 600.0
+    deadline_s: Seconds = 600.0
 
 
 class PrepareRequest(UpdateRequest, forbid_unknown_fields=True):
@@ -80,7 +82,7 @@ class PrepareRequest(UpdateRequest, forbid_unknown_fields=True):
 
     hot: Literal[True] = True  # type: ignore[assignment] # the other of both
     hot_fallback: Literal["refuse"] = "refuse"
-    lease_s: float | None = None
+    lease_s: Seconds | None = None
 
 
 class ServerUpdates:
@@ -423,6 +425,7 @@ class ServerUpdates:
             self._fleet.standing, ranks.digest, serving=self.is_open, step=step
         )
         fleet = standing and msgspec.to_builtins(await asyncio.to_thread(standing))
+        stopped = ranks.stopped
         said = self.standing()  # by the target that was read now
         return {
             "request_id": step,
@@ -439,7 +442,10 @@ class ServerUpdates:
             "restorable": ranks.is_restorable,
             "memory": {"bytes": self._options.memory_bytes, "keep_previous": self._options.keep_previous},
             "paused": self.pause.is_an_updates or self.pause.is_seen,
-            "ranks": ranks.answers,
+            "ranks": [
+                each | ({"life": STOPPED} if rank in stopped else {})
+                for rank, each in enumerate(ranks.answers)
+            ],
         }
 
 
