@@ -202,6 +202,7 @@ def test_a_version_of_other_tensors_is_refused_by_every_rank_before_anything_is_
         end = await engine.update(place(other))
         assert kinds(end) == {"shape-mismatch" if words == "shape" else "not-covered"}
         assert all(words in error["message"] and name in error["message"] for error in end.errors)
+        assert words == "shape" or all("vLLM was started with" in error["message"] for error in end.errors)
         assert engine.pauses == 0
         assert engine.ranks.serving()
 

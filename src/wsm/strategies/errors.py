@@ -285,7 +285,7 @@ def not_covered(
     unknown: Sequence[str] = (),
     duplicate: Sequence[str] = (),
     origins: Sequence[str] = (),
-    fix: str = "publish the state dict of this very model and rank",
+    fix: str | None = None,
 ) -> BadInputError:
     """The offered tensors are not exactly the model's: some are missing, unknown, or offered twice.
 
@@ -303,7 +303,7 @@ def not_covered(
         "the snapshot does not cover the model's tensors exactly once: "
         + "; ".join(found)
         + (f"; they come from {listed(origins)}" if origins else "")
-        + f"; {fix}",
+        + f"; {fix or 'publish the state dict of this very model and rank'}",
         code="not-covered",
         missing=tuple(missing),
         unknown=tuple(unknown),

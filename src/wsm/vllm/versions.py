@@ -35,6 +35,9 @@ from wsm.strategies.promise import PromisedShard, Publication
 from wsm.strategies.tensor import TensorSpec
 from wsm.vllm.node_copy import NodeCopy, read_digest
 
+#: What an operator, who reads it, is to do where tensors are others.
+_FIX = "update to a version of the model that vLLM was started with, with all its tensors and no others"
+
 
 class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where a version is, and what must be true of it; goes to the workers as plain values.
@@ -169,7 +172,7 @@ class HeldCheckpoint:
             If it is not wanted any more.
         """
         if layout is not None:
-            check_coverage([(tensor.spec, tensor.origin) for tensor in self.tensors], layout)
+            check_coverage([(tensor.spec, tensor.origin) for tensor in self.tensors], layout, fix=_FIX)
         copy = NodeCopy(copy_name, self.tensors)
         self._copy = copy if copy.fill(room_bytes, is_dropped) else None
         found = copy.digests or [read_digest(tensor, is_dropped) for tensor in self.tensors]

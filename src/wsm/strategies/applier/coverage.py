@@ -41,6 +41,7 @@ def check_coverage(
     *,
     allowed_unknown: Collection[str] = (),
     partial: bool = False,
+    fix: str | None = None,
 ) -> None:
     """Compare what is offered, under any of its names, with what a model has.
 
@@ -56,6 +57,8 @@ def check_coverage(
         Names that may be offered although the model does not have them.
     partial : bool
         Whether names may be missing; one at least must be offered.
+    fix : str, optional
+        As :func:`.errors.not_covered`.
 
     Raises
     ------
@@ -86,7 +89,8 @@ def check_coverage(
     if missing or unknown or duplicate:
         wrong = set(unknown) | set(duplicate)
         origins = dict.fromkeys(origin for spec, origin in rows if not wrong or spec.name in wrong)
-        raise errors.not_covered(missing=missing, unknown=unknown, duplicate=duplicate, origins=list(origins))
+        names = {"missing": missing, "unknown": unknown, "duplicate": duplicate}
+        raise errors.not_covered(**names, origins=list(origins), fix=fix)
     errors.check_kinds((spec, wanted[spec.name], origin) for spec, origin in every if spec.name in wanted)
 
 
