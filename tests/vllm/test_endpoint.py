@@ -350,6 +350,38 @@ def test_what_is_prepared_is_held_while_vllm_serves_until_its_caller_commits_it(
     played(one, play)
 
 
+@pytest.mark.parametrize("first", ["update", "prepare"])
+@pytest.mark.parametrize("then", ["update", "prepare"])
+def test_a_request_id_names_one_request_whatever_became_of_it(one, two, tmp_path, first, then):
+    key = {"idempotency-key": "step"}
+
+    async def play(at):
+        body = {"path": str(two)}
+        assert (await at.http.post(f"/wsm/v1/{first}", json=body, headers=key)).status_code == 200
+        for other in ({"path": str(one)}, {"path": str(two), "version": "another"}):
+            answer = await at.http.post(f"/wsm/v1/{then}", json=other, headers=key)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "request-id-used")
+        if first == "prepare":
+            assert (await at.http.post("/wsm/v1/commit", json={"request_id": "step"})).status_code == 200
+        again = await at.http.post(f"/wsm/v1/{then}", json={**body, "deadline_s": 30}, headers=key)
+        assert (again.status_code, again.json()["outcome"]) == (200, "committed")
+        assert at.client.engine.fills == [2.0, 2.0]
+
+    played(one, play)
+
+
+def test_a_request_id_whose_update_was_refused_names_that_update_still(one, two, tmp_path):
+    async def play(at):
+        key, missing = {"idempotency-key": "step"}, {"path": str(tmp_path / "nowhere")}
+        for _ in range(2):
+            answer = await at.http.post("/wsm/v1/update", json=missing, headers=key)
+            assert (answer.status_code, answer.json()["outcome"]) == (409, "refused")
+        answer = await at.http.post("/update_weights", json={"update_info": {"path": str(two)}}, headers=key)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "request-id-used")
+
+    played(one, play)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_what_is_prepared_and_taken_back_was_never_loaded(one, two, named):
     async def play(at):

@@ -692,13 +692,7 @@ class _CommandUnderWay:
     def require_same(self, operation: str, asked: Mapping[str, Any]) -> None:
         """Refuse a request id that names another request (code ``request-id-used``)."""
         if (operation, asked) != (self.operation, self.asked):
-            raise RefusedError(
-                f"the request id {self.request_id!r} names another request of this group, a {operation}; "
-                "nothing was changed: draw another",
-                code="request-id-used",
-                request_id=self.request_id,
-                operation=operation,
-            )
+            raise errors.request_id_used(request_id=self.request_id, operation=operation)
 
 
 def _kept_arguments(asked: Mapping[str, Any]) -> dict[str, Any]:

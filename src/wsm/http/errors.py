@@ -59,6 +59,15 @@ def request_unknown(*, request_id: str) -> RefusedError:
     return RefusedError(f"no request {request_id!r} is known here; the oldest receipts are dropped")
 
 
+@coded("request-id-used")
+def request_id_used(*, request_id: str, operation: str) -> RefusedError:
+    """A request id names another request already."""
+    return RefusedError(
+        f"the request id {request_id!r} names another request of this group, a {operation}; "
+        "nothing was changed: draw another"
+    )
+
+
 @coded("server-busy")
 def server_busy(*, running: int) -> RefusedError:
     """As many commands, or requests, are open as a server lets wait."""

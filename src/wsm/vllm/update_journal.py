@@ -12,6 +12,7 @@ from typing import Any
 from wsm import log
 from wsm.clock import monotonic_ns
 from wsm.committed_record import CommittedRecord
+from wsm.http import errors
 from wsm.http.native._events import new_events
 from wsm.journal.entry import COMMAND_ISSUED, COMMAND_OVER, CONTROLLER, JournalEntry
 from wsm.journal.lines import RING_BYTES, LineRing
@@ -46,6 +47,7 @@ class UpdateJournal:
     def __init__(self, ranks: EngineRanks) -> None:
         self.bytes = memoryview(bytearray(RING_BYTES))
         self.receipts: deque[dict[str, Any]] = deque(maxlen=256)
+        self._asked: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=256)
         self._ranks = ranks
         self._counts = JournalCounts()
         self._started_s, self._ring = time.time(), LineRing(self, 0)
@@ -55,8 +57,14 @@ class UpdateJournal:
         """Return the receipt of a request; None: it has none yet, or no more."""
         return next((each for each in reversed(self.receipts) if each["request_id"] == request_id), None)
 
-    def begin(self, request_id: str) -> None:
-        """Tell that an update begins."""
+    def require_same(self, request_id: str, asked: Mapping[str, Any]) -> None:
+        """Refuse a request id under which something else was asked (code ``request-id-used``)."""
+        if dict(self._asked).get(request_id, asked) != asked:
+            raise errors.request_id_used(request_id=request_id, operation="update")
+
+    def begin(self, request_id: str, asked: Mapping[str, Any]) -> None:
+        """Tell that an update begins, and keep what was asked under its request id."""
+        self._asked.append((request_id, asked))
         epoch, sequence = self._ranks.command[:2] if self._ranks.command else self._at
         self._at = epoch, sequence + 1
         self._tell(COMMAND_ISSUED, operation=Operation.UPDATE.name, request_id=request_id)

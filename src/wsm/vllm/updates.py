@@ -76,6 +76,11 @@ class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
     force: bool = True
     deadline_s: Seconds = 600.0
 
+    def what(self) -> dict[str, Any]:
+        """Return what is asked; when, and in how many steps, makes no other request of it."""
+        said = msgspec.structs.asdict(self)
+        return {name: said[name] for name in ("path", "version", "digest", "mode", "in_flight", "force")}
+
 
 class PrepareRequest(UpdateRequest, forbid_unknown_fields=True):
     """The body of a prepare: as of an update that stages beside what serves. `lease_s`: as `deadline_s`."""
@@ -212,6 +217,7 @@ class ServerUpdates:
         Raises as :meth:`update`. The same request again is answered as the first.
         """
         prepared = self._prepared
+        self.journal.require_same(request_id, asked.what())
         if prepared is None or prepared.request_id != request_id or prepared.update.done():
             lease_s = asked.deadline_s if asked.lease_s is None else asked.lease_s
             prepared = Preparation(request_id, lease_s)
@@ -273,9 +279,11 @@ class ServerUpdates:
         Raises
         ------
         RefusedError
-            If another update runs (``update-in-progress``), or it is not the fleet's (``not-the-fleets``).
+            If another update runs (``update-in-progress``), it is not the fleet's (``not-the-fleets``), or its
+            request id names another request (``request-id-used``).
         """
         ranks, options, known = self.ranks, self._options, self.journal.known(request_id)
+        self.journal.require_same(request_id, asked.what())
         if known is not None and known["outcome"] == "committed":
             return known
         label, warning = _label(asked), None
@@ -292,7 +300,7 @@ class ServerUpdates:
         digest_before = ranks.digest
         if prepared is not None:
             told |= {"hot": True, "lease_s": prepared.lease_s}
-        self.journal.begin(request_id)
+        self.journal.begin(request_id, asked.what())
         mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
         try:
             async with self._asking:
