@@ -275,6 +275,24 @@ def test_events_tell_of_each_update_that_begins_and_how_it_ends(one, two):
     played(one, play)
 
 
+def test_what_there_is_is_listed_and_answers_another_method_with_those_that_it_takes(one):
+    async def play(at):
+        paths = (await at.http.get("/wsm/v1/openapi.json")).json()["paths"]
+        assert {"/wsm/v1/update", "/wsm/v1/commands/{request_id}", "/pause", "/areal_update_weights"} <= {*paths}
+        for path, methods in paths.items():
+            [method] = methods
+            if not path.startswith("/wsm/v1/"):
+                continue
+            other = "GET" if method == "post" else "DELETE"
+            answer = await at.http.request(other, path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, method.upper())
+            assert answer.json()["error"]["code"] == "method-not-allowed"
+        answer = await at.http.get("/wsm/v1/nothing")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not-found")
+
+    played(one, play)
+
+
 def test_the_key_is_asked_for_from_the_environment_too(one, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "key")
 

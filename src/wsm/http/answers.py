@@ -31,6 +31,7 @@ _STATUSES: Final = {
     "delta-checkpoint": 501,
     "request-unknown": 404,
     "not-found": 404,
+    "method-not-allowed": 405,
     "body-too-large": 413,
     "too-many-headers": 431,
     "body-too-slow": 408,
@@ -129,6 +130,8 @@ def failed(error: BaseException, *, request_id: str | None = None) -> HttpAnswer
     if status == 503:
         left_s = error.context.get("left_s") if isinstance(error, WsmError) else None
         headers["Retry-After"] = str(max(math.ceil(left_s or 0), RETRY_AFTER_S))
+    if status == 405:
+        headers["Allow"] = error.context["allow"]
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     body = {"error": error_mapping(error), "request_id": request_id}

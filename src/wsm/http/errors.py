@@ -86,6 +86,12 @@ def not_found(*, method: str, path: str) -> RefusedError:
     return RefusedError(f"there is no {method} {path} here; GET /wsm/v1/openapi.json lists what there is")
 
 
+@coded("method-not-allowed")
+def method_not_allowed(*, method: str, path: str, allow: str) -> RefusedError:
+    """A route takes another method."""
+    return RefusedError(f"{path} takes {allow}, and not {method}")
+
+
 def unauthorized() -> RefusedError:
     """A request brings no token, or a wrong one."""
     return RefusedError("give a token of this server: Authorization: Bearer TOKEN", code="unauthorized")

@@ -12,8 +12,10 @@ The routes are asked for vLLM's API key, where it has one: vLLM itself guards ``
 
 from __future__ import annotations
 
+import functools
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -24,6 +26,8 @@ from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
 from wsm.http.answers import failed
 from wsm.http.native._events import event_stream
+from wsm.http.native._openapi import document
+from wsm.http.surface import SurfaceRoute
 from wsm.metrics.exporter import answered
 from wsm.vllm import verbs
 from wsm.vllm.pauses import HoldRequest, ReleaseRequest
@@ -41,6 +45,17 @@ class DecisionRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a commit or an abort: which request has prepared it; of an abort, else whichever has."""
 
     request_id: str | None = None
+
+
+#: What wsm answers below /wsm/v1, and the body of what is posted; what has none is read.
+_ROUTES: Mapping[str, type[msgspec.Struct] | None] = {
+    "update": UpdateRequest,
+    "prepare": PrepareRequest,
+    **dict.fromkeys(("commit", "abort"), DecisionRequest),
+    "hold": HoldRequest,
+    "release": ReleaseRequest,
+    **dict.fromkeys(("status", "ready", "explain", "receipts", "commands", "events", "metrics", "openapi.json")),
+}
 
 
 class Gate:
@@ -112,46 +127,48 @@ class Gate:
         return not self._keys or any(hmac.compare_digest(given, each.encode()) for each in self._keys)
 
 
-async def _own(updates: ServerUpdates, request: Request, method: str, what: str) -> Response:
+async def _own(updates: ServerUpdates, request: Request, method: str, path: str) -> Response:
     named = request.headers.get("x-wsm-group", GROUP)
     if named != GROUP:
         raise errors.wrong_group(asked=named, group=GROUP)
-    if method == "POST" and what in ("update", "prepare", "commit", "abort", "hold", "release"):
-        return await _command(updates, request, what)
-    what, _, request_id = what.partition("/")
-    if method == "GET" and what in ("status", "ready", "explain", "receipts", "commands"):
-        return await _told(updates, what, request_id)
-    if method == "GET" and what == "events":
+    what, _, request_id = path.partition("/")
+    if what not in _ROUTES or (request_id and what != "commands"):
+        raise errors.not_found(method=method, path=request.url.path)
+    body = _ROUTES[what]
+    allowed = "GET" if body is None else "POST"
+    if method != allowed:
+        raise errors.method_not_allowed(method=method, path=request.url.path, allow=allowed)
+    if body is not None:
+        return await _command(updates, what, await verbs.body_of(request, body), verbs.request_id_of(request))
+    if what == "events":
         return event_stream(request, updates.journal.look)
-    if method == "GET" and what == "metrics":
+    if what == "metrics":
         await updates.look()
         status, headers, scraped = answered(updates, request.headers.get("accept", ""))
         return Response(scraped, status, dict(headers))
-    raise errors.not_found(method=method, path=request.url.path)
+    return await _told(updates, what, request_id)
 
 
-async def _command(updates: ServerUpdates, request: Request, what: str) -> Response:
-    request_id = verbs.request_id_of(request)
+async def _command(updates: ServerUpdates, what: str, asked: Any, request_id: str) -> Response:
+    if what == "hold":
+        return JSONResponse(await updates.named_hold.take(asked, request_id))
+    if what == "release":
+        return JSONResponse(await updates.named_hold.release(asked, request_id))
     if what == "update":
-        receipt = await updates.update(await verbs.body_of(request, UpdateRequest), request_id)
+        receipt = await updates.update(asked, request_id)
     elif what == "prepare":
-        receipt = await updates.prepare(await verbs.body_of(request, PrepareRequest), request_id)
-    elif what == "hold":
-        hold = await verbs.body_of(request, HoldRequest)
-        return JSONResponse(await updates.named_hold.take(hold, request_id))
-    elif what == "release":
-        release = await verbs.body_of(request, ReleaseRequest)
-        return JSONResponse(await updates.named_hold.release(release, request_id))
+        receipt = await updates.prepare(asked, request_id)
     else:
-        named = (await verbs.body_of(request, DecisionRequest)).request_id
-        if what == "commit" and named is None:
+        if what == "commit" and asked.request_id is None:
             problem = "a commit names the request id, the Idempotency-Key, of what was prepared"
             raise errors.bad_body(field="request_id", problem=problem)
-        receipt = await updates.decide(named, commit=what == "commit")
+        receipt = await updates.decide(asked.request_id, commit=what == "commit")
     return JSONResponse(receipt, verbs.STATUSES[receipt["outcome"]])
 
 
 async def _told(updates: ServerUpdates, what: str, request_id: str) -> Response:
+    if what == "openapi.json":
+        return JSONResponse(_document())
     if what == "status":
         return JSONResponse(await updates.status())
     if what == "receipts":
@@ -166,3 +183,15 @@ async def _told(updates: ServerUpdates, what: str, request_id: str) -> Response:
     told = {"open": said.open, "serving": said.serving, "text": said.text, "errors": said.errors}
     status = 200 if said.serving or what == "explain" else 503
     return JSONResponse({**told, "headline": said.text}, status)
+
+
+@functools.cache
+def _document() -> dict[str, Any]:
+    """Return what there is, trainers' verbs too, as an OpenAPI document."""
+    own: list[tuple[str, str, Any]] = [
+        ("GET" if body is None else "POST", f"/wsm/v1/{what}{'/{request_id}' * (what == 'commands')}", body)
+        for what, body in _ROUTES.items()
+    ]
+    routes = [*own, *((*verb.split(" "), None) for verb in verbs.VERBS)]
+    answers = {200: dict[str, Any]}
+    return document(SurfaceRoute(*each[:2], _own, each[0] == "GET", answers, each[2]) for each in routes)
