@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import pickle
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import wsm
@@ -15,6 +17,7 @@ from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, W
 from wsm.http.answers import error_mapping, error_of, failed, status_of, untold
 from wsm.http.native.schema import BODIES
 from wsm.report import FailureReport
+from wsm.states.vocabulary import Tag, WeightState
 from wsm.strategies.adopt.checkpoint import incomplete_checkpoint
 
 SOURCE = Path(wsm.__path__[0])
@@ -62,6 +65,12 @@ STATUSES = {
 }
 
 
+@dataclass(frozen=True)
+class ReportedCause:
+    cause: str
+    ranks: tuple[int, ...]
+
+
 def made(kind: type[WsmError], **context) -> WsmError:
     error = kind.__new__(kind)
     WsmError.__init__(error, "it happened", **context)
@@ -100,6 +109,28 @@ def test_tracebacks_of_ranks_stay_on_their_host_however_deep_they_stand() -> Non
     assert error_mapping(error)["context"] == {"remote_traceback": "", "deaths": [], "rank": 1}
     said = {"earlier": [{"report": {"traceback": "File x", "message": "m"}}], "ranks": ()}
     assert untold(said) == {"earlier": [{"report": {"traceback": "", "message": "m"}}], "ranks": []}
+
+
+def test_what_an_error_knows_is_told_as_values_and_never_as_their_text() -> None:
+    known = {
+        "ranks": (0, 1),
+        "tags": frozenset({Tag.WEIGHTS, Tag.KV_CACHE}),
+        "state": WeightState.NORMAL,
+        "path": Path("/store"),
+        "request": ReportedCause("gone", (1, 2)),
+        "final": True,
+        "left_s": 1.5,
+    }
+    told = json.loads(failed(RefusedError("no", **known)).content())["error"]["context"]
+    assert told == {
+        "ranks": [0, 1],
+        "tags": sorted([Tag.WEIGHTS.value, Tag.KV_CACHE.value]),
+        "state": WeightState.NORMAL.value,
+        "path": "/store",
+        "request": {"cause": "gone", "ranks": [1, 2]},
+        "final": True,
+        "left_s": 1.5,
+    }
 
 
 def test_unfit_weights_are_422_also_when_a_rank_found_them_and_come_back_as_such() -> None:

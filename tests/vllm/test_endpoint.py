@@ -278,7 +278,7 @@ def test_events_tell_of_each_update_that_begins_and_how_it_ends(one, two):
 def test_what_there_is_is_listed_and_answers_another_method_with_those_that_it_takes(one):
     async def play(at):
         paths = (await at.http.get("/wsm/v1/openapi.json")).json()["paths"]
-        assert {"/wsm/v1/update", "/wsm/v1/commands/{request_id}", "/pause", "/areal_update_weights"} <= {*paths}
+        assert {"/wsm/v1/update", "/wsm/v1/commands/{request_id}", "/areal_update_weights"} <= {*paths}
         for path, methods in paths.items():
             [method] = methods
             if not path.startswith("/wsm/v1/"):
@@ -289,6 +289,26 @@ def test_what_there_is_is_listed_and_answers_another_method_with_those_that_it_t
             assert answer.json()["error"]["code"] == "method-not-allowed"
         answer = await at.http.get("/wsm/v1/nothing")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not-found")
+
+    played(one, play)
+
+
+def test_what_an_error_knows_is_told_as_values_and_never_as_their_text(one, tmp_path):
+    lacking = write_checkpoint(tmp_path / "lacking", 2.0, {"embed.weight": (8, 4), "more": (2,)})
+    shard = write_checkpoint(tmp_path / "shard", 2.0)
+    (shard / "model.safetensors").rename(shard / "model-00001-of-00002.safetensors")
+
+    async def play(at):
+        async def error_of(path):
+            answer = await at.http.post("/wsm/v1/update", json={"path": str(path)})
+            return answer.json()["error"]
+
+        error = await error_of(lacking)
+        assert sorted(error["missing"]) == ["layer.0.weight", "layer.1.weight", "norm.weight"]
+        assert error["unknown"] == ["more"]
+        assert error["rank"] in (0, 1)
+        assert (await error_of(shard))["retryable"] is True
+        assert (await error_of(tmp_path.parent))["roots"] == [str(tmp_path)]
 
     played(one, play)
 

@@ -101,11 +101,9 @@ def json_bytes(content: object) -> bytes:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, msgspec.Struct):
-        return msgspec.to_builtins(value)
-    if isinstance(value, frozenset | set | tuple):
+    if isinstance(value, frozenset | set):
         return sorted(value, key=str)
-    return str(value)
+    return msgspec.to_builtins(value, enc_hook=str)
 
 
 def status_of(error: BaseException) -> int:
@@ -130,7 +128,7 @@ def failed(error: BaseException, *, request_id: str | None = None) -> HttpAnswer
     if status == 503:
         left_s = error.context.get("left_s") if isinstance(error, WsmError) else None
         headers["Retry-After"] = str(max(math.ceil(left_s or 0), RETRY_AFTER_S))
-    if status == 405:
+    if isinstance(error, WsmError) and status == 405:
         headers["Allow"] = error.context["allow"]
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

@@ -109,10 +109,11 @@ class WorkerExtension:
 
 
 def error_value(error: BaseException) -> dict[str, Any]:
-    """Return an error as plain values; what it knows besides its message stands beside it, as text."""
+    """Return an error as plain values; what it knows besides its message stands beside it."""
     if not isinstance(error, WsmError):
         return {"code": type(error).__name__, "message": described(error)}
-    about = {key: str(value) for key, value in error.context.items() if value is not None}
+    about = {key: value for key, value in error.context.items() if value is not None}
+    about = msgspec.to_builtins(about, enc_hook=str)
     return {**about, "code": error.code, "message": str(error)}
 
 

@@ -54,7 +54,8 @@ _ROUTES: Mapping[str, type[msgspec.Struct] | None] = {
     **dict.fromkeys(("commit", "abort"), DecisionRequest),
     "hold": HoldRequest,
     "release": ReleaseRequest,
-    **dict.fromkeys(("status", "ready", "explain", "receipts", "commands", "events", "metrics", "openapi.json")),
+    **dict.fromkeys(("status", "ready", "explain", "receipts", "commands")),
+    **dict.fromkeys(("events", "metrics", "openapi.json")),
 }
 
 
@@ -188,10 +189,13 @@ async def _told(updates: ServerUpdates, what: str, request_id: str) -> Response:
 @functools.cache
 def _document() -> dict[str, Any]:
     """Return what there is, trainers' verbs too, as an OpenAPI document."""
-    own: list[tuple[str, str, Any]] = [
-        ("GET" if body is None else "POST", f"/wsm/v1/{what}{'/{request_id}' * (what == 'commands')}", body)
+    handler: Any = _own  # which answers all of them that are not trainers
+    own = [
+        (f"{'GET' if body is None else 'POST'} /wsm/v1/{what}{'/{request_id}' * (what == 'commands')}", body)
         for what, body in _ROUTES.items()
     ]
-    routes = [*own, *((*verb.split(" "), None) for verb in verbs.VERBS)]
-    answers = {200: dict[str, Any]}
-    return document(SurfaceRoute(*each[:2], _own, each[0] == "GET", answers, each[2]) for each in routes)
+    routes = []
+    for route, body in [*own, *((verb, None) for verb in verbs.VERBS)]:
+        method, path = route.split(" ")
+        routes.append(SurfaceRoute(method, path, handler, method == "GET", {200: dict[str, Any]}, body))
+    return document(routes)

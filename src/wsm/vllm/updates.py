@@ -279,8 +279,8 @@ class ServerUpdates:
         Raises
         ------
         RefusedError
-            If another update runs (``update-in-progress``), it is not the fleet's (``not-the-fleets``), or its
-            request id names another request (``request-id-used``).
+            If another update runs (``update-in-progress``), it is not the fleet's (``not-the-fleets``), or
+            the request id names another request (``request-id-used``).
         """
         ranks, options, known = self.ranks, self._options, self.journal.known(request_id)
         self.journal.require_same(request_id, asked.what())
