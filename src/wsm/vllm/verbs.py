@@ -41,7 +41,7 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 Verb: TypeAlias = Callable[[ServerUpdates, Request], Awaitable[Response]]
 
 
-class _PauseQuery(msgspec.Struct):
+class _PauseTerms(msgspec.Struct):
     """The query of vLLM's pause, with its defaults."""
 
     mode: Literal["abort", "wait", "keep"] = "abort"
@@ -49,7 +49,7 @@ class _PauseQuery(msgspec.Struct):
 
 
 async def _pause(updates: ServerUpdates, request: Request) -> Response:
-    asked = as_struct(dict(request.query_params), _PauseQuery, strict=False)
+    asked = as_struct(dict(request.query_params), _PauseTerms, strict=False)
     await updates.pause.give(asked.mode, clear_cache=asked.clear_cache)
     return JSONResponse({"status": "paused"})
 
