@@ -71,5 +71,6 @@ def show_status(name: str, url: str, *, as_json: bool) -> None:
         if line:
             show(f"  {line}")
     for rank in now["ranks"]:
-        facts = "  ".join(str(rank[key]) for key in ("life", "weights", "kv", "step_kind", "step", "code"))
+        told = ("life", "weights", "kv", "step_kind", "step", "code")
+        facts = "  ".join(str(rank[key]) for key in told if key in rank)  # a vLLM's have their life alone
         show(f"  rank {rank['rank']}  {facts}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -45,6 +45,7 @@ class DecisionRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a commit or an abort: which request has prepared it; of an abort, else whichever has."""
 
     request_id: str | None = None
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=0)] = 0.0
 
 
 #: What wsm answers below /wsm/v1, and the body of what is posted; what has none is read.

@@ -16,7 +16,7 @@ import uuid
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -64,7 +64,8 @@ class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
 class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The body of an update. `path`: a directory below the roots; else `version` is one of the store.
 
-    `in_flight`, `hot`, `force`: what the native API says of a load in place; ``drain`` is vLLM's ``wait``.
+    `in_flight` and what follows is what the native API says of a load in place: ``drain`` is vLLM's ``wait``,
+    and of the others only what a vLLM does is taken.
     """
 
     path: str | None = None
@@ -73,7 +74,13 @@ class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["keep", "wait", "abort"] = "keep"
     in_flight: Literal["drain", "abort"] | None = None
     hot: Literal[False] = False
+    hot_fallback: Literal["refuse"] = "refuse"
     force: bool = True
+    partial: Literal[False] = False
+    tags: Annotated[list[Literal["kv_cache", "weights"]], msgspec.Meta(min_length=2)] | None = None
+    kv_policy: Literal["drop"] = "drop"
+    after: Literal["as-before"] = "as-before"
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=0)] = 0.0
     deadline_s: Seconds = 600.0
 
     def what(self) -> dict[str, Any]:
@@ -86,7 +93,6 @@ class PrepareRequest(UpdateRequest, forbid_unknown_fields=True):
     """The body of a prepare: as of an update that stages beside what serves. `lease_s`: as `deadline_s`."""
 
     hot: Literal[True] = True  # type: ignore[assignment] # the other of both
-    hot_fallback: Literal["refuse"] = "refuse"
     lease_s: Seconds | None = None
 
 
@@ -440,6 +446,7 @@ class ServerUpdates:
             "decision_left_s": left_s,
             "fleet": fleet,
             "name": GROUP,
+            "headline": said.text,
             "serving": said.serving,
             "hold": hold and hold.facts(),
             "over": not self.pause.is_an_updates,
