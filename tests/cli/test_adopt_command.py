@@ -16,6 +16,7 @@ from tests.leftovers import group_name
 from wsm import WsmConfig
 from wsm.group_segment import own_group
 from wsm.strategies.snapshot.source import SnapshotConfig
+from wsm.strategies.snapshot.store import content_of
 
 
 @pytest.fixture
@@ -40,6 +41,11 @@ def test_a_directory_becomes_a_version_that_can_be_verified(
     assert "is written into version 12" in ended.out
     assert wsm("verify", tmp_path / "models", "--version", 12).code == 0
     again = json.loads(wsm("adopt", written, "--config", config, "--adopt", "copy", "--json").out)
+    content = content_of(tmp_path / "models", "12")
+    assert content is not None
+    assert again["group_digest"] == content.digest
+    assert f"group digest {content.digest}" in ended.out
+    assert f"group digest {content.digest}" in wsm("digest", tmp_path / "models", "--version", 12).out
     assert (again["label"], again["already"], again["reused"], again["way"]) == ("12", True, False, "copy")
     copied = wsm("adopt", written, "--config", config, "--adopt", "copy", "--version", "best")
     assert copied.out.startswith("version best: copied")

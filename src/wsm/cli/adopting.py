@@ -26,6 +26,7 @@ from wsm.strategies.adopt.adopt import AdoptSettings, AdoptWay, PlacementHook, a
 from wsm.strategies.adopt.checkpoint import bad_placements
 from wsm.strategies.adopt.record import Relabel
 from wsm.strategies.registry import strategy_called
+from wsm.strategies.snapshot.store import content_of
 from wsm.strategies.trainer.retention import Retention
 from wsm.strategies.training_names import TrainingNames, names_from_files, stripping
 
@@ -111,11 +112,13 @@ def adopting(
             retain=Retention(keep=asked["keep"]),
         )
     adoption = adopt(directory, settings, version=version)
+    content = content_of(Path(settings.into), adoption.label)
+    of_group = None if content is None else content.digest
     if as_json:
         more = {"way": adoption.way.value, "reused": adoption.reused, "warning": adoption.warning}
-        show_json({**dataclasses.asdict(adoption), **more})
+        show_json({**dataclasses.asdict(adoption), **more, "group_digest": of_group})
         return
-    show(adoption.sentence())
+    show(adoption.sentence() + (f"; group digest {of_group}" if of_group else ""))
     if adoption.warning is not None:
         show(adoption.warning)
 

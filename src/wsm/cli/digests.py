@@ -79,7 +79,8 @@ def digest(target: str, *, with_tensors: bool, as_json: bool, **asked: Any) -> N
     (wsm.yaml: what its strategy would load, where that can be read without a rank or a trainer noticing),
     or the name of a group. Files and shared memory are read; a group's digests are those that its ranks
     computed from their memory after the last load. Equal digests mean equal names, dtypes, shapes and bytes,
-    wherever they are.
+    wherever they are. The group digest is of a published version, its label and all its shards: what receipts
+    call manifest_digest.
 
     Examples
     --------
@@ -94,7 +95,8 @@ def digest(target: str, *, with_tensors: bool, as_json: bool, **asked: Any) -> N
     lines = []
     for each in found:
         rows = each.tensors or () if with_tensors else ()
-        lines.append(f"{each.digest}  {_title(each)}")
+        of_group = f"; group digest {each.manifest_digest}" if each.manifest_digest else ""
+        lines.append(f"{each.digest}  {_title(each)}{of_group}")
         lines += [f"{row.digest}    {row.spec.name} {row.spec.dtype}{list(row.spec.shape)}" for row in rows]
     answer([_plain(each, with_tensors=with_tensors) for each in found], *lines, as_json=as_json)
 
