@@ -56,7 +56,7 @@ def test_the_command_line_updates_a_vllm_and_says_what_it_serves(commanded):
     client, wsm = commanded.client, commanded.wsm
     code, out, err = wsm("status", "vllm")
     assert (code, err) == (0, "")
-    assert "Version one serves, whole on 2 ranks" in out
+    assert "Version one, whole on 2 ranks, serves" in out
     assert [line.split()[:3] for line in out.splitlines()[1:]] == [["rank", rank, "alive"] for rank in "01"]
     code, out, err = wsm("update", "vllm", "--version", "two")
     assert (code, err) == (0, "")

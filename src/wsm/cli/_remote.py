@@ -72,5 +72,5 @@ def show_status(name: str, url: str, *, as_json: bool) -> None:
             show(f"  {line}")
     for rank in now["ranks"]:
         told = ("life", "weights", "kv", "step_kind", "step", "code")
-        facts = "  ".join(str(rank[key]) for key in told if key in rank)  # a vLLM's have their life alone
+        facts = "  ".join(str(rank[key]) for key in told if key in rank)  # a vLLM's have no steps
         show(f"  rank {rank['rank']}  {facts}")
