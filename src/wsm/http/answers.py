@@ -1,7 +1,7 @@
 """From receipts and errors of wsm to HTTP: statuses, headers, bodies. Pure; every front says it from here.
 
-A 5xx says that trying again can help, and nothing else says it. What is wrong with the caller's input is 400
-where its words are, and 422 where its weights are, also if ranks found it.
+A 5xx says that trying again can help, and beside it only the 409 of an update that waits for another. What is
+wrong with the caller's input is 400 where its words are, and 422 where its weights are, whoever found it.
 """
 
 from __future__ import annotations
