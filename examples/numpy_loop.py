@@ -28,6 +28,10 @@ class Requests(queue.Queue[str]):
         """Take them again."""
         self.admitting = True
 
+    def is_admitting(self) -> bool:
+        """Whether they are taken; wsm looks after each resume, and believes a scheduler without this."""
+        return self.admitting
+
     def in_flight(self) -> int:
         """Count those that run, end them (`abort_all`), or set them aside (`freeze`); return how many."""
         return 0

@@ -59,7 +59,8 @@ GIVEN = {
     ),
     *("Offer", "OfferedTensor", "Plan", "Preview", "ProcessEnd", "PublishReport"),
     *("Receipt", "SendReport", "Sections", "ShardManifest", "SharedReport", "StepPermit", "VersionManifest"),
-    *("InMemoryMemory", "load_bytes", "memory_of", "Sending", "RunnerContract", "Strategy", "Loaded"),
+    *("InMemoryMemory", "load_bytes", "memory_of", "Sending", "EngineUnderTest", "RunnerContract"),
+    *("Strategy", "Loaded"),
 }
 
 #: Of which a caller has the methods alone.

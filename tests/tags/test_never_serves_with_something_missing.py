@@ -6,12 +6,13 @@ from hypothesis import settings
 from hypothesis.stateful import invariant
 from lone_rank import SPECS
 
+from tests.in_memory_work import InMemoryWork
 from wsm import Tag
 from wsm.testing import InMemoryRunner
 from wsm.testing.hypothesis import GroupMachine
 
 
-class TaggedCommands(GroupMachine):
+class TaggedCommands(InMemoryWork, GroupMachine):
     """Real workers and a real controller, and commands of all tags in any order."""
 
     def make_runner(self, rank):
@@ -34,4 +35,4 @@ class TaggedCommands(GroupMachine):
 
 TestTaggedCommands = TaggedCommands.TestCase
 #: There are few states, and ten commands come to all of them.
-TestTaggedCommands.settings = settings(stateful_step_count=10, max_examples=40)
+TestTaggedCommands.settings = settings(stateful_step_count=10, max_examples=20)

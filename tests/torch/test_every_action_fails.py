@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_model import small_model
 
+from tests.in_memory_work import InMemoryWork
 from wsm.testing import InMemoryKVCache, InMemoryRequests, RunnerContract
 from wsm.torch import TorchWeights, memory_on
 
@@ -23,7 +24,7 @@ class TorchRunner:
         self.kv_cache = InMemoryKVCache()
 
 
-class TestAnEngineOfTorch(RunnerContract):
+class TestAnEngineOfTorch(InMemoryWork, RunnerContract):
     def make_runner(self, rank):
         return TorchRunner()
 
@@ -44,7 +45,7 @@ class CapturedEverything:
         return self._captured
 
 
-class TestAnEngineOfTorchWhoseGraphsHoldAddresses(RunnerContract):
+class TestAnEngineOfTorchWhoseGraphsHoldAddresses(InMemoryWork, RunnerContract):
     plans = ("update", "update_in_place", "hot")
     ways = ("raises", "is not done")
 
@@ -83,7 +84,7 @@ class CapturedForwardPass:
 
 
 @pytest.mark.gpu(framework="torch")
-class TestAnEngineOfTorchOnAGpu(RunnerContract):
+class TestAnEngineOfTorchOnAGpu(InMemoryWork, RunnerContract):
     def make_runner(self, rank):
         runner = TorchRunner(device="cuda" if torch.cuda.is_available() else "cpu")
         runner.graphs = CapturedForwardPass(runner.model)

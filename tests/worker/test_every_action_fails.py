@@ -12,19 +12,22 @@ from typing import ClassVar
 import pytest
 from lone_rank import SPECS
 
+from tests.in_memory_work import InMemoryWork
 from tests.incident import incident
 from tests.strict_engine import StrictEngine
 from wsm.controller.errors import ActionOverdueError, RankFailedError
-from wsm.testing import Fault, InMemoryRunner, LocalGroup, RunnerContract, load_bytes
+from wsm.testing import Fault, InMemoryRequests, InMemoryRunner, LocalGroup, RunnerContract, load_bytes
 
 
-class TestAnEngineThatHasEverySurface(RunnerContract):
+class TestAnEngineThatHasEverySurface(InMemoryWork, RunnerContract):
     plans = ("clear", "update", "update_in_place", "hot")
     ways = ("raises", "is not done", "lacks something")
     configuration: ClassVar = {"shut_down_groups": True}
 
     def make_runner(self, rank):
-        return StrictEngine()
+        engine = StrictEngine()
+        engine.requests = InMemoryRequests()
+        return engine
 
 
 @pytest.fixture

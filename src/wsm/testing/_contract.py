@@ -5,23 +5,26 @@ A class for pytest, which nothing here imports: a test module derives from it an
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import SkipTest
 
-from wsm.actions.base import ActionContext, Loaded
-from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import BareRunner, StageableWeights
+from wsm.actions.surfaces import BareRunner, KnownAdmission, KnownSetAside, StageableWeights
 from wsm.controller.errors import RankFailedError
 from wsm.states.plan_key import HOT
-from wsm.states.vocabulary import KVState, WeightState
-from wsm.strategies.tensor import WeightTarget
+from wsm.states.vocabulary import InFlightPolicy, KVState, WeightState
+from wsm.testing._engine import EngineUnderTest
 from wsm.testing._faults import BEHIND_A_DECISION, Fault
-from wsm.testing._group import COMMANDS, Command, LocalGroup, load_bytes
+from wsm.testing._group import COMMANDS, Command, LocalGroup
 from wsm.worker import HOLD
 from wsm.worker.errors import FlipFailedError
+
+#: Steps of a request: more than turns pass before it is looked at.
+_STEPS = 20
 
 
 class Metafunc(Protocol):
@@ -34,54 +37,30 @@ class Metafunc(Protocol):
         ...
 
 
-class RunnerContract(ABC):
+class RunnerContract(EngineUnderTest):
     """The contract of an engine with wsm; derive from it, and pytest runs it.
 
     Each rank's engine is made by :meth:`make_runner`; all ranks live in one thread, each test has a group of
-    its own. A surface that waits for its peers inside a call needs ``ranks = 1``.
+    its own. A surface that waits for its peers inside a call needs ``ranks = 1``. The last rank fails.
 
     Attributes
     ----------
-    ranks : int
-        Ranks of the group; the last one fails.
     plans : sequence of str
         The printed names of the plans whose actions are made to fail.
     ways : sequence of str
         How (:data:`wsm.testing.WAYS`).
-    configuration : mapping
-        Other options of :class:`wsm.WsmConfig`.
     """
 
-    ranks: int = 2
     plans: Sequence[str] = tuple(COMMANDS)
     ways: Sequence[str] = ("raises", "is not done", "outlasts its deadline")
-    configuration: Mapping[str, Any] = {}
-
-    @abstractmethod
-    def make_runner(self, rank: int) -> BareRunner:
-        """Return a new engine that holds no weights and no KV cache."""
-
-    def plan_options(self, runner: BareRunner) -> PlanOptions:
-        """Return what plans are derived from; by default, what the runner's surfaces say."""
-        return PlanOptions.from_runner(runner)
-
-    def load(self, context: ActionContext, target: WeightTarget) -> Loaded | Mapping[str, Any]:
-        """Load a version; by default every byte of version v is v."""
-        return load_bytes(context, target)
-
-    def make_group(self, directory: Path) -> LocalGroup:
-        """Return a group of these engines."""
-        return LocalGroup(
-            self.make_runner,
-            directory,
-            ranks=self.ranks,
-            load=self.load,
-            plan_options=self.plan_options,
-            configuration=self.configuration,
-        )
 
     def pytest_generate_tests(self, metafunc: Metafunc) -> None:
         """Make one test of each action of each plan."""
+        if "in_flight" in metafunc.fixturenames:
+            policies = sorted(
+                self.plan_options(self.make_runner(0)).in_flight_policies, key=lambda policy: policy.value
+            )
+            metafunc.parametrize("in_flight", policies, ids=[policy.value for policy in policies])
         for fixture, behind in (("place", False), ("place_behind_the_decision", True)):
             if fixture in metafunc.fixturenames:
                 places = list(self._places(self.plans, behind=behind))
@@ -170,6 +149,112 @@ class RunnerContract(ABC):
             assert group.step() is None, f"a rank serves, although the undo of {first} failed"
             self._repair(group)
             group.check_journals()
+
+    def test_the_scheduler_says_whether_it_admits(self, tmp_path: Path) -> None:
+        """Of one that does not, wsm believes that it admits again: a rank would serve and answer nothing."""
+        with self._serving(tmp_path) as group:
+            for requests in (runner.requests for runner in group.runners):
+                if not isinstance(requests, KnownAdmission):
+                    raise SkipTest(
+                        f"{type(requests).__name__} has no is_admitting(): that resume_admitting() works is "
+                        "believed, here and by each worker (wsm.actions.surfaces.KnownAdmission)"
+                    )
+                for admits in (False, False, True, True):  # both are idempotent
+                    (requests.resume_admitting if admits else requests.stop_admitting)()
+                    assert requests.is_admitting() is admits, f"is_admitting() is {not admits}"
+
+    def test_no_request_begins_between_stop_admitting_and_resume_admitting(self, tmp_path: Path) -> None:
+        """What runs goes on, and what is put in begins afterwards."""
+        with self._serving(tmp_path, requests=True) as group:
+            self._put_in(group)
+            running = [runner.requests.in_flight() for runner in group.runners]
+            for runner in group.runners:
+                runner.requests.stop_admitting()
+                self.submit(runner, _STEPS)
+            for _ in range(_STEPS // 2):
+                group.turn()
+                for runner, before in zip(group.runners, running, strict=True):
+                    now = runner.requests.in_flight()
+                    assert now <= before, f"{now} requests run, and {before} did before stop_admitting()"
+            for runner in group.runners:
+                runner.requests.resume_admitting()
+            self._require_answers(group, 3)
+
+    def test_what_is_ended_is_answered_and_what_is_set_aside_goes_on(self, tmp_path: Path) -> None:
+        """abort_all, freeze, hold and abort_set_aside, as far as the scheduler has them."""
+        with self._serving(tmp_path, requests=True) as group:
+            submitted = 0
+            for name in ("abort_all", "freeze", "hold", "abort_set_aside"):
+                if hasattr(group.runners[0].requests, name):
+                    self._put_in(group)
+                    submitted += 2
+                    for runner in group.runners:
+                        self._settle(runner, name)
+                    self._require_answers(group, submitted)
+
+    def test_requests_have_one_answer_each_whatever_becomes_of_them(
+        self, tmp_path: Path, in_flight: InFlightPolicy
+    ) -> None:
+        """Those that run and those that wait, when an update, a clear, a hold or a hot update comes."""
+        with self._serving(tmp_path, requests=True) as group:
+            commands: list[Callable[..., object]] = [partial(group.update, 2), group.clear, group.hold]
+            if isinstance(group.runners[0].weights, StageableWeights):
+                commands.append(partial(group.update, 3, hot=True))
+            for number, command in enumerate(commands, start=1):
+                self._put_in(group)
+                ran = [self.answered(runner) + runner.requests.in_flight() for runner in group.runners]
+                for runner in group.runners:
+                    self.submit(runner, 1)
+                command(in_flight=in_flight)
+                for runner, before in zip(group.runners, ran, strict=True):
+                    if in_flight is not InFlightPolicy.KEEP:
+                        assert self.answered(runner) >= before, f"{in_flight}: what ran has no answer"
+                group.update(1)
+                group.release()
+                self._require_answers(group, 3 * number)
+
+    @contextlib.contextmanager
+    def _serving(self, directory: Path, *, requests: bool = False) -> Iterator[LocalGroup]:
+        """Let a group serve; skip the test if it needs requests and none can be put in."""
+        missing = self.missing_for_requests()
+        if requests and missing:
+            raise SkipTest(
+                f"no request is put in: write {', '.join(missing)} (wsm.testing.EngineUnderTest); without it "
+                "what the scheduler does with requests is believed"
+            )
+        with self.make_group(directory) as group:
+            group.update(1)
+            yield group
+
+    def _put_in(self, group: LocalGroup) -> None:
+        """Put two requests into each engine, and let them begin."""
+        for runner in group.runners:
+            self.submit(runner, _STEPS)
+            self.submit(runner, _STEPS)
+        for _ in range(_STEPS):
+            group.turn()
+            if all(runner.requests.in_flight() for runner in group.runners):
+                return
+        raise AssertionError(f"the group serves, and in {_STEPS} turns no request begins on each rank")
+
+    def _settle(self, runner: BareRunner, name: str) -> None:
+        """Let the scheduler end or set aside what runs, as an action does."""
+        requests: Any = runner.requests
+        running, answered = requests.in_flight(), self.answered(runner)
+        requests.stop_admitting()
+        if name == "abort_set_aside":
+            requests.freeze()
+        counted = getattr(requests, name)()
+        assert counted == running, f"{name}() returns {counted}, and {running} ran"
+        assert requests.in_flight() == 0, f"{name}() leaves {requests.in_flight()} in flight"
+        ended = running if name.startswith("abort") else 0
+        assert self.answered(runner) == answered + ended, f"{name}() is to answer {ended}"
+        if isinstance(requests, KnownSetAside):
+            assert requests.set_aside() == running - ended, f"set_aside() is {requests.set_aside()}"
+        requests.resume_admitting()
+
+    def _require_answers(self, group: LocalGroup, submitted: int) -> None:
+        self.let_answer(group, [submitted] * self.ranks, turns=20 * _STEPS)
 
     def _come_to(self, group: LocalGroup, plan: str) -> None:
         before = COMMANDS[plan].before

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from wsm.actions.base import Action, ActionContext, Around
 from wsm.actions.errors import PostconditionError
 from wsm.clock import ManualClock
-from wsm.worker import HOLD, Turn, Worker
+from wsm.worker import HOLD, Turn
 
 #: How an action can fail: before its work, after it, for want of something, or by taking too long.
 WAYS = ("raises", "is not done", "lacks something", "outlasts its deadline")
@@ -165,11 +165,11 @@ class HeldLoad:
             self._stands.set()
         self.goes_on.wait()
 
-    def poll(self, worker: Worker) -> Turn:
+    def poll(self, poll: Callable[[], Turn]) -> Turn:
         """Poll, or go on with the poll that the load is in; HOLD while it stands."""
         if self._turn is None:
             self._stands = stands = threading.Event()
-            self._turn = self._polls.submit(worker.poll)
+            self._turn = self._polls.submit(poll)
             self._turn.add_done_callback(lambda _: stands.set())
         if not self.goes_on.is_set():
             self._stands.wait()

@@ -158,6 +158,9 @@ class LocalGroup:
         Other options of :class:`wsm.WsmConfig`.
     meanwhile : callable or None
         ``meanwhile(seconds)``: what happens wherever a command waits; None: :meth:`turn`.
+    loop : callable or None
+        ``loop(worker, runner)``: one turn of the engine's own loop, by which a rank then moves. It polls, and
+        makes a whole step where it may. None: a rank that moves polls alone.
 
     Attributes
     ----------
@@ -186,6 +189,7 @@ class LocalGroup:
         plan_options: Callable[[BareRunner], PlanOptions] = PlanOptions.from_runner,
         configuration: Mapping[str, Any] | None = None,
         meanwhile: Callable[[float], object] | None = None,
+        loop: Callable[[Worker, Any], object] | None = None,
     ) -> None:
         self.config = config = WsmConfig(**{"name": "tested", "ranks": ranks, **(configuration or {})})
         self.clock = ManualClock()
@@ -222,6 +226,7 @@ class LocalGroup:
 
         self._start = start
         self._plays = meanwhile or self.turn
+        self._loop = loop
         self._late_s = math.inf
         self._dies_in: int | None = None  # moments between words
         with ExitStack() as undo:
@@ -298,7 +303,8 @@ class LocalGroup:
         """Let one rank look once, and enter a step where it may and `works`, or must; return what it may do.
 
         A rank that is stopped or dead does nothing. One that is in a step leaves it once all others have been
-        in it; where one of those is dead, the step raises.
+        in it; where one of those is dead, the step raises. A rank whose group has a `loop` goes through it
+        once, and HOLD is returned.
         """
         if rank in self._dead:
             return HOLD
@@ -313,8 +319,8 @@ class LocalGroup:
                 error = ConnectionError(f"rank {min(late)} of this step is gone") if late else None
                 self.leave_step(rank, error)
             return HOLD
-        held = self._held_loads.get(rank)
-        turn = self.workers[rank].poll() if held is None else held.poll(self.workers[rank])
+        held, poll = self._held_loads.get(rank), partial(self._poll, rank)
+        turn = poll() if held is None else held.poll(poll)
         if held is not None and held.goes_on.is_set():
             self._held_loads.pop(rank).close()
         if turn is JOIN or (works and turn is SERVE):
@@ -454,11 +460,24 @@ class LocalGroup:
         self.close()
 
     def _moved(self) -> bool:
-        """Let every rank move once; return whether that changed a word."""
+        """Let every rank move once; return whether that changed a word; steps of a loop do not count."""
         before = self._reader.read()
         for rank in range(len(self.workers)):
             self.move(rank)
-        return self._reader.read() is not before
+        after = self._reader.read()
+        if self._loop is None:
+            return after is not before
+        return (after.command, after.statuses, after.view.committed) != (
+            before.command,
+            before.statuses,
+            before.view.committed,
+        )
+
+    def _poll(self, rank: int) -> Turn:
+        if self._loop is None:
+            return self.workers[rank].poll()
+        self._loop(self.workers[rank], self.runners[rank])
+        return HOLD
 
     def _lives_on(self, rank: int) -> bool:
         if rank in self.in_step:

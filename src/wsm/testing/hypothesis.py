@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from wsm.actions import names
 from wsm.actions.base import ActionContext, Loaded
-from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner
-from wsm.errors import WsmError
+from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.receipt import Outcome
 from wsm.states.plan_key import COMMANDED, Request
 from wsm.states.vocabulary import ALL_TAGS, After, InFlightPolicy, KVPolicy, KVState, Tag, WeightState
 from wsm.strategies.tensor import WeightTarget
+from wsm.testing._engine import EngineUnderTest
 from wsm.testing._faults import BEHIND_A_DECISION, WAYS, Fault
-from wsm.testing._group import LocalGroup, load_bytes
+from wsm.worker import Worker
 from wsm.worker.errors import FlipFailedError
 
-_VERSIONS = st.sampled_from(("1", "2", "step:3"))
-_OWNERS = st.sampled_from(("trainer", "operator"))
+_VERSIONS = st.runner().flatmap(lambda machine: st.sampled_from(machine.versions()))
+_OWNERS = st.runner().flatmap(lambda machine: st.sampled_from(machine.owners()))
+_REQUESTS = st.lists(st.integers(1, 30), max_size=3)  # steps of each
+_BEGINNING = st.none() | _REQUESTS  # the group as it is; or one that serves, with such requests
+_IN_FLIGHT = st.runner().flatmap(lambda machine: st.sampled_from(machine.in_flight_policies()))
 _TAGS = st.sampled_from([ALL_TAGS, frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})])
 
 
@@ -43,62 +46,54 @@ def _faults(request: Request) -> st.SearchStrategy[Fault | None]:
     return st.one_of(st.none(), st.none(), fault)
 
 
-class GroupMachine(RuleBasedStateMachine):
+class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
     """Commands in any order, with faults, to a group whose every rank has an engine of yours.
 
-    Derive from it, say how an engine is made, add rules and invariants, and hand ``YourMachine.TestCase`` to
-    pytest. All ranks live in one thread (:class:`wsm.testing.LocalGroup`).
+    Derive from it, say how an engine is made (:class:`wsm.testing.EngineUnderTest`), add rules and
+    invariants, and hand ``YourMachine.TestCase`` to pytest. The group serves when a run begins, and before
+    half of its commands. A command that fails where no fault was drawn fails the run; one that is refused
+    does not.
 
     Attributes
     ----------
-    ranks : int
-        Ranks of the group.
-    configuration : mapping
-        Other options of :class:`wsm.WsmConfig`.
     group : LocalGroup
         The group, with its engines in ``group.runners``.
     """
-
-    ranks: int = 2
-    configuration: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
         super().__init__()
         self._owner: str | None = None  # of the hold that was decided last
         self._undo = contextlib.ExitStack()
         self._digests: dict[tuple[int, str | None], str] = {}
+        self._submitted = [0] * self.ranks  # to the engine that the rank has now
+        self._steps = 0  # of all requests
+        self._late = set[int]()  # ranks that were asked while their requests drained
         directory = self._undo.enter_context(tempfile.TemporaryDirectory())
-        self.group = LocalGroup(
-            self.make_runner,
-            directory,
-            ranks=self.ranks,
-            load=self._load,
-            plan_options=self.plan_options,
-            configuration=self.configuration,
-        )
+        self.group = self.make_group(directory)
         self._undo.callback(self.group.close)
         self._options = self.plan_options(self.group.runners[0]).configured(
             shut_down_groups=bool(self.configuration.get("shut_down_groups")), deadlines={}
         )
         self._plans = derive_plans(self._options)
 
-    def make_runner(self, rank: int) -> BareRunner:
-        """Return a new engine that holds no weights and no KV cache.
+    @initialize()
+    def first_update(self) -> None:
+        """Let the group serve, before anything is drawn."""
+        self._serve()
 
-        Raises
-        ------
-        NotImplementedError
-            Unless the machine says how.
-        """
-        raise NotImplementedError
+    def in_flight_policies(self) -> list[InFlightPolicy | None]:
+        """List what may be said about running requests; None leaves it to the command."""
+        return [None, *sorted(self._options.in_flight_policies, key=lambda policy: policy.value)]
 
-    def plan_options(self, runner: BareRunner) -> PlanOptions:
-        """Return what plans are derived from; by default, what the runner's surfaces say."""
-        return PlanOptions.from_runner(runner)
+    def versions(self) -> list[str]:
+        """List what updates bring: what the group does not serve more often than what it does."""
+        versions = ["1", "2", "step:3"]
+        others = [version for version in versions if version != self.group.workers[0].version]
+        return [*others, *others, *versions]
 
-    def load(self, context: ActionContext, target: WeightTarget) -> Loaded | Mapping[str, Any]:
-        """Load a version; by default every byte of version v is v."""
-        return load_bytes(context, target)
+    def owners(self) -> list[str]:
+        """List who gives commands: the holder of the group more often than another."""
+        return [self._owner or "trainer", self._owner or "operator", "trainer", "operator"]
 
     def places(self, request: Request) -> list[tuple[str, str, str]]:
         """List plan, action and way of everything that can fail in the plans for a request."""
@@ -113,17 +108,25 @@ class GroupMachine(RuleBasedStateMachine):
             for action, way in product(actions, ways)
         ]
 
-    @rule(tags=_TAGS, fault=_faults(Request.CLEAR))
-    def clear(self, tags: frozenset[Tag], fault: Fault | None) -> None:
+    @rule(tags=_TAGS, in_flight=_IN_FLIGHT, requests=_BEGINNING, fault=_faults(Request.CLEAR))
+    def clear(
+        self,
+        tags: frozenset[Tag],
+        in_flight: InFlightPolicy | None,
+        requests: list[int] | None,
+        fault: Fault | None,
+    ) -> None:
         """Clear what `tags` name."""
-        with contextlib.suppress(WsmError):
-            self.group.clear(tags=tags, fault=fault)
+        with self._commanding(fault, requests):
+            self.group.clear(tags=tags, in_flight=in_flight, fault=fault)
 
     @rule(
         tags=_TAGS,
         version=_VERSIONS,
+        in_flight=_IN_FLIGHT,
+        requests=_BEGINNING,
         force=st.booleans(),
-        after=st.sampled_from(After),
+        after=st.sampled_from((After.AS_BEFORE, *After)),
         owner=_OWNERS,
         fault=_faults(Request.UPDATE),
     )
@@ -132,6 +135,8 @@ class GroupMachine(RuleBasedStateMachine):
         *,
         tags: frozenset[Tag],
         version: str,
+        in_flight: InFlightPolicy | None,
+        requests: list[int] | None,
         force: bool,
         after: After,
         owner: str,
@@ -139,49 +144,87 @@ class GroupMachine(RuleBasedStateMachine):
     ) -> None:
         """Update what `tags` name, and hold the group or end its hold with that."""
         named = version if Tag.WEIGHTS in tags else None
-        with contextlib.suppress(WsmError):
-            self.group.update(named, tags=tags, force=force, after=after, owner=owner, fault=fault)
+        with self._commanding(fault, requests):
+            self.group.update(
+                named,
+                tags=tags,
+                in_flight=in_flight,
+                force=force and named is not None,
+                after=after,
+                owner=owner,
+                fault=fault,
+            )
             if after is not After.AS_BEFORE:
                 self._owner = (self._owner or owner) if after is After.HELD else None
 
     @rule(
         owner=_OWNERS,
+        in_flight=_IN_FLIGHT,
         kv_policy=st.sampled_from((KVPolicy.KEEP, KVPolicy.DROP)),
+        requests=_BEGINNING,
         fault=_faults(Request.HOLD),
     )
-    def hold(self, owner: str, kv_policy: KVPolicy, fault: Fault | None) -> None:
+    def hold(
+        self,
+        owner: str,
+        in_flight: InFlightPolicy | None,
+        kv_policy: KVPolicy,
+        requests: list[int] | None,
+        fault: Fault | None,
+    ) -> None:
         """Hold the group, whatever it has in memory, or renew its hold; another's is refused."""
-        renews = self._owner == owner
-        try:
-            receipt = self.group.hold(owner=owner, kv_policy=kv_policy, fault=fault)
-        except WsmError:
-            assert fault is not None or self._owner not in (None, owner) or self._is_faulted()
-        else:
+        in_flight = in_flight or InFlightPolicy.ABORT
+        with self._commanding(fault, requests):
+            renews = self._owner == owner
+            try:
+                receipt = self.group.hold(owner=owner, in_flight=in_flight, kv_policy=kv_policy, fault=fault)
+            except WsmError:
+                assert fault is not None or self._owner not in (None, owner) or self._is_faulted()
+                raise
             assert receipt.outcome is (Outcome.HOLD_RENEWED if renews else Outcome.HELD)
             self._owner = owner
 
     @rule(owner=_OWNERS, force=st.booleans())
     def release(self, owner: str, force: bool) -> None:
         """End the hold, if it is the owner's who asks and the group could serve."""
-        with contextlib.suppress(WsmError):
+        with self._commanding():
             self.group.release(owner=owner, force=force)
             assert self._owner in (None, owner) or force, f"{owner} released the hold of {self._owner}"
             self._owner = None
 
-    @rule(version=_VERSIONS, fault=_faults(Request.HOT_UPDATE))
-    def update_hot(self, version: str, fault: Fault | None) -> None:
+    @rule(version=_VERSIONS, in_flight=_IN_FLIGHT, requests=_BEGINNING, fault=_faults(Request.HOT_UPDATE))
+    def update_hot(
+        self,
+        version: str,
+        in_flight: InFlightPolicy | None,
+        requests: list[int] | None,
+        fault: Fault | None,
+    ) -> None:
         """Update without standing still; what the engine or its state does not allow is refused.
 
         A rank that fails behind the decision is replaced, and the group serves what was decided.
         """
-        try:
-            self.group.update(version, hot=True, in_flight=InFlightPolicy.ABORT, fault=fault)
-        except FlipFailedError as error:
-            self.group.replace(error.context["rank"])
-            versions = {worker.version for worker in self.group.workers}
-            assert versions == {version}, f"version {version} was decided, and {versions} are served"
-        except WsmError:
-            pass
+        with self._commanding(fault, requests):
+            try:
+                self.group.update(version, hot=True, in_flight=in_flight, fault=fault)
+            except FlipFailedError as error:
+                if fault is None:
+                    raise
+                before = list(self.group.runners)
+                self.group.replace(error.context["rank"])
+                for rank, runner in enumerate(self.group.runners):
+                    self._submitted[rank] *= runner is before[rank]
+                versions = {worker.version for worker in self.group.workers}
+                assert versions == {version}, f"version {version} was decided, and {versions} are served"
+
+    @precondition(lambda self: not self.missing_for_requests())
+    @rule(steps=_REQUESTS, turns=st.integers(0, 3))
+    def submit_requests(self, steps: Sequence[int], turns: int) -> None:
+        """Put the same requests into every engine, and let the loops go round some times."""
+        for rank in range(self.ranks):
+            self._submit(rank, *steps)
+        for _ in range(turns):
+            self.group.turn()
 
     @invariant()
     def steps_are_made_by_one_whole_version(self) -> None:
@@ -209,6 +252,53 @@ class GroupMachine(RuleBasedStateMachine):
             if worker.kv is KVState.CLEARED:
                 assert not up.get("kv_cache"), f"rank {worker.rank} is CLEARED and has a KV cache"
 
+    @invariant()
+    def no_request_is_answered_twice(self) -> None:
+        """There are no more answers than requests."""
+        if any(self._submitted):
+            for rank, answered in enumerate(self._answered()):
+                assert answered <= self._submitted[rank], f"rank {rank} answers {answered} requests"
+
+    @contextlib.contextmanager
+    def _commanding(
+        self, fault: Fault | None = None, requests: Sequence[int] | None = None
+    ) -> Iterator[None]:
+        """Let a command be refused, or fail by a fault.
+
+        First, if requests are given, the group serves, answers those that it has, and begins some of these.
+        """
+        self._late.clear()
+        if requests is not None:
+            self._serve()
+        if requests and not self.missing_for_requests():
+            self.submit_requests(steps=requests, turns=1)
+            self.submit_requests(steps=requests[:1], turns=0)
+        try:
+            yield
+        except WsmError as error:
+            if fault is None and not isinstance(error, RefusedError | BadInputError):
+                raise
+
+    def _serve(self) -> None:
+        """Let the group serve, whatever became of it, and give each request its answer: none may be lost."""
+        if self._is_faulted():
+            self.group.clear()
+        if not self.group.controller.status().serving:
+            keeps = InFlightPolicy.KEEP in self._options.in_flight_policies
+            self.group.update(
+                "1",
+                in_flight=InFlightPolicy.KEEP if keeps else None,  # whatever a hold has said
+                after=After.SERVE,
+                owner=self._owner or "trainer",
+            )
+            self._owner = None
+        if any(self._submitted):
+            self.let_answer(self.group, self._submitted, turns=4 * self._steps + 100)
+            self._steps = 0
+
+    def _answered(self) -> list[int]:
+        return [self.answered(runner) for runner in self.group.runners]
+
     def _is_faulted(self) -> bool:
         return WeightState.FAULTED in {worker.weights for worker in self.group.workers}
 
@@ -221,3 +311,29 @@ class GroupMachine(RuleBasedStateMachine):
         loaded = Loaded.of(self.load(context, target))
         self._digests[context.rank, loaded.version] = loaded.digest
         return loaded
+
+    def _turn(self, worker: Worker, runner: BareRunner) -> None:
+        """Ask once more while the requests of a command drain, and see that this does not begin."""
+        rank = worker.rank
+        if not (self._drains(rank) and runner.requests.in_flight()):
+            self.turn(worker, runner)
+            return
+        if rank not in self._late:
+            self._late.add(rank)
+            self._submit(rank, 1)
+        before = runner.requests.in_flight() + self.answered(runner)
+        self.turn(worker, runner)
+        if self._drains(rank):
+            begun = runner.requests.in_flight() + self.answered(runner) - before
+            assert begun <= 0, f"rank {rank} begins {begun} request(s) behind stop_admitting()"
+
+    def _drains(self, rank: int) -> bool:
+        """Whether the command at hand has ended admission on a rank, and has not brought it back."""
+        begun, ended = {name for _, name in self.group.begun(rank)}, names.STOP_ADMITTING
+        return ended in begun and names.RESUME_ADMITTING not in begun and ended not in self.group.undone(rank)
+
+    def _submit(self, rank: int, *steps: int) -> None:
+        for each in steps:
+            self.submit(self.group.runners[rank], each)
+            self._submitted[rank] += 1
+            self._steps += each
