@@ -89,6 +89,26 @@ def test_the_table_of_errors_is_what_the_code_says() -> None:
     }
 
 
+def test_every_code_that_a_server_of_vllm_makes_is_documented() -> None:
+    documented = re.findall(r"`([a-z-]+)`", (REPOSITORY / "docs/errors.md").read_text())
+    found = set()
+    for path in sorted((REPOSITORY / "src/wsm/vllm").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                found |= {code_in(each.value) for each in node.keywords if each.arg == "code"}
+            if isinstance(node, ast.Dict):
+                of_errors = zip(node.keys, node.values, strict=True)
+                found |= {code_in(value) for key, value in of_errors if code_in(key) == "code"}
+    found -= {None}
+    assert "weights-not-whole" in found
+    assert found - set(documented) == set()
+
+
+def code_in(node: ast.AST | None) -> str | None:
+    """The text that stands there, if one does."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
 def test_no_two_public_types_share_a_code() -> None:
     codes = [kind.code for kind in public_types()]
     assert sorted(set(codes)) == sorted(codes)

@@ -313,6 +313,18 @@ def test_what_an_error_knows_is_told_as_values_and_never_as_their_text(one, tmp_
     played(one, play)
 
 
+def test_what_is_refused_is_explained_until_another_update_has_succeeded(one, two, tmp_path):
+    async def play(at):
+        await at.http.post("/wsm/v1/update", json={"path": str(tmp_path / "nowhere")})
+        told = (await at.http.get("/wsm/v1/explain")).json()
+        assert told["open"]
+        assert "The last update, to nowhere, was refused: there is nothing at" in told["text"]
+        assert (await at.http.post("/wsm/v1/update", json={"path": str(two)})).status_code == 200
+        assert "refused" not in (await at.http.get("/wsm/v1/explain")).json()["text"]
+
+    played(one, play)
+
+
 def test_the_key_is_asked_for_from_the_environment_too(one, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "key")
 

@@ -218,12 +218,16 @@ def test_a_version_that_is_missing_incomplete_or_elsewhere_is_refused(one, tmp_p
         "outside-roots": VersionPlace("one", str(one), [str(shard)]),
         "no-place": VersionPlace("nowhere"),
     }
+    file = VersionPlace("file", str(one / "model.safetensors"), [str(tmp_path)])
 
     async def play(engine):
         for code, where in wanted.items():
             end = await engine.update(where)
             assert kinds(end) == {code}
             assert engine.ranks.serving()
+        end = await engine.update(file)
+        assert kinds(end) == {"checkpoint-missing"}
+        assert all("name the directory" in error["message"] for error in end.errors), "and never: remove it"
 
     played(one, play)
 

@@ -18,9 +18,10 @@ def unsupported(*, verb: str, reason: str, use_instead: str) -> RefusedError:
 @coded("fleet-stale")
 def fleet_stale(*, group: str, digest: str | None, generation: int | None) -> RefusedError:
     """What a replica holds is not what its fleet's target allows."""
+    by = "its fleet, which has no target yet," if generation is None else f"target {generation} of its fleet"
     return RefusedError(
-        f"{group} holds digest {digest}, which target {generation} of its fleet does not allow; ask another "
-        "replica, and bring this one to the target: wsm fleet update"
+        f"{group} holds digest {digest}, which {by} does not allow; ask another replica, and bring this one "
+        "to the target: wsm fleet update"
     )
 
 

@@ -181,8 +181,11 @@ async def _told(updates: ServerUpdates, what: str, request_id: str) -> Response:
             raise errors.request_unknown(request_id=request_id)
         return JSONResponse({**known, "state": "succeeded" if "receipt" in known else "failed"})
     await updates.look()
-    said = updates.standing()
-    told = {"open": said.open, "serving": said.serving, "text": said.text, "errors": said.errors}
+    said, text = updates.standing(), ""
+    last: dict[str, Any] = next(reversed(updates.journal.receipts), {})
+    if said.open and "error" in last:  # else it says why nothing is served
+        text = f" The last update, to {last['version']}, was {last['outcome']}: {last['error']['message']}"
+    told = {"open": said.open, "serving": said.serving, "text": said.text + text, "errors": said.errors}
     status = 200 if said.serving or what == "explain" else 503
     return JSONResponse({**told, "headline": said.text}, status)
 

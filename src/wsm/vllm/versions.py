@@ -281,7 +281,7 @@ def proven_digest(
     if promised not in (None, whole):
         raise UnfitError(
             f"version {place.version} is not what was promised: digest {whole} instead of "
-            f"{promised}; a version means one content, so publish this one under a name of its own",
+            f"{promised}; a version means one content: correct the digest, or call this one otherwise",
             code="digest-mismatch",
             version=place.version,
             expected=promised,

@@ -22,7 +22,7 @@ import msgspec
 
 from wsm.errors import BadInputError, RefusedError, UnfitError, coded, remedy
 from wsm.own_descriptor import path_of, reopened
-from wsm.shared_directory import EVERY_USER, require, trusted_in
+from wsm.shared_directory import EVERY_USER, ForeignPathError, require, trusted_in
 from wsm.strategies.digest import running_digest
 from wsm.strategies.errors import UnreadableFileError, listed
 from wsm.strategies.files.safetensors import SafetensorsFile
@@ -270,11 +270,16 @@ def _opened(
         descriptor = open_below(path, roots, kind=kind, at=at)
     except FileNotFoundError as error:
         raise UnfitError(
-            f"there is nothing at {shown}; adopt a directory before its trainer deletes it, or correct the "
-            "path",
+            f"there is nothing at {shown}; correct the path, which must be absolute, or ask for a directory "
+            "before its trainer deletes it",
             code="checkpoint-missing",
             path=shown,
         ) from error
+    except ForeignPathError:
+        if kind != stat.S_IFDIR or not Path(path).is_file():
+            raise
+        problem = f"{shown} is a file; name the directory that it lies in"
+        raise UnfitError(problem, code="checkpoint-missing", path=shown) from None
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ESTALE:
             raise checkpoint_changed(file=shown, problem=str(error.strerror)) from error
