@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -27,22 +28,27 @@ from wsm.testing._faults import BEHIND_A_DECISION, WAYS, Fault
 from wsm.worker import Worker
 from wsm.worker.errors import FlipFailedError
 
-_VERSIONS = st.runner().flatmap(lambda machine: st.sampled_from(machine.versions()))
-_OWNERS = st.runner().flatmap(lambda machine: st.sampled_from(machine.owners()))
+_Requests = Sequence[int] | None
+
+
+def _drawn(choices: Callable[[Any], Sequence[Any]]) -> st.SearchStrategy[Any]:
+    """Draw one of what is to be chosen from by the state of the machine."""
+    return st.runner().flatmap(lambda machine: st.sampled_from(choices(machine)))
+
+
+_VERSIONS = st.sampled_from(("1", "2", "step:3"))
+#: The holder of the group gives commands more often than another.
+_OWNERS = _drawn(lambda machine: [machine._owner or "trainer", "trainer", "operator"])
+_POLICIES = _drawn(lambda machine: [each for each in InFlightPolicy if machine.can(each)])
 _REQUESTS = st.lists(st.integers(1, 30), max_size=3)  # steps of each
 _BEGINNING = st.none() | _REQUESTS  # the group as it is; or one that serves, with such requests
-_IN_FLIGHT = st.runner().flatmap(lambda machine: st.sampled_from(machine.in_flight_policies()))
 _TAGS = st.sampled_from([ALL_TAGS, frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})])
 
 
 def _faults(request: Request) -> st.SearchStrategy[Fault | None]:
     """Draw no fault, or one in an action that the machine's engine has in a plan for such a request."""
-    place = st.runner().flatmap(lambda machine: st.sampled_from(machine.places(request)))
-    fault = st.builds(
-        lambda place, rank: Fault(place[0], place[1], place[2], rank),
-        place,
-        st.runner().flatmap(lambda machine: st.integers(0, machine.ranks - 1)),
-    )
+    places = _drawn(lambda machine: list(product(machine.places(request), range(machine.ranks))))
+    fault = places.map(lambda drawn: Fault(*[*drawn[0], drawn[1]]))
     return st.one_of(st.none(), st.none(), fault)
 
 
@@ -81,19 +87,9 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
         """Let the group serve, before anything is drawn."""
         self._serve()
 
-    def in_flight_policies(self) -> list[InFlightPolicy | None]:
-        """List what may be said about running requests; None leaves it to the command."""
-        return [None, *sorted(self._options.in_flight_policies, key=lambda policy: policy.value)]
-
-    def versions(self) -> list[str]:
-        """List what updates bring: what the group does not serve more often than what it does."""
-        versions = ["1", "2", "step:3"]
-        others = [version for version in versions if version != self.group.workers[0].version]
-        return [*others, *others, *versions]
-
-    def owners(self) -> list[str]:
-        """List who gives commands: the holder of the group more often than another."""
-        return [self._owner or "trainer", self._owner or "operator", "trainer", "operator"]
+    def can(self, policy: InFlightPolicy) -> bool:
+        """Whether the engine can do this with running requests."""
+        return policy in self._options.in_flight_policies
 
     def places(self, request: Request) -> list[tuple[str, str, str]]:
         """List plan, action and way of everything that can fail in the plans for a request."""
@@ -108,22 +104,16 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
             for action, way in product(actions, ways)
         ]
 
-    @rule(tags=_TAGS, in_flight=_IN_FLIGHT, requests=_BEGINNING, fault=_faults(Request.CLEAR))
-    def clear(
-        self,
-        tags: frozenset[Tag],
-        in_flight: InFlightPolicy | None,
-        requests: list[int] | None,
-        fault: Fault | None,
-    ) -> None:
-        """Clear what `tags` name."""
+    @rule(tags=_TAGS, in_flight=st.none() | _POLICIES, requests=_BEGINNING, fault=_faults(Request.CLEAR))
+    def clear(self, requests: _Requests, fault: Fault | None, **options: Any) -> None:
+        """Clear what the tags name."""
         with self._commanding(fault, requests):
-            self.group.clear(tags=tags, in_flight=in_flight, fault=fault)
+            self.group.clear(fault=fault, **options)
 
     @rule(
         tags=_TAGS,
         version=_VERSIONS,
-        in_flight=_IN_FLIGHT,
+        in_flight=st.none() | _POLICIES,
         requests=_BEGINNING,
         force=st.booleans(),
         after=st.sampled_from((After.AS_BEFORE, *After)),
@@ -131,53 +121,29 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
         fault=_faults(Request.UPDATE),
     )
     def update(
-        self,
-        *,
-        tags: frozenset[Tag],
-        version: str,
-        in_flight: InFlightPolicy | None,
-        requests: list[int] | None,
-        force: bool,
-        after: After,
-        owner: str,
-        fault: Fault | None,
+        self, *, after: After, owner: str, requests: _Requests, fault: Fault | None, **options: Any
     ) -> None:
-        """Update what `tags` name, and hold the group or end its hold with that."""
-        named = version if Tag.WEIGHTS in tags else None
+        """Update what the tags name, and hold the group or end its hold with that."""
+        if Tag.WEIGHTS not in options["tags"]:
+            options |= {"version": None, "force": False}
         with self._commanding(fault, requests):
-            self.group.update(
-                named,
-                tags=tags,
-                in_flight=in_flight,
-                force=force and named is not None,
-                after=after,
-                owner=owner,
-                fault=fault,
-            )
+            self.group.update(after=after, owner=owner, fault=fault, **options)
             if after is not After.AS_BEFORE:
                 self._owner = (self._owner or owner) if after is After.HELD else None
 
     @rule(
         owner=_OWNERS,
-        in_flight=_IN_FLIGHT,
+        in_flight=_POLICIES,
         kv_policy=st.sampled_from((KVPolicy.KEEP, KVPolicy.DROP)),
         requests=_BEGINNING,
         fault=_faults(Request.HOLD),
     )
-    def hold(
-        self,
-        owner: str,
-        in_flight: InFlightPolicy | None,
-        kv_policy: KVPolicy,
-        requests: list[int] | None,
-        fault: Fault | None,
-    ) -> None:
+    def hold(self, owner: str, requests: _Requests, fault: Fault | None, **options: Any) -> None:
         """Hold the group, whatever it has in memory, or renew its hold; another's is refused."""
-        in_flight = in_flight or InFlightPolicy.ABORT
         with self._commanding(fault, requests):
             renews = self._owner == owner
             try:
-                receipt = self.group.hold(owner=owner, in_flight=in_flight, kv_policy=kv_policy, fault=fault)
+                receipt = self.group.hold(owner=owner, fault=fault, **options)
             except WsmError:
                 assert fault is not None or self._owner not in (None, owner) or self._is_faulted()
                 raise
@@ -192,21 +158,20 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
             assert self._owner in (None, owner) or force, f"{owner} released the hold of {self._owner}"
             self._owner = None
 
-    @rule(version=_VERSIONS, in_flight=_IN_FLIGHT, requests=_BEGINNING, fault=_faults(Request.HOT_UPDATE))
-    def update_hot(
-        self,
-        version: str,
-        in_flight: InFlightPolicy | None,
-        requests: list[int] | None,
-        fault: Fault | None,
-    ) -> None:
+    @rule(
+        version=_VERSIONS,
+        in_flight=st.none() | _POLICIES,
+        requests=_BEGINNING,
+        fault=_faults(Request.HOT_UPDATE),
+    )
+    def update_hot(self, version: str, requests: _Requests, fault: Fault | None, **options: Any) -> None:
         """Update without standing still; what the engine or its state does not allow is refused.
 
         A rank that fails behind the decision is replaced, and the group serves what was decided.
         """
         with self._commanding(fault, requests):
             try:
-                self.group.update(version, hot=True, in_flight=in_flight, fault=fault)
+                self.group.update(version, hot=True, fault=fault, **options)
             except FlipFailedError as error:
                 if fault is None:
                     raise
@@ -256,13 +221,12 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
     def no_request_is_answered_twice(self) -> None:
         """There are no more answers than requests."""
         if any(self._submitted):
-            for rank, answered in enumerate(self._answered()):
+            for rank, runner in enumerate(self.group.runners):
+                answered = self.answered(runner)
                 assert answered <= self._submitted[rank], f"rank {rank} answers {answered} requests"
 
     @contextlib.contextmanager
-    def _commanding(
-        self, fault: Fault | None = None, requests: Sequence[int] | None = None
-    ) -> Iterator[None]:
+    def _commanding(self, fault: Fault | None = None, requests: _Requests = None) -> Iterator[None]:
         """Let a command be refused, or fail by a fault.
 
         First, if requests are given, the group serves, answers those that it has, and begins some of these.
@@ -284,20 +248,12 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
         if self._is_faulted():
             self.group.clear()
         if not self.group.controller.status().serving:
-            keeps = InFlightPolicy.KEEP in self._options.in_flight_policies
-            self.group.update(
-                "1",
-                in_flight=InFlightPolicy.KEEP if keeps else None,  # whatever a hold has said
-                after=After.SERVE,
-                owner=self._owner or "trainer",
-            )
+            keep = InFlightPolicy.KEEP if self.can(InFlightPolicy.KEEP) else None  # whatever a hold has said
+            self.group.update("1", in_flight=keep, after=After.SERVE, owner=self._owner or "trainer")
             self._owner = None
         if any(self._submitted):
             self.let_answer(self.group, self._submitted, turns=4 * self._steps + 100)
             self._steps = 0
-
-    def _answered(self) -> list[int]:
-        return [self.answered(runner) for runner in self.group.runners]
 
     def _is_faulted(self) -> bool:
         return WeightState.FAULTED in {worker.weights for worker in self.group.workers}
