@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -39,8 +40,8 @@ def test_a_participant_says_what_it_does_and_since_when(segment):
 def test_a_record_says_exactly_what_was_written():
     words = memoryview(bytearray(32)).cast("Q")
     assert read_occupant(words, 0) is None
-    for present in (True, False):
-        occupant = Occupant(ProcessIdentity(2**22, 2**60, 2**32 - 1), present)
+    for pid, present in itertools.product((1, 2, 3, 4, 2**22), (True, False)):
+        occupant = Occupant(ProcessIdentity(pid, 2**60, 2**32 - 1), present)
         write_occupant(words, 0, occupant)
         assert read_occupant(words, 0) == occupant
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.incident import incident
-from wsm import Deadlines, InFlightPolicy
-from wsm.controller.errors import CommandTimeoutError, RankFailedError
+from wsm import Deadlines, InFlightPolicy, SnapshotConfig
+from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
+from wsm.strategies import publish_snapshot
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner, LocalGroup
 
@@ -16,10 +18,11 @@ MANY = 1_000_000
 class BusyGroup:
     """Two ranks in this thread that serve version 1, and step wherever a command waits."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, **configuration):
         specs = [TensorSpec("weight", "F32", (8, 8))]
-        configuration = {"deadlines": Deadlines(drain_s=20.0)}
-        options = {"configuration": configuration, "meanwhile": self.work}
+        loads = {"load": None} if configuration else {}
+        configured = {"deadlines": Deadlines(drain_s=20.0), **configuration}
+        options = {"configuration": configured, "meanwhile": self.work, **loads}
         self.local = LocalGroup(lambda _: InMemoryRunner(specs), directory, **options)
         self.requests = [runner.requests for runner in self.local.runners]
         self.versions = []
@@ -105,3 +108,16 @@ def runs_on(group):
     assert len(group.requests[0].running) == 1
     assert group.requests[0].admitting
     assert set(group.versions) == {"1"}
+
+
+def test_a_version_that_is_not_there_ends_no_request(tmp_path):
+    tensors = {"weight": np.ones((8, 8), np.float32)}
+    publish_snapshot(tmp_path / "published", 1, {0: tensors, 1: tensors})
+    group = BusyGroup(tmp_path, snapshot=SnapshotConfig(directory=str(tmp_path / "published")))
+    with group.local:
+        group.local.update(1)
+        group.begin(MANY)
+        with pytest.raises(CommandRefusedError, match="no snapshot found") as caught:
+            group.local.update("1o", in_flight=InFlightPolicy.ABORT)
+        assert caught.value.error == "snapshot-not-found"
+        runs_on(group)

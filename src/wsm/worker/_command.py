@@ -177,6 +177,7 @@ class Work:
     """What a participant does in a command, whatever its words.
 
     `find`: says which version an update means that names none; None where only the load itself can tell.
+    `require`: raises if a version that a command names is not there; None where only the load can tell.
     `facts`: what every report of it says besides.
     `pins`: keeps a version from the moment when a command names it; None: nothing is published that it could.
     """
@@ -185,6 +186,7 @@ class Work:
     plans: Plans
     load: LoadFunction
     find: Find | None = None
+    require: Callable[[int, CommandArguments], object] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     pins: VersionPins | None = None
 
@@ -238,8 +240,10 @@ class CommandReader:
             If a part would be put on more parts than a rank keeps. Nothing was changed.
         RefusedError
             If the announced one is resident, and nothing else is asked for that is missing.
+        BadInputError
+            If the version that it names is not there. No request was ended for it.
         """
-        arguments = CommandArguments.from_bytes(data)
+        asked = arguments = CommandArguments.from_bytes(data)
         self.loads = Tag.WEIGHTS in arguments.tags and not state.operation.is_of_admission
         if state.broken:
             raise GroupError(
@@ -259,13 +263,18 @@ class CommandReader:
             why = f"rank {state.rank} has put {MAX_BASES} parts on a whole version already"
             raise partial_update_refused(why=why)
         restored = self._to_restore(state, arguments.version) if arguments.restores else None
+        is_there = True  # as far as can be known
         for version in (*(() if restored is None else restored.bases), arguments.version):
             if version is not None and self.pins is not None:
-                self.pins.add(version)
+                is_there = self.pins.add(version)
         same = arguments.version is not None and arguments.version == self.resident.version
-        asked, joint = arguments.tags, self._life.joint
-        tags = command_events.narrowed(request, asked, joint, same_version=same, reload=arguments.reload)
+        tags = command_events.narrowed(
+            request, asked.tags, self._life.joint, same_version=same, reload=arguments.reload
+        )
         arguments = structs.replace(arguments, tags=tags)
+        named = asked.version is not None and Tag.WEIGHTS in tags and not asked.restores
+        if named and not is_there and self._work.require is not None:
+            self._work.require(state.rank, asked)
         return self._make(state, request, arguments, restored, promised=promised, meant=meant, looked=looked)
 
     def ending(self, state: RankState) -> Run:

@@ -148,8 +148,9 @@ class Sources:
         self._made: dict[tuple[int, str | None], tuple[Sections, object]] = {}
         self._strategy.check(self._sections)
         self._names = names_from_files(config.training_names, config.names_to_training)
-        #: Keeps published versions that the group may have to load again.
-        self.pins = VersionPins(self._strategy.retired_from(self._sections))
+        directory = self._strategy.retired_from(self._sections)
+        #: Keeps published versions that the group may have to load again; None: none is published there.
+        self.pins = None if directory is None else VersionPins(directory)
 
     def load(self, context: ActionContext, target: WeightTarget) -> Loaded:
         """Load the version of a command by the configured strategy: what an action calls."""
@@ -252,11 +253,20 @@ class Sources:
 
     def have(self, rank: int, version: str) -> bool:
         """Whether the version is there, whole or not; raises as :meth:`of`."""
+        return self._why_gone(self.of(rank), version) is None
+
+    def require(self, rank: int, asked: CommandArguments) -> None:
+        """Raise why the version that a command names is not there; whether it is whole the load sees."""
+        gone = self._why_gone(self.asked_for(rank, asked), asked.version)
+        if gone is not None:
+            raise gone
+
+    def _why_gone(self, source: object, version: str | None) -> BadInputError | None:
         try:
-            inspect(self.of(rank), version, name=self.config.strategy)
+            inspect(source, version, name=self.config.strategy)
         except BadInputError as error:
-            return error.code not in VERSION_GONE
-        return True
+            return error if error.code in VERSION_GONE else None
+        return None
 
     @property
     def stream(self) -> bool:
@@ -342,7 +352,8 @@ class Sources:
     def close(self) -> None:
         """Let every connection go, also where one of them fails to. Idempotent."""
         with ExitStack() as closing:
-            closing.callback(self.pins.close)
+            if self.pins is not None:
+                closing.callback(self.pins.close)
             for _, source in self._made.values():
                 closing.callback(self._strategy.close, source)
             self._made.clear()

@@ -151,7 +151,7 @@ class Worker:
         if load is None:
             self._sources = sources = Sources(config)
             sources.require_room(runner)
-            work = Work(runner, plans, sources.load, sources.find, pins=sources.pins)
+            work = Work(runner, plans, sources.load, sources.find, sources.require, pins=sources.pins)
         else:
             work = Work(runner, plans, load)
         with ExitStack() as undo:
