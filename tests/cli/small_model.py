@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +19,10 @@ def publish(
     byte = bytes([(version if content is None else content) % 256])
     shard = {spec.name: (spec, byte * spec.nbytes) for spec in SPECS}
     return publish_snapshot(directory, version, dict.fromkeys(range(ranks), shard), durable=False, **options)
+
+
+def publish_cut(directory: Path, version: int) -> None:
+    """Publish a version whose files end in their middle, so that it is there and its load fails."""
+    publish(directory, version)
+    for part in (directory / "versions" / str(version)).glob("*.pdparams"):
+        os.truncate(part, part.stat().st_size // 2)

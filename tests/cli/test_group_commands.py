@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import Run, Start
 from commanded_group import PATIENCE_S, LivingGroup
-from small_model import publish
+from small_model import publish, publish_cut
 
 from tests.leftovers import group_name
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -69,8 +69,9 @@ def test_a_part_of_a_tag_is_wrong_usage(group: LivingGroup, wsm: Run, tags: str)
 
 
 def test_a_failed_update_is_one_line_that_says_what_the_group_holds(group: LivingGroup, wsm: Run) -> None:
+    publish_cut(group.snapshots, 8)
     group.serve(1)
-    failed = wsm("update", group.name, "--version", 9)
+    failed = wsm("update", group.name, "--version", 8)
     assert (failed.code, failed.out) == (1, "")
     assert failed.err.startswith("error: update failed on rank ")
     assert "[the group serves version 1]" in failed.err
@@ -85,11 +86,12 @@ def test_the_traceback_of_a_failed_rank_is_shown_on_request(
 ) -> None:
     if how == "environment":
         monkeypatch.setenv("WSM_TRACEBACK", "1")
+    publish_cut(group.snapshots, 8)
     options = ["--traceback"] if how == "option" else []
-    failed = wsm(*options, "update", group.name, "--version", 9)
+    failed = wsm(*options, "update", group.name, "--version", 8)
     assert failed.code == 1
     assert re.search(r"-- traceback of rank \d --\nTraceback", failed.err)
-    assert "SnapshotNotFoundError" in failed.err
+    assert "truncated" in failed.err
 
 
 def test_a_hot_update_says_how_long_it_staged_and_how_short_it_stopped(group: LivingGroup, wsm: Run) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from command_line import Run
+from small_model import publish_cut
 
 from wsm import WsmError
 from wsm.cli.journal import Story
@@ -295,6 +296,7 @@ def test_an_entry_without_its_facts_is_shown_all_the_same(kind: str) -> None:
 
 def test_what_a_group_writes_is_as_the_tables_allow(wsm: Run, local: LocalGroup, tmp_path: Path) -> None:
     local.update(1)
+    publish_cut(tmp_path / "snapshots", 9)
     with pytest.raises(WsmError):
         local.update(9)
     local.clear()

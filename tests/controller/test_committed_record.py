@@ -22,7 +22,7 @@ from wsm.committed_record import (
     place_to_write,
     write_record,
 )
-from wsm.controller.errors import RankFailedError
+from wsm.controller.errors import CommandRefusedError
 from wsm.report import LABEL_MEANT, WITHOUT_WEIGHTS, RankReport
 from wsm.signals.segment import Segment
 from wsm.states.holding import Hold
@@ -111,7 +111,7 @@ def test_what_the_ranks_said_of_a_load_outlives_every_command_that_loads_nothing
     with group.boot() as controller:
         group.publish(2)
         controller.clear(tags={Tag.KV_CACHE})
-        with raising(RankFailedError, match="no snapshot found"):
+        with raising(CommandRefusedError, match="no snapshot found"):
             controller.update(99)
         receipt = controller.update(tags={Tag.KV_CACHE})
         assert receipt.sequence == 4

@@ -9,7 +9,7 @@ from tests.incident import incident
 from tests.raising import raising
 from wsm import EngineBridge, EngineWordsConfig, Tag
 from wsm.clock import ManualClock
-from wsm.controller.errors import RankFailedError
+from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
@@ -304,7 +304,7 @@ def test_a_command_of_wsm_is_refused_while_the_engine_commands_and_changes_nothi
 def test_words_taken_for_a_command_that_failed_say_what_the_group_is(make_engine):
     engine = make_engine()
     controller = engine.group.controller(engine_words=engine.config)
-    with pytest.raises(RankFailedError):
+    with pytest.raises(CommandRefusedError):
         controller.update(404)
     assert engine.reads() == [NORMAL]
     engine.group.order(1, "release", "raise")
@@ -454,7 +454,7 @@ def test_a_command_with_words_ends_a_wish_that_failed_and_one_that_fails_gives_i
     engine.asks_for_a_version_without_files()
     bridge.turn()
     controller = group.controller(engine_words=engine.config)
-    with pytest.raises(RankFailedError):
+    with pytest.raises(CommandRefusedError):
         controller.update(404)
     assert engine.reads() == [UPDATING]
     engine.clock.advance(60)

@@ -14,7 +14,7 @@ from tests.incident import incident
 from tests.raising import raising
 from wsm import Controller, HotFallback, Outcome
 from wsm.clock import ManualClock
-from wsm.controller.errors import CommandTimeoutError, DecisionHeldError, RankFailedError
+from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, DecisionHeldError
 from wsm.errors import GroupError
 from wsm.journal.entry import read_ndjson
 from wsm.journal.replay import replay
@@ -266,7 +266,7 @@ def test_what_is_served_already_needs_no_decision(serving):
 
 def test_a_preparation_that_fails_raises_as_an_update_does_and_changes_nothing(serving):
     group, controller = serving
-    with pytest.raises(RankFailedError, match="no snapshot"):
+    with pytest.raises(CommandRefusedError, match="no snapshot"):
         controller.prepare(77)
     assert_serves(group, controller, 1)
 

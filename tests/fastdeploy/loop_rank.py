@@ -427,6 +427,7 @@ class Loop:
                 call(self.port)
                 while word[0] != until:
                     time.sleep(0.001)
+                self.says("seen", word=until)
             time.sleep(0.001)
 
     def word_or_end(self) -> int:

@@ -185,7 +185,7 @@ def test_a_rank_that_is_told_what_became_of_a_command_raises_the_same_type():
 def test_an_unknown_way_is_a_value_error_and_all_else_a_runtime_error(job, manager, monkeypatch):
     with pytest.raises(RuntimeError) as caught:
         manager.update_weights_by_rdma("2", transfer_mode="gdr")
-    assert caught.value.code == "rank-failed"
+    assert caught.value.code == "command-refused"
     manager.close()
     with pytest.raises(ValueError, match="'meta', which brings no weights"):
         job.manager(strategy="meta")
