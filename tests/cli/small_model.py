@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from wsm.strategies import PublishReport, TensorSpec, publish_snapshot
+from wsm.strategies import PublishReport, Retention, TensorSpec, publish_snapshot
 
 SPECS = (TensorSpec("embed.weight", "F32", (16, 8)), TensorSpec("head.weight", "F32", (8, 16)))
 RANKS = 2
@@ -23,6 +23,6 @@ def publish(
 
 def publish_cut(directory: Path, version: int) -> None:
     """Publish a version whose files end in their middle, so that it is there and its load fails."""
-    publish(directory, version)
+    publish(directory, version, replace=True, retain=Retention(keep=9))
     for part in (directory / "versions" / str(version)).glob("*.pdparams"):
         os.truncate(part, part.stat().st_size // 2)

@@ -112,6 +112,12 @@ class LoopJob:
     def each_says(self, event: str) -> list[dict[str, Any]]:
         return [program.says(event) for program in self.programs]
 
+    def steps_on(self, version: int) -> None:
+        """Wait until each rank has made steps with the version; it may have said some of others before."""
+        for program in self.programs:
+            while program.says("stepped")["version"] != str(version):
+                pass
+
     def end(self) -> list[dict[str, Any]]:
         """Let every rank leave its loop; returns what they say last."""
         (self.directory / "end").touch()

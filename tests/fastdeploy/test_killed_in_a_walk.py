@@ -137,7 +137,7 @@ class Walked:
             job.publish(2)
             job.asks(UPDATING)
             job.answers(NORMAL)
-            assert {said["version"] for said in job.each_says("stepped")} == {"2"}
+            job.steps_on(2)
             job.end()
         finally:
             job.close()

@@ -53,7 +53,7 @@ def test_an_engine_clears_and_updates_through_its_word(make_job, generation, blo
             assert [said["signal"] for said in job.each_says("entered")] == [signal] * 2
             left = job.each_says("left")
         assert {said["version"] for said in left} == {str(version)}
-        assert {said["version"] for said in job.each_says("stepped")} == {str(version)}
+        job.steps_on(version)
     status = job.controller().status()
     assert (status.serving, status.version) == (True, "3")
     turns = {said["turns"] for said in job.end()}
@@ -72,7 +72,7 @@ def test_an_engine_that_asks_again_the_moment_it_is_answered_is_obeyed_by_the_en
     for signal in once * 2:
         assert [said["signal"] for said in job.each_says("entered")] == [signal] * 2
         job.each_says("left")
-    assert {said["version"] for said in job.each_says("stepped")} == {"1"}
+    job.steps_on(1)
     assert job.reads() == [NORMAL]
     assert job.controller().status().sequence == 2 + 4
     job.end()
@@ -136,7 +136,7 @@ def test_the_prefix_tree_is_asked_before_or_behind_the_weights_and_its_own_proce
                     assert (silent.over, job.reads(), tree.read()) == (True, weights, wish)
                     tree.store(answer)
         tree.unlink()
-    assert {said["version"] for said in job.each_says("stepped")} == {"1"}
+    job.steps_on(1)
     job.end()
 
 
@@ -177,7 +177,7 @@ def test_a_loop_that_polls_obeys_a_trainer_and_shows_it_to_the_engine(make_job, 
     trainer.update(1)
     job.publish(2)
     assert trainer.update(2).version == "2"
-    assert {said["version"] for said in [job.each_says("stepped") for _ in "ab"][-1]} == {"2"}
+    job.steps_on(2)
     job.order(0, "unused")
     (job.directory / "requests").touch()
     eventually(lambda: not (job.directory / "requests").exists())
@@ -220,7 +220,7 @@ def test_fastdeploys_own_check_works_over_the_managers_methods(make_job, generat
         job.answers(NORMAL)
         job.each_says("seen")
         eventually(lambda: job.controller().status().over)
-        assert {said["version"] for said in job.each_says("stepped")} == {str(version)}
+        job.steps_on(version)
     job.end()
 
 
@@ -253,7 +253,7 @@ def test_versions_under_training_names_reach_the_model_that_says_what_they_are_c
     job.publish(2)
     job.asks(UPDATING)
     job.answers(NORMAL)
-    assert {said["version"] for said in job.each_says("stepped")} == {"2"}
+    job.steps_on(2)
     job.end()
 
 
@@ -294,5 +294,5 @@ def test_weights_that_an_engine_asks_for_under_a_hold_come_and_no_rank_steps_bef
     assert trainer.status().sequence == status.sequence, "it is loaded once"
     trainer.release()
     job.answers(NORMAL)
-    assert {said["version"] for said in job.each_says("stepped")} == {"2"}
+    job.steps_on(2)
     job.end()
