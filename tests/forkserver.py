@@ -37,6 +37,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES = 1 << 20
 _PATIENCE_S = 60.0
 
+#: Their pids: each ends with this process, which what it has forked does not do.
+SERVERS: set[int] = set()
+
 
 class Forked:
     """A program that runs: the part of :class:`subprocess.Popen` that tests use.
@@ -181,6 +184,7 @@ class ForkServer:
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 },
             )
+        SERVERS.add(self._process.pid)
         atexit.register(self._end)
         return ours
 

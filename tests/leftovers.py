@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.forkserver import SERVERS
 from wsm.private_directory import SHARED_MEMORY, VARIABLE, private_directory
 from wsm.signals.fastdeploy import EngineWordKind
 
@@ -92,13 +93,16 @@ def shared_names() -> set[str]:
 
 
 def _children() -> list[psutil.Process]:
-    """Return what this process has started; trackers and the fork server live as long as it does."""
+    """Return what this process has started; trackers and the fork servers live as long as it does."""
     return [child for child in psutil.Process().children(recursive=True) if not _ends_with_us(child)]
 
 
 def _ends_with_us(process: psutil.Process) -> bool:
+    if process.pid in SERVERS:
+        return True
+    endings = "multiprocessing.resource_tracker", "multiprocessing.forkserver"
     try:
-        return any("resource_tracker" in part or "forkserver" in part for part in process.cmdline())
+        return any(ending in part for part in process.cmdline() for ending in endings)
     except psutil.NoSuchProcess:
         return True
 

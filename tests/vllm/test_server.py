@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.vllm.campaign import EXTENSION, Campaign, play
 from tests.vllm.server import PATIENCE_S, VllmServer
 from wsm.states.words import CommandWord, CommittedWord, Operation
+from wsm.strategies.ipc.shared_segment import sweep
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 LAST = "model.norm.weight"
@@ -290,6 +291,8 @@ def test_a_call_that_never_returns_closes_the_gate(start, models):
     assert server.generate()[0] == 503
     assert server.call("POST", "/resume")[0] == 409
     assert "restart vLLM" in server.call("GET", "/wsm/v1/explain")[1]["text"]
+    server.close()
+    sweep("vllm-copy-")  # the next rank that reads does so; rank 0 had read, and was ended in its load
 
 
 def test_nothing_answers_once_the_api_server_is_killed_between_votes_and_load(start, models):
