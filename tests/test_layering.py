@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "torch": CORE | {"actions", "strategies"},
     "vllm": FOUNDATION
     | {"actions.backends", "states", "strategies", "http", "fleet", "receipt"}
-    | {"journal", "metrics", "status", "committed_record"},
+    | {"journal", "metrics", "status", "committed_record", "signals.presence"},
     "config": FOUNDATION | {"config_reading", "states", "signals", "actions", "strategies"},
     "config_reading": FOUNDATION,
     "printable": set(),
@@ -101,7 +101,8 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "status",
     "receipt",
 }
-APPLICATIONS = ("metrics", "fastdeploy", "http", "fleet", "cli", "__main__")
+#: Each may import those before it; the command line checks what vLLM is told before vLLM starts.
+APPLICATIONS = ("metrics", "fastdeploy", "http", "fleet", "vllm.endpoint", "cli", "__main__")
 
 #: Parts whose modules may import paddle when they are imported. All others import it inside functions.
 MAY_NEED_PADDLE = ("actions.backends",)

@@ -156,7 +156,7 @@ def test_ranks_fail_and_keep_their_half_together(make_group: Callable[..., Livin
     assert controller.update(1).loaded is False
     group.publish(2)
     controller.clear(tags=W)
-    with pytest.raises(RankFailedError):
+    with pytest.raises(CommandRefusedError, match="no snapshot found"):
         controller.update(404)
     assert states(controller) == {("CLEARED", "NORMAL")}
     assert controller.update(2).missing == ()
