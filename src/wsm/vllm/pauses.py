@@ -74,7 +74,8 @@ def standing_of(
     elif hold is not None and hold.closed is not None:
         why = f"{hold.owner} holds vLLM, closed since {hold.closed}; update it, or release it by force"
     elif hold is not None:
-        why = f"{hold.owner} holds vLLM; it ends by POST /wsm/v1/release, or with its lease"
+        lease = ", or with its lease" if hold.on_lease is OnLease.SERVE else ""
+        why = f"{hold.owner} holds vLLM; it ends by POST /wsm/v1/release{lease}"
     elif is_paused:
         hold, why = _TRAINERS, "vLLM is paused or asleep; POST /resume, or /wake_up"
     else:
