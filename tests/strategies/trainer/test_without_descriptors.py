@@ -13,6 +13,7 @@ from small_state import make_state
 from written_checkpoint import write_checkpoint
 
 from wsm import WsmError
+from wsm.private_directory import private_directory
 from wsm.strategies import AdoptSettings, BucketSender, SharedTensors, adopt, publish_delta, publish_snapshot
 from wsm.strategies.trainer.publications import published_last
 
@@ -39,6 +40,10 @@ def only(free: int) -> Iterator[None]:
 
 def opened() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - as above
+
+
+def lying() -> set[str]:
+    return {path.name for path in private_directory().iterdir()}
 
 
 def snapshot(root: Path) -> None:
@@ -68,17 +73,17 @@ def test_a_publisher_without_descriptors_names_their_limit_and_keeps_nothing_ope
 ) -> None:
     publish_snapshot(tmp_path, 1, {0: make_state()}, durable=False)
     write_checkpoint(tmp_path / "step_2", make_state(seed=2))
-    refused: list[str] = []
+    refused: list[WsmError] = []
     for free in range(9):
-        before = opened()
+        before = opened(), lying()
         with only(free):
             try:
                 publish(tmp_path)
             except WsmError as error:
-                refused.append(str(error))
-        assert opened() == before, free
+                refused.append(error)  # kept, with the frames of its traceback
+        assert (opened(), lying()) == before, free
     assert refused
-    assert [message for message in refused if "RLIMIT_NOFILE" not in message] == []
+    assert [str(error) for error in refused if "RLIMIT_NOFILE" not in str(error)] == []
     publish(tmp_path)
 
 

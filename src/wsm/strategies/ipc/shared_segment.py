@@ -345,6 +345,7 @@ def _create_owned(prefix: str, directory: str) -> tuple[str, int, OwnDescriptor]
             if locks.try_lock_byte(_OWNER) and os.fstat(descriptor).st_nlink:
                 return name, descriptor, locks
         except BaseException:
+            remove_same(Path(directory, name), os.fstat(descriptor))
             os.close(descriptor)
             raise
         os.close(descriptor)

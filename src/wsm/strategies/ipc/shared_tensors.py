@@ -235,9 +235,9 @@ class SharedTensors:
                     return segment, False
                 segment.end_writing()
         segment = OwnedSegment(self._prefix, nbytes, self._memory_directory)
+        self._segments.append(segment)
         segment.begin_writing()
         segment.write_at(0, head_of(self._directory))
-        self._segments.append(segment)
         return segment, True
 
     def _named(self) -> bytes:
@@ -390,9 +390,10 @@ class SharedVersion(PutVersion[SharedReport]):
         promised, places = [], []
         for spec in specs:
             digest = running_digest()
-            destination = segment.memory[offset : offset + spec.nbytes]
-            source = bytes_of(tensors, spec, finite=self._finite, rank=rank)
-            copy_and_digest(source, destination, digest, progress)
+            # Released here: an error's traceback keeps this frame, which would keep the memory.
+            with segment.memory[offset : offset + spec.nbytes] as destination:
+                source = bytes_of(tensors, spec, finite=self._finite, rank=rank)
+                copy_and_digest(source, destination, digest, progress)
             promised.append(PromisedTensor(spec, digest.hexdigest()))
             places.append(TensorPlace(segment.name, offset))
             offset += aligned(spec.nbytes)
