@@ -302,9 +302,9 @@ class Loop:
         self.runner.dynamic_weight_manager = self.manager
         settle = self.manager._settle_behind
 
-        def settles(model_runner) -> None:
+        def settles(*runner, **facts) -> None:
             self.passes("settles")
-            settle(model_runner)
+            settle(*runner, **facts)
 
         self.manager._settle_behind = settles
         self.runner.initialize_kv_cache()

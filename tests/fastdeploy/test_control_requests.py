@@ -172,13 +172,14 @@ def test_what_a_method_did_to_a_cache_before_it_failed_is_known(job, point):
     job.end()
 
 
+@pytest.mark.parametrize("point", ["update begins", "update ends"])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_rank_that_dies_inside_a_method_lets_no_other_one_wait_or_step(job, lost):
-    job.order(lost, "update ends is its end")
+def test_a_rank_that_dies_inside_a_method_lets_no_other_one_wait_or_step(job, lost, point):
+    job.order(lost, f"{point} is its end")
     job.control("update_weights", version="1")
     (said,) = [job.programs[1 - lost].says("controlled")]
     assert said["code"] in ("rank-gone", "call-failed", "rank-died")
-    assert said["sleeping"][0] is True
+    assert said["sleeping"] == [True, True]
 
 
 @pytest.mark.slow

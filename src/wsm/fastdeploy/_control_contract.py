@@ -78,7 +78,7 @@ def held_by_all(tag: Tag, held: Collection[Resident]) -> bool | None:
     return False if all(away) else None
 
 
-def sleeping(weights: WeightState, kv: KVState, *, kv_found: bool) -> frozenset[Tag]:
+def sleeping(weights: WeightState, kv: KVState, *, kv_found: bool, is_alone: bool = False) -> frozenset[Tag]:
     """Say which halves the runner is to call asleep: all that this rank does not hold whole.
 
     Parameters
@@ -87,7 +87,11 @@ def sleeping(weights: WeightState, kv: KVState, *, kv_found: bool) -> frozenset[
         This rank's.
     kv_found : bool
         Whether the KV cache that FastDeploy built at start counts as there already; until then it is awake.
+    is_alone : bool
+        Whether a rank is gone: a step would wait for it for ever, so all is asleep.
     """
+    if is_alone:
+        return ALL_TAGS
     awake = set()
     if weights is WeightState.NORMAL:
         awake.add(Tag.WEIGHTS)
@@ -96,7 +100,7 @@ def sleeping(weights: WeightState, kv: KVState, *, kv_found: bool) -> frozenset[
     return ALL_TAGS - awake
 
 
-def settles(weights: WeightState, *, entered: bool) -> bool:
+def settles(weights: WeightState, *, entered: bool, is_alone: bool = False) -> bool:
     """Say whether the end of a request settles what the runner is; else another command goes on here.
 
     Parameters
@@ -105,8 +109,10 @@ def settles(weights: WeightState, *, entered: bool) -> bool:
         This rank's.
     entered : bool
         Whether FastDeploy's method was begun in the request's command.
+    is_alone : bool
+        Whether a rank is gone, and so every command over.
     """
-    return entered or weights in (WeightState.NORMAL, WeightState.CLEARED)
+    return entered or is_alone or weights in (WeightState.NORMAL, WeightState.CLEARED)
 
 
 def keeps_from_polling(asleep: Collection[Tag], method: str | None = None) -> str:

@@ -363,8 +363,9 @@ class DynamicWeightManager:
                 return {"version": self._worker.version}
             return call.result
         finally:
-            if control.settles(self._worker.weights, entered=entered):
-                self._settle_behind(model_runner)
+            is_alone = bool(self._entries.gone())
+            if control.settles(self._worker.weights, entered=entered, is_alone=is_alone):
+                self._settle_behind(model_runner, is_alone=is_alone)
             else:
                 self._declare("")  # it is another command that goes on
 
@@ -391,9 +392,10 @@ class DynamicWeightManager:
                 version = served
         return controller.begin_update(version, tags=command.tags, force=loads, **options, **request.options)
 
-    def _settle_behind(self, model_runner: Any) -> None:
+    def _settle_behind(self, model_runner: Any, *, is_alone: bool) -> None:
         """Let the runner step only with all that a step needs, and hold nothing that the group does not."""
-        asleep = control.sleeping(self._worker.weights, self._worker.kv, kv_found=self._found_cache)
+        found = self._found_cache
+        asleep = control.sleeping(self._worker.weights, self._worker.kv, kv_found=found, is_alone=is_alone)
         weights, kv = Tag.WEIGHTS not in asleep, Tag.KV_CACHE not in asleep
         requests.give_back_unheld(self._surfaces, weights=weights, kv=kv)
         model_runner.is_weight_sleeping, model_runner.is_kvcache_sleeping = not weights, not kv

@@ -290,11 +290,14 @@ class Entries:
             self._worker.wait(TURN_S)
         self._worker.beat()
 
-    def _require_all_here(self) -> None:
+    def gone(self) -> list[int]:
+        """Return the other ranks that have no process."""
         own, ranks = self._worker.rank, range(self._segment.world_size)
-        gone = [rank for rank in ranks if rank != own and not self._places.has_place(rank)]
+        return [rank for rank in ranks if rank != own and not self._places.has_place(rank)]
+
+    def _require_all_here(self) -> None:
+        own, gone, group = self._worker.rank, self.gone(), self._segment.name
         if gone:
-            group = self._segment.name
             raise GroupError(
                 f"{named(gone)} of group {group!r} ended while rank {own} was in entry {self.number} of "
                 "FastDeploy's loop, which all ranks leave together: this process ends; start the job again",
