@@ -199,6 +199,12 @@ class Campaign:
             save_file(kept, made / WEIGHTS, metadata={"format": "pt"})
         return made
 
+    def _where(self, *before: str) -> dict[str, Any]:
+        """Draw a rank, and where a fault comes to it: before a step, or in the middle of a load."""
+        point = self.draws.choice(before or ("prepare", "load"))
+        at = self.draws.choice((point, self.draws.choice(self.names)))
+        return {"rank": self.draws.choice((0, 1)), "at": at}
+
     def nothing(self) -> Told:
         return Told(*self._update(), {"committed"})
 
@@ -218,8 +224,7 @@ class Campaign:
 
     def a_rank_answers_late(self) -> Told:
         late_s = self.draws.choice((0.5, 1.5, *([ANSWER_S + 2.0] if self._start else [])))
-        fault = {"rank": self.draws.choice((0, 1)), "at": self.draws.choice(("prepare", "load"))}
-        with self.server.fault(kind="late", seconds=late_s, **fault):
+        with self.server.fault(kind="late", seconds=late_s, **self._where()):
             told = self._update(deadline_s=self.draws.choice((0.3, 60.0)))
         outcomes = {"committed", "refused", "rolled-back"} | ({"unknown"} if late_s > ANSWER_S else set())
         return Told(*told, outcomes, ["not answered in time" if told[0] == 504 else "0.3 s"])
@@ -382,8 +387,7 @@ class Campaign:
     # -- what ends a server ----------------------------------------------------------------------
 
     def a_worker_is_killed(self) -> Told:
-        at, rank = self.draws.choice(("prepare", "load")), self.draws.choice((0, 1))
-        with self.server.fault(rank=rank, kind="kill", at=at):
+        with self.server.fault(kind="kill", **self._where()):
             return Told(*self._update(), {"unknown"}, ["restart vLLM"])
 
     def a_worker_is_killed_while_it_serves(self) -> Told:
@@ -403,7 +407,7 @@ class Campaign:
         return self.a_worker_is_killed_while_it_serves()
 
     def the_api_server_is_killed(self) -> Told:
-        with self.server.fault(rank=self.draws.choice((0, 1)), kind="orphan"):
+        with self.server.fault(kind="orphan", **self._where("load")):
             return Told(*self._update(), {"unknown"})
 
     def the_api_server_is_killed_between_prepare_and_commit(self) -> Told:
@@ -424,7 +428,7 @@ class Campaign:
         return Told(*self._update(), {"unknown"}, ["out of step", "restart vLLM"])
 
     def a_load_never_returns(self) -> Told:
-        with self.server.fault(rank=self.draws.choice((0, 1)), kind="hang"):
+        with self.server.fault(kind="late", **self._where("load")):
             return Told(*self._update(deadline_s=2.0), {"unknown"}, ["not answered in time", "restart vLLM"])
 
     # -- one run ---------------------------------------------------------------------------------

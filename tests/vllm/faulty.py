@@ -16,26 +16,21 @@ from wsm.vllm.extension import WorkerExtension
 class FaultyWorker(WorkerExtension):
     """A fault has a ``rank``, a ``kind``, and ``times``: how often it comes.
 
+    Three come ``at`` a point: ``prepare``, ``load`` (just before), or the name of a tensor that is loaded.
+    ``kill``: the process dies. ``orphan``: vLLM's API server does. ``late``: it goes on after ``seconds``, or
+    never.
+
     ``digest``: its vote is another's. ``tensor``: the tensor of that name cannot be read while it is loaded.
-    ``kill``: the process dies when it is asked ``at`` (``prepare``, ``load``). ``orphan``: vLLM's API server
-    dies just before the load. ``hang``: it never comes back from a load. ``raise``: it raises when it is
-    asked ``at``, which wsm's never does. ``late``: it answers what it is asked ``at`` after ``seconds``.
-    ``damage``: the file at ``path`` is changed just before the load, as ``how`` says.
+    ``raise``: it raises when it is asked ``at``, which wsm's never does. ``damage``: the file at ``path`` is
+    changed just before the load, as ``how`` says.
     """
 
     def wsm_answer(self, question):
         at = "load" if question.get("load") else "prepare" if question.get("place") else ""
-        if at and self._wsm_fault("kill", at=at):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if at == "load" and self._wsm_fault("orphan"):
-            engine = psutil.Process().parent()
-            engine.parent().kill()
+        if at:
+            self._wsm_reach(at)
         if at and self._wsm_fault("raise", at=at):
             raise RuntimeError("an extension raises")
-        if at == "load" and self._wsm_fault("hang"):
-            threading.Event().wait()
-        if at and (late := self._wsm_fault("late", at=at)):
-            threading.Event().wait(late["seconds"])
         if at == "load" and (damage := self._wsm_fault("damage")):
             _change(Path(damage["path"]), damage["how"])
         answer = super().wsm_answer(question)
@@ -49,9 +44,19 @@ class FaultyWorker(WorkerExtension):
             raise RuntimeError("another extension raises")
 
     def wsm_tensor(self, spec, data):
+        self._wsm_reach(spec.name)
         if self._wsm_fault("tensor", name=spec.name):
             raise OSError(f"{spec.name}: the link is lost")
         return super().wsm_tensor(spec, data)
+
+    def _wsm_reach(self, at):
+        if self._wsm_fault("kill", at=at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._wsm_fault("orphan", at=at):
+            engine = psutil.Process().parent()
+            engine.parent().kill()
+        if late := self._wsm_fault("late", at=at):
+            threading.Event().wait(late.get("seconds"))
 
     def _wsm_fault(self, kind, **where):
         return faulted(self.rank, kind, **where)

@@ -284,7 +284,7 @@ def test_answers_that_another_extension_put_out_of_step_are_no_votes(start, mode
 
 def test_a_call_that_never_returns_closes_the_gate(start, models):
     server = start(*EXTENSION, "--additional-config", json.dumps({"wsm": {"answer_s": 2}}))
-    with server.fault(rank=0, kind="hang"):
+    with server.fault(rank=0, kind="late", at="load"):
         status, receipt = server.update(models / "B", deadline_s=5)
     assert (status, receipt["outcome"], receipt["serves"]) == (504, "unknown", None)
     assert {error["code"] for error in receipt["errors"]} == {"unanswered"}
@@ -297,7 +297,7 @@ def test_a_call_that_never_returns_closes_the_gate(start, models):
 
 def test_nothing_answers_once_the_api_server_is_killed_between_votes_and_load(start, models):
     server = start(*EXTENSION)
-    with server.fault(rank=0, kind="orphan"):
+    with server.fault(rank=0, kind="orphan", at="load"):
         assert server.update(models / "B")[0] == 0
     assert server.generate()[0] == 0
     assert server.process.wait(PATIENCE_S) != 0
