@@ -26,7 +26,7 @@ from wsm.strategies.trainer.targets import newest_target, set_target
 from wsm.vllm.endpoint import EndpointPlugin
 from wsm.vllm.engine import register
 from wsm.vllm.fanout import UpdateEnd
-from wsm.vllm.preparation import Preparation
+from wsm.vllm.updates import Preparation
 
 
 class FakeClient:

@@ -7,7 +7,6 @@ module                   responsible for
 :mod:`.node_copy`        its bytes once per node, in memory that the ranks share
 :mod:`.extension`        each worker's side: one method, which never raises
 :mod:`.fanout`           the server's side: answers to a view, moves to questions
-:mod:`.preparation`      an update that waits for its caller's decision, while vLLM serves
 :mod:`.pauses`           vLLM's pause: an update's, a trainer's, or one with an owner and a lease
 :mod:`.updates`          the updates of one server, one at a time, and the gate's state
 :mod:`.update_journal`   what becomes of updates: receipts, events, metrics

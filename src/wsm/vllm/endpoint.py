@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wsm.errors import BadInputError, RefusedError
@@ -24,7 +25,7 @@ from wsm.vllm.api_servers import ApiServers
 from wsm.vllm.fanout import EngineRanks
 from wsm.vllm.gate import Gate
 from wsm.vllm.updates import ServerOptions, ServerUpdates
-from wsm.vllm.versions import EngineTerms, VersionPlace
+from wsm.vllm.versions import VersionPlace
 
 #: Releases of vLLM that this is tested with.
 SUPPORTED = ("0.31.", "0.32.")
@@ -66,7 +67,7 @@ class EndpointPlugin:
         _require_known(args)
         options = _options(args.additional_config)
         keys = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]
-        config, fleet = engine_client.vllm_config, None
+        config = engine_client.vllm_config
         parallel = config.parallel_config
         servers = ApiServers() if parallel._api_process_count > 1 else None
         if servers is not None and parallel._api_process_rank > 0:
@@ -76,7 +77,6 @@ class EndpointPlugin:
         model = PurePath(os.getcwd(), config.model_config.model)  # noqa: PTH109 - nothing is read here
         # A cache of Hugging Face links the files of a snapshot to those beside it.
         around = [str(model.parent.parent)] if model.parent.name == "snapshots" else []
-        options.roots = options.roots or [str(each) for each in [model.parent] if each.name]
         version = checked_version(options.version or model.name)
         server, world_size = f"{os.getpid()}-{secrets.token_hex(4)}", parallel.world_size
 
@@ -85,12 +85,13 @@ class EndpointPlugin:
 
         ranks = EngineRanks(call, world_size, server, answer_s=options.answer_s)
         first = VersionPlace(version, str(model), [str(model), *around])
-        terms = EngineTerms(options.memory_bytes, options.keep_previous, options.fingerprints)
-        await ranks.hello(first, terms)
-        if store := os.environ.get("WSM_FLEET"):
-            fleet, options.store = FleetMember(Path(store)), options.store or store
+        await ranks.hello(first, options)
+        fleet = os.environ.get("WSM_FLEET")
+        roots = options.roots or [str(each) for each in [model.parent] if each.name]
+        options = msgspec.structs.replace(options, roots=roots, store=options.store or fleet)
         backend = getattr(config.weight_transfer_config, "backend", "")
-        made = partial(ServerUpdates, fleet=fleet, servers=servers)
+        member = FleetMember(Path(fleet)) if fleet else None
+        made = partial(ServerUpdates, fleet=member, servers=servers)
         self.updates = updates = made(engine_client, ranks, options, backend)
         self.gate = Gate(keys, updates.lets_in, updates)
         await updates.bring_committed()

@@ -17,7 +17,7 @@ from wsm.http.native._events import new_events
 from wsm.journal.entry import COMMAND_ISSUED, COMMAND_OVER, CONTROLLER, JournalEntry
 from wsm.journal.lines import RING_BYTES, LineRing
 from wsm.metrics.history import JournalCounts
-from wsm.receipt import Outcome
+from wsm.receipt import Outcome, Receipt
 from wsm.states.holding import Hold
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import Operation
@@ -103,19 +103,25 @@ class UpdateJournal:
         if outcome in _NATIVE:
             held = (told["version"], digest) if outcome != "aborted" else (ranks.version, ranks.digest)
             seconds = end.ms.get("over", 0.0) / 1000
-            about: dict[str, Any] = {
-                "outcome": _NATIVE[outcome].value,
-                "version": held[0],
-                "manifest_digest": held[1],
-                "loaded": end.committed,
-                "seconds": seconds,
-                "pause_s": round(seconds - end.ms["voted"] / 1000, 4) if end.committed else 0.0,
-                "ranks": [],
-                "serving": serving,
-            }
-            if ranks.command is not None:
-                about |= {"epoch": ranks.command.epoch, "sequence": ranks.command.sequence}
-            native: dict[str, Any] = {"receipt": {**told, **about}}
+            pause_s = round(seconds - end.ms["voted"] / 1000, 4) if end.committed else 0.0
+            terms = {name: told[name] for name in ("hot", "lease_s", "warning")}
+            epoch, sequence = ranks.command[:2] if ranks.command else self._at
+            said = Receipt(
+                told["request_id"],
+                _NATIVE[outcome],
+                epoch,
+                sequence,
+                version=held[0],
+                previous_version=told["previous_version"],
+                manifest_digest=held[1],
+                loaded=end.committed,
+                seconds=seconds,
+                pause_s=pause_s,
+                ranks=(),
+                serving=serving,
+                **terms,
+            )
+            native: dict[str, Any] = {"receipt": said.to_mapping()}
         else:
             unsaid = {"code": outcome, "message": f"it is {outcome}"}
             native = {"error": next(iter(end.errors), unsaid)}

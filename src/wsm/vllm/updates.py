@@ -2,7 +2,9 @@
 
 Theory of operation
 -------------------
-What runs in an update waits in vLLM's pause (:mod:`.pauses`).
+What runs in an update waits in vLLM's pause (:mod:`.pauses`). A version that is prepared is an update that
+waits before its pause, while vLLM serves: it holds its place among updates until it is committed, aborted, or
+its lease is over.
 
 A replica of a fleet (``WSM_FLEET``) reads the fleet's target itself: what serves and is not allowed closes
 the gate, and an update that is not the fleet's is refused, by its label at first, and by its digest before a
@@ -12,6 +14,7 @@ byte of it is loaded.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from contextlib import suppress
 from functools import partial
@@ -33,29 +36,29 @@ from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
 from wsm.vllm.pauses import EnginePause, NamedHold, Standing, standing_of
-from wsm.vllm.preparation import Preparation, comes_first
 from wsm.vllm.update_journal import GROUP, UpdateJournal
-from wsm.vllm.versions import VersionPlace
+from wsm.vllm.versions import EngineTerms, VersionPlace
+
+_NOT_COMMITTED = {
+    "aborted": "it was taken back before anything was loaded",
+    "lease-over": "its caller did not decide in time; prepare it again, with a longer lease",
+}
 
 
-class ServerOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What ``--additional-config '{"wsm": {...}}'`` says.
+class ServerOptions(EngineTerms, frozen=True, forbid_unknown_fields=True):
+    """What ``--additional-config '{"wsm": {...}}'`` says, besides what every rank is told.
 
     `roots`: below which versions may lie; without it, the directory that the model lies in. `store`: where
     they are published. `version`: what vLLM was started with; else the name of its directory. `answer_s`:
-    in which the ranks answer whatever they are asked; they do between two steps. `memory_bytes`,
-    `keep_previous`, `fingerprints`: as :class:`.EngineTerms`. `committed`: the file that says what was
-    committed last, as the body of an update. `push_s`: seconds for each verb of a trainer that pushes, and
-    between two. `partial_pushes`: whether it may push a part of the tensors.
+    in which the ranks answer whatever they are asked; they do between two steps. `committed`: the file that
+    says what was committed last, as the body of an update. `push_s`: seconds for each verb of a trainer that
+    pushes, and between two. `partial_pushes`: whether it may push a part of the tensors.
     """
 
     roots: list[str] | None = None
     store: str | None = None
     version: str | None = None
     answer_s: float = 60.0
-    memory_bytes: int | None = None
-    keep_previous: bool = False
-    fingerprints: bool = False
     committed: str | None = None
     push_s: float = 300.0
     partial_pushes: bool = False
@@ -96,6 +99,72 @@ class PrepareRequest(UpdateRequest, forbid_unknown_fields=True):
     lease_s: Seconds | None = None
 
 
+class Preparation:
+    """A version that every rank has voted for, under a request id, while its caller decides.
+
+    `update`: the task of the update, which ends with its receipt. `lease_s`: seconds from the votes to the
+    decision.
+    """
+
+    update: asyncio.Task[dict[str, Any]]
+
+    def __init__(self, request_id: str, lease_s: float) -> None:
+        self.request_id, self.lease_s = request_id, lease_s
+        self._verdict: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._voted = asyncio.Event()
+        self._over_s = 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the lease is over; None: no decision is awaited, not yet or not any more."""
+        undecided = self._voted.is_set() and not self._verdict.done()
+        return max(self._over_s - time.monotonic(), 0.0) if undecided else None
+
+    async def await_votes(self) -> bool:
+        """Wait until all ranks have voted; False: the update has ended before."""
+        return await _comes_first(self._voted, self.update)
+
+    async def await_commit(self, end: UpdateEnd) -> bool:
+        """Say that all ranks have voted, and wait for the decision; if it is no commit, `end` says why."""
+        self._over_s = time.monotonic() + self.lease_s
+        self._voted.set()
+        done, _ = await asyncio.wait({self._verdict}, timeout=self.lease_s)
+        self._verdict.cancel()
+        if done and self._verdict.result():
+            return True
+        end.errors.append(error_value(self._not_committed("aborted" if done else "lease-over")))
+        return False
+
+    def _not_committed(self, code: str) -> RefusedError:
+        return RefusedError(f"{self.request_id} is not committed: {_NOT_COMMITTED[code]}", code=code)
+
+    async def decide(self, *, commit: bool) -> dict[str, Any]:
+        """Commit it or take it back, and return the receipt.
+
+        Raises
+        ------
+        RefusedError
+            If it is decided otherwise (``decided-otherwise``), its lease is over (``lease-over``), or not all
+            ranks have voted yet (``not-prepared``).
+        """
+        if commit and not self._voted.is_set():
+            refused = self.update.result()["error"] if self.update.done() else None
+            if refused is None:
+                problem = f"the ranks still prepare {self.request_id}; commit it once that is answered"
+                raise RefusedError(problem, code="not-prepared", retryable=True)
+            problem = f"{self.request_id} was refused ({refused['code']}: {refused['message']})"
+            fix = "prepare it again, under another request id"
+            raise RefusedError(f"{problem}; {fix}", code="not-prepared", refused=refused["code"])
+        if not self._verdict.done():
+            self._verdict.set_result(commit)
+        if self._verdict.cancelled():
+            raise self._not_committed("lease-over")
+        if self._verdict.result() is not commit:
+            problem = f"{self.request_id} was decided otherwise; ask for a new update"
+            raise RefusedError(problem, code="decided-otherwise")
+        return await asyncio.shield(self.update)
+
+
 class ServerUpdates:
     """What one server knows of its engine. `backend`: by which trainers push, as vLLM was told.
 
@@ -121,7 +190,6 @@ class ServerUpdates:
         self._pushing: asyncio.Task[dict[str, Any]] | None = None
         self._prepared: Preparation | None = None
         self._owed: str | None = None  # what was committed before this start
-        self._recorded: dict[str, Any] = {}
         self._runs, self._request_id = "an update", ""  # the update that runs, in words
 
     async def bring_committed(self) -> None:
@@ -167,13 +235,10 @@ class ServerUpdates:
         if file is None or self._fleet is not None or ranks.place is None:
             return None
         said = {"version": ranks.version, "path": ranks.place.path, "digest": ranks.digest}
-        if said == self._recorded:
-            return None
         try:
             replace_file(Path(file), msgspec.json.encode(said))
         except OSError as error:
             return f"{file} does not say that it is committed: {error}; a restart brings another version"
-        self._recorded = said
         return None
 
     def require_not_loading(self) -> None:
@@ -267,7 +332,7 @@ class ServerUpdates:
                 "no push has begun, or it has failed; POST /start_weight_update", code="no-push"
             )
         self._pushes.put_nowait(sent)
-        return None if await comes_first(sent.done, pushing) else pushing.result()
+        return None if await _comes_first(sent.done, pushing) else pushing.result()
 
     async def update(
         self,
@@ -303,9 +368,8 @@ class ServerUpdates:
         self._runs = f"{'a push' if pushes else f'the update to version {label}'} (request {request_id})"
         told: dict[str, Any] = {"request_id": request_id, "version": label, "pushed": pushes is not None}
         told |= {"previous_version": ranks.version, "warning": None}
+        told |= {"hot": prepared is not None, "lease_s": prepared and prepared.lease_s}
         digest_before = ranks.digest
-        if prepared is not None:
-            told |= {"hot": True, "lease_s": prepared.lease_s}
         self.journal.begin(request_id, asked.what())
         mode = "wait" if asked.in_flight == "drain" else asked.in_flight or asked.mode
         try:
@@ -468,3 +532,11 @@ def _label(asked: UpdateRequest) -> str:
     if asked.path is None and asked.version is None:
         raise BadInputError("an update needs a path, or a version of the store", code="no-place")
     return checked_version(asked.version or PurePath(asked.path or "").name)
+
+
+async def _comes_first(event: asyncio.Event, task: asyncio.Task[Any]) -> bool:
+    """Wait for an event, or the end of the task that would set it; return whether the task goes on."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return not task.done()

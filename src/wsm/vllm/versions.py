@@ -56,7 +56,7 @@ class VersionPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     over: str | None = None
 
 
-class EngineTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EngineTerms(msgspec.Struct, frozen=True):
     """What every rank is told once, by its server.
 
     `memory_bytes`: how much of a node's memory versions may take, all in all; None: half of what is free when
