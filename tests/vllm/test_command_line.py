@@ -7,6 +7,7 @@ import json
 import queue
 import socket
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,12 @@ from tests.cli.command_line import SEPARATE
 from tests.vllm.test_endpoint import played, vllm  # noqa: F401 - of each test here, too
 from wsm.cli import main
 from wsm.strategies import AdoptSettings, adopt
+
+
+def run_wsm(url, *words):
+    with CliRunner(**SEPARATE).isolation() as (out, err, *_):
+        code = main.run(["--url", url, *words], main.wsm)
+        return code, out.getvalue().decode(), err.getvalue().decode()
 
 
 @pytest.fixture
@@ -42,12 +49,7 @@ def commanded(one, two, tmp_path):
     server.start()
     client, port = told.get(timeout=60)
 
-    def wsm(*words):
-        with CliRunner(**SEPARATE).isolation() as (out, err, *_):
-            code = main.run(["--url", f"http://127.0.0.1:{port}", *words], main.wsm)
-            return code, out.getvalue().decode(), err.getvalue().decode()
-
-    yield SimpleNamespace(client=client, wsm=wsm)
+    yield SimpleNamespace(client=client, wsm=partial(run_wsm, f"http://127.0.0.1:{port}"))
     over.set()
     server.join()
 
@@ -68,6 +70,18 @@ def test_the_command_line_updates_a_vllm_and_says_what_it_serves(commanded):
     assert (code, client.version) == (0, "one"), err
     code, out, err = wsm("explain", "vllm")
     assert (code, json.loads(out)["open"]) == (0, True)
+
+
+def test_the_command_line_holds_a_vllm_until_it_releases_it(commanded):
+    client, wsm = commanded.client, commanded.wsm
+    for said in ("vllm is held by", "vllm was held already"):
+        code, out, err = wsm("hold", "vllm", "--in-flight", "drain")
+        assert (code, said in out, client.paused, client.mode) == (0, True, True, "wait"), err
+    hold = json.loads(wsm("status", "vllm", "--json")[1])["hold"]
+    assert (hold["lease_s"], hold["on_lease"]) == (None, "stay"), "as its help says"
+    for said in ("vllm is released", "vllm was open already"):
+        code, out, err = wsm("release", "vllm")
+        assert (code, said in out, client.paused) == (0, True, False), err
 
 
 REFUSED = {

@@ -174,3 +174,20 @@ def test_a_hold_without_time_is_refused(one, lease_s):
         assert not at.client.paused
 
     played(one, play)
+
+
+def test_a_hold_that_what_runs_does_not_end_for_is_refused_at_its_deadline_and_vllm_goes_on(one):
+    async def play(at):
+        async def drains(**_):
+            at.client.paused = True
+            await asyncio.Event().wait()
+
+        at.client.pause_generation = drains
+        asked = {"in_flight": "drain", "deadline_s": 0.05}
+        answer = await at.http.post("/wsm/v1/hold", json=asked)
+        assert refused(answer) == (409, "deadline")
+        assert "0.05 s" in answer.json()["error"]["message"]
+        assert not at.client.paused
+        assert (await known(at))["serving"]
+
+    played(one, play)

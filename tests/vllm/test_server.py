@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import ExitStack
+from functools import partial
 from importlib import metadata
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.vllm.campaign import EXTENSION, Campaign, play
 from tests.vllm.server import PATIENCE_S, VllmServer
+from tests.vllm.test_command_line import run_wsm
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.strategies.ipc.shared_segment import sweep
 
@@ -85,6 +87,22 @@ def test_a_receipt_says_which_proof_it_carries(server, made, request):
     assert {("alone" in receipt["proof"]) for receipt in receipts[:2]} == {unseen}
     assert all((each is None) is unseen for ranks in found for each in ranks)
     assert all(ranks == found[0] for ranks in found)
+
+
+def test_the_command_line_holds_and_releases_it(server, made, monkeypatch):
+    monkeypatch.setenv("WSM_TOKEN", "key")
+    wsm, said = partial(run_wsm, server.url), []
+    code, _, err = wsm("hold", "vllm", "--in-flight", "drain")
+    assert (code, server.call("GET", "/is_paused")[1]) == (0, {"is_paused": True}), err
+    waits = threading.Thread(target=lambda: said.append(server.tokens()))
+    waits.start()
+    assert "requests wait: http:native holds vLLM" in wsm("status", "vllm")[1]
+    assert said == []
+    code, _, err = wsm("release", "vllm")
+    assert code == 0, err
+    waits.join()
+    assert said == [made["A"]]
+    assert serves_still(server, made)
 
 
 @pytest.mark.parametrize(("rank", "name"), [(0, FUSED), (1, FUSED), (0, LAST), (1, LAST)])

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -29,6 +29,8 @@ from wsm.vllm.update_journal import GROUP
 #: The hold that a pause by vLLM's own verbs is.
 _TRAINERS = Hold("", f"{OWNERS}{GROUP}")
 _MODES = {InFlightPolicy.ABORT: "abort", InFlightPolicy.DRAIN: "wait", InFlightPolicy.KEEP: "keep"}
+#: Seconds after which a hold ends that says no other lease.
+_LEASE_S = 60.0
 #: Seconds that whoever asks what serves waits for an engine, which answers between two steps.
 _LOOK_S = 1.0
 
@@ -153,21 +155,27 @@ class EnginePause:
             raise self._ranks.lost("engine-lost", described(error)) from error
 
 
-class HoldRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a hold: what the native API takes, but that it has a lease, with which it ends."""
+class _AdmissionRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """`surface`: whose the hold is. `deadline_s`: in which vLLM's pause is there."""
 
     surface: str = NATIVE
-    lease_s: Seconds = 60.0
+    deadline_s: Seconds = 60.0
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=0)] = 0.0
+
+
+class HoldRequest(_AdmissionRequest, forbid_unknown_fields=True):
+    """The body of a hold: what the native API takes, but that it ends with its lease unless it says else."""
+
+    lease_s: Seconds | None = None
     on_lease: OnLease = OnLease.SERVE
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.KEEP
     closed: ClosedHold | None = None
 
 
-class ReleaseRequest(msgspec.Struct, forbid_unknown_fields=True):
+class ReleaseRequest(_AdmissionRequest, forbid_unknown_fields=True):
     """The body of a release. `hold`: the id of the one that is meant. `force`: also another's, or closed."""
 
-    surface: str = NATIVE
     hold: str | None = None
     force: bool = False
 
@@ -195,7 +203,8 @@ class NamedHold:
         Raises
         ------
         RefusedError
-            If another has paused it (``held-by-another``), or an update loads (``update-in-progress``).
+            If another has paused it (``held-by-another``), an update loads (``update-in-progress``), or what
+            runs has not ended in time (``deadline``).
         """
         hold, owner = await self._in_force(), f"{OWNERS}{asked.surface}"
         answer = holding.asked_to_hold(hold, held=hold is not None, owner=owner)
@@ -204,13 +213,20 @@ class NamedHold:
             hold = Hold(uuid.uuid4().hex, owner, asked.in_flight, asked.kv_policy)
             self._may_pause()
             drops = asked.kv_policy is KVPolicy.DROP
-            await self._pause.give(_MODES[asked.in_flight], clear_cache=drops)
+            giving = self._pause.give(_MODES[asked.in_flight], clear_cache=drops)
+            try:
+                await asyncio.wait_for(giving, asked.deadline_s)
+            except asyncio.TimeoutError:
+                await self._pause.end()
+                problem = f"vLLM is not held: what runs has not ended in {asked.deadline_s:g} s"
+                raise RefusedError(f"{problem}; give it longer, or abort it", code="deadline") from None
         on_lease, closed = asked.on_lease, asked.closed or hold.closed
-        terms = {"lease_s": asked.lease_s, "on_lease": on_lease, "closed": closed}
+        lease_s = asked.lease_s or (_LEASE_S if on_lease is OnLease.SERVE else None)
+        terms = {"lease_s": lease_s, "on_lease": on_lease, "closed": closed}
         self.hold = msgspec.structs.replace(hold, renewed_ns=time.monotonic_ns(), **terms)
         if self._lease is not None:
             self._lease.cancel()
-        self._lease = asyncio.create_task(self._end_with_lease(asked.lease_s))
+        self._lease = asyncio.create_task(self._end_with_lease(lease_s or 0.0))
         return self._receipt(request_id, Outcome.HOLD_RENEWED if answer is Answer.RENEW else Outcome.HELD)
 
     async def release(self, asked: ReleaseRequest, request_id: str) -> Mapping[str, Any]:
