@@ -532,10 +532,13 @@ def test_a_replica_of_a_fleet_takes_text_for_what_its_target_allows_and_no_updat
 
         async def is_refused(label, **more):
             answer = await updated(label, **more)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not-the-fleets")
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (409, "not-the-fleets")
+            assert "None" not in error["message"]
             return not at.client.paused
 
         assert await is_stale(), "nothing is proved without a target"
+        assert await is_refused("one", path=str(one))
         allow("two")
         assert await is_refused("one", path=str(one))
         assert await is_refused("two", path=str(one)), "its label alone is the target's"

@@ -196,6 +196,7 @@ def test_without_one_of_its_engines_nothing_is_pushed(one):
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "push-unverifiable")
         answer = await at.http.post(UPDATE, json=sent(2.0))
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "push-unverifiable")
+        assert '{"backend": "wsm+nccl"}' in answer.json()["message"]
         assert at.client.engine.fills == [1.0, 1.0]
 
     played(one, play, transfers="nccl")

@@ -30,9 +30,15 @@ def not_the_fleets(
     *, label: str | None, digest: str | None, generation: int | None, fleet: str
 ) -> RefusedError:
     """An update, or a commit, of what the target of a replica's fleet does not allow."""
+    what = "what was asked for" if label is None else f"version {label}"
+    if digest is not None:
+        what += f" with digest {digest}"
+    by = f"target {generation} of the fleet at {fleet}"
+    if generation is None:
+        by = f"the fleet at {fleet}, which has no target yet,"
     return RefusedError(
-        f"version {label} with digest {digest} is not what target {generation} of the fleet at {fleet} "
-        "allows, and was not committed: ask the fleet for it, or abort what is prepared"
+        f"{what} is not what {by} allows, and was not committed; bring the whole fleet to it by wsm fleet "
+        "update, or abort what is prepared here"
     )
 
 

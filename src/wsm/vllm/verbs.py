@@ -172,7 +172,9 @@ def request_id_of(request: Request) -> str:
 
 
 def _refused(request: Request) -> Response:
-    answer = Refusal(Reason.PUSH).answer(request.url.path, held=False)
+    # prime-rl's broadcaster is no engine of vLLM's, so that wsm can stand before none.
+    reason = Reason.PUSH if request.url.path == "/init_broadcaster" else Reason.NO_ENGINE
+    answer = Refusal(reason).answer(request.url.path, held=False)
     return JSONResponse(msgspec.to_builtins(answer), 400)
 
 

@@ -94,6 +94,11 @@ class Reason(enum.Enum):
         "tensors that are pushed have no version, manifest or digest: no rank can prove what it holds",
         "update_weights_from_disk, or update_weights with a path; or publish_snapshot, publish_delta",
     )
+    NO_ENGINE = (
+        "push-unverifiable",
+        "vLLM was started without wsm+ before its transfer backend, and nothing digests what is pushed",
+        """--weight-transfer-config '{"backend": "wsm+nccl"}', or update_weights with a path""",
+    )
     NCCL = (
         "push-unverifiable",
         "it sets up a group of NCCL, by which tensors are pushed that have no version, manifest or digest",
