@@ -112,6 +112,9 @@ class EngineUnderTest:
             loop=None if self.missing_for_requests() else self._turn,
         )
 
+    # `load` and `turn` are the engine's. The machine of `wsm.testing.hypothesis` overrides these two around
+    # them, to know what was loaded, and to ask once more while requests drain; else nobody sees that.
+
     def _load(self, context: ActionContext, target: WeightTarget) -> Loaded | Mapping[str, Any]:
         return self.load(context, target)
 
