@@ -17,6 +17,9 @@ from wsm import SERVE, ConfigurationError, Deadlines, WsmConfig
 from wsm.controller.errors import RankLostError
 from wsm.group_segment import own_group
 from wsm.signals.errors import SegmentMissingError, SegmentReplacedError
+from wsm.signals.names import segment_path
+from wsm.signals.ownership import claimed
+from wsm.signals.presence import Occupant, ProcessIdentity, write_occupant
 from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError, EpochUsedError
 from wsm.states.words import CommandWord
@@ -121,6 +124,20 @@ def test_a_rank_does_not_settle_in_the_segment_of_a_dead_run(join, tmp_path):
     assert [worker.weights.name for worker in (zero, one)] == ["CLEARED", "CLEARED"]
     segment = one._attachment.segment
     assert CommandWord.unpack(segment.words[segment.layout.command]).epoch == 1
+
+
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_rank_does_not_settle_there_while_its_next_owner_still_looks_at_it(join, tmp_path, was_killed):
+    any_run = dataclasses.replace(TWO, run_id="")
+    left_behind_by_a_dead_run(tmp_path, any_run)
+    if was_killed:
+        gone = ProcessIdentity.current()._replace(pid=1 << 23)
+        with Segment.attach("pair", directory=tmp_path) as segment:
+            write_occupant(segment.words, segment.layout.owner, Occupant(gone, present=True))
+    with claimed(segment_path("pair", tmp_path)), pytest.raises(WaitExpiredError):
+        join(any_run, 1)
+    zero, one = join(any_run, 0), join(any_run, 1)
+    assert (zero.rank, one.rank) == (0, 1)
 
 
 def test_no_rank_settles_among_ranks_of_another_run_that_still_live(join, tmp_path):

@@ -149,7 +149,7 @@ def _find(config: WsmConfig, rank: int, directory: str | Path | None) -> Segment
     except SegmentMissingError:
         return None
     # A dead run's segment is left alone: attaching would block its re-creation.
-    alive = segment.is_owner or segment.lock_file.holder(OWNER_BYTE) is not None
+    alive = segment.is_owner or _its_owner_lives(segment)
     of_this_run = not config.run_id or config.run_id == segment.run_id
     begun = segment.words[segment.layout.command] != 0
     if alive and segment.configuration_digest != config.group_digest():
@@ -163,6 +163,14 @@ def _find(config: WsmConfig, rank: int, directory: str | Path | None) -> Segment
         return segment
     segment.close()
     return None
+
+
+def _its_owner_lives(segment: Segment) -> bool:
+    """Whether the byte's holder owns this segment: a next owner takes the byte before it replaces that."""
+    owner, holder = segment.owner, segment.lock_file.holder(OWNER_BYTE)
+    if owner is None or holder is None:
+        return False
+    return holder == owner.pid or not owner.is_visible
 
 
 def _who(config: WsmConfig, participant: int) -> str:
