@@ -292,7 +292,7 @@ def fail_to_clear(kept) -> None:
 
 
 def test_a_cause_that_passes_is_repaired_by_another_clear(tmp_path):
-    with kept_group(tmp_path, repair_attempts=1000) as kept:
+    with kept_group(tmp_path, delay_s=0.5, repair_attempts=1000) as kept:
         kept.group.order(0, "release", "raise")
         fail_to_clear(kept)
         kept.until_told("is FAULTED, a teardown failed on rank 0; all ranks are cleared again in 0.1 s")
