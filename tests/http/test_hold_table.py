@@ -67,6 +67,7 @@ def test_a_hold_has_its_state_from_its_owner_and_from_what_closed_it() -> None:
 def test_an_event_is_of_the_surface_whose_hold_it_is() -> None:
     own, other = hold("http:vllm"), hold("http:sglang")
     assert failure(ClosedBy.REFUSED, other, "vllm") is HoldEvent.REFUSED
+    assert failure(ClosedBy.FAILED, None, "vllm") is HoldEvent.FAILED
     assert failure(ClosedBy.FAILED, own, "vllm") is HoldEvent.FAILED
     assert failure(ClosedBy.DELAYED, own, "vllm") is HoldEvent.DELAYED
     assert failure(ClosedBy.DELAYED, other, "vllm") is HoldEvent.FAILED_ELSEWHERE

@@ -202,7 +202,7 @@ def test_a_file_system_that_hangs_is_waited_for_once_and_written_when_it_answers
     for name in ("b", "c", "d"):
         first.keep(request(name))
         assert first.request(name) is not None
-        monkeypatch.setattr(kept, "WAIT_S", 3600.0)
+        monkeypatch.setattr(kept, "WAIT_S", "not again: waiting for this raises")
     assert [record.message for record in caplog.records if "no answer" in record.message]
     assert len(caplog.records) == 1
     other.rollback()
@@ -247,3 +247,41 @@ def test_a_server_that_was_forked_off_keeps_its_own(path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     first.catch_up()
     assert first.request("b") == request("b")
+
+
+def test_a_file_that_an_earlier_release_has_left_is_read(path: Path) -> None:
+    with sqlite3.connect(path) as file:
+        file.execute(
+            "CREATE TABLE kept (kind TEXT NOT NULL, name TEXT NOT NULL, value TEXT, change INTEGER NOT NULL, "
+            "PRIMARY KEY (kind, name))"
+        )
+        file.execute("INSERT INTO kept VALUES ('request', 'a', ?, 1)", (json.dumps(request("a", "failed")),))
+        file.execute("PRAGMA user_version = 1")
+    file.close()
+    assert KeptRequests(path).request("a") == request("a", "failed")
+
+
+def test_what_another_server_has_said_since_outlives_a_file_that_was_begun_anew(path: Path) -> None:
+    first, second = KeptRequests(path), KeptRequests(path)
+    first.keep(request("a"))
+    second.keep(request("b"))
+    path.unlink()
+    first.keep(request("a", "failed"))
+    second.keep(request("c"))
+    for one in (first, second, KeptRequests(path)):
+        one.catch_up()
+        assert [one.request(name) for name in "abc"] == [request("a", "failed"), request("b"), request("c")]
+
+
+def test_what_a_server_could_not_write_is_written_once(path: Path) -> None:
+    first = KeptRequests(path)
+    path.mkdir()
+    first.keep(request("a"))
+    path.rmdir()
+    first.keep(request("b"))
+    second = KeptRequests(path)
+    second.keep(request("a", "failed"))
+    first.keep(request("c"))
+    for one in (first, second, KeptRequests(path)):
+        one.catch_up()
+        assert [one.request(name) for name in "abc"] == [request("a", "failed"), request("b"), request("c")]
