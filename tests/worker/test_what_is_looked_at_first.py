@@ -113,3 +113,11 @@ def test_a_signal_that_cannot_be_mapped_stops_no_rank(signal, tmp_path, monkeypa
     signal.write_bytes(b"abc")  # less than one time
     LiveSignal("8002", 0, directory=tmp_path).beat()
     assert signal.read_bytes() == b"abc"
+
+
+def test_when_a_rank_was_last_at_work_stands_in_its_own_place(signal, tmp_path):
+    signal.write_bytes(struct.pack("2i", 1_000, 0))
+    for suffix, rank, second in ((8002, 0, 1_000), (8002, 1, None), (8002, 8, 1_000), (9999, 0, None)):
+        live = LiveSignal(suffix, rank, directory=tmp_path)
+        assert live.seen() == second
+        live.close()
