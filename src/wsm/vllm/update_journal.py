@@ -77,18 +77,17 @@ class UpdateJournal:
         if not is_open:
             outcome = "unknown" if self._ranks.fault else "closed"
         receipt = self.receipt(told, end, outcome, is_open=is_open, serving=serving)
-        facts: dict[str, Any] = {"ended": outcome, "outcome": f"version {receipt['serves']} serves"}
-        if "error" in receipt:
-            error = receipt["error"]
+        serves, error = receipt["serves"], receipt.get("error")
+        facts: dict[str, Any] = {"ended": outcome, "outcome": f"version {serves} serves"}
+        if error is not None:
             facts |= {"outcome": error["message"], "error": error["code"]}
+            why = {name: error[name] for name in ("rank", "code", "message") if name in error}
+            say = _LOG.warning if is_open else _LOG.error
+            say(log.COMMAND_FAILED, version=told["version"], outcome=outcome, serves=serves, **why)
         elif end.committed:
             nbytes = sum(vote["bytes"] for vote in end.votes)
             facts |= {"pause_s": receipt["receipt"]["pause_s"], "bytes": nbytes}
         self._tell(COMMAND_OVER, **facts)
-        if "error" in receipt:
-            say = _LOG.warning if is_open else _LOG.error
-            why = {name: error[name] for name in ("rank", "code", "message") if name in error}
-            say(log.COMMAND_FAILED, version=told["version"], outcome=outcome, serves=receipt["serves"], **why)
         return receipt
 
     def receipt(
@@ -104,22 +103,20 @@ class UpdateJournal:
             held = (told["version"], digest) if outcome != "aborted" else (ranks.version, ranks.digest)
             seconds = end.ms.get("over", 0.0) / 1000
             pause_s = round(seconds - end.ms["voted"] / 1000, 4) if end.committed else 0.0
-            terms = {name: told[name] for name in ("hot", "lease_s", "warning")}
+            terms = ("request_id", "previous_version", "hot", "lease_s", "warning")
             epoch, sequence = ranks.command[:2] if ranks.command else self._at
             said = Receipt(
-                told["request_id"],
-                _NATIVE[outcome],
-                epoch,
-                sequence,
+                outcome=_NATIVE[outcome],
+                epoch=epoch,
+                sequence=sequence,
                 version=held[0],
-                previous_version=told["previous_version"],
                 manifest_digest=held[1],
                 loaded=end.committed,
                 seconds=seconds,
                 pause_s=pause_s,
                 ranks=(),
                 serving=serving,
-                **terms,
+                **{name: told[name] for name in terms},
             )
             native: dict[str, Any] = {"receipt": said.to_mapping()}
         else:
