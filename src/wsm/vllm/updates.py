@@ -357,7 +357,7 @@ class ServerUpdates:
         self.journal.require_same(request_id, asked.what())
         if known is not None and known["outcome"] == "committed":
             return known
-        label, warning = _label(asked), None
+        label = _label(asked)
         await self._require_the_fleets(label, None)
         self.require_idle(of_push=pushes is not None)
         place = VersionPlace(label, asked.path, options.roots or [], options.store, asked.digest)
@@ -375,10 +375,9 @@ class ServerUpdates:
         try:
             async with self._asking:
                 may_load, pause = partial(self._may_load, told), partial(self.pause.begin_update, mode)
-                late_s = asked.deadline_s
-                await ranks.update(place, may_load, pause, end, pushes=pushes, deadline_s=late_s)
+                await ranks.update(place, may_load, pause, end, deadline_s=asked.deadline_s, pushes=pushes)
                 if ranks.serving():
-                    warning = await asyncio.to_thread(self._record)
+                    told["warning"] = await asyncio.to_thread(self._record)
                     await self.pause.end_update()
         except GroupError as error:
             end.errors.append(error_value(error))
@@ -387,7 +386,7 @@ class ServerUpdates:
                 self.named_hold.see_committed(ranks.version, other=ranks.digest != digest_before)
             self.is_updating = False
             self._look_whether_open()
-        told |= {"version": end.version or label, "warning": warning}
+        told["version"] = end.version or label
         return self.journal.end(told, end, is_open=self.is_open, serving=self._serves())
 
     def _look_whether_open(self) -> None:
