@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from wsm.cli.diagrams import table
 from wsm.states.group import (
     BY_STAGE,
+    LEADS_TO,
     PROCESSES,
     ROWS,
     STAGES,
@@ -17,7 +18,6 @@ from wsm.states.group import (
     GroupRow,
     GroupTodo,
     May,
-    Writes,
     processes_of,
 )
 
@@ -35,15 +35,6 @@ Stored are, in this order: the arguments of a command, the record of what is com
 the command word. A process that dies in between leaves words that its successor reads as they stand. *The
 goal* is the version that the group must serve again once its epoch has ended, in the committed word; none if
 it is to hold nothing."""
-
-#: Where the command is once a row has stored something; GOAL leaves it decided, or where it is.
-LEADS_TO: dict[Writes, CommandStage] = {
-    Writes.COMMIT: CommandStage.UNSTORED,
-    Writes.ABORT: CommandStage.DECIDED,
-    Writes.VERSION: CommandStage.DECIDED,
-    Writes.EPOCH: CommandStage.JOINING,
-    **dict.fromkeys((Writes.REQUEST, Writes.RESTORE, Writes.REPAIR, Writes.RELEASE), CommandStage.UNDECIDED),
-}
 
 _NAMES = {May.DRIVE: "caller", May.KEEP: "keeper", May.STAND_IN: "stand-in", May.END_LEASES: "releaser"}
 
@@ -80,8 +71,10 @@ def group_picture() -> str:
     ]
     edges: dict[tuple[CommandStage, CommandStage], list[str]] = {}
     for row in ROWS:
-        if row.writes in LEADS_TO and row.stage is not CommandStage.AWAY:
-            labels = edges.setdefault((row.stage, LEADS_TO[row.writes]), [])
+        if row.writes is None or row.stage is CommandStage.AWAY:
+            continue
+        if (to := LEADS_TO[row.writes]) is not None:
+            labels = edges.setdefault((row.stage, to), [])
             if row.writes.value not in labels:
                 labels.append(row.writes.value)
     for (stage, to), labels in edges.items():

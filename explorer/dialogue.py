@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from explorer.errors import ScenarioError, ScopeError
 from explorer.invariants import objection
-from explorer.moves import CONTROLLER, GroupMove, Moves
+from explorer.moves import CONTROLLER, Moves, WorldMove
 from explorer.scope import Scope
 from explorer.search import Violation
 from explorer.world import (
@@ -214,7 +214,7 @@ def replay(scenario: Scenario) -> Violation:
     if not 1 <= scenario.start <= len(worlds):
         raise ScenarioError(line=1, problem=f"there is no start {scenario.start}")
     start = world = worlds[scenario.start - 1]
-    moves, gone = Moves(scope), list[GroupMove]()
+    moves, gone = Moves(scope), list[WorldMove]()
     for number, who, what in scenario.lines:
         possible = [move for move in moves.of(world) if actor_name(move.actor, scope.ranks) == who]
         move = next((move for move in possible if move.label == what), None)

@@ -51,7 +51,7 @@ _OF_RANKS = frozenset((Budget.STEPS, Budget.FAILURES, Budget.RANK_CRASHES, Budge
 _OF_CONTROLLER = frozenset(Budget) - _OF_RANKS - {Budget.STALE_READS}
 
 
-class GroupMove(NamedTuple):
+class WorldMove(NamedTuple):
     """One edge.
 
     Attributes
@@ -92,7 +92,7 @@ class Moves:
         self._of_rank: dict[tuple[object, ...], list[Alternative]] = {}
         self._of_controller: dict[tuple[object, ...], list[Alternative]] = {}
 
-    def of(self, world: World) -> Iterator[GroupMove]:
+    def of(self, world: World) -> Iterator[WorldMove]:
         """Iterate over the moves of a world."""
         left, others = affordable(world[1]), all_public(world)
         controller = controller_of(world)
@@ -106,22 +106,22 @@ class Moves:
         """Return for how many different situations the protocol was asked."""
         return len(self._told) + len(self._of_rank) + len(self._of_controller)
 
-    def _apply(self, world: World, actor: int, place: int, found: list[Alternative]) -> Iterator[GroupMove]:
+    def _apply(self, world: World, actor: int, place: int, found: list[Alternative]) -> Iterator[WorldMove]:
         for label, after, spends, broken, changed in found:
             budgets = world[1]
             for budget in spends:
                 budgets = spent(budgets, budget)
             if broken:
-                yield GroupMove(actor, label, None, not spends, broken)
+                yield WorldMove(actor, label, None, not spends, broken)
                 continue
             following = _with(world, budgets, place, after)
-            yield GroupMove(actor, label, following, not spends)
+            yield WorldMove(actor, label, following, not spends)
             if changed and budgets[Budget.STALE_READS]:
                 yield from self._unseen(following, actor, label, changed)
 
     def _unseen(
         self, world: World, actor: int, label: str, changed: tuple[tuple[int, int], ...]
-    ) -> Iterator[GroupMove]:
+    ) -> Iterator[WorldMove]:
         """Add the worlds in which one reader goes on seeing a word as it was."""
         budgets = spent(world[1], Budget.STALE_READS)
         controller = controller_of(world)
@@ -132,12 +132,12 @@ class Moves:
                 if index != actor and reader.alive and not reader.seen.word:
                     late = pack(reader._replace(seen=Seen(word, value)))
                     said = f"{label}; rank {index} sees {name} as it was"
-                    yield GroupMove(actor, said, _with(world, budgets, FIRST + index, late), by_itself=False)
+                    yield WorldMove(actor, said, _with(world, budgets, FIRST + index, late), by_itself=False)
             status = actor != CONTROLLER and name.startswith("status")
             if status and controller.alive and not controller.seen.word:
                 late = pack_controller(controller._replace(seen=Seen(word, value)))
                 said = f"{label}; the controller sees {name} as it was"
-                yield GroupMove(actor, said, _with(world, budgets, 0, late), by_itself=False)
+                yield WorldMove(actor, said, _with(world, budgets, 0, late), by_itself=False)
 
     # -- what a participant can do -----------------------------------------------------------------
 

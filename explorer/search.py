@@ -25,7 +25,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from explorer.invariants import objection
-from explorer.moves import GroupMove, Moves
+from explorer.moves import Moves, WorldMove
 from explorer.scope import Budget, Scope
 from explorer.world import Symmetry, World, fingerprint, first_worlds
 from wsm.errors import RefusedError
@@ -43,13 +43,13 @@ class Violation(NamedTuple):
         Which rule, and how.
     start : World
         Where the way begins.
-    moves : tuple of GroupMove
+    moves : tuple of WorldMove
         The way; its last move breaks the rule, or leads to a world that rests badly.
     """
 
     broken: str
     start: World
-    moves: tuple[GroupMove, ...]
+    moves: tuple[WorldMove, ...]
 
 
 @dataclass
@@ -245,7 +245,7 @@ def shortest_way(found: Findings, own: int, broken: str) -> Violation:
     start = next(
         world for world in first_worlds(scope) if fingerprint(symmetry.representative(world)) == way[0]
     )
-    world, gone = start, list[GroupMove]()
+    world, gone = start, list[WorldMove]()
     for wanted in way[1:]:
         move = next(_leading_to(wanted, moves.of(world), symmetry))
         gone.append(move)
@@ -260,7 +260,7 @@ def shortest_way(found: Findings, own: int, broken: str) -> Violation:
     return Violation((rests and objection(world, scope.ranks)) or broken, start, tuple(gone))
 
 
-def _leading_to(wanted: int, moves: Iterable[GroupMove], symmetry: Symmetry) -> Iterator[GroupMove]:
+def _leading_to(wanted: int, moves: Iterable[WorldMove], symmetry: Symmetry) -> Iterator[WorldMove]:
     for move in moves:
         if move.world is not None and fingerprint(symmetry.representative(move.world)) == wanted:
             yield move

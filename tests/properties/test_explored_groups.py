@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from explorer import dialogue
 from explorer.invariants import objection
-from explorer.moves import GroupMove, Moves
+from explorer.moves import Moves, WorldMove
 from explorer.scope import Scope
 from explorer.search import Violation
 from explorer.world import first_worlds
@@ -54,7 +54,7 @@ class Group(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.way: list[GroupMove] = []
+        self.way: list[WorldMove] = []
 
     @initialize(size=st.sampled_from(SIZES), start=st.sampled_from(("serving", "cleared", "empty")))
     def begin(self, size: str, start: str) -> None:
@@ -100,7 +100,7 @@ class Group(RuleBasedStateMachine):
         if wrong:
             self.fail(wrong)
 
-    def make(self, move: GroupMove) -> None:
+    def make(self, move: WorldMove) -> None:
         self.way.append(move)
         if move.world is None:
             self.fail(move.broken)

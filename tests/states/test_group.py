@@ -13,6 +13,7 @@ from wsm.states.epochs import Cause
 from wsm.states.group import (
     CONDITIONS,
     FORGOTTEN,
+    LEADS_TO,
     ROWS,
     STAGES,
     CommandStage,
@@ -336,6 +337,7 @@ def test_each_condition_has_a_meaning_and_each_thing_to_do_a_row() -> None:
     assert set(GroupWhen) == set(CONDITIONS)
     assert {row.todo for row in ROWS} | {_T.OVERTAKEN} == set(GroupTodo)
     assert set(STAGES) == set(CommandStage)
+    assert set(LEADS_TO) == set(Writes)
 
 
 def test_the_table_is_sound() -> None:

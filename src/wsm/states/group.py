@@ -84,12 +84,12 @@ class Writes(enum.Enum):
 
 _OWED = frozenset({Writes.COMMIT, Writes.ABORT, Writes.VERSION})
 
-#: What each process may store; no row writes more (:mod:`.check`).
+#: What the rows of each process may store (:mod:`.check`).
 PERMITS: dict[May, frozenset[Writes]] = {
     May.STAND_IN: _OWED,
     May.END_LEASES: _OWED | {Writes.RELEASE},
     May.DRIVE: _OWED | {Writes.REQUEST, Writes.RESTORE},
-    May.KEEP: frozenset(Writes) - {Writes.REQUEST},
+    May.KEEP: _OWED | {Writes.GOAL, Writes.EPOCH, Writes.RESTORE, Writes.REPAIR, Writes.RELEASE},
 }
 
 
@@ -126,7 +126,8 @@ class Known:
 
     `role`: the controller role: OWN if this process has it.
     `wanted`: the command that it is to give, admitted already; None: none.
-    `verdict`: what the caller has said of a command that it decides: whether to commit it.
+    `verdict`: what the caller has said of a command that it decides: whether to commit it; None: nothing.
+    A caller that comes back to a command of another process says something: that is no command inherited.
     `agree`: whether the reports of all PREPARED participants name the same version and manifest; None: they
     are not all there. Looked at only when all are PREPARED.
     `leased`, `lease_over`: whether a lease holds the decision; whether it is over, counted from all PREPARED.
@@ -304,6 +305,17 @@ STAGES: dict[CommandStage, str] = {
 }
 
 
+#: Where the command is once a word was stored; None: where it was.
+LEADS_TO: dict[Writes, CommandStage | None] = {
+    Writes.COMMIT: CommandStage.UNSTORED,
+    Writes.ABORT: CommandStage.DECIDED,
+    Writes.VERSION: CommandStage.DECIDED,
+    Writes.GOAL: None,
+    Writes.EPOCH: CommandStage.JOINING,
+    **dict.fromkeys((Writes.REQUEST, Writes.RESTORE, Writes.REPAIR, Writes.RELEASE), CommandStage.UNDECIDED),
+}
+
+
 class GroupRow(NamedTuple):
     """What follows at a stage when all conditions of `when` hold; what it writes is stored before."""
 
@@ -466,7 +478,8 @@ def _made(state: GroupState, row: GroupRow, view: View, known: Known) -> GroupMo
             ranks = known.replaced or dict.fromkeys(epochs.faulted(view), Cause.FAULTED)
             replaced = ranks if row.todo is GroupTodo.REPLACE else {}
             return GroupMove(_remembered(state, row, view, known), row.todo, replaced=replaced)
-    return _opened(state, row.todo, _opens(row.writes, view, known), row.writes, view)
+        case Writes.REQUEST | Writes.RESTORE | Writes.REPAIR | Writes.RELEASE:
+            return _opened(state, row.todo, _opens(row.writes, view, known), row.writes, view)
 
 
 def _opens(writes: Writes, view: View, known: Known) -> Opens:
