@@ -1,4 +1,4 @@
-"""What a load says at its end, of sources that prove little and end late."""
+"""What a load says at its end, of sources that prove little and end late; and who takes what they bring."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ SPEC = TensorSpec("w", "U8", (4,))
 
 @dataclass
 class Shelf:
-    """A source: which version it proves, and whether it cancels its load as it closes."""
+    """A source: which version it proves, whether it cancels its load as it closes, and is a checkpoint."""
 
     proves: str | None = None
     cancels_at_its_end: bool = False
+    chunk_tensors: int | None = None
 
 
 class FromShelf(Strategy):
@@ -41,7 +42,8 @@ class FromShelf(Strategy):
     @contextmanager
     def open(self, source: Shelf, _version: str | None, _observer: LoadObserver) -> Iterator[Offer]:
         tensor = OfferedTensor.of_bytes(SPEC, "the shelf", memoryview(b"\x07" * 4))
-        yield Offer(source.proves, (tensor,), ("the shelf",), None, ManifestScope.LOADED)
+        chunk = source.chunk_tensors
+        yield Offer(source.proves, (tensor,), ("the shelf",), None, ManifestScope.LOADED, chunk_tensors=chunk)
         if source.cancels_at_its_end:
             raise LoadCancelledError(tensors_applied=0, tensors=1)
 
@@ -60,4 +62,28 @@ def test_a_load_that_is_cancelled_behind_its_last_tensor_says_that_the_weights_w
     with pytest.raises(LoadCancelledError) as caught:
         load(Shelf(cancels_at_its_end=True), target, name="one-tensor")
     assert (caught.value.touched, caught.value.tensors_applied) == (True, 1)
+    assert bytes(target.readable("w")) == b"\x07" * 4
+
+
+class Taking:
+    """A loader that takes the tensor as it comes."""
+
+    name = "main"
+    taken = 0
+
+    def takes(self):
+        return {"w": SPEC}
+
+    def load_weights(self, tensors, parameters):
+        for spec, data in tensors:
+            self.taken += 1
+            parameters.memory(spec.name)[:] = data
+            parameters.complete(spec.name)
+
+
+@pytest.mark.parametrize(("chunk", "taken"), [(None, 0), (1, 1)])
+def test_a_checkpoint_and_nothing_else_goes_through_the_loaders_that_are_handed_in(chunk, taken):
+    loader, target = Taking(), MemoryTarget([SPEC])
+    report = load(Shelf(chunk_tensors=chunk), target, name="one-tensor", loaders=[loader])
+    assert (loader.taken, report.tensors) == (taken, 1)
     assert bytes(target.readable("w")) == b"\x07" * 4

@@ -13,7 +13,7 @@ from stamped import feed
 
 from tests.incident import incident
 from tests.raising import raising
-from wsm.strategies import MemoryTarget, TensorSpec, errors, load
+from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier.apply import Applied
 from wsm.strategies.applier.feeding import ParameterMemory
 from wsm.strategies.checkpoint_models import AuxiliaryNames
@@ -344,12 +344,3 @@ def test_an_offer_whose_bytes_have_to_be_read_is_fed_too():
     )
     offer = Offer(1, tensors, ("a file",), None, ManifestScope.LOADED, chunk_tensors=1)
     assert model.feed(offer).verified == 4
-
-
-def test_loaders_are_only_asked_by_strategies_that_bring_a_checkpoint(snapshot):
-    snapshot.publish()
-    model = Model(draft=False)
-    target = snapshot.target()
-    report = load(snapshot.source(), target, loaders=model.loaders)
-    assert report.tensors == len(target.specs())
-    assert model.main.seen == []
