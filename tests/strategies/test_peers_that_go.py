@@ -180,25 +180,6 @@ def test_a_trainer_that_died_before_it_was_asked_is_told_by_the_socket_it_left(t
     assert error.absent_s < 20.0
 
 
-def test_where_nobody_ever_was_the_error_says_so_and_after_what_time(tmp_path, kind, loading):
-    error = loading(f"ipc://{tmp_path}/p", connect_s=0.3, silence_s=0.1).outcome()
-    assert isinstance(error, PeerSilentError)
-    assert not error.met
-    assert f"no process answered for the {kind.called}" in str(error)
-    assert error.waited_s > 0.3
-
-
-def test_a_trainer_that_listens_and_offers_nothing_is_not_called_absent(address, kind, start, loading):
-    _, address = start(address)
-    error = loading(address, connect_s=2.0, silence_s=0.1).outcome()
-    if isinstance(kind, Buckets):
-        assert isinstance(error, PeerSilentError)
-        assert error.met
-    else:
-        assert isinstance(error, PeerFailedError)
-        assert "no version is published" in str(error)
-
-
 # -- what only one kind can have ----------------------------------------------------------------------------
 
 # A trainer that stops in the middle of its version, and says how that ended once it goes on.

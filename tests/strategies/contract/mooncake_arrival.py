@@ -66,7 +66,7 @@ class RawLeaseServer:
 
 
 class MooncakeArrival(AddressArrival):
-    strategy = "rsync"
+    strategy, _called = "rsync", "publisher"
     _source = RsyncSource
     impossible: Mapping[Wrong, str] = {
         Wrong.TRUNCATED_ON_THE_WAY: "a publisher's memory is unmapped only with its process",
@@ -129,7 +129,7 @@ class MooncakeArrival(AddressArrival):
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3
         self._answer()
-        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+        return Expected(stream_errors.PeerSilentError, (self._address, "said nothing", "its offer was due"))
 
     def _peer_endless(self, version: int, state: State) -> Expected:
         self._answer(*[say.to_bytes(self._grant(version, state))] * 3)

@@ -41,6 +41,8 @@ class AddressArrival(PeerArrival):
     """From a trainer of ours at an address, which says beforehand what it will bring."""
 
     declared = True
+    #: What errors call who listens there.
+    _called: str
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -56,7 +58,8 @@ class AddressArrival(PeerArrival):
 
     def _nothing_there(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3
-        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+        nobody = (self._address, f"no process answered for the {self._called}", "its offer was due")
+        return Expected(stream_errors.PeerSilentError, nobody)
 
     def _other_version(self, version: int, state: State) -> Expected:
         self.publish(version + 1, state)

@@ -72,7 +72,7 @@ class RawPeer:
 
 
 class StreamArrival(AddressArrival):
-    strategy = "ipc_async"
+    strategy, _called = "ipc_async", "sender"
     impossible: Mapping[Wrong, str] = {}
 
     def __init__(self, directory: Path) -> None:
@@ -172,7 +172,7 @@ class StreamArrival(AddressArrival):
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3
         self._offer(version, state, lambda _offer: [])
-        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+        return Expected(stream_errors.PeerSilentError, (self._address, "said nothing", "its offer was due"))
 
     def _peer_endless(self, version: int, state: State) -> Expected:
         def endless(offer: wire.Init) -> Iterable[bytes]:
