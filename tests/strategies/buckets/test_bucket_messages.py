@@ -65,6 +65,7 @@ def framed(fields: object) -> bytes:
         {"rank": -1},
         {"world_size": 0},
         {"segment": "../elsewhere"},
+        {"segment": "wsm.another-group"},
         {"segment": f"wsm-buckets.{'0' * 16}\n"},
         {"bucket_bytes": 65},
         {"bucket_bytes": 1 << 50},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -204,22 +203,6 @@ def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(ove
 
 
 @pytest.mark.processes
-def test_a_rank_that_is_stopped_is_silent_and_named(over_ipc, launch):
-    process = launch(1, 1, "applying")
-
-    def stop_it(done, total):
-        if done == BUCKET:
-            os.kill(process.pid, signal.SIGSTOP)
-
-    try:
-        with raising(stream_errors.PeerSilentError, match="rank 1 said nothing") as caught:
-            over_ipc.send(1, {0: shard(1, 0), 1: shard(1, 1)}, progress=stop_it, silence_s=0.2)
-        assert caught.value.expected == "an acknowledgement"
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
-
-
-@pytest.mark.processes
 def test_a_rank_that_died_before_it_began_may_be_replaced(over_ipc, launch, threads):
     process = launch(0, 1, "begun")
     assert process.stdout.readline() == b"begun\n"
@@ -237,20 +220,6 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(over_ipc, threads):
     assert caught.value.expected == "its Hello"
     with contextlib.suppress(stream_errors.PeerFailedError):  # it may have had all it needs
         first.result()
-
-
-def test_a_sending_that_is_cancelled_tells_the_ranks(over_ipc, threads):
-    reached = threading.Event()
-
-    def hold(done, total):
-        reached.set()
-
-    pending = threads.submit(receive, over_ipc, 0, 1, progress=hold)
-    with raising(stream_errors.send_cancelled):
-        over_ipc.send(1, shards(1), progress=lambda done, total: None, cancelled=reached.is_set)
-    with contextlib.suppress(stream_errors.PeerFailedError):
-        pending.result()
-    send_to_both(over_ipc, threads, 2)
 
 
 def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, threads):

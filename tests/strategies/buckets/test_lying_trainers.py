@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from tests.raising import matches
-from wsm.errors import error_name
 from wsm.private_directory import private_directory
-from wsm.signals.segment import Segment
 from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.channel import TrainerSocket
@@ -51,16 +49,6 @@ def victim():
     path.write_bytes(bytes(NBYTES))
     yield path
     path.unlink(missing_ok=True)
-
-
-def test_a_peer_cannot_have_the_segment_of_another_group_removed(load_from_liar):
-    name = f"test-{secrets.token_hex(4)}"
-    with Segment.create_or_adopt(name, world_size=2, run_id="", configuration_digest=0) as group:
-        error = load_from_liar(f"wsm.{name}")
-        assert error_name(error) == "peer-message"
-        assert "segment" in str(error)
-        assert not group.inode_changed()
-        group.unlink()
 
 
 def test_a_file_that_is_called_like_the_memory_of_a_stream_is_not_taken_for_one(load_from_liar, victim):

@@ -57,8 +57,9 @@ def test_a_rank_that_comes_back_to_life_in_the_next_version_harms_nobody(over_ip
             assert process.stdout.readline() == b"applying\n"
             os.kill(process.pid, signal.SIGSTOP)
 
-    with pytest.raises(PeerSilentError):
+    with pytest.raises(PeerSilentError, match="rank 0 said nothing") as caught:
         over_ipc.send(1, shards(1), progress=stop_it, silence_s=0.2)
+    assert caught.value.expected == "an acknowledgement"
     window = over_ipc._segments[0].name
 
     def wake_it(done, total):
