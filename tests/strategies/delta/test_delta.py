@@ -19,7 +19,6 @@ from wsm.strategies import (
     TensorSpec,
     errors,
     inspect,
-    load,
 )
 from wsm.strategies.delta import source as wrong
 from wsm.strategies.delta.strategy import OpenDelta
@@ -154,18 +153,6 @@ def test_looking_asks_for_no_base(deltas):
 
 
 # -- beside a version that serves ---------------------------------------------------------------------
-
-
-def test_what_is_staged_is_a_changed_copy_and_the_served_version_stays(deltas):
-    target = holding(A)
-    staged = target.stage()
-    loaded = load(deltas.source(fallback="refuse"), staged, name="delta", version=2)
-    assert holds(target, A)
-    assert loaded.digest == digest_of_state(B)
-    staged.writable("nothing")
-    staged.make_ready(frozenset())
-    staged.flip()
-    assert holds(target, B)
 
 
 class FakeDeviceTarget(MemoryTarget):

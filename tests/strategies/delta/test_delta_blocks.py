@@ -41,11 +41,15 @@ def patched(
 def test_the_form_follows_from_how_much_has_changed():
     base = np.random.default_rng(3).bytes(1 << 18)
 
+    def encoded(part):
+        return encode(memoryview(base), memoryview(changed_bytes(base, part, 2)), 2)[0]
+
     def kind(part):
-        return encode(memoryview(base), memoryview(changed_bytes(base, part, 2)), 2)[0].kind
+        return encoded(part).kind
 
     assert kind(0.0) is BlockKind.SAME
     assert kind(0.01) in {BlockKind.OVERWRITE, BlockKind.SPARSE_XOR}
+    assert encoded(0.01).stored < len(base) * 0.03
     assert kind(0.2) is BlockKind.SPARSE_XOR
     assert kind(0.9) is BlockKind.XOR  # the high bytes are as they were
     foreign = np.random.default_rng(4).bytes(1 << 18)
@@ -69,12 +73,6 @@ def test_small_steps_take_less_than_the_elements_that_they_change():
     assert block.kind is BlockKind.SPARSE_XOR
     assert block.stored < base.nbytes * 0.1
     assert patched(base.tobytes(), block, data, 2) == new.tobytes()
-
-
-def test_a_sparse_change_is_small():
-    base = np.random.default_rng(3).bytes(1 << 20)
-    block, _ = encode(memoryview(base), memoryview(changed_bytes(base, 0.01, 2)), 2)
-    assert block.stored < (1 << 20) * 0.03
 
 
 def test_signs_of_zero_and_payloads_of_nan_are_changes():
@@ -102,21 +100,6 @@ def test_a_block_may_be_put_into_place_in_any_parts(item, count, seed, part, cut
     assert table_problem([block], nbytes=len(base), block_bytes=len(base), item=item) is None
     within = tuple(cut % len(base) for cut in cuts)
     assert patched(base, block, data, item, within) == new
-
-
-@settings(deadline=None, max_examples=300)
-@given(
-    kind=st.sampled_from([BlockKind.OVERWRITE, BlockKind.XOR, BlockKind.SPARSE_XOR]),
-    item=st.sampled_from(ITEMS),
-    data=st.binary(max_size=300),
-    decoded=st.integers(0, 4096),
-)
-def test_any_bytes_are_a_block_or_a_typed_error(kind, item, data, decoded):
-    block = Block(kind, len(data), decoded)
-    if table_problem([block], nbytes=4096, block_bytes=4096, item=item) is not None:
-        return
-    with pytest.raises(BlockError):
-        decode(block, data, length=4096, item=item)
 
 
 @settings(deadline=None, max_examples=300)
@@ -150,15 +133,6 @@ def test_a_second_frame_behind_the_first_is_refused():
     packed = zstandard.compress(bytes(4096)) + zstandard.compress(b"more")
     with pytest.raises(BlockError):
         decode(Block(BlockKind.XOR, len(packed), 4096), packed, length=4096, item=1)
-
-
-def test_a_flipped_bit_of_a_compressed_block_is_found():
-    base = np.random.default_rng(3).bytes(4096)
-    block, data = encode(memoryview(base), memoryview(changed_bytes(base, 0.1, 2)), 2)
-    damaged = bytearray(data)
-    damaged[len(damaged) // 2] ^= 16
-    with pytest.raises(BlockError):
-        decode(block, damaged, length=4096, item=2)
 
 
 @pytest.mark.parametrize(
