@@ -86,12 +86,3 @@ def test_the_configuration_says_how_far_ahead():
     group["snapshot"]["readahead_bytes"] = -1
     with pytest.raises(ConfigurationError, match="readahead_bytes"):
         config_from_mapping(group)
-
-
-def test_dropped_pages_come_back_from_the_disk_unchanged(snapshot):
-    path = snapshot.publish(1)
-    before = {file.name: file.read_bytes() for file in path.iterdir()}
-    drop_page_cache(path)
-    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
-    drop_page_cache(path / "version.yaml")
-    snapshot.brings()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import sys
 
 import numpy as np
@@ -12,14 +11,8 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import (
-    IpcSource,
-    MemoryTarget,
-    SharedTensors,
-    SnapshotPublisher,
-    SnapshotSource,
     TensorSpec,
     errors,
-    load,
 )
 from wsm.strategies.trainer.tensors import bytes_of, specs_of
 
@@ -135,31 +128,6 @@ class StandInTorch:
 
         def numpy(self):
             return self._array
-
-
-@pytest.mark.parametrize("in_memory", [False, True])
-def test_a_rank_puts_paddles_tensors_into_files_and_into_memory_alike(tmp_path, in_memory):
-    tensors = {
-        "w": paddle.arange(6, dtype="float32").reshape([2, 3]),
-        "half": paddle.arange(4, dtype="float32").astype("bfloat16"),
-        "count": paddle.to_tensor(7, dtype="int64"),
-    }
-    target = MemoryTarget(specs_of(tensors))
-    with contextlib.ExitStack() as undo:
-        publisher = (
-            undo.enter_context(SharedTensors(tmp_path, world_size=1))
-            if in_memory
-            else SnapshotPublisher(tmp_path, world_size=1, durable=False)
-        )
-        with publisher.version(1) as version:
-            version.seal({0: version.put(0, tensors)})
-        if in_memory:
-            load(IpcSource(tmp_path, 0), target, name="ipc")
-        else:
-            load(SnapshotSource(tmp_path, 0), target)
-    assert {name: bytes(target.readable(name)) for name in tensors} == {
-        name: tensor.numpy().tobytes() for name, tensor in tensors.items()
-    }
 
 
 def test_torchs_tensors_are_taken_as_they_are_and_parts_of_a_sharded_one_are_refused(monkeypatch):
