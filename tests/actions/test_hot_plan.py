@@ -112,27 +112,6 @@ def test_one_captured_graph_that_names_nothing_may_use_any_tensor(runner, make_c
     assert context.facts["tensors_copied_in_place"] == 3
 
 
-def test_only_what_the_contract_recorded_is_copied(runner, make_context):
-    contract = AddressContract()
-    whole = runner.weights
-
-    class HeadAlone:
-        @staticmethod
-        def addresses():
-            return {"head": whole.addresses()["head"]}
-
-    contract.record(HeadAlone())
-    context, addresses = make_context(), dict(whole.addresses())
-    StageWeights().run(context)
-    MakeFlipReady(contract).run(context)
-    FlipWeights(contract).run(context)
-    FlipWeights(contract).probe(context)
-    now = whole.addresses()
-    assert now["head"] == addresses["head"]
-    assert now["embedding"] != addresses["embedding"]
-    assert context.facts["tensors_copied_in_place"] == 1
-
-
 @incident("vllm#48941")
 def test_addresses_that_moved_behind_the_contract_are_found_before_anything_is_decided(runner, make_context):
     contract = AddressContract()

@@ -104,8 +104,8 @@ def offered(state, *, promised=True, chunk=16):
 
 
 class Engine:
-    def __init__(self):
-        self.main, self.draft = Main(), Draft()
+    def __init__(self, main=None):
+        self.main, self.draft = main or Main(), Draft()
         self.weights = PaddleWeights({"": self.main, "mtp.": self.draft})
         self.models = loading_models([self.main, self.draft], None)
         self.taints = 0
@@ -264,19 +264,21 @@ def test_a_transpose_that_makes_a_parameter_anew_keeps_how_it_is_loaded(shape, s
     assert said or not hasattr(new, "output_dim")
 
 
-def test_a_loader_that_replaces_parameters_leaves_no_stale_state_and_no_lost_attributes():
-    class Replacing(Main):
-        def load_weights(self, weights):
-            super().load_weights(weights)
-            value = self.out.numpy().T.copy()
-            turned(self, "out")
-            self.out.set_value(value)
+class Replacing(Main):
+    """A main model whose loader puts another parameter in the place of one."""
 
-    engine = Engine()
-    engine.main = Replacing()
+    def load_weights(self, weights):
+        for name, tensor in weights:
+            super().load_weights([(name, tensor)])
+            if name == "model.out.weight":
+                value = self.out.numpy().T.copy()
+                turned(self, "out")
+                self.out.set_value(value)
+
+
+def test_a_loader_that_replaces_parameters_leaves_no_stale_state_and_no_lost_attributes():
+    engine = Engine(Replacing())
     engine.main.out.weight_loader = copied_into
-    engine.weights = PaddleWeights({"": engine.main, "mtp.": engine.draft})
-    engine.models = loading_models([engine.main, engine.draft], None)
     applied = engine.load(offered(checkpoint(3)))
     assert engine.weights.specs()["out"].shape == (2, 4)
     assert engine.weights.tensor("out") is engine.main.out
@@ -289,23 +291,8 @@ def test_a_loader_that_replaces_parameters_leaves_no_stale_state_and_no_lost_att
     assert not list(engine.weights.held())
 
 
-class Replacing(Main):
-    """A main model whose loader puts another parameter in the place of one."""
-
-    def load_weights(self, weights):
-        for name, tensor in weights:
-            if name == "model.out.weight":
-                self.out = self.create_parameter([2, 4])
-                self.out.set_value(tensor)
-            else:
-                super().load_weights([(name, tensor)])
-
-
 def test_what_a_failed_load_has_put_in_a_parameters_place_is_given_back_with_all_else():
-    engine = Engine()
-    engine.main = Replacing()
-    engine.weights = PaddleWeights({"": engine.main, "mtp.": engine.draft})
-    engine.models = loading_models([engine.main, engine.draft], None)
+    engine = Engine(Replacing())
     state = {name: array for name, array in checkpoint().items() if "mtp" not in name}
     with raising(errors.no_auxiliary_tensors):
         engine.load(offered(state, promised=False))

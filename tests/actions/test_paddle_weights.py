@@ -17,7 +17,6 @@ from wsm.actions.backends.paddle_weights import DeviceWeights, PaddleWeights
 from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import AddressContract, MemoryDrop, resident_digest
 from wsm.actions.plan import PlanOptions, derive_plans
-from wsm.actions.surfaces import WeightSurface
 from wsm.errors import BadInputError, GroupError
 from wsm.strategies.tensor import TensorReleasedError
 
@@ -81,19 +80,6 @@ def test_every_dtype_and_shape_comes_back_bit_equal_in_the_same_tensor(dtype, sh
     assert str(layer.x.dtype) == f"paddle.{dtype}"
 
 
-def test_the_surface_is_what_actions_ask_for():
-    assert isinstance(PaddleWeights(paddle.nn.Linear(2, 2)), WeightSurface)
-
-
-def test_loading_writes_into_the_parameters_that_the_model_computes_with():
-    model = paddle.nn.Linear(2, 2)
-    weights = PaddleWeights(model)
-    weights.release()
-    weights.writable("weight")[:] = np.array([[1, 2], [3, 4]], np.float32).tobytes()
-    weights.writable("bias")[:] = np.array([10, 20], np.float32).tobytes()
-    assert model(paddle.ones([1, 2])).tolist() == [[14.0, 26.0]]
-
-
 def test_loading_over_held_weights_moves_nothing():
     weights = PaddleWeights(paddle.nn.Linear(4, 4))
     contract = AddressContract()
@@ -122,28 +108,11 @@ def test_a_linear_layer_computes_silently_without_a_cleared_bias_and_verificatio
         VerifyLoaded(resident_digest).run(context)
 
 
-def test_tied_tensors_are_one_and_stay_one():
-    model = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 3))
-    model[1].weight = model[0].weight
-    weights = PaddleWeights(model)
-    assert list(weights.specs()) == ["0.weight", "0.bias", "1.bias"]
-    assert weights.tied == {"1.weight": "0.weight"}
-    weights.release()
-    weights.writable("0.weight")[:] = np.ones([3, 3], np.float32).tobytes()
-    assert model[1].weight.tolist() == np.ones([3, 3]).tolist()
-
-
 def test_several_models_are_one_shard_with_a_prefix_each():
     shared = paddle.nn.Linear(2, 2)
     weights = PaddleWeights({"": paddle.nn.Sequential(shared), "mtp.": shared})
     assert list(weights.specs()) == ["0.weight", "0.bias"]
     assert weights.tied == {"mtp.weight": "0.weight", "mtp.bias": "0.bias"}
-
-
-def test_persistable_buffers_belong_to_the_shard_and_others_do_not():
-    layer = Buffers(kept=paddle.zeros([2]))
-    layer.register_buffer("scratch", paddle.zeros([2]), persistable=False)
-    assert list(PaddleWeights(layer).specs()) == ["kept"]
 
 
 def test_tensors_of_size_zero_are_known_and_never_held():
@@ -168,11 +137,6 @@ def test_readable_bytes_cannot_be_written():
     weights = PaddleWeights(paddle.nn.Linear(2, 2))
     with pytest.raises(TypeError):
         weights.readable("weight")[0] = 1
-
-
-def test_an_unknown_name_is_a_key_error():
-    with pytest.raises(KeyError):
-        PaddleWeights(paddle.nn.Linear(2, 2)).writable("weigth")
 
 
 @pytest.mark.parametrize("foreign", [([4], "float64"), ([2], "float32"), ([2], "float64")])

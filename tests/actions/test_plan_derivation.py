@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.actions.plan_rules import ALL_GROUPS, MIRRORS, every_configuration
+from tests.actions.plan_rules import ALL_GROUPS, every_configuration
 from tests.incident import incident
 from wsm.actions import names
 from wsm.actions.options import PlanOptions
@@ -39,14 +39,6 @@ def test_what_a_configuration_does_not_have_is_in_no_plan():
         names.RESUME_ADMITTING,
         names.END_SET_ASIDE,
     }
-
-
-@incident("FastDeploy C2-5")
-def test_every_configuration_restarts_exactly_what_it_shuts_down():
-    for options in every_configuration():
-        plans = derive_plans(options)
-        for mirror in MIRRORS:
-            assert (mirror.taken in plans.clear.names()) is (mirror.given in plans.update.names())
 
 
 def test_every_action_is_named_in_the_one_list_and_says_what_it_is_for():
