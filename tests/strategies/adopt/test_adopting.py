@@ -19,7 +19,6 @@ from written_checkpoint import overwrite_in_place, write_checkpoint, write_file
 
 from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import raising
-from wsm.errors import WsmError
 from wsm.strategies import (
     Adoption,
     AdoptSettings,
@@ -103,8 +102,8 @@ def bytes_in(state: State) -> dict[str, bytes]:
 
 
 def test_stores_that_adopted_one_checkpoint_and_groups_of_any_size_name_one_digest(
-    settings: AdoptSettings, exchange: Path, tmp_path: Path
-) -> None:
+    settings, exchange, tmp_path
+):
     written = write_checkpoint(exchange / "step_7", make_state())
     stores = [replace(settings, into=tmp_path / name) for name in ("here", "there")]
     reports: list[LoadReport] = []
@@ -173,11 +172,14 @@ def loaded_slices(settings: AdoptSettings, ranks: int) -> list[LoadReport]:
     return reports
 
 
+def cut(specs: Mapping[str, TensorSpec]) -> Mapping[str, Placement]:
+    """A hook: as the large model says."""
+    return {name: LARGE[name][1] for name in specs}
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_a_group_reads_an_adopted_model_once_and_not_once_per_rank(
-    settings: AdoptSettings, exchange: Path, read_bytes: list[int], ranks: int
-) -> None:
-    chosen = replace(settings, ranks=ranks, placements=lambda specs: {name: LARGE[name][1] for name in specs})
+def test_a_group_reads_an_adopted_model_once_and_not_once_per_rank(settings, exchange, read_bytes, ranks):
+    chosen = replace(settings, ranks=ranks, placements=cut)
     adopt(write_checkpoint(exchange / "step_7", large_state()), chosen)
     model = sum(spec.nbytes for spec, _ in large_state().values())
     read_bytes.clear()
@@ -192,10 +194,8 @@ def test_a_group_reads_an_adopted_model_once_and_not_once_per_rank(
     assert sum(report.read_bytes for report in reports) == sum(read_bytes) > 1.25 * model
 
 
-def test_a_slice_that_a_trainer_overwrote_is_found_by_the_rank_that_holds_it(
-    settings: AdoptSettings, exchange: Path
-) -> None:
-    chosen = replace(settings, placements=lambda specs: {name: LARGE[name][1] for name in specs})
+def test_a_slice_that_a_trainer_overwrote_is_found_by_the_rank_that_holds_it(settings, exchange):
+    chosen = replace(settings, placements=cut)
     written = write_checkpoint(exchange / "step_7", large_state())
     adopt(written, chosen)
     for file in written.glob("*.safetensors"):
@@ -205,9 +205,9 @@ def test_a_slice_that_a_trainer_overwrote_is_found_by_the_rank_that_holds_it(
 
 
 def test_without_the_digests_of_slices_or_with_damaged_ones_whole_tensors_are_read(
-    settings: AdoptSettings, exchange: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    chosen = replace(settings, placements=lambda specs: {name: LARGE[name][1] for name in specs})
+    settings, exchange, caplog
+):
+    chosen = replace(settings, placements=cut)
     adopt(write_checkpoint(exchange / "step_7", large_state()), chosen)
     (zero, one) = sorted((Path(chosen.into) / "versions" / "7").glob("slices.*"))
     zero.unlink()
@@ -220,8 +220,8 @@ def test_without_the_digests_of_slices_or_with_damaged_ones_whole_tensors_are_re
 @pytest.mark.parametrize("way", [AdoptWay.LINK, AdoptWay.COPY])
 @pytest.mark.parametrize("index", [True, False])
 def test_a_directory_outlives_its_trainer_and_any_number_of_ranks_loads_it_verified(
-    settings: AdoptSettings, exchange: Path, way: AdoptWay, index: bool
-) -> None:
+    settings, exchange, way, index
+):
     written = write_checkpoint(exchange / "weight_v000012", make_state(), index=index)
     seen = sorted(written.iterdir())
     adoption = adopt(written, replace(settings, way=way))
@@ -241,8 +241,8 @@ def test_a_directory_outlives_its_trainer_and_any_number_of_ranks_loads_it_verif
 
 
 def test_the_same_tensors_under_the_same_label_are_there_already_whatever_lies_beside_them(
-    settings: AdoptSettings, exchange: Path
-) -> None:
+    settings, exchange
+):
     first = adopt(write_checkpoint(exchange / "a" / "step_7", make_state()), settings)
     again = write_checkpoint(exchange / "b" / "step_7", make_state(), files=3, index=False)
     for marker in ("STABLE", "NCCL_READY", "tokenizer.json"):
@@ -253,9 +253,7 @@ def test_the_same_tensors_under_the_same_label_are_there_already_whatever_lies_b
     assert sorted(Path(settings.into).rglob("*")) == before
 
 
-def test_other_tensors_under_a_label_get_one_that_says_so_also_once_the_first_are_retired(
-    settings: AdoptSettings, exchange: Path
-) -> None:
+def test_other_tensors_under_a_label_get_one_that_says_so_also_once_the_first_are_retired(settings, exchange):
     adoptions: list[Adoption] = []
     for restart in range(2):  # a trainer that is started again begins at 1 again
         for step in (1, 2, 3):
@@ -277,9 +275,7 @@ def test_other_tensors_under_a_label_get_one_that_says_so_also_once_the_first_ar
         )
 
 
-def test_what_was_adopted_is_known_to_stand_until_its_version_or_its_files_are_others(
-    settings: AdoptSettings, exchange: Path
-) -> None:
+def test_what_was_adopted_is_known_to_stand_until_its_version_or_its_files_are_others(settings, exchange):
     first = adopt(write_checkpoint(exchange / "weight_v000001", make_state(1)), settings)
     assert first.digest is not None
     into = Path(settings.into)
@@ -295,7 +291,7 @@ def test_what_was_adopted_is_known_to_stand_until_its_version_or_its_files_are_o
     assert not stands_as_adopted(into, "1", first.digest)
 
 
-def test_a_label_that_a_publisher_took_is_not_taken_from_it(settings: AdoptSettings, exchange: Path) -> None:
+def test_a_label_that_a_publisher_took_is_not_taken_from_it(settings, exchange):
     publish_snapshot(settings.into, 1, {0: make_state(0), 1: make_state(1)}, durable=False)
     adoption = adopt(write_checkpoint(exchange / "step_1", make_state()), settings)
     assert adoption.reused
@@ -307,9 +303,7 @@ def test_a_label_that_a_publisher_took_is_not_taken_from_it(settings: AdoptSetti
     assert (again.label, again.reused) == (adoption.label, True)
 
 
-def test_what_a_trainer_overwrites_in_place_never_passes_for_what_was_adopted(
-    settings: AdoptSettings, exchange: Path
-) -> None:
+def test_what_a_trainer_overwrites_in_place_never_passes_for_what_was_adopted(settings, exchange):
     """The promise of links: other bytes are found, by a load or the next adoption, and never served."""
     written = write_checkpoint(exchange / "step_7", make_state())
     adopt(written, settings)
@@ -329,7 +323,7 @@ def test_what_a_trainer_overwrites_in_place_never_passes_for_what_was_adopted(
     assert bytes_in(held(settings, copy.label)) == bytes_in(make_state())
 
 
-def test_names_of_the_trainer_are_exchanged_in_a_copy(settings: AdoptSettings, exchange: Path) -> None:
+def test_names_of_the_trainer_are_exchanged_in_a_copy(settings, exchange):
     state = make_state()
     spec, data = state.pop("embed.weight")
     trained = {"tokens": (replace(spec, name="tokens"), data), **state}
@@ -342,9 +336,7 @@ def test_names_of_the_trainer_are_exchanged_in_a_copy(settings: AdoptSettings, e
         adopt(write_checkpoint(exchange / "step_8", both), replace(settings, names=names))
 
 
-def test_files_that_cannot_be_linked_are_copied(
-    settings: AdoptSettings, exchange: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_cannot_be_linked_are_copied(settings, exchange, monkeypatch):
     def refuse(*_args: object, **_kwargs: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
@@ -354,9 +346,7 @@ def test_files_that_cannot_be_linked_are_copied(
     assert bytes_in(held(settings, "7")) == bytes_in(make_state())
 
 
-def test_what_overwriting_a_linked_file_costs_is_said_and_logged(
-    settings: AdoptSettings, exchange: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_overwriting_a_linked_file_costs_is_said_and_logged(settings, exchange, caplog):
     written = write_checkpoint(exchange / "step_7", make_state())
     cost = f"into the files of {written} in place is written into version 7"
     assert cost in str(adopt(written, settings).warning)
@@ -365,8 +355,8 @@ def test_what_overwriting_a_linked_file_costs_is_said_and_logged(
 
 
 def test_blocks_are_shared_where_the_file_system_can_and_no_overwriting_costs_the_version(
-    settings: AdoptSettings, exchange: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, exchange, monkeypatch
+):
     """No file system that shares blocks is at hand: its answer to the request is stood in for."""
 
     def share(made: int, request: int, source: int) -> None:
@@ -382,36 +372,21 @@ def test_blocks_are_shared_where_the_file_system_can_and_no_overwriting_costs_th
     assert bytes_in(held(settings, "7")) == bytes_in(make_state())
 
 
-def test_without_taking_in_only_the_label_is_taken_from_the_directory(settings: AdoptSettings) -> None:
+def test_without_taking_in_only_the_label_is_taken_from_the_directory(settings):
     adoption = adopt("/nowhere/global_step_1200", replace(settings, way=AdoptWay.NONE))
     assert (adoption.label, adoption.digest, adoption.already) == ("1200", None, False)
     assert not Path(settings.into).exists()
 
 
-def unfinished(directory: Path) -> None:
-    next(directory.glob("*.safetensors")).unlink()
+INDEX = "model.safetensors.index.json"
 
 
-def truncated(directory: Path) -> None:
-    cut_short(next(directory.glob("*.safetensors")))
+def first_of(directory: Path) -> Path:
+    return sorted(directory.glob("*.safetensors"))[0]
 
 
-def half_a_header(directory: Path) -> None:
-    os.truncate(next(directory.glob("*.safetensors")), 20)
-
-
-def not_json(directory: Path) -> None:
-    (directory / "model.safetensors.index.json").write_text("{")
-
-
-def leads_out(directory: Path) -> None:
-    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../step_6/a"}}')
-
-
-def changes_alone(directory: Path) -> None:
-    metadata = {"version": "000007", "base_version": "000006", "delta_encoding": "xor"}
-    content = {"metadata": metadata, "weight_map": {}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(content))
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
 
 
 def only_markers(directory: Path) -> None:
@@ -421,40 +396,49 @@ def only_markers(directory: Path) -> None:
 
 
 def twice(directory: Path) -> None:
-    (directory / "model.safetensors.index.json").unlink()
-    file = next(directory.glob("*.safetensors"))
-    shutil.copy(file, directory / "consolidated.safetensors")
+    (directory / INDEX).unlink()
+    shutil.copy(first_of(directory), directory / "consolidated.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (unfinished, checkpoint.incomplete_checkpoint),
-        (not_json, checkpoint.incomplete_checkpoint),
-        (leads_out, checkpoint.incomplete_checkpoint),
-        (only_markers, checkpoint.no_checkpoint),
-        (changes_alone, "delta-checkpoint"),
-        (truncated, checkpoint.incomplete_checkpoint),
-        (half_a_header, checkpoint.incomplete_checkpoint),
-        (twice, strategies_errors.not_covered),
-        (shutil.rmtree, "checkpoint-missing"),
-    ],
-)
-def test_what_is_no_whole_checkpoint_is_refused_and_nothing_is_written(
-    settings: AdoptSettings, exchange: Path, damage: Callable[[Path], None], expected: Callable[..., WsmError]
-) -> None:
+def half_a_set(directory: Path) -> None:
+    (directory / INDEX).unlink()
+    (directory / "model-00002-of-00002.safetensors").unlink()
+
+
+CHANGES = {"metadata": {"base_version": "000006", "delta_encoding": "xor"}, "weight_map": {}}
+
+DAMAGES = {
+    "unfinished": (lambda path: first_of(path).unlink(), checkpoint.incomplete_checkpoint),
+    "half a set": (half_a_set, checkpoint.incomplete_checkpoint),
+    "truncated": (lambda path: cut_short(first_of(path)), checkpoint.incomplete_checkpoint),
+    "half a header": (lambda path: os.truncate(first_of(path), 20), checkpoint.incomplete_checkpoint),
+    "index of no JSON": (lambda path: (path / INDEX).write_text("{"), checkpoint.incomplete_checkpoint),
+    "index that leads out": (
+        lambda path: (path / INDEX).write_text('{"weight_map": {"a": "../step_6/a"}}'),
+        checkpoint.incomplete_checkpoint,
+    ),
+    "changes alone": (lambda path: (path / INDEX).write_text(json.dumps(CHANGES)), "delta-checkpoint"),
+    "markers alone": (only_markers, checkpoint.no_checkpoint),
+    "tensors twice": (twice, strategies_errors.not_covered),
+    "gone": (shutil.rmtree, "checkpoint-missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_no_whole_checkpoint_is_refused_and_nothing_is_written(settings, exchange, damage):
+    spoil, expected = DAMAGES[damage]
     written = write_checkpoint(exchange / "step_7", make_state())
-    damage(written)
-    with raising(expected) as refused:
-        adopt(written, settings)
+    spoil(written)
+    for chosen in (replace(settings, ranks=None, placements=None), settings):
+        with raising(expected) as refused:
+            adopt(written, chosen)
+    assert damage != "half a set" or "model-00002-of-00002.safetensors is not there" in str(refused.value)
     assert "publish" not in str(refused.value) or expected == "delta-checkpoint"
     assert refused.value.retryable == (expected is checkpoint.incomplete_checkpoint)
     assert not Path(settings.into).exists()
 
 
-def test_an_index_decides_which_files_count_and_must_tell_the_truth(
-    settings: AdoptSettings, exchange: Path
-) -> None:
+def test_an_index_decides_which_files_count_and_must_tell_the_truth(settings, exchange):
     written = write_checkpoint(exchange / "step_7", make_state())
     spec, data = make_state()["embed.weight"]
     write_file(written / "adapter.safetensors", {"lora": (replace(spec, name="lora"), data)})
@@ -482,27 +466,11 @@ def test_an_index_decides_which_files_count_and_must_tell_the_truth(
         (["model-00001-of-99999999"], []),
     ],
 )
-def test_files_that_number_themselves_say_which_of_them_is_absent(
-    names: list[str], absent: list[str]
-) -> None:
+def test_files_that_number_themselves_say_which_of_them_is_absent(names, absent):
     def files(stems: list[str]) -> list[str]:
         return [f"{stem}.safetensors" for stem in stems]
 
     assert absent_shards(files(names)) == files(absent)
-
-
-@pytest.mark.parametrize("ranks", [1, None])
-def test_half_of_a_set_of_shards_is_not_taken_for_a_model(
-    settings: AdoptSettings, exchange: Path, ranks: int | None
-) -> None:
-    written = write_checkpoint(exchange / "step_5", make_state(), index=False)
-    second = written / "model-00002-of-00002.safetensors"
-    second.rename(exchange / second.name)
-    alone = replace(settings, ranks=ranks, placements=None)
-    with raising(checkpoint.incomplete_checkpoint, match=r"model-00002-of-00002\.safetensors is not there"):
-        adopt(written, alone)
-    (exchange / second.name).rename(second)
-    assert adopt(written, alone).label == "5"
 
 
 def of_this_model(specs: Mapping[str, TensorSpec]) -> Mapping[str, Placement]:
@@ -514,9 +482,7 @@ def of_this_model(specs: Mapping[str, TensorSpec]) -> Mapping[str, Placement]:
     return placed(specs)
 
 
-def test_a_file_that_is_not_the_models_is_named_with_what_to_do_about_it(
-    settings: AdoptSettings, exchange: Path
-) -> None:
+def test_a_file_that_is_not_the_models_is_named_with_what_to_do_about_it(settings, exchange):
     written = write_checkpoint(exchange / "step_7", make_state(), files=1, index=False)
     spec, data = make_state()["embed.weight"]
     write_file(written / "adapter_model.safetensors", {"lora": (replace(spec, name="lora"), data)})
@@ -527,9 +493,7 @@ def test_a_file_that_is_not_the_models_is_named_with_what_to_do_about_it(
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.", "model.language_model."])
-def test_a_prefix_before_all_names_is_named_and_can_be_left_out(
-    settings: AdoptSettings, exchange: Path, prefix: str
-) -> None:
+def test_a_prefix_before_all_names_is_named_and_can_be_left_out(settings, exchange, prefix):
     state = {
         f"{prefix}{name}": (replace(spec, name=f"{prefix}{name}"), data)
         for name, (spec, data) in make_state().items()
@@ -542,20 +506,13 @@ def test_a_prefix_before_all_names_is_named_and_can_be_left_out(
     assert bytes_in(held(settings, "7")) == bytes_in(make_state())
 
 
-def test_the_label_is_the_nearest_number_above_a_name_that_has_none_and_below_the_root(
-    settings: AdoptSettings, exchange: Path
-) -> None:
-    for step in (20, 40):
-        written = exchange / f"global_step_{step}" / "actor" / "huggingface"
-        assert adopt(write_checkpoint(written, make_state(seed=step)), settings).label == str(step)
-    beside = exchange.rename(exchange.with_name("exchange_3"))
+def test_a_number_above_the_root_is_no_label(settings, exchange):
+    beside = exchange.with_name("exchange_3")
     best = write_checkpoint(beside / "best", make_state(seed=1))
     assert adopt(best, replace(settings, roots=[beside])).label == "best"
 
 
-def test_a_model_that_cannot_be_divided_is_refused_before_it_is_read(
-    settings: AdoptSettings, exchange: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_divided_is_refused_before_it_is_read(settings, exchange, monkeypatch):
     def read(self: CheckpointPart) -> list[str]:
         raise AssertionError(f"{self.path} was read")
 
@@ -571,9 +528,7 @@ def test_a_model_that_cannot_be_divided_is_refused_before_it_is_read(
         adopt(written, replace(settings, placements=lambda specs: {"x": specs["x"]}))
 
 
-def test_what_is_written_while_it_is_read_is_refused(
-    settings: AdoptSettings, exchange: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_while_it_is_read_is_refused(settings, exchange, monkeypatch):
     written = write_checkpoint(exchange / "step_7", make_state())
     digests = CheckpointPart.digests
     disturb: list[Callable[[Path], None]] = []
@@ -596,13 +551,7 @@ def test_what_is_written_while_it_is_read_is_refused(
     assert bytes_in(held(settings, "7")) == bytes_in(make_state())
 
 
-def cut_short(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def test_a_damaged_memory_of_labels_is_none_and_adopting_goes_on(
-    settings: AdoptSettings, exchange: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_memory_of_labels_is_none_and_adopting_goes_on(settings, exchange, caplog):
     adopt(write_checkpoint(exchange / "step_7", make_state()), settings)
     (Path(settings.into) / RECORD_FILE).write_text("{}")
     assert adopt(write_checkpoint(exchange / "step_8", make_state(seed=8)), settings).label == "8"
@@ -610,7 +559,7 @@ def test_a_damaged_memory_of_labels_is_none_and_adopting_goes_on(
     assert [each.label for each in AdoptionRecord.of(Path(settings.into)).adopted] == ["8"]
 
 
-def test_many_adoptions_at_once_are_one(settings: AdoptSettings, exchange: Path) -> None:
+def test_many_adoptions_at_once_are_one(settings, exchange):
     written = write_checkpoint(exchange / "step_7", make_state())
     ends: list[object] = []
 
@@ -664,15 +613,15 @@ print(json.dumps([sorted(seen), wrong]))
 
 
 @pytest.mark.processes
-def test_an_adoption_that_was_killed_anywhere_is_finished_by_the_same_call(tmp_path: Path) -> None:
+def test_an_adoption_that_was_killed_anywhere_is_finished_by_the_same_call(tmp_path):
     seen, wrong = json.loads(WITHOUT_PADDLE.run("-c", KILLED_EVERYWHERE, tmp_path))
     assert seen == [[False, "1"], [True, "1"], [True, "2"]]
     assert wrong == []
 
 
 def test_a_version_that_is_visible_is_not_called_unpublished_and_is_announced_next_time(
-    settings: AdoptSettings, exchange: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, exchange, monkeypatch
+):
     adopt(write_checkpoint(exchange / "step_1", make_state()), settings)
     written = write_checkpoint(exchange / "step_2", make_state(2))
 

@@ -30,9 +30,7 @@ def settings(tmp_path: Path, exchange: Path) -> AdoptSettings:
     return AdoptSettings(tmp_path / "models", [exchange], durable=False)
 
 
-def test_a_directory_elsewhere_is_refused_whatever_leads_there(
-    settings: AdoptSettings, exchange: Path, tmp_path: Path
-) -> None:
+def test_a_directory_elsewhere_is_refused_whatever_leads_there(settings, exchange, tmp_path):
     elsewhere = write_checkpoint(tmp_path / "exchange-of-another" / "step_7", make_state())
     (exchange / "step_7").symlink_to(elsewhere)
     for path in (elsewhere, exchange / "step_7", exchange / ".." / "exchange-of-another" / "step_7"):
@@ -42,8 +40,8 @@ def test_a_directory_elsewhere_is_refused_whatever_leads_there(
 
 
 def test_a_file_that_leads_elsewhere_is_refused_and_one_below_a_root_is_followed(
-    settings: AdoptSettings, exchange: Path, tmp_path: Path
-) -> None:
+    settings, exchange, tmp_path
+):
     secret = write_checkpoint(tmp_path / "secret", make_state(), files=1, index=False)
     blobs = write_checkpoint(exchange / "blobs", make_state(), files=1, index=False)
     (file,) = blobs.glob("*.safetensors")
@@ -64,9 +62,7 @@ def test_a_file_that_leads_elsewhere_is_refused_and_one_below_a_root_is_followed
     "make",
     [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)],
 )
-def test_what_is_no_file_is_refused_without_waiting_for_it(
-    settings: AdoptSettings, exchange: Path, make: Callable[[Path], None]
-) -> None:
+def test_what_is_no_file_is_refused_without_waiting_for_it(settings, exchange, make):
     written = write_checkpoint(exchange / "step_7", make_state(), index=False)
     make(written / "model.safetensors")
     with raising((ForeignPathError, BadInputError)):
@@ -75,16 +71,12 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(
 
 
 @pytest.mark.parametrize("path", ["step_7\0", "x" * 300, "", "."])
-def test_a_path_that_no_file_can_have_is_bad_input(
-    settings: AdoptSettings, exchange: Path, path: str
-) -> None:
+def test_a_path_that_no_file_can_have_is_bad_input(settings, exchange, path):
     with pytest.raises(BadInputError):
         adopt(f"{exchange}/{path}", settings)
 
 
-def test_a_directory_that_is_exchanged_between_look_and_use_is_not_opened(
-    exchange: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_is_exchanged_between_look_and_use_is_not_opened(exchange, tmp_path, monkeypatch):
     """Whatever moment an enemy takes: what is opened was found from the root down, and follows no link."""
     elsewhere = write_checkpoint(tmp_path / "elsewhere", make_state())
     write_checkpoint(exchange / "run" / "step_7", make_state())
@@ -116,8 +108,8 @@ def test_a_directory_that_is_exchanged_between_look_and_use_is_not_opened(
 
 
 def test_a_directory_that_its_trainer_replaces_while_it_is_opened_has_changed_and_is_nobody_elses(
-    settings: AdoptSettings, exchange: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    settings, exchange, monkeypatch
+):
     written = write_checkpoint(exchange / "step_7", make_state())
     found = checkpoint.path_of
 
@@ -135,7 +127,7 @@ def test_a_directory_that_its_trainer_replaces_while_it_is_opened_has_changed_an
 
 
 @pytest.mark.needs("root")
-def test_what_another_user_makes_where_all_may_is_not_the_trainers() -> None:
+def test_what_another_user_makes_where_all_may_is_not_the_trainers():
     with shared_place() as place:
         settings = AdoptSettings(place / "models", [place], durable=False)
         as_another_user(lambda: write_checkpoint(place / "step_7", make_state()))
@@ -155,7 +147,7 @@ def test_what_another_user_makes_where_all_may_is_not_the_trainers() -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_trainer_of_another_user_is_trusted_where_only_trusted_ones_can_write(tmp_path: Path) -> None:
+def test_a_trainer_of_another_user_is_trusted_where_only_trusted_ones_can_write(tmp_path):
     with shared_place() as place:
         place.chmod(0o755)
         (place / "exchange").mkdir()
@@ -165,7 +157,7 @@ def test_a_trainer_of_another_user_is_trusted_where_only_trusted_ones_can_write(
         assert adopt(place / "exchange" / "step_7", settings).label == "7"
 
 
-def test_no_root_declared_means_that_nothing_is_opened(settings: AdoptSettings, exchange: Path) -> None:
+def test_no_root_declared_means_that_nothing_is_opened(settings, exchange):
     written = write_checkpoint(exchange / "step_7", make_state())
     with raising("outside-roots", match="no directory at all"):
         adopt(written, AdoptSettings(settings.into, []))
