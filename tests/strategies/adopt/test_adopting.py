@@ -382,7 +382,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def first_of(directory: Path) -> Path:
-    return sorted(directory.glob("*.safetensors"))[0]
+    return min(directory.glob("*.safetensors"))
 
 
 def cut_short(path: Path) -> None:

@@ -32,11 +32,6 @@ def reseal(path, **changes):
     path.write_bytes(seal({**fields, **changes}))
 
 
-def drop_manifests(path):
-    for name in (MANIFEST, WHOLE_MANIFEST):
-        (path / name).unlink()
-
-
 def append(path):
     with path.open("ab") as file:
         file.write(b"x")
@@ -53,13 +48,47 @@ def swap_in_rank_1(path):
         shutil.copy(file, path / file.name.replace("tp1.1.", "tp0.0."))
 
 
+def put_into(part, before, after):
+    part.write_bytes(part.read_bytes().replace(before, after))
+
+
+def of_another_version(path):
+    put_into(path / PART0, b'"wsm.version":"1"', b'"wsm.version":"2"')
+
+
+def of_another_publication(path):
+    publication = json.loads((path / MANIFEST).read_bytes())["publication"].encode()
+    put_into(path / PART1, publication, b"0" * len(publication))
+
+
+def without_manifests(spoil):
+    """So that nothing but the parts can tell."""
+
+    def spoiled(path):
+        spoil(path)
+        for name in (MANIFEST, WHOLE_MANIFEST):
+            (path / name).unlink()
+
+    return spoiled
+
+
 DAMAGES = {
-    "part of another version": (
-        lambda path: (path / PART0).write_bytes(
-            (path / PART0).read_bytes().replace(b'"wsm.version":"1"', b'"wsm.version":"2"')
-        ),
+    "part of another version": (of_another_version, errors.mixed_parts, "version"),
+    "part of another version, no manifest": (
+        without_manifests(of_another_version),
         errors.mixed_parts,
         "version",
+    ),
+    "part of another publication": (of_another_publication, errors.mixed_parts, "publication"),
+    "part of another publication, no manifest": (
+        without_manifests(of_another_publication),
+        errors.mixed_parts,
+        "publication",
+    ),
+    "files of another rank, no manifest": (
+        without_manifests(swap_in_rank_1),
+        errors.shard_identity,
+        "written for rank 1",
     ),
     "sparse manifest of a terabyte": (
         lambda path: os.truncate(path / MANIFEST, 1 << 40),
@@ -118,7 +147,7 @@ DAMAGES = {
 }
 
 
-@incident("FastDeploy C2-12")
+@incident("FastDeploy C2-12", "FastDeploy#6815")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_bad_snapshot_is_refused_and_the_weights_stay_as_they_were(snapshot, held, bytes_of, damage):
     spoil, error, text = DAMAGES[damage]
@@ -203,40 +232,9 @@ def test_what_stands_where_the_announcement_should_be_is_refused_and_never_waite
     assert load(snapshot.source(), target, version=1).version == "1"
 
 
-@incident("FastDeploy#6815")
-def test_without_manifests_the_parts_still_tell_whose_they_are(snapshot):
-    path = snapshot.publish(1)
-    swap_in_rank_1(path)
-    drop_manifests(path)
-    with raising(errors.shard_identity, match="written for rank 1"):
-        load(snapshot.source(), snapshot.target())
-
-
-def test_without_manifests_parts_of_two_versions_are_not_mixed(snapshot):
-    path = snapshot.publish(1)
-    other = snapshot.publish(2, seed=2)
-    shutil.copy(other / PART1, path / PART1)
-    drop_manifests(path)
-    with raising(errors.mixed_parts, match="version"):
-        load(snapshot.source(), snapshot.target(), version=1)
-
-
-def test_without_manifests_parts_of_two_publications_of_one_version_are_not_mixed(snapshot, tmp_path):
-    path = snapshot.publish(1)
-    shutil.copytree(path, tmp_path / "first")
-    again = snapshot.publish(1, seed=2, replace=True)
-    shutil.copy(tmp_path / "first" / PART1, again / PART1)
-    with raising(errors.mixed_parts, match="publication"):
-        load(snapshot.source(), snapshot.target())
-    drop_manifests(again)
-    with raising(errors.mixed_parts, match="publication"):
-        load(snapshot.source(), snapshot.target())
-
-
 def test_a_part_of_a_foreign_writer_is_not_mixed_with_ours(snapshot, plain):
     path = snapshot.publish(1)
-    drop_manifests(path)
-    (path / PART1).unlink()
+    without_manifests(lambda path: (path / PART1).unlink())(path)
     plain(PART1, {"x": ("U8", (1,), b"x")}, directory=path)
     with raising(errors.mixed_parts, match="not written by wsm"):
         load(snapshot.source(), snapshot.target())

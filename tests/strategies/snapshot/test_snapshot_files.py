@@ -51,31 +51,25 @@ def test_parts_win_over_everything_else_and_load_in_numeric_order(plain, model, 
     assert files == [f"model_state.tp3.5.part{index}.pdparams" for index in range(12)]
 
 
-def test_the_whole_file_is_taken_when_there_are_no_parts(plain, model, source):
-    plain("model_state.tp3.5.pdparams", WHOLE, directory=model)
-    plain("model_state.tp05.pdparams", one("a", b"99"), directory=model)
-    target = MemoryTarget([A, B, C])
-    report = load(source, target)
-    assert names(report.files) == ["model_state.tp3.5.pdparams"]
-    assert bytes(target.readable("b")) == b"22"
-
-
-def test_the_legacy_name_is_taken_when_there_is_no_whole_file(plain, model, shared, source):
-    plain("model_state.tp05.pdparams", WHOLE, directory=model)
-    plain("model_state.tp3.5.pdparams", one("a", b"99"), directory=shared)
-    assert names(inspect(source).files) == ["model_state.tp05.pdparams"]
-
-
-def test_the_shared_directory_is_the_last_place(plain, model, shared, source):
-    model.mkdir()
-    plain("model_state.tp3.5.pdparams", WHOLE, directory=shared)
-    report = load(source, MemoryTarget([A, B, C]))
-    assert report.files == (str(shared / "model_state.tp3.5.pdparams"),)
-
-
-def test_the_shared_directory_does_for_a_model_directory_that_does_not_exist(plain, shared, source):
-    plain("model_state.tp3.5.pdparams", WHOLE, directory=shared)
+@pytest.mark.parametrize(
+    ("taken", "there"),
+    [
+        ("model/model_state.tp3.5.pdparams", ["model/model_state.tp05.pdparams"]),
+        (
+            "model/model_state.tp3.5.pdparams",
+            ["model/model_state.tp3.5.partabc.pdparams", "model/model_state.tp3.5.nopart.pdparams"],
+        ),
+        ("model/model_state.tp05.pdparams", ["shared/model_state.tp3.5.pdparams"]),
+        ("shared/model_state.tp3.5.pdparams", ["model/config.json"]),
+        ("shared/model_state.tp3.5.pdparams", []),
+    ],
+    ids=["the whole file", "no number of a part", "the legacy name", "the shared directory", "no directory"],
+)
+def test_without_parts_the_first_file_of_the_other_places_is_taken(plain, tmp_path, source, taken, there):
+    for path in (taken, *there):
+        plain(path, WHOLE)
     assert inspect(source).bytes == 6
+    assert load(source, MemoryTarget([A, B, C])).files == (str(tmp_path / taken),)
 
 
 def test_nothing_found_lists_every_place_in_order_and_what_is_there_instead(plain, model, shared, source):
@@ -112,14 +106,6 @@ def test_an_invalid_part_name_is_warned_about_and_ignored(plain, model, source, 
     assert [fields["file"] for fields in warned if fields["event"] == "snapshot.part_ignored"] == [path]
     assert report.ignored == (path,)
     assert names(report.files) == ["model_state.tp3.5.part0.pdparams"]
-
-
-def test_only_invalid_part_names_fall_through_to_the_whole_file(plain, model, source):
-    plain("model_state.tp3.5.partabc.pdparams", one("a", b"99"), directory=model)
-    plain("model_state.tp3.5.nopart.pdparams", one("a", b"99"), directory=model)
-    plain("model_state.tp3.5.pdparams", WHOLE, directory=model)
-    report = load(source, MemoryTarget([A, B, C]))
-    assert names(report.files) == ["model_state.tp3.5.pdparams"]
 
 
 def test_repetitions_among_the_parts_are_refused(plain, model, source):
