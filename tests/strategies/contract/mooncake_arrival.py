@@ -66,7 +66,7 @@ class RawLeaseServer:
 
 
 class MooncakeArrival(AddressArrival):
-    strategy, _called = "rsync", "publisher"
+    strategy, _called, _said_of_garbage = "rsync", "publisher", "announces"
     _source = RsyncSource
     impossible: Mapping[Wrong, str] = {
         Wrong.TRUNCATED_ON_THE_WAY: "a publisher's memory is unmapped only with its process",
@@ -122,17 +122,14 @@ class MooncakeArrival(AddressArrival):
         said = {"publisher": secrets.token_hex(16), "session": self._engine.session}
         return grants_of(str(version), {0: shard, 1: shard}, **said)[0]
 
+    def _described(self, version: int, state: State) -> bytes:
+        return say.to_bytes(self._grant(version, state))
+
     def _answer(self, *data: bytes) -> None:
-        """Answer what a rank asks with `data`."""
         self._leases = RawLeaseServer(self._address, b"".join(data))
 
-    def _peer_silent(self, version: int, state: State) -> Expected:
-        self._connect_s = 0.3
-        self._answer()
-        return Expected(stream_errors.PeerSilentError, (self._address, "said nothing", "its offer was due"))
-
     def _peer_endless(self, version: int, state: State) -> Expected:
-        self._answer(*[say.to_bytes(self._grant(version, state))] * 3)
+        self._answer(*[self._described(version, state)] * 3)
         return Expected(stream_errors.peer_message, (self._address, "it is a Grant, nothing was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
@@ -159,12 +156,6 @@ class MooncakeArrival(AddressArrival):
         pack[bytes(pack).index(data) + 2_000_000] ^= 1  # as everybody can who reaches the engine
         return Expected(errors.DigestMismatchError, ("'large.weight'", self._address), may_touch=True)
 
-    def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
-        data = bytearray(say.to_bytes(self._grant(version, state)))
-        data[99] ^= 1
-        self._answer(bytes(data))
-        return Expected(stream_errors.peer_message, (self._address, "cut short or damaged"))
-
     def _truncated(self, version: int, state: State) -> Expected:
         grant = self._grant(version, state)
         assert self._engine is not None
@@ -172,15 +163,6 @@ class MooncakeArrival(AddressArrival):
             self._engine.unregister(address)
         self._answer(say.to_bytes(grant))
         return Expected("transfer-failed", (self._address, grant.session, "could not read"))
-
-    def _truncated_description(self, version: int, state: State) -> Expected:
-        data = say.to_bytes(self._grant(version, state))
-        self._answer(data[:4] + data[4:-7] + bytes(7))
-        return Expected(stream_errors.peer_message, (self._address, "damaged"))
-
-    def _garbage(self, version: int, state: State) -> Expected:
-        self._answer(b"no weights today, and no message either")
-        return Expected(stream_errors.peer_message, (self._address, "announces"))
 
     def _empty(self, version: int, state: State) -> Expected:
         self._engine = Engine(EngineSettings())

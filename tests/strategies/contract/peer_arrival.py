@@ -41,8 +41,9 @@ class AddressArrival(PeerArrival):
     """From a trainer of ours at an address, which says beforehand what it will bring."""
 
     declared = True
-    #: What errors call who listens there.
+    #: What errors call who listens there, and what they say of bytes that are no message.
     _called: str
+    _said_of_garbage = "damaged"
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -55,6 +56,33 @@ class AddressArrival(PeerArrival):
 
     def _hand_over(self, version: int, shards: Mapping[int, State], *, finite: bool = False) -> None:
         raise NotImplementedError
+
+    def _described(self, version: int, state: State) -> bytes:
+        """What a right trainer answers a rank that asks, with memory that can really be read."""
+        raise NotImplementedError
+
+    def _answer(self, *data: bytes) -> None:
+        """Answer whatever a rank asks with these bytes, and say nothing else."""
+        raise NotImplementedError
+
+    def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
+        data = bytearray(self._described(version, state))
+        data[99] ^= 1
+        self._answer(bytes(data))
+        return Expected(stream_errors.peer_message, (self._address, "damaged"))
+
+    def _truncated_description(self, version: int, state: State) -> Expected:
+        self._answer(self._described(version, state)[:-7] + bytes(7))  # as long as it announces to be
+        return Expected(stream_errors.peer_message, (self._address, "damaged"))
+
+    def _garbage(self, version: int, state: State) -> Expected:
+        self._answer(b"no weights today, and no message either")
+        return Expected(stream_errors.peer_message, (self._address, self._said_of_garbage))
+
+    def _peer_silent(self, version: int, state: State) -> Expected:
+        self._connect_s = 0.3
+        self._answer()
+        return Expected(stream_errors.PeerSilentError, (self._address, "said nothing", "its offer was due"))
 
     def _nothing_there(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3

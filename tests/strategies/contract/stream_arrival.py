@@ -137,6 +137,12 @@ class StreamArrival(AddressArrival):
         )
         return RankStream(state, self._segment, offer)
 
+    def _described(self, version: int, state: State) -> bytes:
+        return frame_of(self._stream(version, state).offer)
+
+    def _answer(self, *data: bytes) -> None:
+        self._peer = RawPeer(self._address, lambda said: data if isinstance(said, wire.Hello) else ())
+
     def _send_until(
         self, version: int, state: State, bucket: int, harm: Callable[[RankStream, int], None]
     ) -> RankStream:
@@ -160,27 +166,15 @@ class StreamArrival(AddressArrival):
         self._peer = RawPeer(self._address, answer)
         return stream
 
-    def _offer(self, version: int, state: State, change: Callable[[wire.Init], Iterable[bytes]]) -> None:
-        """Answer the rank's Hello with what `change` makes of the right Offer, and nothing else."""
-        stream = self._stream(version, state)
-
-        def answer(message: wire.FromRank | None) -> Iterable[bytes]:
-            return change(stream.offer) if isinstance(message, wire.Hello) else ()
-
-        self._peer = RawPeer(self._address, answer)
-
-    def _peer_silent(self, version: int, state: State) -> Expected:
-        self._connect_s = 0.3
-        self._offer(version, state, lambda _offer: [])
-        return Expected(stream_errors.PeerSilentError, (self._address, "said nothing", "its offer was due"))
-
     def _peer_endless(self, version: int, state: State) -> Expected:
-        def endless(offer: wire.Init) -> Iterable[bytes]:
+        offer = self._described(version, state)
+
+        def endless(message: wire.FromRank | None) -> Iterable[bytes]:
             while True:
-                yield frame_of(offer)
+                yield offer
                 time.sleep(0.001)
 
-        self._offer(version, state, endless)
+        self._peer = RawPeer(self._address, endless)
         return Expected(stream_errors.peer_message, (self._address, "it is a Init, bucket 0 was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
@@ -188,7 +182,8 @@ class StreamArrival(AddressArrival):
         return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
 
     def _changed(self, version: int, state: State, **fields: object) -> None:
-        self._offer(version, state, lambda offer: [frame_of(msgspec.structs.replace(offer, **fields))])
+        offer = self._stream(version, state).offer
+        self._answer(frame_of(msgspec.structs.replace(offer, **fields)))
 
     def _duplicate_name(self, version: int, state: State) -> Expected:
         rows = self._rows(state)
@@ -212,17 +207,8 @@ class StreamArrival(AddressArrival):
             errors.DigestMismatchError, ("'large.weight'", "bucket 3", self._address), may_touch=True
         )
 
-    def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
-        def flipped(offer: wire.Init) -> Iterable[bytes]:
-            data = bytearray(frame_of(offer))
-            data[99] ^= 1
-            return [bytes(data)]
-
-        self._offer(version, state, flipped)
-        return Expected(stream_errors.peer_message, (self._address, "damaged"))
-
     def _truncated(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda offer: [frame_of(offer)])
+        self._answer(self._described(version, state))
         assert self._segment is not None
         path = f"{private_directory()}/{self._segment.name}"
         os.truncate(path, BUCKET_BYTES)
@@ -235,14 +221,6 @@ class StreamArrival(AddressArrival):
         stream = self._send_until(version, state, 3, cut)
         path = f"{private_directory()}/{stream.segment.name}"
         return Expected(errors.bad_file_size, (path, "truncated"), may_touch=True)
-
-    def _truncated_description(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda offer: [frame_of(offer)[:-7]])
-        return Expected(stream_errors.peer_message, (self._address, "cut short"))
-
-    def _garbage(self, version: int, state: State) -> Expected:
-        self._offer(version, state, lambda _offer: [b"no weights today, and no message either"])
-        return Expected(stream_errors.peer_message, (self._address, "damaged"))
 
     def _empty(self, version: int, state: State) -> Expected:
         self._changed(version, state, tensors=())

@@ -85,14 +85,6 @@ def test_nan_in_memory_with_its_axes_exchanged_is_refused_at_its_place_in_the_so
     assert rank.holds(GOOD)
 
 
-def test_nan_that_nobody_forbade_arrives_bit_by_bit(arrival):
-    bad = with_nan(GOOD, "large.weight", 7)
-    arrival.publish(1, bad)
-    rank = Rank(arrival)
-    rank.load(1)
-    assert rank.holds(bad)
-
-
 @pytest.mark.parametrize("arrival", as_parameters(PUBLISHED_ANEW), indirect=True)
 def test_a_promise_that_comes_with_the_same_tensors_is_made(arrival):
     bad = with_nan(GOOD, "large.weight", 7)

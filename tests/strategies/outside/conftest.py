@@ -12,8 +12,6 @@ import pytest
 
 from wsm.strategies import registry
 
-# Groups that the command line commands are started here, too.
-sys.path.insert(0, str(Path(__file__).parents[2] / "cli"))
 sys.path.insert(0, str(Path(__file__).parent))
 from npz_package import install, install_documented
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,12 +10,10 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from commanded_group import LivingGroup
 from npz_package import block, publish
-from small_model import SPECS as SERVED
 
 from tests.raising import matches
-from wsm import Controller, load_config
+from wsm import load_config
 from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
 from wsm.strategies.errors import UnreadableFileError, VersionMismatchError
@@ -88,29 +85,3 @@ def test_the_command_line_plans_for_it_and_reads_it(config, tmp_path):
     target = MemoryTarget(SPECS)
     loaded = load(Sources(load_config(config)).of(1), target, name="npz")
     assert (held["rank"], held["version"], held["digest"]) == (1, "7", loaded.digest)
-
-
-@pytest.mark.processes
-def test_a_group_of_real_workers_loads_by_it_from_its_wsm_yaml(tmp_path):
-    served = tmp_path / "served"
-    arrays = {
-        version: {spec.name: np.full(spec.shape, version, np.float32) for spec in SERVED}
-        for version in (1, 2)
-    }
-    publish(served, 1, arrays[1])
-    group = LivingGroup(f"npz-{os.getpid()}", tmp_path, strategy="npz", npz={"directory": str(served)})
-    try:
-        group.start()
-        with Controller(group.name) as controller:
-            assert controller.update().version == "1"  # whichever is there
-            publish(served, 2, arrays[2])
-            for hot in (True, False):
-                receipt = controller.update(2, hot=hot, force=True)
-                assert (receipt.version, len({rank.digest for rank in receipt.ranks})) == ("2", 1)
-            controller.clear()
-            with pytest.raises(WsmError, match=r"version 1 was asked for, but .*rank\d\.npz holds version 2"):
-                controller.update(1)
-            controller.update(2)
-            assert controller.status().serving
-    finally:
-        group.close()
