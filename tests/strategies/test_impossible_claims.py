@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_state import make_state
 
 from tests.raising import raising
 from wsm.errors import BadInputError
 from wsm.private_directory import private_directory
-from wsm.strategies import MemoryTarget, SharedTensors, SnapshotSource, TensorSpec, load
+from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.buckets import wire
 from wsm.strategies.conversation import HEAD_BYTES, frame_of
@@ -25,7 +24,6 @@ from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.safetensors import parse_header
 from wsm.strategies.ipc.metas import IpcMetas, TensorPlace
 from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
-from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.mooncake import _lease_messages as mooncake_words
 from wsm.strategies.mooncake._lease_messages import MemoryRegion
 from wsm.strategies.mooncake.mooncake_transport import ReadPlan
@@ -130,23 +128,6 @@ def test_memory_that_cannot_be_mapped_is_said_to_be_so():
                 attached.memory(0, 1)
         finally:
             attached.close()
-
-
-def test_metas_of_device_memory_are_refused_by_a_cpu_build_before_anything_is_touched(tmp_path):
-    state = make_state()
-    with SharedTensors(tmp_path) as shared:
-        shared.publish(1, {0: state})
-        file = tmp_path / "ipc_metas_0"
-        fields = json.loads(file.read_text())
-        del fields["digest"]
-        at = [name for name, *_ in fields["tensors"]].index("head.weight")
-        fields["places"][at][2] = 0
-        file.write_bytes(seal(fields))
-        target, tainted = MemoryTarget(spec for spec, _ in state.values()), []
-        with raising("bad-device-meta", match=r"'head\.weight'") as caught:
-            load(IpcSource(tmp_path, 0, device_id=0), target, name="ipc", taint=lambda: tainted.append(1))
-        assert not tainted
-        assert not caught.value.touched
 
 
 def test_what_a_file_says_of_itself_does_not_make_a_message_endless(tmp_path, plain):

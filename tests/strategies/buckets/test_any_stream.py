@@ -218,6 +218,7 @@ def check_errors(run: Run, rank: BaseException | None, trainer: BaseException | 
     elif harm == "rank changes its mind":
         assert isinstance(rank, errors.LoadCancelledError)
         assert isinstance(trainer, stream_errors.PeerFailedError)
+        assert trainer.error == "load-cancelled"
     elif harm == "trainer fails":
         assert isinstance(trainer, OSError)
         assert isinstance(rank, stream_errors.PeerFailedError)

@@ -222,47 +222,6 @@ def test_a_rank_that_never_comes_is_named_at_the_deadline(over_ipc, threads):
         first.result()
 
 
-def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, threads):
-    with contextlib.closing(asking(over_ipc.address)) as first:
-        pending = threads.submit(over_ipc.send, 1, {0: shard(1, 0)})
-        first.send(frame_of(wire.Hello(0, 1, "1", look=False)))
-        assert isinstance(answer_to(first), wire.Init)
-
-        def ready(done, total):
-            if done == total:
-                first.send(frame_of(wire.Ready()))
-                assert answer_to(first).reason == "busy"
-
-        source = IpcAsyncSource(over_ipc.address)
-        report = load(source, MemoryTarget(SPECS), name="ipc_async", progress=ready)
-        assert pending.result().digests == {0: report.digest}
-
-
-def test_a_load_that_is_cancelled_while_it_waits_says_how_much_was_applied(over_ipc, threads):
-    looks, ended = [], threading.Event()
-
-    def stop(done, total):
-        if done > SPECS[0].nbytes:  # the rank has the first tensor, and waits for the second
-            ended.wait(60)
-
-    def changed_its_mind():
-        looks.extend(looks[-1:])
-        return len(looks) > 5  # not in between the tensors, but in the wait
-
-    def count(done, total):
-        if done == SPECS[0].nbytes:
-            looks.append(done)
-
-    pending = threads.submit(over_ipc.send, 1, {0: shard(1, 0)}, progress=stop)
-    source = IpcAsyncSource(over_ipc.address)
-    with raising(errors.LoadCancelledError, match="after 1 of 2 tensors") as caught:
-        load(source, MemoryTarget(SPECS), name="ipc_async", progress=count, cancelled=changed_its_mind)
-    assert caught.value.touched
-    ended.set()
-    with raising(stream_errors.PeerFailedError, match="load-cancelled"):
-        pending.result()
-
-
 def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
     nobody = frame_of(wire.Hello(7, 2, None, look=False))
     garbage = (b"", b"hello", frame_of(wire.Ack(0)), frame_of(wire.Done(0, "0" * 32)), nobody)

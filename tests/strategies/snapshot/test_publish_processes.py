@@ -11,7 +11,6 @@ import pytest
 
 from tests.forkserver import WITHOUT_PADDLE
 from tests.incident import incident
-from wsm.strategies import Retention, publish_snapshot
 
 pytestmark = pytest.mark.processes
 
@@ -137,20 +136,6 @@ def test_readers_find_whole_versions_at_any_moment_while_they_are_replaced(tmp_p
             loads, mixed = map(int, reader.stdout.read().split())
             assert loads > 1
             assert mixed == 0
-
-
-def test_a_dead_reader_holds_nothing(snapshot, tmp_path):
-    first_publication(tmp_path)
-    script = STATE + (
-        "def stop(*_):\n    print('here', flush=True)\n    sys.stdin.readline()\n"
-        "load(SnapshotSource(sys.argv[1], 0, device_id=0), MemoryTarget(SPECS), progress=stop)"
-    )
-    with start(script, tmp_path) as reader:
-        assert reader.stdout.readline() == "here\n"
-        reader.kill()
-    for version in (2, 3):
-        publish_snapshot(tmp_path, version, {0: {"a": b"x"}}, retain=Retention(keep=1))
-    assert sorted(path.name for path in (tmp_path / "versions").iterdir()) == [".publisher.lock", "3"]
 
 
 @incident("FastDeploy#6852")

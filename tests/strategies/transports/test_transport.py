@@ -21,7 +21,6 @@ from wsm.strategies import (
     TensorSpec,
     errors,
     publish_snapshot,
-    write_version,
 )
 from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
@@ -111,15 +110,6 @@ def test_an_error_of_closing_does_not_hide_why_it_was_closed(tmp_path, caplog):
     assert "the peer is gone" in caplog.text
 
 
-def test_an_unnamed_version_is_the_one_that_version_yaml_announces(tmp_path):
-    publish(tmp_path / "versions", 1)
-    announced = tmp_path / "model"
-    announced.mkdir()
-    write_version(announced, 1)
-    source = RsyncSource(SnapshotTransport(tmp_path / "versions"), directory=announced)
-    assert loaded(source, None) == ("1", b"abcd")
-
-
 def test_without_version_yaml_the_newest_is_what_was_published_last_whatever_it_is_called(tmp_path):
     source = RsyncSource(SnapshotTransport(tmp_path), directory=tmp_path)
     for label in ("step_9", "step_10", "a"):
@@ -145,14 +135,3 @@ def test_a_version_yaml_that_names_none_is_an_error_and_no_connection(tmp_path, 
     with raising(error, match=r"version\.yaml"):
         loaded(RsyncSource(transport, directory=tmp_path), None)
     assert transport.opened == 0
-
-
-def test_a_transport_that_offers_another_version_is_refused_by_the_strategy(tmp_path):
-    class Newest(SnapshotTransport):
-        def open(self, version, rank, observer, *, world_size=None):
-            return super().open(None, rank, observer, world_size=world_size)
-
-    publish(tmp_path, 2)
-    with raising(errors.VersionMismatchError, match="version 1 was asked for") as caught:
-        loaded(RsyncSource(Newest(tmp_path)), 1)
-    assert caught.value.found == "2"
