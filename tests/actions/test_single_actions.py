@@ -89,17 +89,6 @@ def test_a_scheduler_that_admits_nothing_after_it_was_resumed_is_found(runner, m
 # -- CUDA graphs ------------------------------------------------------------------------------------
 
 
-def test_dropped_graphs_are_captured_again_by_undo_where_capturing_is_local(runner, make_context):
-    context = make_context()
-    action = drop_graphs()
-    action.run(context)
-    action.probe(context)
-    assert not runner.graphs.captured()
-    action.undo(context)
-    action.undo(context)
-    assert runner.graphs.captured()
-
-
 def test_undo_never_captures_with_other_ranks_and_says_so(runner, make_context):
     context = make_context()
     action = drop_graphs(collective=True)
@@ -219,18 +208,6 @@ def test_a_tensor_that_was_not_released_is_named(runner, make_context, monkeypat
     ReleaseWeights().run(make_context())
     with pytest.raises(PostconditionError, match="'embedding'"):
         ReleaseWeights().probe(make_context())
-
-
-def test_a_load_that_fails_before_its_first_byte_leaves_the_old_weights_whole(runner, make_context):
-    def refuse(context, target):
-        assert target.specs()
-        assert target.readable("head")[0] == 1
-        raise ValueError("the file is torn")
-
-    context = make_context(load=refuse)
-    with pytest.raises(ValueError, match="torn"):
-        LoadWeights().run(context)
-    assert not context.done.weights_touched
 
 
 def test_bytes_needed_are_those_that_are_not_held(runner, make_context):
