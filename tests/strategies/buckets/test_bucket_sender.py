@@ -5,25 +5,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
+import signal
 import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, send_to_both, shard, shards
 from receiving_rank import SPECS
 
 from tests.forkserver import WITHOUT_PADDLE
-from tests.raising import raising
+from tests.raising import matches, raising
+from wsm.clock import ManualClock
 from wsm.errors import WsmError
 from wsm.private_directory import private_directory
-from wsm.strategies import MemoryTarget, TensorSpec, errors, load
+from wsm.strategies import BucketSender, IpcAsyncSource, MemoryTarget, TensorSpec, errors, load
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.buckets import channel, wire
-from wsm.strategies.buckets.channel import RankSocket
-from wsm.strategies.buckets.sender import BucketSender, RankStream, Stage
-from wsm.strategies.buckets.source import IpcAsyncSource
-from wsm.strategies.conversation import frame_of
+from wsm.strategies.buckets.channel import RankSocket, TrainerSocket
+from wsm.strategies.buckets.sender import RankStream, Stage
+from wsm.strategies.conversation import Abort, frame_of
 from wsm.strategies.digest import digest_of
 from wsm.strategies.ipc.shared_segment import AttachedSegment, OwnedSegment
 from wsm.strategies.tensor import BEGIN_IN_PAGE
@@ -367,7 +370,6 @@ def test_a_rank_is_who_has_the_memory_and_a_second_one_comes_too_late(stream):
 _DYING_SENDER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
-from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, shard, shards
 from receiving_rank import SPECS
 from wsm.strategies import BucketSender
 def die(done, total):
@@ -399,3 +401,186 @@ def test_a_rank_removes_the_buckets_of_a_killed_sender_and_the_next_sender_those
     assert (memory / others).exists()  # that rank never came
     with BucketSender(f"ipc://{tmp_path}/next", memory_directory=str(memory)):
         assert not (memory / others).exists()
+
+
+# -- sides that take their time --------------------------------------------------------------------------
+
+
+# Many more buckets than ZMQ holds, or may be in flight.
+BUCKETS = 8000
+SMALL = TensorSpec("a", "U8", (64 * BUCKETS,))
+
+
+@pytest.fixture
+def address(tmp_path):
+    return f"ipc://{tmp_path}/buckets"
+
+
+@pytest.mark.parametrize("standing_still", ["trainer", "rank"])
+def test_no_word_about_many_small_buckets_is_lost_while_one_side_stands_still(
+    address, threads, standing_still
+):
+    other_is_through = threading.Event()
+    seen = [0]
+
+    def on_trainer(done, total):
+        if done == total and standing_still == "trainer":
+            before = -1
+            while (
+                seen[0] > before and not other_is_through.is_set()
+            ):  # what a full socket holds back is not lost
+                before = seen[0]
+                other_is_through.wait(0.5)
+
+    def on_rank(done, total):
+        if standing_still == "rank" and not seen[0]:
+            other_is_through.wait(0.5)
+        seen[0] = done
+        if standing_still == "rank":
+            return
+        if done > total - 256:
+            other_is_through.set()
+
+    content = bytes(range(256)) * (SMALL.nbytes // 256)
+    target = MemoryTarget([SMALL])
+    with BucketSender(address, bucket_bytes=64, window_bytes=SMALL.nbytes) as sender:
+        pending = threads.submit(load, IpcAsyncSource(address), target, name="ipc_async", progress=on_rank)
+        sent = sender.send(1, {0: {"a": (SMALL, content)}}, progress=on_trainer, silence_s=60)
+    assert pending.result().digest == sent.digests[0]
+    assert bytes(target.readable("a")) == content
+
+
+def test_a_trainer_whose_tensors_come_slowly_does_not_call_a_rank_silent_for_that(address, threads):
+    clock = ManualClock()
+
+    class FromDevice(dict):
+        """Each look at a tensor takes an hour."""
+
+        def __getitem__(self, name):
+            clock.advance(3600.0)
+            return super().__getitem__(name)
+
+    tensors = FromDevice({name: np.full(100, number, np.uint8) for number, name in enumerate("abcd")})
+    target = MemoryTarget(TensorSpec(name, "U8", (100,)) for name in tensors)
+    with BucketSender(address, bucket_bytes=128, window_bytes=128, clock=clock) as sender:
+        pending = threads.submit(load, IpcAsyncSource(address), target, name="ipc_async")
+        sent = sender.send(1, {0: tensors}, join_s=1e9, silence_s=10)
+    assert pending.result().digest == sent.digests[0]
+
+
+# -- a peer that lies about the memory of its stream -----------------------------------------------------
+
+
+SPEC = TensorSpec("a", "U8", (3,))
+NBYTES = BEGIN_IN_PAGE + 128
+
+
+@pytest.fixture
+def load_from_liar(tmp_path, threads):
+    """Load from a peer that names the memory `name` in its Init; the rank's error."""
+
+    def lie(name: str) -> Exception:
+        with contextlib.closing(TrainerSocket(f"ipc://{tmp_path}/liar")) as liar:
+            pending = threads.submit(
+                load, IpcAsyncSource(f"ipc://{tmp_path}/liar"), MemoryTarget([SPEC]), name="ipc_async"
+            )
+            rank, _ = liar.receive(60)
+            offer = wire.Init(
+                "1", 0, 1, "p", f"{wire.SEGMENT_PREFIX}{'0' * 16}", 64, 2, False, (("a", "U8", (3,)),)
+            )
+            liar.send(rank, frame_of(msgspec.structs.replace(offer, segment=name)))
+            liar.receive(0.5)  # a rank that believes it says Ready, and is told that this was all
+            liar.send(rank, frame_of(Abort("failed", "Liar", "goodbye")))
+            return pending.exception(60)
+
+    return lie
+
+
+@pytest.fixture
+def victim():
+    """A file of this user in shared memory that is large enough for a window."""
+    path = private_directory() / f"wsm-test-victim.{secrets.token_hex(4)}"
+    path.write_bytes(bytes(NBYTES))
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_file_that_is_called_like_the_memory_of_a_stream_is_not_taken_for_one(load_from_liar, victim):
+    called = victim.rename(victim.with_name(f"{wire.SEGMENT_PREFIX}{secrets.token_hex(8)}"))
+    try:
+        error = load_from_liar(called.name)
+        assert matches(error, "foreign-segment")
+        assert "it was not made for this stream" in str(error)
+        assert called.exists()
+    finally:
+        called.unlink()
+
+
+def test_the_memory_of_another_stream_is_neither_written_nor_removed(load_from_liar):
+    with contextlib.closing(OwnedSegment(wire.SEGMENT_PREFIX, NBYTES)) as other:
+        assert matches(load_from_liar(other.name), "foreign-segment")
+        assert (private_directory() / other.name).exists()
+        assert bytes(other.memory) == bytes(other.nbytes)
+        assert not other.leased()
+
+
+# -- ranks that are slower than others, or come back to life ---------------------------------------------
+
+
+@pytest.mark.processes
+def test_a_rank_that_stands_still_keeps_no_other_from_its_version(over_ipc, launch):
+    slow, fast = launch(0, 1, "applying"), launch(1, 1, "nowhere")
+    with over_ipc.sending(1, shards(1), silence_s=600) as sending:
+        assert slow.stdout.readline() == b"applying\n"
+        assert fast.wait() == 0
+        assert slow.poll() is None
+        slow.communicate(b"\n" * 1000)
+    assert slow.returncode == 0
+    assert sending.result().digests == {rank: digest_of_shard(1, rank) for rank in range(2)}
+
+
+@pytest.mark.processes
+def test_the_window_of_a_rank_that_was_killed_in_the_middle_serves_the_next_version(
+    over_ipc, launch, threads
+):
+    process = launch(0, 1, "applying")
+
+    def kill_it(done, total):
+        if done > BUCKET and process.poll() is None:
+            assert process.stdout.readline() == b"applying\n"
+            process.kill()
+            process.wait()
+
+    with pytest.raises(stream_errors.PeerDiedError, match="rank 0 has ended"):
+        over_ipc.send(1, shards(1), progress=kill_it, silence_s=600)
+    window = over_ipc._segments[0].name
+    send_to_both(over_ipc, threads, 2)
+    assert over_ipc._segments[0].name == window
+
+
+@pytest.mark.processes
+def test_a_rank_that_comes_back_to_life_in_the_next_version_harms_nobody(over_ipc, launch, threads):
+    process = launch(0, 1, "applying")
+
+    stopped = []
+
+    def stop_it(done, total):
+        if done > BUCKET and not stopped:
+            stopped.append(process.pid)
+            assert process.stdout.readline() == b"applying\n"
+            os.kill(process.pid, signal.SIGSTOP)
+
+    with pytest.raises(stream_errors.PeerSilentError, match="rank 0 said nothing") as caught:
+        over_ipc.send(1, shards(1), progress=stop_it, silence_s=0.2)
+    assert caught.value.expected == "an acknowledgement"
+    window = over_ipc._segments[0].name
+
+    def wake_it(done, total):
+        if process.stdin.closed:
+            return
+        os.kill(process.pid, signal.SIGCONT)
+        process.stdin.close()  # it need not be told to go on any more
+        assert process.wait() != 0
+
+    send_to_both(over_ipc, threads, 2, progress=wake_it)
+    assert over_ipc._segments[0].name != window
