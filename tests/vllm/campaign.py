@@ -320,7 +320,7 @@ class Campaign:
                 ("/update_weights", {"update_info": {}}),
                 ("/collective_rpc", {"method": "reset_weights"}),
                 ("/weight_checker", {"action": "reset"}),
-                ("/update_weight_version", {"new_version": "C"}),
+                ("/update_weight_version", {"new_version": "of a stranger"}),
             )
         )
         after_s, said = self.draws.uniform(0.0, 0.3), []
