@@ -180,3 +180,12 @@ def test_memory_of_a_source_is_never_kept_for_a_tensor_that_is_turned_round():
     target = MemoryTarget([spec], adopting=True, transposed=["w"])
     assert apply_tensors([tensor], target, LoadObserver()).adopted_bytes == 0
     assert target.writable("w") == turned
+
+
+def test_large_tensors_are_turned_round_where_several_threads_read_too():
+    spec, data, turned = made((700, 1025), "F32")
+    specs = [TensorSpec(name, spec.dtype, spec.shape) for name in ("a", "b", "c")]
+    target = MemoryTarget(specs, transposed=["a", "b"])
+    tensors = [OfferedTensor.of_bytes(each, "there", memoryview(data), digest_of(data)) for each in specs]
+    assert apply_tensors(tensors, target, LoadObserver(), threads=2).verified == 3
+    assert [target.writable(name) for name in "abc"] == [turned, turned, data]

@@ -105,6 +105,29 @@ def test_memory_that_is_kept_is_not_taken(tmp_path):
     assert needs == [MemoryNeed(0, 0, released=False)]
 
 
+def test_what_lies_in_nobodys_memory_is_taken_though_the_target_would_keep_it():
+    data = memoryview(bytes(100))
+    offer = Offer(7, (OfferedTensor.of_bytes(SPECS[1], "here", data),), (), None, ManifestScope.LOADED)
+    assert memory_need(offer, MemoryTarget(SPECS, adopting=True)) == MemoryNeed(100, 0, released=True)
+
+
+class LeastTarget:
+    """A target that can do what every one can, and nothing besides."""
+
+    def __init__(self):
+        self._target = MemoryTarget(SPECS)
+        self.specs, self.writable = self._target.specs, self._target.writable
+        self.readable = self._target.readable
+
+
+def test_shared_memory_is_copied_to_a_target_that_keeps_none(tmp_path):
+    with SharedTensors(tmp_path) as shared:
+        shared.publish(7, {0: STATE})
+        target = LeastTarget()
+        report = load(IpcSource(tmp_path, 0, device_id=0), target, name="ipc")
+    assert (report.adopted_bytes, bytes(target.readable("large"))) == (0, STATE["large"][1])
+
+
 def test_what_is_moved_to_a_device_takes_one_tensor_of_the_host_and_all_of_the_device(source):
     needs = []
     load(source, DeviceTarget(SPECS), admit=needs.append)

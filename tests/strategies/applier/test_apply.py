@@ -53,13 +53,15 @@ def test_the_target_is_tainted_before_its_memory_is_asked_for_and_once_only():
 
 def test_one_error_lists_everything_that_is_missing_unknown_and_duplicate():
     specs = {name: TensorSpec(name, "U8", (1,)) for name in "abcdefghijklm"}
-    rows = [(TensorSpec(name, "U8", (1,)), "f") for name in ("a", "a", "x", "y")]
+    files = {"b": "sound"}
+    rows = [(TensorSpec(name, "U8", (1,)), files.get(name, "f")) for name in ("a", "a", "b", "x", "y")]
     with raising(errors.not_covered) as caught:
         check_coverage(rows, specs)
-    assert caught.value.missing == tuple("bcdefghijklm")
+    assert caught.value.missing == tuple("cdefghijklm")
     assert caught.value.unknown == ("x", "y")
     assert caught.value.duplicate == ("a",)
-    for text in ("12 missing: 'b', 'c'", "and 6 more", "2 unknown: 'x', 'y'", "1 duplicate: 'a'"):
+    assert "sound" not in str(caught.value), "that file has nothing wrong"
+    for text in ("11 missing: 'c', 'd'", "and 5 more", "2 unknown: 'x', 'y'", "1 duplicate: 'a'"):
         assert text in str(caught.value)
 
 

@@ -335,6 +335,15 @@ def test_a_target_in_other_memory_gets_each_parameter_whole():
     assert np.array_equal(array(model.target.readable("head"), WIDTH, 2), state["head"].T)
 
 
+@pytest.mark.parametrize("promised", [True, False])
+def test_progress_is_told_with_each_tensor_of_all_that_models_take(promised):
+    model, told = Model(), []
+    observer = LoadObserver(progress=lambda done, total: told.append((done, total)))
+    feed(stream(model.checkpoint, promised=promised), model.loaders, model.target, observer)
+    *each, total = itertools.accumulate(value.nbytes for value in model.checkpoint.values())
+    assert told[: len(each) + 1] == [(done, total) for done in (*each, total)]
+
+
 def test_an_offer_whose_bytes_have_to_be_read_is_fed_too():
     model = Model(draft=False)
     state = {name: value.tobytes() for name, value in model.checkpoint.items()}
