@@ -120,10 +120,10 @@ class LeastTarget:
         self.readable = self._target.readable
 
 
-def test_shared_memory_is_copied_to_a_target_that_keeps_none(tmp_path):
+@pytest.mark.parametrize("target", [LeastTarget(), MemoryTarget(SPECS)], ids=["the least", "in memory"])
+def test_shared_memory_is_copied_to_a_target_that_keeps_none(tmp_path, target):
     with SharedTensors(tmp_path) as shared:
         shared.publish(7, {0: STATE})
-        target = LeastTarget()
         report = load(IpcSource(tmp_path, 0, device_id=0), target, name="ipc")
     assert (report.adopted_bytes, bytes(target.readable("large"))) == (0, STATE["large"][1])
 

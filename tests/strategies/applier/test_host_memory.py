@@ -1,4 +1,4 @@
-"""Memory for tensors: zeros of the right size, in large pages where it is large, gone with its last view."""
+"""Memory of tensors: zeros, in large pages where it is large, gone with its last view; one staged beside it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from wsm import TensorReleasedError
+from wsm.strategies import MemoryTarget, TensorSpec
 from wsm.strategies.applier.memory_target import host_memory
 
 LARGE = 8 << 20
@@ -57,3 +59,40 @@ def test_two_tensors_share_no_memory():
     first, second = host_memory(LARGE), host_memory(LARGE)
     first[:3] = b"abc"
     assert bytes(second[:3]) == b"\0\0\0"
+
+
+def filled(memory, data):
+    for name in ("a", "b"):
+        memory.writable(name)[:] = data
+    memory.writable("empty")
+    return memory
+
+
+SPECS = [TensorSpec("a", "U8", (2,)), TensorSpec("b", "U8", (2,)), TensorSpec("empty", "U8", (0,))]
+
+
+def test_a_staged_version_takes_the_place_of_the_served_one_and_what_was_captured_stays_where_it_is():
+    target = filled(MemoryTarget(SPECS), b"11")
+    captured, moved = target.writable("a"), target.writable("b")
+    staged = filled(target.stage(), b"22")
+    staged.make_ready(frozenset({"a"}))
+    assert (staged.unflipped(), target.readable("a"), target.readable("b")) == ("a", b"11", b"11")
+    staged.flip()
+    assert (staged.unflipped(), target.readable("a"), target.readable("b")) == (None, b"22", b"22")
+    assert (captured, moved) == (b"22", b"11"), "a graph reads the first"
+    assert staged.give_back() == 4
+    for name in ("a", "b"):
+        with pytest.raises(TensorReleasedError):
+            staged.readable(name)
+
+
+def test_a_staged_version_is_ready_where_all_is_staged_and_all_is_served():
+    staged = filled(MemoryTarget(SPECS), b"11").stage()
+    staged.writable("a")
+    with pytest.raises(TensorReleasedError):
+        staged.make_ready(frozenset())
+    beside_nothing = filled(MemoryTarget(SPECS).stage(), b"22")
+    with pytest.raises(TensorReleasedError):
+        beside_nothing.make_ready(frozenset())
+    assert not staged.is_ready()
+    assert not beside_nothing.is_ready()
