@@ -1,4 +1,4 @@
-"""Memory of tensors: zeros, in large pages where it is large, gone with its last view; one staged beside it."""
+"""Memory of tensors: zeros, in large pages where large, gone with its last view; one staged beside it."""
 
 from __future__ import annotations
 
