@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stamped import apply_tensors
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot
+from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.finite import first_not_finite
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import OfferedTensor
 
 BAD = {
     "F16": np.array([1, -2, np.inf], "f2").tobytes(),
@@ -30,6 +35,18 @@ def test_the_first_value_that_is_not_finite_is_found_in_every_floating_point_typ
 def test_whole_numbers_are_finite_and_so_is_nothing(dtype):
     assert first_not_finite(dtype, memoryview(b"\xff" * 16)) is None
     assert first_not_finite("F32", memoryview(b"")) is None
+
+
+@pytest.mark.parametrize("places", [(7,), (CHUNK_BYTES // 4 + 7,), (7, CHUNK_BYTES // 4 + 7)])
+def test_the_first_value_that_is_not_finite_is_named_whatever_is_read_behind_it(places):
+    data = np.zeros(3 * CHUNK_BYTES // 4, "f4")
+    data[list(places)] = np.nan
+    spec = TensorSpec("a", "F32", data.shape)
+    tensor = OfferedTensor.of_bytes(spec, "here", memoryview(data.tobytes()))
+    tensor.finite = True
+    with raising("not-finite") as caught:
+        apply_tensors([tensor], MemoryTarget([spec]), LoadObserver())
+    assert caught.value.index == places[0]
 
 
 def test_damage_is_told_as_damage_even_if_it_looks_like_nan(tmp_path):
