@@ -90,7 +90,7 @@ class Memory:
 
 
 class Trainer:
-    """The processes of one trainer, which go from version to version: one per rank, and some that put none."""
+    """The processes of a trainer, which go from version to version: one per rank, and some that put none."""
 
     def __init__(
         self, place: Place, root: Path, ranks: int, *, job: str = "a", beside: int = 0, **options: Any
