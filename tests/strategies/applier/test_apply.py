@@ -89,6 +89,13 @@ def test_unknown_names_may_be_allowed_by_name_and_are_not_read():
     assert events == []
 
 
+def test_a_tensor_of_no_bytes_is_asked_of_no_source():
+    events = []
+    target = MemoryTarget([TensorSpec("empty", "U8", (0,)), A])
+    apply_tensors([offered("empty", b"", events=events), offered("a", b"111")], target, LoadObserver())
+    assert events == []
+
+
 @pytest.mark.parametrize("after", [1, CHUNK_BYTES])
 def test_a_cancellation_stops_between_tensors_and_between_chunks(after):
     size = 2 * CHUNK_BYTES
