@@ -176,3 +176,10 @@ def test_a_forced_load_of_other_content_is_told_by_the_digest_of_what_all_ranks_
     ]
     assert len(told) == 1 + 2, "the command's end, and what each rank serves"
     assert all(str(receipt.content_digest) in line for line in told)
+
+
+def test_a_held_group_that_has_what_is_announced_serves_behind_an_update_that_is_to_serve(local):
+    local.hold()
+    assert not local.update().serving
+    assert local.update(after="serve").serving
+    assert local.controller.status().serving
