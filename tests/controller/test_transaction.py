@@ -20,6 +20,8 @@ from wsm.controller.errors import CommandTimeoutError, EpochEndedError
 from wsm.controller.group_view import GroupView
 from wsm.controller.pending import Pending
 from wsm.group_segment import own_group
+from wsm.journal import entry as kinds
+from wsm.journal.entry import read_ndjson
 from wsm.signals.liveness import register
 from wsm.states.group import GroupTodo, Opens
 from wsm.states.vocabulary import TransferMode
@@ -51,7 +53,7 @@ def write_status(group: GroupView, code: StatusCode, sequence: int) -> None:
 
 
 def begin(
-    group: GroupView, clock: Clock, *, deadline_s: float = 60.0, **options: Any
+    group: GroupView, clock: Clock, *, deadline_s: float | None = 60.0, **options: Any
 ) -> tuple[Drive, Transaction]:
     """Give the first command of the group, with the role, and go one turn at a time from there."""
     write_status(group, StatusCode.ATTACHED, sequence=0)
@@ -92,6 +94,20 @@ def test_a_deadline_is_counted_by_the_clock_that_is_given_and_driven_in_the_call
     write_status(group, StatusCode.DONE_KEPT, sequence=1)
     with pytest.raises(CommandTimeoutError):
         update.run(drive)
+    drive.release()
+    told = {one.kind: one.facts for one in read_ndjson(group.segment.controller_journal.lines())}
+    assert told[kinds.DECISION]["because"] == "its deadline was over"
+    assert (told[kinds.COMMAND_OVER]["ended"], told[kinds.COMMAND_OVER]["error"]) == (
+        "failed",
+        "command-timeout",
+    )
+
+
+def test_a_command_without_a_deadline_waits_for_ranks_that_live(group):
+    clock = ManualClock()
+    drive, update = begin(group, clock, deadline_s=None)
+    clock.advance(1e6)
+    assert drive.turn(update) is GroupTodo.WAIT
     drive.release()
 
 
