@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from watched_target import no_collector
 
 from wsm.clock import SystemClock
 from wsm.strategies.buckets.sender import Sending
@@ -82,14 +82,11 @@ def test_nothing_waits_for_a_collector_once_the_error_is_handled(through):
         seen.append(weakref.ref(target))
         through(work)
 
-    gc.disable()
-    try:
+    with no_collector():
         with pytest.raises(FailedError) as caught:
             load()
         del caught
         assert [memory() for memory in seen] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_what_a_sending_raised_is_raised_once_and_then_said_to_be_over():

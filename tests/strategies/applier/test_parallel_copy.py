@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 
-import numpy as np
 import pytest
 from stamped import apply_tensors
+from watched_target import WatchedTarget, no_collector
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier import tensor_copy
@@ -142,34 +140,13 @@ def test_a_cancellation_is_seen_while_no_thread_has_come_to_the_end_of_a_chunk(m
     assert not loading_threads()
 
 
-class WatchedTarget(MemoryTarget):
-    """Whose memory says whether it lives on."""
-
-    def __init__(self):
-        super().__init__([*map(spec_of, NAMES), SMALL])
-        self.owners = []
-
-    def writable(self, name):
-        owner = np.zeros(self.specs()[name].nbytes, np.uint8)
-        self.owners.append(weakref.ref(owner))
-        return memoryview(owner)
-
-
-@pytest.fixture
-def no_collector():
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "failing", ["digest", "read", "no memory", "cancelled", "progress", "small", "no thread", "nothing"]
 )
 def test_a_load_that_failed_keeps_no_memory_of_the_target_alive(failing, threads, monkeypatch):
-    """Nor does a good one. Nothing may wait for the cycle collector, which nobody calls."""
-    target = WatchedTarget()
+    """Nor does a good one."""
+    target = target_of(WatchedTarget)
 
     def read(name, offset):
         if name == "w3" and offset and failing in ("read", "no memory"):
@@ -191,14 +168,16 @@ def test_a_load_that_failed_keeps_no_memory_of_the_target_alive(failing, threads
     asked = iter(range(2))
     cancelled = (lambda: next(asked, None) is None) if failing == "cancelled" else (lambda: False)
     fails = failing != "nothing" and (failing != "no thread" or threads > 1)
-    try:
-        apply_tensors(tensors, target, LoadObserver(progress=progress, cancelled=cancelled), threads=threads)
-    except Exception:  # noqa: BLE001 - whatever was raised must not hold the memory once it is handled
-        assert fails
-    else:
-        assert not fails
-    assert target.owners
-    assert [owner() for owner in target.owners] == [None] * len(target.owners)
+    observer = LoadObserver(progress=progress, cancelled=cancelled)
+    with no_collector():
+        try:
+            apply_tensors(tensors, target, observer, threads=threads)
+        except Exception:  # noqa: BLE001 - whatever was raised must not hold the memory once it is handled
+            assert fails
+        else:
+            assert not fails
+        assert target.given
+        assert target.kept_by_others() == 0
 
 
 def test_memory_that_is_kept_is_digested_on_threads_and_adopted_when_all_is_verified():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,3 @@ def arrival(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arrival]
         yield made
     finally:
         made.close()
-
-
-@pytest.fixture
-def open_descriptors() -> Callable[[], int]:
-    return lambda: len(list(Path("/proc/self/fd").iterdir()))

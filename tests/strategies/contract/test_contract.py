@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from arrivals import ARRIVALS, Arrival
+from memory_of_processes import open_descriptors
 from one_rank import BYTES, A, B, Rank, digest_of_state
+from watched_target import WatchedTarget, no_collector
 from wrongs import State, Wrong
 
 from tests.incident import incident
@@ -194,36 +195,9 @@ def test_damaged_bytes_are_found_on_several_threads_too(arrival):
     rank.require_next(4, A, threads=2)
 
 
-@contextlib.contextmanager
-def no_collector() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-class WatchedTarget(MemoryTarget):
-    """Says how many tensors' memory lives on, whoever holds it."""
-
-    def __init__(self) -> None:
-        super().__init__(spec for spec, _ in A.values())
-        self._owners: list[weakref.ref[np.ndarray]] = []
-
-    def writable(self, name: str) -> memoryview:
-        if name not in self._memory:
-            owner = np.zeros(self._specs[name].nbytes, np.uint8)
-            self._owners.append(weakref.ref(owner))
-            self._memory[name] = memoryview(owner)
-        return self._memory[name]
-
-    def alive(self) -> int:
-        return sum(owner() is not None for owner in self._owners)
-
-
 @pytest.mark.parametrize("failing", ["damaged bytes", "cancelled"])
 def test_a_failed_load_keeps_no_memory_of_the_model_until_a_collector_comes(arrival, failing):
-    target = WatchedTarget()
+    target = WatchedTarget(spec for spec, _ in A.values())
     options: dict[str, object] = {"cancelled": stop_at(6)} if failing == "cancelled" else {}
     if failing == "damaged bytes":
         arrival.publish_wrong(3, A, Wrong.FLIPPED_BIT)
@@ -233,10 +207,9 @@ def test_a_failed_load_keeps_no_memory_of_the_model_until_a_collector_comes(arri
         try:
             load(arrival.source(), target, name=arrival.strategy, version=3, threads=2, **options)
         except WsmError:
-            target.release()
             failed = True
         assert failed
-        assert target.alive() == 0
+        assert target.kept_by_others() == 0
 
 
 def stop_at(count: int) -> Callable[[], bool]:
@@ -309,7 +282,7 @@ def test_what_is_allowed_by_name_is_left_out(arrival):
     assert (report.tensors, report.bytes) == (len(A), BYTES)
 
 
-def test_many_failures_leave_no_descriptor_open(arrival, open_descriptors):
+def test_many_failures_leave_no_descriptor_open(arrival):
     rank = Rank(arrival)
     for version in (1, 2):  # a publisher may alternate between two places
         arrival.publish(version, A)

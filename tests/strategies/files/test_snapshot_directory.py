@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from memory_of_processes import open_descriptors
 
 from tests.raising import raising
 from wsm.strategies import errors
@@ -22,10 +23,6 @@ def version(path: Path, content: bytes) -> Path:
     (path / "real").write_bytes(content)
     (path / "link").symlink_to("real")
     return path
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the directory of this process
 
 
 def test_a_link_leads_to_the_version_that_was_opened_though_another_has_its_name_now(tmp_path):
@@ -91,10 +88,10 @@ def test_what_is_no_file_inside_is_neither_waited_for_nor_kept_open(tmp_path, na
     make(path / "thing")
     (path / "link").unlink()
     (path / "link").symlink_to("thing")
-    before = descriptors()
+    before = open_descriptors()
     with (
         closing(SnapshotDirectory(str(path), boundary=str(tmp_path))) as directory,
         raising(error, match=text),
     ):
         directory.open(name)
-    assert descriptors() == before
+    assert open_descriptors() == before

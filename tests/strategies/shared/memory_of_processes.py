@@ -1,4 +1,4 @@
-"""What the kernel says of a process's memory."""
+"""What the kernel says of a process's memory, and of what it has open."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def memory_bytes(pid: int | str, which: str) -> int:
 def peak_bytes(pid: int) -> int:
     """The most that it has held at once."""
     return memory_bytes(pid, "VmHWM")
+
+
+def open_descriptors() -> int:
+    """How many descriptors this process has, with the one that lists them."""
+    return len(list(Path("/proc/self/fd").iterdir()))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from memory_of_processes import open_descriptors
 
 from wsm.strategies import publish_snapshot
 from wsm.strategies.files.snapshot_directory import VersionPins
@@ -31,10 +31,6 @@ def pins(tmp_path):
     made = VersionPins(tmp_path)
     yield made
     made.close()
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the directory of this process
 
 
 def test_a_pinned_version_stays_until_it_is_let_go(publish, pins):
@@ -69,13 +65,13 @@ def test_a_version_that_is_published_again_is_pinned_as_it_is_now(publish, pins,
 
 def test_pins_cost_two_descriptors_each_however_often_they_are_asked_for(publish, pins):
     publish(1)
-    before = descriptors()
+    before = open_descriptors()
     for _ in range(10):
         assert pins.add("1")
-    assert descriptors() == before + 2
+    assert open_descriptors() == before + 2
     pins.close()
     pins.close()
-    assert descriptors() == before
+    assert open_descriptors() == before
 
 
 def test_pins_of_nothing_hold_nothing():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from memory_of_processes import open_descriptors
 from small_state import make_state
 from written_checkpoint import write_checkpoint
 
@@ -36,10 +37,6 @@ def only(free: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for descriptor in taken:
             os.close(descriptor)
-
-
-def opened() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - as above
 
 
 def lying() -> set[str]:
@@ -75,13 +72,13 @@ def test_a_publisher_without_descriptors_names_their_limit_and_keeps_nothing_ope
     write_checkpoint(tmp_path / "step_2", make_state(seed=2))
     refused: list[WsmError] = []
     for free in range(9):
-        before = opened(), lying()
+        before = open_descriptors(), lying()
         with only(free):
             try:
                 publish(tmp_path)
             except WsmError as error:
                 refused.append(error)  # kept, with the frames of its traceback
-        assert (opened(), lying()) == before, free
+        assert (open_descriptors(), lying()) == before, free
     assert refused
     assert [str(error) for error in refused if "RLIMIT_NOFILE" not in str(error)] == []
     publish(tmp_path)
