@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import pytest
 from trainer_processes import TrainerProcess
@@ -35,28 +35,11 @@ def state(content: int) -> dict[str, tuple[TensorSpec, bytes]]:
     return {"w": (SPEC, bytes([content]) * 64)}
 
 
-class Place(Protocol):
-    """Where the processes of a trainer put their shards, below a directory."""
-
-    strategy: str
-    #: The files whose lines a process is killed before, and how many lines lie between two deaths.
-    traced: tuple[str, ...]
-    every: int
-    #: What a process is killed in: a seal in the process of rank 0, or in one that puts no shard.
-    calls: tuple[str, ...]
-    #: What a rank is told where nothing is sealed.
-    nothing: Any
-
-    def publisher(self, root: Path, ranks: int, **options: Any) -> Any: ...
-
-    def source(self, root: Path, rank: int, ranks: int) -> object: ...
-
-    def staged(self, root: Path) -> set[str]:
-        """What lies there that no rank can see."""
-        ...
-
-
 class Files:
+    """Shards in files below a directory."""
+
+    #: Every so many lines of these files a process is killed, in what: a seal in the process of rank 0, or in
+    #: one that puts no shard. And what a rank is told where nothing is sealed.
     strategy, every = "ipc_snapshot", 16
     calls = ("put", "seal-beside")
     traced = ("snapshot/publish.py", "retention.py")
@@ -69,11 +52,14 @@ class Files:
         return SnapshotSource(root, rank, device_id=rank, world_size=ranks, shared_directory=None)
 
     def staged(self, root: Path) -> set[str]:
+        """What lies there that no rank can see."""
         names = {path.name for path in (root / "versions").iterdir()}
         return {name for name in names if name.startswith(".")} - {".publisher.lock"}
 
 
 class Memory:
+    """Shards in memory, whose metas lie below a directory."""
+
     strategy, every = "ipc", 24
     calls = ("put", "seal", "seal-beside")
     traced = ("ipc/shared_tensors.py", "ipc/_abandoned.py")
@@ -87,6 +73,9 @@ class Memory:
 
     def staged(self, root: Path) -> set[str]:
         return {path.name for path in root.iterdir() if "ipc_staged" in path.name}
+
+
+Place: TypeAlias = "Files | Memory"
 
 
 class Trainer:
