@@ -1,4 +1,4 @@
-"""What a load says at its end, who takes what it brings, and how rare collections are meanwhile."""
+"""What a load says at its end and who takes what it brings; and one digest by whatever way."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from delta_directory import A, B, Directory
 
-from wsm.strategies.applier.memory_target import MemoryTarget
+from wsm.strategies import (
+    MemoryTarget,
+    SharedTensors,
+    SnapshotSource,
+    TensorSpec,
+    load,
+    publish_snapshot,
+    with_manifest,
+)
+from wsm.strategies.digest import digest_of
 from wsm.strategies.errors import LoadCancelledError
-from wsm.strategies.load import RARELY, load, rare_collections
+from wsm.strategies.load import RARELY, rare_collections
+from wsm.strategies.mooncake.publisher import PlacedShard, grants_of
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.registry import register_strategy
 from wsm.strategies.strategy import Strategy
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 SPEC = TensorSpec("w", "U8", (4,))
 
@@ -138,3 +151,35 @@ def test_what_somebody_else_sets_meanwhile_stays():
     with rare_collections():
         gc.set_threshold(123)
     assert gc.get_threshold()[0] == 123
+
+
+# -- one digest, by whatever way a version came ----------------------------------------------------------
+
+
+def test_files_changes_a_stream_and_memory_of_a_trainer_say_one_digest_of_the_same_tensors(
+    tmp_path: Path,
+) -> None:
+    published = publish_snapshot(tmp_path / "whole", 2, {0: B}, durable=False)
+    directory = Directory(tmp_path / "changes")
+    directory.whole(1, A)
+    target = MemoryTarget(spec for spec, _ in B.values())
+    source = SnapshotSource(tmp_path / "whole", 0, device_id=0, shared_directory=None)
+
+    tensors = tuple(PromisedTensor(spec, digest_of(data)) for spec, data in B.values())
+    shard = PlacedShard(tensors, (), ((0, 0),) * len(tensors))
+    grant = grants_of("2", {0: shard}, publisher="0" * 32, session="127.0.0.1:1")[0]
+    stream = StreamManifest.decode(bytes(with_manifest(B, version=2)[MANIFEST_TENSOR]), file="a stream")
+
+    with SharedTensors(tmp_path / "shared") as trainer:
+        shared = trainer.publish(2, {0: B})
+
+    said = {
+        "publisher": published.manifest_digest,
+        "rank": load(source, target, version="2").manifest_digest,
+        "delta": directory.delta(2, 1, B).manifest_digest,
+        "rank with the base": directory.load(2, target).manifest_digest,
+        "memory": grant.publication.group_digest,
+        "stream": stream.group_digest,
+        "shared memory": shared.manifest_digest,
+    }
+    assert set(said.values()) == {published.manifest_digest}

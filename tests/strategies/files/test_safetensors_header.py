@@ -1,21 +1,31 @@
+"""The headers of safetensors files, and the window that goes ahead of a load from them."""
+
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 import safetensors
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bench.page_cache import drop_page_cache
 from tests.raising import raising
-from wsm.strategies import TensorSpec, errors
+from wsm.config import ConfigurationError, config_from_mapping
+from wsm.strategies import TensorSpec, errors, load
 from wsm.strategies.files.safetensors import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
+    Readahead,
     header_length,
     lay_out,
     parse_header,
 )
 from wsm.strategies.tensor import ITEM_BYTES, OTHER_DTYPES
+from wsm.worker.loading import Sources
 
 
 def test_a_dtype_has_the_bits_that_its_name_says():
@@ -159,3 +169,78 @@ def test_what_we_write_is_what_python_s_own_json_would_write():
     }
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     assert lay_out(specs, {"k": 'v"'})[0][PREFIX_BYTES:].rstrip(b" ") == text
+
+
+# -- the window that goes ahead of a load ----------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=5),
+    st.integers(1, 60),
+    st.integers(1, 20),
+)
+def test_every_byte_is_asked_for_once_and_before_it_is_read_and_within_the_window(sizes, window, chunk):
+    asked: list[tuple[int, int]] = []
+    ahead = Readahead(
+        sizes,
+        window,
+        lambda file, offset, length: asked.extend((file, byte) for byte in range(offset, offset + length)),
+    )
+    order = [(file, byte) for file, size in enumerate(sizes) for byte in range(size)]
+    for at in range(0, len(order), chunk):
+        ahead.reached(*order[at])
+        assert order[at] in asked
+        assert len(asked) <= at + window
+    assert asked == sorted(set(asked))
+    assert set(asked) <= set(order)
+    if window >= 2 * chunk:
+        assert asked == order
+
+
+def test_reading_out_of_order_asks_for_nothing_twice():
+    asked = []
+    ahead = Readahead([100], 40, lambda file, offset, length: asked.append((offset, length)))
+    for offset in (0, 80, 10, 90, 50):
+        ahead.reached(0, offset)
+    assert asked == [(0, 40), (80, 20)]
+
+
+def test_a_load_asks_the_kernel_for_all_its_parts(snapshot, held, bytes_of, monkeypatch):
+    snapshot.publish(1)
+    drop_page_cache(snapshot.root)
+    asked = {}
+
+    def advise(descriptor, offset, length, advice):
+        assert advice == os.POSIX_FADV_WILLNEED
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        asked[path] = asked.get(path, 0) + length
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    target = snapshot.target()
+    report = load(snapshot.source(readahead_bytes=1 << 30), target)
+    assert held(target) == bytes_of()
+    assert sorted(asked) == sorted(report.files)
+    assert sum(asked.values()) <= sum(Path(file).stat().st_size for file in report.files)
+
+    asked.clear()
+    load(snapshot.source(), target)
+    assert asked == {}
+
+
+def test_a_file_system_without_advice_is_read_all_the_same(snapshot, held, bytes_of, monkeypatch):
+    def refuse(*_):
+        raise OSError(95, "not supported")
+
+    snapshot.publish(1)
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    target = snapshot.target()
+    load(snapshot.source(readahead_bytes=1 << 20), target)
+    assert held(target) == bytes_of()
+
+
+def test_the_configuration_says_how_far_ahead():
+    group = {"name": "g", "ranks": 1, "snapshot": {"readahead_bytes": 1 << 26}}
+    assert Sources(config_from_mapping(group)).of(0).readahead_bytes == 1 << 26
+    group["snapshot"]["readahead_bytes"] = -1
+    with pytest.raises(ConfigurationError, match="readahead_bytes"):
+        config_from_mapping(group)

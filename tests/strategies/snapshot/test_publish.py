@@ -6,26 +6,33 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_of_processes import open_descriptors
 
 from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import (
+    MemoryTarget,
     Retention,
     SnapshotPublisher,
+    SnapshotSource,
     TensorSpec,
     errors,
     load,
     publish_snapshot,
     read_version,
 )
-from wsm.strategies.files.snapshot_directory import SnapshotDirectory, is_leased
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory, VersionPins, is_leased
 from wsm.strategies.promise import seal
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.publish import cut_into_parts
+from wsm.strategies.tensor import ITEM_BYTES
 
 
 def versions(root):
@@ -366,3 +373,116 @@ def test_a_publisher_that_died_while_it_replaced_a_label_with_hyphens_is_cleaned
     path.rename(path.with_name(".replaced-a-b-c-01234567"))
     snapshot.publish("d", seed=2)
     assert versions(snapshot.root) == ["a-b-c", "d"]
+
+
+# -- whatever is published arrives bit by bit, however it is cut -----------------------------------------
+
+
+_names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6).filter(
+    lambda name: name != "__metadata__"
+)
+_shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+
+
+@st.composite
+def _states(draw):
+    state = {}
+    for name in draw(st.lists(_names, min_size=1, max_size=6, unique=True)):
+        spec = TensorSpec(name, draw(st.sampled_from([*ITEM_BYTES])), draw(_shapes))
+        state[name] = (spec, draw(st.binary(min_size=spec.nbytes, max_size=spec.nbytes)))
+    return state
+
+
+@given(_states(), st.integers(1, 300), st.integers(0, 3))
+def test_any_state_dict_in_any_parts_is_loaded_as_it_was(state, part_bytes, device_id):
+    with tempfile.TemporaryDirectory() as directory:
+        published = publish_snapshot(
+            directory, 1, {0: state}, device_ids={0: device_id}, part_bytes=part_bytes, durable=False
+        )
+        target = MemoryTarget(spec for spec, _ in state.values())
+        report = load(SnapshotSource(directory, 0, device_id=device_id, shared_directory=None), target)
+    assert {name: bytes(target.readable(name)) for name in state} == {
+        name: data for name, (_, data) in state.items()
+    }
+    assert report.digest == published.digests[0]
+    assert report.bytes == sum(spec.nbytes for spec, _ in state.values())
+    assert len(report.files) == published.files
+
+
+# -- what is pinned is not retired -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def publish(tmp_path):
+    """`publish(version)`: publish it, and return which versions are there then."""
+
+    def publish(version: int, **options) -> list[str]:
+        weights = {"weight": np.full(4, version, "float32")}
+        publish_snapshot(tmp_path, version, {0: weights}, durable=False, **options)
+        return sorted(
+            path.name for path in (tmp_path / "versions").iterdir() if not path.name.startswith(".")
+        )
+
+    return publish
+
+
+@pytest.fixture
+def pins(tmp_path):
+    made = VersionPins(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_pinned_version_stays_until_it_is_let_go(publish, pins):
+    publish(1)
+    assert pins.add("1")
+    publish(2)
+    publish(3)
+    assert publish(4) == ["1", "3", "4"]
+    pins.keep({"3", None})
+    assert publish(5) == ["4", "5"]
+    assert pins.held == frozenset()
+
+
+def test_a_version_that_is_not_there_is_not_pinned_and_not_an_error(publish, pins, tmp_path):
+    assert not pins.add("7")
+    publish(1)
+    assert not pins.add("7")
+    (tmp_path / "versions" / "9").write_text("a file")
+    assert not pins.add("9")
+    assert pins.held == frozenset()
+
+
+def test_a_version_that_is_published_again_is_pinned_as_it_is_now(publish, pins, tmp_path):
+    publish(1)
+    assert pins.add("1")
+    weights = {"weight": np.zeros(4, "float32")}
+    publish_snapshot(tmp_path, 1, {0: weights}, durable=False, replace=True)
+    assert pins.add("1")
+    publish(2)
+    assert publish(3) == ["1", "2", "3"]
+
+
+def test_pins_cost_two_descriptors_each_however_often_they_are_asked_for(publish, pins):
+    publish(1)
+    before = open_descriptors()
+    for _ in range(10):
+        assert pins.add("1")
+    assert open_descriptors() == before + 2
+    pins.close()
+    pins.close()
+    assert open_descriptors() == before
+
+
+def test_pins_of_nothing_hold_nothing():
+    pins = VersionPins(None)
+    assert not pins.add("1")
+    pins.keep(())
+    assert pins.held == frozenset()
+
+
+def test_a_directory_that_leads_outside_is_left_alone(publish, pins, tmp_path, tmp_path_factory):
+    publish(1)
+    elsewhere: Path = tmp_path_factory.mktemp("elsewhere")
+    (tmp_path / "versions" / "8").symlink_to(elsewhere)
+    assert not pins.add("8")
