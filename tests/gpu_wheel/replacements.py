@@ -62,7 +62,7 @@ LACKING_IN_2_6: dict[str, str] = {
     r"tests/strategies/ipc/test_pickled_metas\.py::test_(a_pickle_is_refused_u|an_allowed|its_version)": (
         "its metas of host memory have five fields, not the seven of FastDeploy's builds"
     ),
-    r"tests/strategies/ipc/test_ipc_metas\.py::test_the_numbers_are_those_of_paddle": (
+    r"tests/strategies/ipc/test_shared_tensors\.py::test_the_numbers_are_those_of_paddle": (
         "its metas of host memory have five fields, not the seven of FastDeploy's builds"
     ),
     r"tests/gpu/test_weights_of_a_device\.py::test_every_dtype.*float8": "paddle 2.6 has no float8",
