@@ -59,6 +59,7 @@ class Upstream:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=False,
             follow_redirects=False,
+            verify=base.scheme == "https",  # else reading the certificates of all authorities is for nothing
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
