@@ -14,7 +14,7 @@ from wsm.strategies import LoadReport, MemoryTarget, SnapshotSource, load, publi
 # What tests of several packages share; the program of a receiving rank is both run as a process and read.
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
-from small_state import State, contents, make_state
+from small_state import contents, make_state
 
 
 class Snapshot:
@@ -72,9 +72,3 @@ def bytes_of() -> Callable[..., dict[str, bytes]]:
 @pytest.fixture
 def held() -> Callable[[MemoryTarget], dict[str, bytes]]:
     return contents
-
-
-@pytest.fixture
-def states() -> Callable[..., State]:
-    """The state dict of one rank: ``states(rank=0, seed=0)``."""
-    return make_state

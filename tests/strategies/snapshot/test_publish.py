@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_of_processes import open_descriptors
+from small_state import make_state
 
 from tests.incident import incident
 from tests.raising import raising
@@ -175,9 +176,9 @@ def test_a_second_publisher_is_refused_while_the_first_writes(snapshot, tmp_path
     publisher.version(2).discard()
 
 
-def test_a_publication_that_lacks_a_rank_publishes_nothing(snapshot, tmp_path, states):
+def test_a_publication_that_lacks_a_rank_publishes_nothing(tmp_path):
     with SnapshotPublisher(tmp_path, world_size=2).version(4) as staged:
-        digest = staged.put(1, states(1))
+        digest = staged.put(1, make_state(1))
         for heard, named in (({1: digest}, r"ranks \[1\]"), ({0: digest, 1: digest}, "for rank 0")):
             with raising(errors.incomplete_publication, match=named):
                 staged.seal(heard)
@@ -199,9 +200,9 @@ def test_a_place_that_takes_no_files_is_reported(tmp_path):
         publish_snapshot(tmp_path / "file", 1, {0: {"a": b"x"}})
 
 
-def test_a_failing_tensor_publishes_nothing_and_leaves_the_old_version(snapshot, held, bytes_of, states):
+def test_a_failing_tensor_publishes_nothing_and_leaves_the_old_version(snapshot):
     snapshot.publish(1, seed=1)
-    bad = {rank: {**states(rank, 2), "late": object()} for rank in range(2)}
+    bad = {rank: {**make_state(rank, 2), "late": object()} for rank in range(2)}
     with raising(errors.trainer_tensor, match="'late'"):
         publish_snapshot(snapshot.root, 2, bad)
     assert versions(snapshot.root) == ["1"]

@@ -162,25 +162,31 @@ def test_a_mode_that_is_not_available_is_refused_with_those_that_are(mode, trans
         check_transfer_mode(mode, transport)
 
 
-def test_a_build_without_cuda_is_refused_with_the_modes_that_are_left(monkeypatch):
-    import paddle  # noqa: PLC0415 - a second of import time, for this test alone
+@pytest.fixture
+def paddle_sees(monkeypatch):
+    """`paddle_sees(gpus)`: a build with CUDA that sees so many, or None: one without; as far as modes ask."""
+    import paddle  # noqa: PLC0415 - a second of import time, for these tests alone
 
-    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: False)
-    with raising(
-        strategies_errors.transfer_mode_unavailable,
-        match="built without CUDA; available are host, rdma",
-    ):
-        check_transfer_mode("ipc", "checkpoint_transfer")
+    def sees(gpus):
+        monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: gpus is not None)
+        monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: gpus)
+
+    return sees
 
 
-def test_a_build_with_cuda_and_without_a_gpu_says_which_of_them_is_missing(monkeypatch):
-    import paddle  # noqa: PLC0415 - a second of import time, for this test alone
-
-    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
-    monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 0)
-    with raising(strategies_errors.transfer_mode_unavailable, match="paddle sees no GPU"):
-        check_transfer_mode("gpu_direct", "checkpoint_transfer")
-    with pytest.raises(BadInputError, match="this machine has no GPU"):
+@pytest.mark.parametrize(
+    ("gpus", "mode", "memory"),
+    [
+        (None, "built without CUDA; available are host, rdma", "CUDA"),
+        (0, "paddle sees no GPU", "this machine has no GPU"),
+    ],
+)
+def test_a_build_without_cuda_or_a_machine_without_a_gpu_is_said_to_be_one(paddle_sees, gpus, mode, memory):
+    paddle_sees(gpus)
+    for each in ("ipc", "gpu_direct"):
+        with raising(strategies_errors.transfer_mode_unavailable, match=mode):
+            check_transfer_mode(each, "checkpoint_transfer")
+    with pytest.raises(BadInputError, match=memory):
         DeviceMemory()
 
 
@@ -229,17 +235,9 @@ SEED = """{"transfer_mode": "gdr", "gpu_direct": true,
 "gdr_mtp_chunk_size": 1, "gdr_prefetch_queue_size": 2}"""
 
 
-@pytest.fixture
-def fake_cuda(monkeypatch):
-    """A build with CUDA that sees one GPU, as far as a transfer mode asks."""
-    import paddle  # noqa: PLC0415 - a second of import time, for these tests alone
-
-    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
-    monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 1)
-
-
 @pytest.mark.parametrize("strategy", ["rsync", "gdr"])
-def test_the_command_line_of_fastdeploy_7951_starts_a_worker_and_means_gdr(strategy, fake_cuda, caplog):
+def test_the_command_line_of_fastdeploy_7951_starts_a_worker_and_means_gdr(strategy, paddle_sees, caplog):
+    paddle_sees(1)
     made = sources(strategy, rsync_config=json.loads(SEED))
     assert made.of(0).chunk_tensors == 1
     assert made.of(0) is made.of(0, "gdr")
@@ -288,7 +286,8 @@ def test_the_announced_version_is_looked_for_where_the_command_loads_from(monkey
     assert seen[1] is made.of(0)
 
 
-def test_a_checksum_that_gdr_cannot_check_is_a_warning(fake_cuda, caplog):
+def test_a_checksum_that_gdr_cannot_check_is_a_warning(paddle_sees, caplog):
+    paddle_sees(1)
     made = sources("gdr", transfer_mode="gdr", verify_checksum=False)
     assert made.of(0, verify_checksum=True) is made.of(0)
     assert "transfer.unchecked" in caplog.text
