@@ -10,7 +10,6 @@ import signal
 import threading
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, send_to_both, shard, shards
@@ -485,10 +484,8 @@ def load_from_liar(tmp_path, threads):
                 load, IpcAsyncSource(f"ipc://{tmp_path}/liar"), MemoryTarget([SPEC]), name="ipc_async"
             )
             rank, _ = liar.receive(60)
-            offer = wire.Init(
-                "1", 0, 1, "p", f"{wire.SEGMENT_PREFIX}{'0' * 16}", 64, 2, False, (("a", "U8", (3,)),)
-            )
-            liar.send(rank, frame_of(msgspec.structs.replace(offer, segment=name)))
+            offer = wire.Init("1", 0, 1, "p", name, 64, 2, False, (("a", "U8", (3,)),))
+            liar.send(rank, frame_of(offer))
             liar.receive(0.5)  # a rank that believes it says Ready, and is told that this was all
             liar.send(rank, frame_of(Abort("failed", "Liar", "goodbye")))
             return pending.exception(60)
@@ -496,17 +493,9 @@ def load_from_liar(tmp_path, threads):
     return lie
 
 
-@pytest.fixture
-def victim():
-    """A file of this user in shared memory that is large enough for a window."""
-    path = private_directory() / f"wsm-test-victim.{secrets.token_hex(4)}"
-    path.write_bytes(bytes(NBYTES))
-    yield path
-    path.unlink(missing_ok=True)
-
-
-def test_a_file_that_is_called_like_the_memory_of_a_stream_is_not_taken_for_one(load_from_liar, victim):
-    called = victim.rename(victim.with_name(f"{wire.SEGMENT_PREFIX}{secrets.token_hex(8)}"))
+def test_a_file_that_is_called_like_the_memory_of_a_stream_is_not_taken_for_one(load_from_liar):
+    called = private_directory() / f"{wire.SEGMENT_PREFIX}{secrets.token_hex(8)}"
+    called.write_bytes(bytes(NBYTES))
     try:
         error = load_from_liar(called.name)
         assert matches(error, "foreign-segment")
