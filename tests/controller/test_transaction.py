@@ -17,11 +17,11 @@ from wsm.controller._drive import Drive
 from wsm.controller._records import committed_by
 from wsm.controller._transaction import Transaction
 from wsm.controller.errors import CommandTimeoutError, EpochEndedError
-from wsm.controller.group_view import GroupView
+from wsm.controller.group_view import ControllerJournal, GroupView
 from wsm.controller.pending import Pending
 from wsm.group_segment import own_group
 from wsm.journal import entry as kinds
-from wsm.journal.entry import read_ndjson
+from wsm.journal.entry import CONTROLLERS_FILE, read_ndjson
 from wsm.signals.liveness import register
 from wsm.states.group import GroupTodo, Opens
 from wsm.states.vocabulary import TransferMode
@@ -101,6 +101,15 @@ def test_a_deadline_is_counted_by_the_clock_that_is_given_and_driven_in_the_call
         "failed",
         "command-timeout",
     )
+
+
+def test_of_several_words_none_waits_for_the_file_of_the_journal(group, tmp_path):
+    journal = ControllerJournal(group.segment.controller_journal, tmp_path)
+    with journal.words_first():
+        journal.note(kinds.COMMAND_OVER, UPDATE, outcome="updated")
+        assert not (tmp_path / CONTROLLERS_FILE).exists()
+    with (tmp_path / CONTROLLERS_FILE).open() as lines:
+        assert [one.facts for one in read_ndjson(lines)] == [{"outcome": "updated"}]
 
 
 def test_a_command_without_a_deadline_waits_for_ranks_that_live(group):
