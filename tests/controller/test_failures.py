@@ -11,7 +11,7 @@ from tests.incident import incident
 from tests.strict_engine import StrictEngine
 from wsm import Deadlines, InFlightPolicy
 from wsm.controller._drive import Drive
-from wsm.controller.errors import MixedGroupError, RankFailedError
+from wsm.controller.errors import MixedGroupError, RankFailedError, RankLostError
 from wsm.states.group import GroupTodo
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import Fault, InMemoryRunner, LocalGroup, load_bytes
@@ -56,6 +56,27 @@ def test_a_load_that_fails_clears_all_ranks_where_another_has_loaded_already(tmp
         assert group.update(9).version == "9"
         assert group.step() == "9"
         group.check_journals()
+
+
+def test_a_rank_that_lives_has_stopped_before_it_is_said_that_another_is_gone(tmp_path):
+    begun, dead_for = False, 0
+
+    def meanwhile(seconds):
+        nonlocal dead_for
+        if begun and group.controller.status().ranks[1].code == "PREPARED":
+            group.die(1)
+            dead_for += 1
+        if dead_for == 5:
+            group.resume(0)
+        group.turn(seconds)
+
+    with LocalGroup(lambda _: InMemoryRunner(SPECS), tmp_path, meanwhile=meanwhile) as group:
+        group.update(1)
+        group.hold_load(0)
+        begun = True
+        with pytest.raises(RankLostError, match="rank 1"):
+            group.update(2)
+        assert group.controller.status().ranks[0].code == "STOPPED_TOUCHED"
 
 
 def test_a_teardown_that_fails_leaves_its_rank_faulted_until_the_group_is_cleared_again(local, monkeypatch):
