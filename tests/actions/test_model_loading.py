@@ -110,10 +110,10 @@ class Engine:
         self.models = loading_models([self.main, self.draft], None)
         self.taints = 0
 
-    def load(self, offer, before=None):
+    def load(self, offer, before=None, **options):
         taint = Taint(self.taint)
         with stamping(taint):
-            return feed(offer, self.models, self.weights, LoadObserver(taint), before=before)
+            return feed(offer, self.models, self.weights, LoadObserver(taint), before=before, **options)
 
     def taint(self):
         self.taints += 1
@@ -171,6 +171,16 @@ def test_elements_that_no_tensor_was_written_to_are_named_with_their_parameter(l
     with raising("parameters-unwritten", match="rsync: {unwritten") as caught:
         engine.load(offered(state, promised=False))
     assert (caught.value.left, caught.value.touched) == (left, True)
+
+
+def test_a_version_that_is_loaded_by_force_names_what_it_lacks_of_the_one_before():
+    engine = Engine()
+    before = tensors_in(engine.load(offered(checkpoint())).tensor_set)
+    state = checkpoint()
+    del state["model.out.weight"]
+    with raising("parameters-unwritten", match=r"lacks 'model\.out\.weight'; send") as caught:
+        engine.load(offered(state, promised=False), before, anew=True)
+    assert caught.value.lacks == ("model.out.weight",)
 
 
 def test_parameters_that_the_configuration_names_may_stay_unwritten_and_hold_zeros_or_what_they_held():
