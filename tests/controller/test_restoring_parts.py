@@ -143,3 +143,12 @@ def test_a_part_is_needed_until_all_that_it_brought_has_come_again():
     assert committed(holding, 6, names - {"d"}) == (1, 4, 5)  # the same number once more
     holding.committed(RankReport(rank=0, version=7))
     assert committed(holding, 8, names - {"a"}) == (7,)
+
+
+@pytest.mark.parametrize("restorable", [True, False])
+def test_a_command_about_another_half_says_of_a_part_whether_it_can_be_loaded_again(restorable):
+    holding = ResidentFacts()
+    holding.committed(RankReport(rank=0, version=1))
+    facts = {"partial": True, "not_loaded": ["a"], "restorable": restorable}
+    holding.committed(RankReport(rank=0, version=2, bases=(1,), facts=facts))
+    assert (holding.weights["bases"], holding.weights["restorable"]) == ((1,), restorable)
