@@ -39,10 +39,12 @@ class Snapshot:
         """A target that the state of `rank` fits, with nothing in it."""
         return MemoryTarget(spec for spec, _ in make_state(rank).values())
 
-    def brings(self, *, seed: int = 0, version: int | str | None = None, **options: Any) -> LoadReport:
+    def brings(
+        self, *, seed: int = 0, version: int | str | None = None, readahead_bytes: int = 0, **options: Any
+    ) -> LoadReport:
         """See that a load of rank 0 brings the state of `seed`; `options` are the load's."""
         target = self.target()
-        report = load(self.source(), target, version=version, **options)
+        report = load(self.source(readahead_bytes=readahead_bytes), target, version=version, **options)
         assert contents(target) == {name: data for name, (_, data) in make_state(0, seed).items()}
         return report
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bench.page_cache import drop_page_cache
 from tests.raising import raising
 from wsm.config import ConfigurationError, config_from_mapping
-from wsm.strategies import TensorSpec, errors, load
+from wsm.strategies import TensorSpec, errors
 from wsm.strategies.files.safetensors import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
@@ -205,7 +205,7 @@ def test_reading_out_of_order_asks_for_nothing_twice():
     assert asked == [(0, 40), (80, 20)]
 
 
-def test_a_load_asks_the_kernel_for_all_its_parts(snapshot, held, bytes_of, monkeypatch):
+def test_a_load_asks_the_kernel_for_all_its_parts(snapshot, monkeypatch):
     snapshot.publish(1)
     drop_page_cache(snapshot.root)
     asked = {}
@@ -216,26 +216,22 @@ def test_a_load_asks_the_kernel_for_all_its_parts(snapshot, held, bytes_of, monk
         asked[path] = asked.get(path, 0) + length
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
-    target = snapshot.target()
-    report = load(snapshot.source(readahead_bytes=1 << 30), target)
-    assert held(target) == bytes_of()
+    report = snapshot.brings(readahead_bytes=1 << 30)
     assert sorted(asked) == sorted(report.files)
     assert sum(asked.values()) <= sum(Path(file).stat().st_size for file in report.files)
 
     asked.clear()
-    load(snapshot.source(), target)
+    snapshot.brings()
     assert asked == {}
 
 
-def test_a_file_system_without_advice_is_read_all_the_same(snapshot, held, bytes_of, monkeypatch):
+def test_a_file_system_without_advice_is_read_all_the_same(snapshot, monkeypatch):
     def refuse(*_):
         raise OSError(95, "not supported")
 
     snapshot.publish(1)
     monkeypatch.setattr(os, "posix_fadvise", refuse)
-    target = snapshot.target()
-    load(snapshot.source(readahead_bytes=1 << 20), target)
-    assert held(target) == bytes_of()
+    snapshot.brings(readahead_bytes=1 << 20)
 
 
 def test_the_configuration_says_how_far_ahead():

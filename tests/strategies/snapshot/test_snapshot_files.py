@@ -291,13 +291,10 @@ def test_the_version_file_of_the_model_directory_does_not_bind_the_shared_direct
         load(source, MemoryTarget([A]), version=3)
 
 
-def test_a_published_version_wins_over_flat_files_beside_it(snapshot, flat_parts, held, bytes_of):
+def test_a_published_version_wins_over_flat_files_beside_it(snapshot, flat_parts):
     snapshot.publish(8, seed=8)
-    target = snapshot.target()
-    assert load(snapshot.source(), target).version == "8"
-    assert held(target) == bytes_of(seed=8)
-    assert load(snapshot.source(), target, version=7).version == "7"
-    assert held(target) == bytes_of()
+    assert snapshot.brings(seed=8).version == "8"
+    assert snapshot.brings(version=7).version == "7"
 
 
 def test_a_reader_follows_the_version_file_when_what_it_announced_is_gone(snapshot, monkeypatch):
