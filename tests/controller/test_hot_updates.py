@@ -134,9 +134,9 @@ def test_too_little_memory_is_no_reason_to_fail_where_the_caller_allows_in_place
     local.check_journals()
 
 
-def runs_out(make_local):
+def runs_out(make_local, error):
     """Return a group whose rank 1 has no memory left as it stages for the first time."""
-    left = [MemoryError()]
+    left = [error]
 
     def load(context, target):
         if (context.rank, context.version) == (1, "2") and left:
@@ -148,7 +148,7 @@ def runs_out(make_local):
 
 @incident("sglang#14092")
 def test_memory_that_runs_out_in_the_middle_of_staging_costs_nothing_but_the_update(make_local):
-    local = runs_out(make_local)
+    local = runs_out(make_local, MemoryError())
     with pytest.raises(RankFailedError, match="memory ran out on rank 1 in stage_weights") as caught:
         local.update(2, hot=True)
     assert (caught.value.error, caught.value.no_room) == ("staging-exhausted", True)
@@ -163,11 +163,12 @@ def test_memory_that_runs_out_in_the_middle_of_staging_costs_nothing_but_the_upd
 def test_memory_that_runs_out_in_the_middle_of_staging_is_no_reason_to_fail_where_in_place_is_allowed(
     make_local,
 ):
-    local = runs_out(make_local)
+    local = runs_out(make_local, MemoryError("no block of 9 GB"))
     receipt = local.update(2, **EITHER_WAY)
     assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, "2", "1")
     assert (receipt.hot, receipt.request_id) == (False, "either way")
     assert "memory ran out on rank 1" in receipt.fallback
+    assert "beside the version that serves: no block of 9 GB; " in receipt.fallback
     assert local.step() == "2"
 
 
