@@ -58,6 +58,30 @@ def test_a_load_that_fails_clears_all_ranks_where_another_has_loaded_already(tmp
         group.check_journals()
 
 
+def test_loads_that_fail_each_for_itself_are_told_each_by_its_own_cause(tmp_path):
+    def load(context, target):
+        if context.version == "2":
+            raise OSError(f"disk {context.rank} is full")
+        return load_bytes(context, target)
+
+    def meanwhile(seconds):
+        group.turn(seconds)
+        actions = [rank.action for rank in group.controller.status().ranks]
+        if all(action is not None and action.name == "load_weights" for action in actions):
+            group.resume(0)
+            group.resume(1)
+
+    with LocalGroup(lambda _: InMemoryRunner(SPECS), tmp_path, load=load, meanwhile=meanwhile) as group:
+        group.update(1)
+        group.hold_load(0)
+        group.hold_load(1)
+        with pytest.raises(RankFailedError, match="disk") as caught:
+            group.update(2)
+        (other,) = {0, 1} - {caught.value.rank}
+        assert f"disk {other} is full" in caught.value.others[other]
+        assert "after it had failed" not in caught.value.others[other]
+
+
 def test_a_rank_that_lives_has_stopped_before_it_is_said_that_another_is_gone(tmp_path):
     begun, dead_for = False, 0
 
