@@ -65,6 +65,14 @@ def test_the_receipt_of_an_update_proves_what_every_rank_loaded(local, trainer):
     assert json.loads(json.dumps(receipt.to_mapping()))["ranks"][1]["version"] == "1"
 
 
+def test_bytes_are_called_verified_where_every_rank_says_so_of_its_load(local, trainer, tmp_path):
+    assert trainer.booted.verified is True
+    directory = tmp_path / "whose load says nothing"
+    directory.mkdir()
+    with LocalGroup(lambda _: InMemoryRunner(SPECS), directory) as silent:
+        assert silent.update(1).verified is None
+
+
 @pytest.mark.processes
 def test_an_update_takes_no_less_than_its_ranks_did_where_its_controller_is_slow(group, monkeypatch):
     written = Transaction.wrote
