@@ -130,14 +130,24 @@ def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(local):
 
 
 @incident("trl#2923")
-def test_a_rank_that_fails_before_a_collective_action_frees_the_ones_that_voted_for_it(tmp_path):
+def test_a_rank_that_fails_before_a_collective_action_frees_the_ones_that_voted_for_it(tmp_path, caplog):
+    def meanwhile(seconds):
+        for rank in (1, 0, 2, 0, 2):  # the others wait for rank 1 when it fails
+            group.move(rank)
+        group.clock.advance(seconds)
+
     configuration = {"shut_down_groups": True}
-    with LocalGroup(lambda _: StrictEngine(), tmp_path, ranks=3, configuration=configuration) as group:
+    engines = (lambda _: StrictEngine(), tmp_path)
+    with LocalGroup(*engines, ranks=3, configuration=configuration, meanwhile=meanwhile) as group:
         group.update(1)
         with pytest.raises(RankFailedError, match="holds no weights") as caught:
             group.clear(fault=Fault("clear", "release_kv_cache", rank=1))
         assert (caught.value.rank, caught.value.action) == (1, "release_kv_cache")
-        assert all("will never enter it" in message for message in caught.value.others.values())
+        for rank in (0, 2):
+            left = (
+                f"rank {rank} gave shut_down_ep_group up because rank 1 will never enter it; the cause is in"
+            )
+            assert f"action=shut_down_ep_group error={left}" in caplog.text
         assert group.update(9).version == "9"
         assert group.step() == "9"
 
