@@ -14,13 +14,13 @@ from watched_target import WatchedTarget, no_collector
 
 from wsm.clock import SystemClock
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.applier import tensor_copy
+from wsm.strategies.applier import apply, tensor_copy
 from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.buckets.sender import Sending
 from wsm.strategies.byte_copy import CHUNK_BYTES
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
-from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.transports._foreign import Batches, ForeignThread
 from wsm.worker._hot_run import Staging
 
@@ -71,6 +71,18 @@ def test_two_tensors_are_read_at_the_same_time():
         [*(offered(name, read=read) for name in NAMES), small()], target_of(), LoadObserver(), threads=2
     )
     assert not together.broken
+
+
+def test_what_is_not_said_to_be_readable_in_parallel_is_read_by_the_calling_thread_alone():
+    readers = set()
+
+    def read(*_):
+        readers.add(threading.current_thread())
+
+    tensors = (*(offered(name, read=read) for name in NAMES), small())
+    offer = Offer(None, tensors, (), None, ManifestScope.LOADED)
+    assert apply.apply_tensors(offer, target_of(), LoadObserver(), threads=4).tensors == len(tensors)
+    assert readers == {threading.current_thread()}
 
 
 def test_the_target_and_the_observer_are_called_from_the_calling_thread_alone():

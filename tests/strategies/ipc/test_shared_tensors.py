@@ -481,6 +481,8 @@ def test_a_meta_has_the_seven_fields_of_fastdeploy():
 def test_every_dtype_survives_as_a_number(dtype):
     meta = TensorMeta(TensorSpec("t", dtype, (2, 3)), "segment", 0)
     assert TensorMeta.of_fields("t", meta.fields(), file="f") == meta
+    empty = TensorMeta(TensorSpec("t", "BF16", (0, 4)), "segment", 0)
+    assert TensorMeta.of_fields("t", empty.fields(), file="f") == empty
 
 
 @pytest.mark.paddle
