@@ -85,6 +85,7 @@ def test_without_parts_the_first_file_of_the_other_places_is_taken(plain, tmp_pa
 
 def test_nothing_found_lists_every_place_in_order_and_what_is_there_instead(plain, model, shared, source):
     plain("model_state.tp0.0.part0.pdparams", WHOLE, directory=model)
+    (model / "config.json").write_text("{}")
     with raising(errors.SnapshotNotFoundError, match="no snapshot found for rank 3 on device 5") as caught:
         load(source, MemoryTarget([A]))
     assert caught.value.looked_at == (
@@ -134,6 +135,15 @@ def test_parts_with_gaps_load_in_their_order_and_the_log_says_so(plain, model, s
     assert names(report.files) == [f"model_state.tp3.5.part{index}.pdparams" for index in indexes]
     assert (report.tensors, report.verified) == (3, 0)
     assert "snapshot.parts_missing" in caplog.text
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_parts_are_numbered_from_naught_or_one(plain, model, source, caplog, first):
+    for index in (first, first + 1):
+        plain(f"model_state.tp3.5.part{index}.pdparams", one(f"x{index}", b"11"), directory=model)
+    specs = [TensorSpec(f"x{index}", "U8", (2,)) for index in (first, first + 1)]
+    assert len(load(source, MemoryTarget(specs)).files) == 2
+    assert "snapshot.parts_missing" not in caplog.text
 
 
 def test_what_a_lost_part_held_is_missed_by_the_model(plain, model, source):
