@@ -134,13 +134,16 @@ def test_a_step_inside_a_step_is_refused_and_the_outer_one_goes_on(lone):
         assert permit.step == 2
 
 
-def test_a_step_that_raises_breaks_the_rank_for_the_rest_of_the_epoch(lone):
+def test_a_step_that_raises_breaks_the_rank_for_the_rest_of_the_epoch(lone, caplog):
     lone.worker.poll()
     with pytest.raises(ZeroDivisionError), lone.worker.step() as permit:
         _ = 1 // 0
     with pytest.raises(RefusedError, match="has ended"):
         permit.check()
     assert step_word(lone).kind is StepKind.BROKEN
+    (told,) = [message for message in caplog.messages if message.startswith("step.broken")]
+    assert "error=ZeroDivisionError" in told
+    assert f"{__file__}:" in told, "where it raised"
     assert lone.worker.poll() is HOLD
     with pytest.raises(NotServingError, match="step 1 raised"):
         take(lone.worker)
