@@ -82,7 +82,7 @@ def test_loads_that_fail_each_for_itself_are_told_each_by_its_own_cause(tmp_path
         assert "after it had failed" not in caught.value.others[other]
 
 
-def test_a_rank_that_lives_has_stopped_before_it_is_said_that_another_is_gone(tmp_path):
+def test_a_rank_that_lives_has_stopped_before_it_is_said_that_another_is_gone(tmp_path, caplog):
     begun, dead_for = False, 0
 
     def meanwhile(seconds):
@@ -101,6 +101,7 @@ def test_a_rank_that_lives_has_stopped_before_it_is_said_that_another_is_gone(tm
         with pytest.raises(RankLostError, match="rank 1"):
             group.update(2)
         assert group.controller.status().ranks[0].code == "STOPPED_TOUCHED"
+    assert "rank.lost epoch=1 sequence=2 rank=1 " in caplog.text
 
 
 def test_a_teardown_that_fails_leaves_its_rank_faulted_until_the_group_is_cleared_again(local, monkeypatch):
