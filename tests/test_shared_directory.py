@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.another_user import ANOTHER_USER, acting, as_another_user, fork, makers, shared_place
+from tests.descriptors import open_below
 from wsm import shared_directory
 from wsm.errors import RefusedError
 from wsm.own_descriptor import OwnDescriptor
@@ -45,20 +46,16 @@ def umask(request):
     os.umask(before)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the directory of this process
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("use", [open_ours, open_or_create_ours, try_lock_file, bind_alone, remove_ours])
 def test_what_is_no_file_is_refused_by_every_use_and_left(place, kind, use):
     path = place / "name"
     makers(path)[kind]()
-    before, open_before = path.lstat(), descriptors()
+    before = path.lstat()
     with pytest.raises(ForeignPathError, match=f"{path} is not used: it is a .*; remove it"):
         use(path)
     assert path.lstat() == before
-    assert descriptors() == open_before
+    assert open_below(place) == []
 
 
 @pytest.mark.needs("root")

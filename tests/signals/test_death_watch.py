@@ -7,10 +7,10 @@ import os
 import select
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
+from tests.descriptors import open_before, open_descriptors
 from wsm.signals.liveness import DeathWatch, Life, Liveness, register
 from wsm.signals.waiting import Alarm, AlarmClock, Watch, wait
 
@@ -78,7 +78,7 @@ def test_who_takes_a_dead_ones_place_is_watched_too(segment, name, launch, liven
 def test_a_closed_watch_leaves_no_descriptor_and_no_thread(segment, name, launch):
     child = launch(STAND, name, "0")
     child.says()
-    before, threads = open_descriptors(), threading.active_count()
+    before, threads = open_before(), threading.active_count()
     for _ in range(3):
         liveness = Liveness(segment)
         watch = DeathWatch(liveness, range(3), Alarm().ring)
@@ -138,7 +138,3 @@ def test_who_left_in_good_order_is_nobody(segment, liveness):
         assert liveness.identity(1).pid == os.getpid()
     assert liveness.identity(1) is None
     assert liveness.identity(0) is None
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))

@@ -14,11 +14,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from arrivals import ARRIVALS, Arrival
-from memory_of_processes import open_descriptors
 from one_rank import BYTES, A, B, Rank, digest_of_state
 from watched_target import WatchedTarget, no_collector
 from wrongs import State, Wrong
 
+from tests.descriptors import open_before, open_descriptors
 from tests.incident import incident
 from tests.raising import matches, raising
 from wsm.errors import WsmError
@@ -287,7 +287,7 @@ def test_many_failures_leave_no_descriptor_open(arrival):
     for version in (1, 2):  # a publisher may alternate between two places
         arrival.publish(version, A)
         rank.load(version)
-    before = open_descriptors()
+    before = open_before()
     for version in range(3, 6):
         arrival.publish(version, A)
         with contextlib.suppress(errors.LoadCancelledError):

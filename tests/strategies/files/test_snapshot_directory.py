@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from memory_of_processes import open_descriptors
 
+from tests.descriptors import open_below
 from tests.raising import raising
 from wsm.strategies import errors
 from wsm.strategies.errors import not_a_regular_file
@@ -88,10 +88,9 @@ def test_what_is_no_file_inside_is_neither_waited_for_nor_kept_open(tmp_path, na
     make(path / "thing")
     (path / "link").unlink()
     (path / "link").symlink_to("thing")
-    before = open_descriptors()
     with (
         closing(SnapshotDirectory(str(path), boundary=str(tmp_path))) as directory,
         raising(error, match=text),
     ):
         directory.open(name)
-    assert open_descriptors() == before
+    assert open_below(tmp_path) == []

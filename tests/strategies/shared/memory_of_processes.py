@@ -14,8 +14,3 @@ def memory_bytes(pid: int | str, which: str) -> int:
 def peak_bytes(pid: int) -> int:
     """The most that it has held at once."""
     return memory_bytes(pid, "VmHWM")
-
-
-def open_descriptors() -> int:
-    """How many descriptors this process has, with the one that lists them."""
-    return len(list(Path("/proc/self/fd").iterdir()))

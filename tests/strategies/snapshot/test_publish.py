@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_of_processes import open_descriptors
 from small_state import make_state
 
+from tests.descriptors import open_before, open_descriptors
 from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import (
@@ -464,7 +464,7 @@ def test_a_version_that_is_published_again_is_pinned_as_it_is_now(publish, pins,
 
 def test_pins_cost_two_descriptors_each_however_often_they_are_asked_for(publish, pins):
     publish(1)
-    before = open_descriptors()
+    before = open_before()
     for _ in range(10):
         assert pins.add("1")
     assert open_descriptors() == before + 2

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from memory_of_processes import open_descriptors
 from small_state import make_state
 from written_checkpoint import write_checkpoint
 
+from tests.descriptors import open_before, open_descriptors
 from wsm import WsmError
 from wsm.private_directory import private_directory
 from wsm.strategies import AdoptSettings, BucketSender, SharedTensors, adopt, publish_delta, publish_snapshot
@@ -71,6 +71,7 @@ def test_a_publisher_without_descriptors_names_their_limit_and_keeps_nothing_ope
     publish_snapshot(tmp_path, 1, {0: make_state()}, durable=False)
     write_checkpoint(tmp_path / "step_2", make_state(seed=2))
     refused: list[WsmError] = []
+    open_before()
     for free in range(9):
         before = open_descriptors(), lying()
         with only(free):
