@@ -86,7 +86,7 @@ def test_a_closed_watch_leaves_no_descriptor_and_no_thread(segment, name, launch
         watch.close()
         watch.close()
         liveness.close()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
     assert set(threading.enumerate()) <= threads  # those of others may end
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_state import make_state
 
-from tests.descriptors import open_before, open_descriptors
+from tests.descriptors import open_below
 from tests.incident import incident
 from tests.raising import raising
 from wsm.strategies import (
@@ -462,15 +462,15 @@ def test_a_version_that_is_published_again_is_pinned_as_it_is_now(publish, pins,
     assert publish(3) == ["1", "2", "3"]
 
 
-def test_pins_cost_two_descriptors_each_however_often_they_are_asked_for(publish, pins):
+def test_pins_cost_two_descriptors_each_however_often_they_are_asked_for(publish, pins, tmp_path):
     publish(1)
-    before = open_before()
+    before = len(open_below(tmp_path))
     for _ in range(10):
         assert pins.add("1")
-    assert open_descriptors() == before + 2
+    assert len(open_below(tmp_path)) == before + 2
     pins.close()
     pins.close()
-    assert open_descriptors() == before
+    assert len(open_below(tmp_path)) == before
 
 
 def test_pins_of_nothing_hold_nothing():

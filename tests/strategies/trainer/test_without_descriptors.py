@@ -73,13 +73,14 @@ def test_a_publisher_without_descriptors_names_their_limit_and_keeps_nothing_ope
     refused: list[WsmError] = []
     open_before()
     for free in range(9):
-        before = open_descriptors(), lying()
+        before, lay = open_descriptors(), lying()
         with only(free):
             try:
                 publish(tmp_path)
             except WsmError as error:
                 refused.append(error)  # kept, with the frames of its traceback
-        assert (open_descriptors(), lying()) == before, free
+        assert open_descriptors() <= before, free  # what earlier tests left may go meanwhile
+        assert lying() == lay, free
     assert refused
     assert [str(error) for error in refused if "RLIMIT_NOFILE" not in str(error)] == []
     publish(tmp_path)
