@@ -98,7 +98,7 @@ MADE_OF = {
     "prometheus_client": ("wsm.metrics.families",),
 }
 
-IN_VLLM = ("api_servers", "endpoint", "gate", "pauses", "update_journal", "updates", "verbs")
+IN_VLLM = ("api_servers", "endpoint", "gate", "options", "pauses", "update_journal", "updates", "verbs")
 MADE_OF["starlette"] = (*MADE_OF["starlette"], *(f"wsm.vllm.{module}" for module in IN_VLLM))
 #: The client is a part of the package that serves.
 MADE_OF["httpx"] = MADE_OF["starlette"]

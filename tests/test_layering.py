@@ -102,7 +102,7 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "receipt",
 }
 #: Each may import those before it; the command line checks what vLLM is told before vLLM starts.
-APPLICATIONS = ("metrics", "fastdeploy", "http", "fleet", "vllm.endpoint", "cli", "__main__")
+APPLICATIONS = ("metrics", "fastdeploy", "http", "fleet", "vllm.options", "cli", "__main__")
 
 #: Parts whose modules may import paddle when they are imported. All others import it inside functions.
 MAY_NEED_PADDLE = ("actions.backends",)

@@ -56,7 +56,7 @@ def serve(words: Sequence[str], *, store: Path | None) -> None:
         )
     if {"--help", "-h"} & {*words}:
         show_text(click.get_current_context().get_help(), err=True)
-    from wsm.vllm.endpoint import check_words  # noqa: PLC0415 - of an environment that has vLLM
+    from wsm.vllm.options import check_words  # noqa: PLC0415 - of an environment that has vLLM
 
     check_words(words, is_vllm=False)
     loaded = (found.name for group in _GROUPS for found in entry_points(group=group))

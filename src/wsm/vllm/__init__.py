@@ -14,6 +14,7 @@ module                   responsible for
 :mod:`.engine`           weights that a trainer pushes: vLLM's engines, and what they give to the model
 :mod:`.verbs`            trainers' verbs, as their published clients send them
 :mod:`.gate`             what stands before vLLM's app, and is answered over HTTP
+:mod:`.options`          what vLLM is started with: looked at before a model is loaded
 :mod:`.endpoint`         vLLM's endpoint plugin: what vLLM calls, before it listens
 =======================  ===================================================================================
 

@@ -45,7 +45,7 @@ def register() -> None:
     """
     is_first = multiprocessing.parent_process() is None
     if is_first and sys.argv[1:2] == ["serve"] and "wsm" in os.environ.get("VLLM_PLUGINS", "").split(","):
-        from wsm.vllm.endpoint import check_words  # noqa: PLC0415 - workers serve nothing
+        from wsm.vllm.options import check_words  # noqa: PLC0415 - workers serve nothing
 
         check_words(sys.argv[2:], is_vllm=True)
     engines = importlib.import_module(

@@ -35,33 +35,15 @@ from wsm.vllm.api_servers import ApiServers
 from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
 from wsm.vllm.fanout import EngineRanks, SentVerb, UpdateEnd
+from wsm.vllm.options import ServerOptions
 from wsm.vllm.pauses import EnginePause, NamedHold, Standing, standing_of
 from wsm.vllm.update_journal import GROUP, UpdateJournal
-from wsm.vllm.versions import EngineTerms, VersionPlace
+from wsm.vllm.versions import VersionPlace
 
 _NOT_COMMITTED = {
     "aborted": "it was taken back before anything was loaded",
     "lease-over": "its caller did not decide in time; prepare it again, with a longer lease",
 }
-
-
-class ServerOptions(EngineTerms, frozen=True, forbid_unknown_fields=True):
-    """What ``--additional-config '{"wsm": {...}}'`` says, besides what every rank is told.
-
-    `roots`: below which versions may lie; without it, the directory that the model lies in. `store`: where
-    they are published. `version`: what vLLM was started with; else the name of its directory. `answer_s`:
-    in which the ranks answer whatever they are asked; they do between two steps. `committed`: the file that
-    says what was committed last, as the body of an update. `push_s`: seconds for each verb of a trainer that
-    pushes, and between two. `partial_pushes`: whether it may push a part of the tensors.
-    """
-
-    roots: list[str] | None = None
-    store: str | None = None
-    version: str | None = None
-    answer_s: float = 60.0
-    committed: str | None = None
-    push_s: float = 300.0
-    partial_pushes: bool = False
 
 
 class UpdateRequest(msgspec.Struct, forbid_unknown_fields=True):
