@@ -62,8 +62,8 @@ def test_only_a_rank_at_rest_or_one_that_ran_the_method_is_settled_by_a_request(
 
 def test_no_runner_steps_once_another_rank_is_gone_whatever_it_holds():
     for weights, kv in itertools.product(WeightState, KVState):
-        assert control.sleeping(weights, kv, kv_found=False, is_alone=True) == ALL_TAGS
-        assert control.settles(weights, entered=False, is_alone=True)
+        assert control.sleeping(weights, kv, kv_found=False, peer_gone=True) == ALL_TAGS
+        assert control.settles(weights, entered=False, peer_gone=True)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -78,7 +78,7 @@ def held_by_all(tag: Tag, held: Collection[Resident]) -> bool | None:
     return False if all(away) else None
 
 
-def sleeping(weights: WeightState, kv: KVState, *, kv_found: bool, is_alone: bool = False) -> frozenset[Tag]:
+def sleeping(weights: WeightState, kv: KVState, *, kv_found: bool, peer_gone: bool = False) -> frozenset[Tag]:
     """Say which halves the runner is to call asleep: all that this rank does not hold whole.
 
     Parameters
@@ -87,10 +87,10 @@ def sleeping(weights: WeightState, kv: KVState, *, kv_found: bool, is_alone: boo
         This rank's.
     kv_found : bool
         Whether the KV cache that FastDeploy built at start counts as there already; until then it is awake.
-    is_alone : bool
-        Whether a rank is gone: a step would wait for it for ever, so all is asleep.
+    peer_gone : bool
+        Whether another rank has no process: a step would wait for it for ever, so all is asleep.
     """
-    if is_alone:
+    if peer_gone:
         return ALL_TAGS
     awake = set()
     if weights is WeightState.NORMAL:
@@ -100,7 +100,7 @@ def sleeping(weights: WeightState, kv: KVState, *, kv_found: bool, is_alone: boo
     return ALL_TAGS - awake
 
 
-def settles(weights: WeightState, *, entered: bool, is_alone: bool = False) -> bool:
+def settles(weights: WeightState, *, entered: bool, peer_gone: bool = False) -> bool:
     """Say whether the end of a request settles what the runner is; else another command goes on here.
 
     Parameters
@@ -109,10 +109,10 @@ def settles(weights: WeightState, *, entered: bool, is_alone: bool = False) -> b
         This rank's.
     entered : bool
         Whether FastDeploy's method was begun in the request's command.
-    is_alone : bool
-        Whether a rank is gone, and so every command over.
+    peer_gone : bool
+        Whether another rank has no process, and so every command is over.
     """
-    return entered or is_alone or weights in (WeightState.NORMAL, WeightState.CLEARED)
+    return entered or peer_gone or weights in (WeightState.NORMAL, WeightState.CLEARED)
 
 
 def keeps_from_polling(asleep: Collection[Tag], method: str | None = None) -> str:

@@ -363,9 +363,9 @@ class DynamicWeightManager:
                 return {"version": self._worker.version}
             return call.result
         finally:
-            is_alone = bool(self._entries.gone())
-            if control.settles(self._worker.weights, entered=entered, is_alone=is_alone):
-                self._settle_behind(model_runner, is_alone=is_alone)
+            peer_gone = bool(self._entries.gone())
+            if control.settles(self._worker.weights, entered=entered, peer_gone=peer_gone):
+                self._settle_behind(model_runner, peer_gone=peer_gone)
             else:
                 self._declare("")  # it is another command that goes on
 
@@ -392,10 +392,10 @@ class DynamicWeightManager:
                 version = served
         return controller.begin_update(version, tags=command.tags, force=loads, **options, **request.options)
 
-    def _settle_behind(self, model_runner: Any, *, is_alone: bool) -> None:
+    def _settle_behind(self, model_runner: Any, *, peer_gone: bool) -> None:
         """Let the runner step only with all that a step needs, and hold nothing that the group does not."""
         found = self._found_cache
-        asleep = control.sleeping(self._worker.weights, self._worker.kv, kv_found=found, is_alone=is_alone)
+        asleep = control.sleeping(self._worker.weights, self._worker.kv, kv_found=found, peer_gone=peer_gone)
         weights, kv = Tag.WEIGHTS not in asleep, Tag.KV_CACHE not in asleep
         requests.give_back_unheld(self._surfaces, weights=weights, kv=kv)
         model_runner.is_weight_sleeping, model_runner.is_kvcache_sleeping = not weights, not kv
