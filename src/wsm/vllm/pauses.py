@@ -226,7 +226,7 @@ class NamedHold:
         self.hold = msgspec.structs.replace(hold, renewed_ns=time.monotonic_ns(), **terms)
         if self._lease is not None:
             self._lease.cancel()
-        self._lease = asyncio.create_task(self._end_with_lease(lease_s or 0.0))
+        self._lease = None if lease_s is None else asyncio.create_task(self._end_with_lease(lease_s))
         return self._receipt(request_id, Outcome.HOLD_RENEWED if answer is Answer.RENEW else Outcome.HELD)
 
     async def release(self, asked: ReleaseRequest, request_id: str) -> Mapping[str, Any]:
