@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from wsm.cli.diagrams import HEADINGS, event_of, heading_of, table
-from wsm.states.check import explore, states_of
-from wsm.states.joint import BESIDE, FORBIDDEN, NEEDS, NOTHING_HELD, STALE, Beside, Need, chart_of, serving
+from wsm.states.check import Command, Pair, beside, explore, states_of
+from wsm.states.joint import FORBIDDEN, NEEDS, NOTHING_HELD, STALE, Need, chart_of, serving
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, Todo, When
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART, Chart, Guard, Row, State
 from wsm.states.vocabulary import Tag
@@ -36,7 +36,7 @@ Whenever a rank has read the words of its group, it takes the first row of its p
 hold. When the thing to do is done, it takes the first row of what came of that. *Says* is the code in its
 status word. Before any row: a newer epoch makes the rank give back what it holds and join, a word of the
 past moves it nowhere, and a command that comes before the last one is over is an error for all to see. What
-may *stand beside* a phase is checked against all that the tables lead to."""
+*stands beside* a phase, by the command at hand, is all that the tables lead to, and nothing else."""
 
 _DOES = {
     Todo.SERVE: "may enter a step",
@@ -268,26 +268,34 @@ def _phase(phase: Phase) -> Iterator[str]:
             ("what comes of it", "if", "next phase", "says"),
             [(row.event.value, _when(row.when), _where(row.to), _said(row)) for row in outcomes],
         )
-    yield "Beside it stand:"
-    yield "\n".join(_beside(row) for row in BESIDE if phase in row.phases)
+    yield "Weights beside KV cache, by the command:"
+    told: dict[frozenset[Pair], set[Command]] = {}
+    for command, pairs in beside(phase).items():
+        told.setdefault(pairs, set()).add(command)
+    yield "\n".join(sorted(f"* {_commands(commands)}{_pairs(pairs)}" for pairs, commands in told.items()))
 
 
-def _beside(row: Beside) -> str:
-    weights, kv = (" or ".join(state.name for state in states) for states in (row.weights, row.kv))
-    of = f" ({_commands(row)})" if row.commands else ""
-    return f"* weights {weights}, KV cache {kv}{of}: {row.why}"
+def _pairs(pairs: frozenset[Pair]) -> str:
+    """Name together the states of the weights that stand beside the same of the KV cache."""
+    together: dict[str, set[State]] = {}
+    for weights in {weights for weights, _ in pairs}:
+        kv = {each for beside_it, each in pairs if beside_it is weights}
+        together.setdefault(" or ".join(_members(kv)), set()).add(weights)
+    return ", ".join(sorted(f"{' or '.join(_members(found))} beside {kv}" for kv, found in together.items()))
 
 
-def _commands(row: Beside) -> str:
+def _commands(commands: Iterable[Command]) -> str:
     told: dict[Operation, list[str]] = {}
-    for operation, tags in sorted(row.commands, key=lambda each: (each[0], sorted(map(str, each[1])))):
-        told.setdefault(operation, []).append(_ABOUT.get(tags) or ", ".join(tag.value for tag in tags))
-    return "; ".join(
+    for operation, tags in sorted(commands, key=lambda each: (each[0], sorted(map(str, each[1] or ())))):
+        if tags is not None:
+            told.setdefault(operation, []).append(_ABOUT.get(tags) or ", ".join(tag.value for tag in tags))
+    of = "; ".join(
         operation.name
         if operation.is_hot or operation.is_of_admission
         else f"{operation.name} of {', '.join(about)}"
         for operation, about in told.items()
     )
+    return f"{of}: " if of else ""
 
 
 def _when(conditions: Iterable[When]) -> str:

@@ -28,9 +28,9 @@ from explorer.world import (
     read_status,
     read_step,
 )
+from wsm.states.check import stands_beside
 from wsm.states.decide import Role
 from wsm.states.group import GroupMove, GroupState, GroupTodo, Known, May, advance
-from wsm.states.joint import stands_beside
 from wsm.states.phases import Phase, RankState
 from wsm.states.view import View
 from wsm.states.vocabulary import After, KVState, WeightState

@@ -11,15 +11,15 @@ import pytest
 from wsm.states import check as check_module
 from wsm.states import machine as machine_module
 from wsm.states.check import (
-    check_beside,
     check_chart,
     check_everything,
     check_joint,
     check_tables,
     explore,
     moments,
+    stands_beside,
 )
-from wsm.states.joint import BESIDE, NEEDS, Beside, JointState, stands_beside
+from wsm.states.joint import NEEDS, JointState
 from wsm.states.phases import Phase
 from wsm.states.plan_key import CLEAR, DISCARD
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Guard, Row
@@ -181,8 +181,6 @@ def test_every_check_has_a_seeded_fault() -> None:
         "machine",
         "joint pair",
         "joint dead end",
-        "stands beside nothing",
-        "stands nowhere",
         "fleet",  # tests/fleet/test_table.py
         "idle word",  # of the group's side
     }
@@ -227,23 +225,6 @@ def test_a_joint_state_without_a_way_on_is_found() -> None:
     edges = tuple(edge for edge in explore() if edge.row.event is not E.CLEARED)
     problems = {(finding.check, finding.problem) for finding in check_joint(edges)}
     assert ("joint dead end", "no way to holding nothing") in problems
-
-
-def test_a_pair_beside_a_phase_that_no_row_allows_is_found() -> None:
-    prepared = next(row for row in BESIDE if Phase.PREPARED in row.phases and KVState.UPDATING in row.kv)
-    found = [str(finding) for finding in check_beside([row for row in BESIDE if row is not prepared])]
-    for weights in (W.NORMAL, W.CLEARED):
-        assert (
-            "stands beside nothing: phase PREPARED: UPDATE leads to "
-            f"weights {weights.name}, KV cache UPDATING, and no row allows that"
-        ) in found
-
-
-def test_a_pair_beside_a_phase_to_which_nothing_leads_is_found() -> None:
-    too_much = Beside((Phase.STAGED,), frozenset(), (W.UPDATING,), (KVState.NORMAL,), "a flip")
-    assert [str(finding) for finding in check_beside([*BESIDE, too_much])] == [
-        "stands nowhere: STAGED: nothing leads to weights UPDATING, KV cache NORMAL there (a flip)"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ module                  answers
 :mod:`.words`           what does one 64-bit word say, and how is it packed?
 :mod:`.plan_key`        what identifies a plan, what is it called, and which one serves a request?
 :mod:`.table`           what leads where? Every transition of weights and KV cache, with its theory
-:mod:`.joint`           which states stand side by side, and beside which phase; which event needs what?
+:mod:`.joint`           which states stand side by side; which event needs what?
 :mod:`.machine`         where is this rank, and may this happen now? The live `transitions` machines
 :mod:`.command_events`  which events does a command fire, and what does it do on every way out of it?
 :mod:`.view`            what has one participant read, where do all ranks stand, what have they voted for?
@@ -23,7 +23,7 @@ module                  answers
 :mod:`.group`           what does a process do for its group next? The table of that side, and its walk
 :mod:`.engine_words`    what does FastDeploy's weights word ask, what is done about it, what does it say?
 :mod:`.fleet`           what does a replica of a fleet count as, and which digests may be served?
-:mod:`.check`           are the tables sound, each alone and all together?
+:mod:`.check`           are the tables sound? Which states do they lead to, beside which phase?
 ======================  ==========================================================================
 
 Beside them: :mod:`.errors`. What the tables look like is drawn by ``wsm diagrams``.

@@ -12,13 +12,14 @@ explored elsewhere.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from wsm.states import command_events, phases
 from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course
@@ -35,13 +36,9 @@ from wsm.states.group import (
     processes_of,
 )
 from wsm.states.joint import (
-    BESIDE,
     FORBIDDEN,
     START,
-    Beside,
     JointState,
-    Pair,
-    beside,
     objection,
     serving,
     step,
@@ -62,7 +59,7 @@ from wsm.states.phases import (
 from wsm.states.plan_key import OF_ADMISSION, Request
 from wsm.states.rank import OF_THE_RANK, OF_THE_WORDS
 from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
-from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
+from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState, sentence_of
 from wsm.states.words import Operation
 
 Node = TypeVar("Node")
@@ -87,7 +84,7 @@ class TableFault:
 def check_everything() -> list[TableFault]:
     """Run every check of all tables, each alone and all together; an empty list is good news."""
     fleet = [TableFault("fleet", "a replica", problem) for problem in fleet_faults()]
-    return [*check_tables(), *check_phases(), *check_group(), *fleet] or list(check_beside())
+    return [*check_tables(), *check_phases(), *check_group(), *fleet]
 
 
 def check_tables(charts: Sequence[Chart] = CHARTS) -> list[TableFault]:
@@ -566,6 +563,7 @@ _OF_THE_REQUEST: dict[When, frozenset[Request]] = {
 }
 
 
+@functools.cache
 def moments() -> frozenset[CommandMoment]:
     """Return every moment of every command, from every state at rest, as the three tables lead there.
 
@@ -690,29 +688,35 @@ def _asks_for(conditions: Iterable[When], request: Request) -> bool:
     return all(request in _OF_THE_REQUEST.get(condition, Request) for condition in conditions)
 
 
-def check_beside(rows: Sequence[Beside] = BESIDE) -> Iterator[TableFault]:
-    """Hold what may stand beside the phases against what the tables lead to, in both directions."""
-    reached: dict[tuple[Phase, Operation, frozenset[Tag] | None], set[Pair]] = {}
+Pair: TypeAlias = tuple[WeightState, KVState]
+#: What is asked for, and what it is about; None: no command is at hand.
+Command: TypeAlias = tuple[Operation, frozenset[Tag] | None]
+
+
+@functools.cache
+def beside(phase: Phase) -> Mapping[Command, frozenset[Pair]]:
+    """Return which states of weights and KV cache stand beside a phase, by the command; all others never do.
+
+    Tags of a command whose arguments cannot be read are empty. A command that was aborted before it was read
+    is ABORT or HOT_ABORT.
+    """
+    found: dict[Command, frozenset[Pair]] = {}
     for moment in moments():
-        tags = None if moment.asked is None else moment.asked.tags
-        reached.setdefault((moment.phase, moment.operation, tags), set()).add(moment.joint[:2])
-    for (phase, operation, tags), pairs in reached.items():
-        for weights, kv in sorted(pairs - beside(phase, operation, tags, rows)):
-            yield _in_phase(
-                "stands beside nothing",
-                phase,
-                f"{operation.name} leads to {JointState(weights, kv)}, and no row allows that",
-            )
-    for row in rows:
-        ways = [
-            pairs
-            for (phase, operation, tags), pairs in reached.items()
-            if phase in row.phases and (not row.commands or (operation, tags) in row.commands)
-        ]
-        never = {pair for pair in product(row.weights, row.kv) if not all(pair in pairs for pairs in ways)}
-        for weights, kv in sorted(never):
-            yield TableFault(
-                "stands nowhere",
-                ", ".join(phase.name for phase in row.phases),
-                f"nothing leads to {JointState(weights, kv)} there ({row.why})",
-            )
+        if moment.phase is phase:
+            command = (moment.operation, None if moment.asked is None else moment.asked.tags)
+            found[command] = found.get(command, frozenset()) | {moment.joint[:2]}
+    return found
+
+
+def stands_beside(
+    phase: Phase, operation: Operation, tags: frozenset[Tag] | None, joint: JointState
+) -> str | None:
+    """Say why the states cannot be where they are in this phase of a command; None if they can.
+
+    Not asked of a rank that leaves its epoch: it has no command any more. `tags` None: not known (yet).
+    """
+    for (asked, about), pairs in beside(phase).items():
+        if asked is operation and (about is None or tags in (None, about)) and joint[:2] in pairs:
+            return None
+    of = "" if tags is None else f" of {sentence_of(tags)}"
+    return f"{joint} never stand beside {phase.name} of {operation.name}{of}"

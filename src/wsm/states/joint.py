@@ -19,38 +19,29 @@ either side: it is in memory, and :func:`serving` is false. What keeps such a ha
 function alone, which asks for both. A KV cache that outlives its weights meets the next ones as any old cache
 does: stale, unless it is kept.
 
-**Beside the phases.** What is real and no state of the two machines is a phase of the command
-(:mod:`.phases`): a rank that FAILED or STOPPED stands where the failure found it, STAGING and STAGED stand
-beside what serves, and a rank that was asked for the KV cache alone is PREPARED with its KV cache UPDATING.
-:data:`BESIDE` says which states may stand beside which phase, of which command; :func:`stands_beside` asks.
-The static checks go through every command and hold the rows to what the tables lead to, in both directions;
-the explorer asks after every move.
+What is real and no state of the two machines is a phase of the command (:mod:`.phases`): a rank that FAILED
+or STOPPED stands where the failure found it, STAGING and STAGED stand beside what serves, and a rank that was
+asked for the KV cache alone is PREPARED with its KV cache UPDATING. :func:`.check.beside` finds what stands
+beside which phase, of which command.
 
 This module is pure and knows nothing of the machines.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from wsm.states.errors import IllegalTransitionError, JointRuleError, require_bools
-from wsm.states.phases import Phase
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, MachineName, Row, State
 from wsm.states.vocabulary import (
-    ALL_TAGS,
     Admission,
     AdmissionEvent,
     KVEvent,
     KVState,
-    Tag,
     WeightEvent,
     WeightState,
-    sentence_of,
 )
-from wsm.states.words import Operation
 
 
 class JointState(NamedTuple):
@@ -253,256 +244,3 @@ def step(
             why=why,
         )
     return row, follow(joint, row, kv_kept=kv_kept)
-
-
-@dataclass(frozen=True)
-class Beside:
-    """States of weights and KV cache that may stand beside phases of a command.
-
-    `commands`: for which commands; empty: for each, and beside none. `weights`, `kv`: each of the one beside
-    each of the other.
-    """
-
-    phases: tuple[Phase, ...]
-    commands: frozenset[tuple[Operation, frozenset[Tag]]]
-    weights: tuple[WeightState, ...]
-    kv: tuple[KVState, ...]
-    why: str
-
-
-_WEIGHTS, _CACHE = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
-#: What a rank is told whose arguments cannot be read.
-NO_TAGS: frozenset[Tag] = frozenset()
-
-#: What a command asks for, and what it is about.
-Command = tuple[Operation, frozenset[Tag]]
-Pair = tuple[WeightState, KVState]
-
-
-def _commands(*operations: Operation, tags: tuple[frozenset[Tag], ...]) -> frozenset[Command]:
-    return frozenset((operation, each) for operation in operations for each in tags)
-
-
-_ANY: frozenset[Command] = frozenset()
-_CLEARS_BOTH = _commands(Operation.CLEAR, tags=(ALL_TAGS,))
-_CLEARS_WEIGHTS = _commands(Operation.CLEAR, tags=(_WEIGHTS,))
-_CLEARS_KV = _commands(Operation.CLEAR, tags=(_CACHE,))
-_LOADS_BOTH = _commands(Operation.UPDATE, tags=(ALL_TAGS,))
-_LOADS_WEIGHTS = _commands(Operation.UPDATE, tags=(_WEIGHTS,))
-_LOADS = _LOADS_BOTH | _LOADS_WEIGHTS
-_BRINGS_KV = _commands(Operation.UPDATE, tags=(_CACHE,))
-_HOT = _commands(Operation.HOT_UPDATE, tags=(ALL_TAGS,))
-_UPDATES = _LOADS | _BRINGS_KV | _HOT
-#: They move nothing in memory, and are legal whatever is there; a release only where that can serve.
-_HOLDS = _commands(Operation.HOLD, tags=(NO_TAGS,))
-_RELEASES = _commands(Operation.RELEASE, tags=(NO_TAGS,))
-_OF_ADMISSION = _HOLDS | _RELEASES
-#: The rank read the command when it was aborted already.
-_CALLED_OFF = _commands(Operation.ABORT, tags=(ALL_TAGS, _WEIGHTS, _CACHE, NO_TAGS))
-_CALLED_OFF_HOT = _commands(Operation.HOT_ABORT, tags=(ALL_TAGS,))
-_CALLED_OFF_KV = _commands(Operation.ABORT, tags=(_CACHE,))
-
-_P, _W, _K = Phase, WeightState, KVState
-_STOPS = (_P.STOPPING, _P.STOPPED, _P.SETTLING)
-_WAY_OF_ADMISSION = (_P.DRAINING, _P.PARKING, _P.WORKING, _P.VOTING, _P.PREPARED, _P.COMMITTING)
-
-#: Which states stand beside which phase, of which command. Everything else never does.
-BESIDE: tuple[Beside, ...] = (
-    Beside(
-        (_P.IDLE, _P.BEGINNING, _P.FAILED, *_STOPS),
-        _ANY,
-        (_W.NORMAL, _W.CLEARED),
-        (_K.NORMAL, _K.CLEARED),
-        "at rest: nothing has begun, or all is over",
-    ),
-    Beside(
-        (_P.IDLE, _P.BEGINNING, _P.FAILED, *_STOPS),
-        _ANY,
-        (_W.FAULTED,),
-        (_K.NORMAL, _K.CLEARING, _K.CLEARED),
-        "a teardown failed; what is held is unknown",
-    ),
-    # on the way to the step at which all stand, as before the command
-    Beside(
-        (_P.DRAINING, _P.PARKING),
-        _CLEARS_BOTH | _CLEARS_WEIGHTS | _CLEARS_KV | _LOADS,
-        (_W.NORMAL, _W.CLEARED),
-        (_K.NORMAL, _K.CLEARED),
-        "as before the command",
-    ),
-    Beside(
-        (_P.DRAINING, _P.PARKING),
-        _CLEARS_BOTH,
-        (_W.FAULTED,),
-        (_K.NORMAL, _K.CLEARING, _K.CLEARED),
-        "a FAULTED rank is repaired by clearing both",
-    ),
-    Beside(
-        (_P.DRAINING, _P.PARKING),
-        _BRINGS_KV,
-        (_W.NORMAL, _W.CLEARED),
-        (_K.CLEARED,),
-        "only a KV cache that is missing is brought",
-    ),
-    Beside(
-        (_P.STAGING, _P.STAGED, _P.DRAINING, _P.PARKING),
-        _HOT,
-        (_W.NORMAL,),
-        (_K.NORMAL,),
-        "a hot update stages beside what serves, and parks for the commit alone",
-    ),
-    # hold and release leave what is in memory where it is
-    Beside(
-        _WAY_OF_ADMISSION,
-        _HOLDS,
-        (_W.NORMAL, _W.CLEARED),
-        (_K.NORMAL, _K.CLEARED),
-        "a hold keeps what is there",
-    ),
-    Beside(
-        _WAY_OF_ADMISSION,
-        _HOLDS,
-        (_W.FAULTED,),
-        (_K.NORMAL, _K.CLEARING, _K.CLEARED),
-        "and repairs nothing",
-    ),
-    Beside(
-        _WAY_OF_ADMISSION,
-        _RELEASES,
-        (_W.NORMAL,),
-        (_K.NORMAL,),
-        "only what can serve is released",
-    ),
-    # the plan is run, or was until it failed
-    Beside(
-        (_P.WORKING, _P.VOTING, *_STOPS),
-        _CLEARS_BOTH,
-        (_W.CLEARING, _W.CLEARED),
-        (_K.CLEARING, _K.CLEARED),
-        "both are given back",
-    ),
-    Beside((_P.FAILED,), _CLEARS_BOTH, (_W.CLEARED,), (_K.CLEARING,), "no weights were held"),
-    Beside(
-        (_P.WORKING, _P.VOTING, *_STOPS),
-        _CLEARS_WEIGHTS,
-        (_W.CLEARING, _W.CLEARED),
-        (_K.NORMAL, _K.CLEARED),
-        "the weights are given back, the KV cache stays as it is",
-    ),
-    Beside(
-        (_P.WORKING, _P.VOTING, _P.FAILED, *_STOPS),
-        _CLEARS_KV,
-        (_W.NORMAL, _W.CLEARED),
-        (_K.CLEARING, _K.CLEARED),
-        "the KV cache is given back, the weights stay as they are",
-    ),
-    Beside(
-        (_P.WORKING, _P.VOTING, _P.FAILED, *_STOPS),
-        _LOADS,
-        (_W.UPDATING,),
-        (_K.NORMAL, _K.UPDATING, _K.CLEARED),
-        "weights are loaded, beside a KV cache that stays, is rebuilt, or is away",
-    ),
-    Beside(
-        (_P.WORKING, _P.VOTING, _P.PREPARED, _P.COMMITTING, _P.FAILED, *_STOPS),
-        _BRINGS_KV,
-        (_W.NORMAL, _W.CLEARED),
-        (_K.UPDATING,),
-        "the KV cache alone is brought: PREPARED is said by the phase and its word, no machine says it",
-    ),
-    # the decision is awaited, or has come
-    Beside(
-        (_P.PREPARED, _P.COMMITTING, _P.FAILED, *_STOPS),
-        _LOADS_BOTH,
-        (_W.PREPARED,),
-        (_K.NORMAL,),
-        "verified; FAILED only where what was done could not be remembered",
-    ),
-    Beside(
-        (_P.PREPARED, _P.COMMITTING, _P.FAILED, *_STOPS),
-        _LOADS_WEIGHTS,
-        (_W.PREPARED,),
-        (_K.NORMAL, _K.CLEARED),
-        "the same beside a KV cache that is away",
-    ),
-    Beside((_P.COMMITTING,), _LOADS_BOTH | _HOT, (_W.NORMAL,), (_K.NORMAL,), "committed"),
-    Beside((_P.COMMITTING,), _LOADS_WEIGHTS, (_W.NORMAL,), (_K.NORMAL, _K.CLEARED), "committed"),
-    Beside((_P.COMMITTING,), _BRINGS_KV, (_W.NORMAL, _W.CLEARED), (_K.NORMAL,), "committed"),
-    Beside(
-        (_P.COMMITTING,),
-        _HOT,
-        (_W.UPDATING, _W.PREPARED),
-        (_K.NORMAL,),
-        "the flip",
-    ),
-    Beside((_P.COMMITTING,), _HOT, (_W.UPDATING,), (_K.UPDATING,), "the flip forgets the old blocks"),
-    # the way back
-    Beside(
-        (_P.SETTLING,),
-        _CLEARS_BOTH | _UPDATES | _OF_ADMISSION | _CALLED_OFF | _CALLED_OFF_HOT,
-        (_W.CLEARING,),
-        (_K.NORMAL, _K.CLEARING, _K.CLEARED),
-        "the discard plan gives back what is left",
-    ),
-    Beside(
-        (_P.SETTLING,),
-        _UPDATES | _OF_ADMISSION | _CALLED_OFF,
-        (_W.CLEARED,),
-        (_K.CLEARING,),
-        "the same where no weights are left",
-    ),
-    Beside(
-        (_P.SETTLING,),
-        _LOADS | _BRINGS_KV | _CALLED_OFF_KV,
-        (_W.NORMAL,),
-        (_K.CLEARING,),
-        "a KV cache that was built is given back, and weights are kept",
-    ),
-    Beside((_P.SETTLING,), _LOADS, (_W.UPDATING,), (_K.CLEARING,), "the same before the weights go back"),
-    Beside(
-        (_P.SETTLING,),
-        _LOADS | _BRINGS_KV,
-        (_W.CLEARING,),
-        (_K.UPDATING,),
-        "the weights are dropped before the KV cache that was rebuilt beside them",
-    ),
-)
-
-
-@functools.cache
-def _beside(phase: Phase, operation: Operation, tags: frozenset[Tag] | None) -> frozenset[Pair]:
-    return beside(phase, operation, tags)
-
-
-def beside(
-    phase: Phase, operation: Operation, tags: frozenset[Tag] | None, rows: Iterable[Beside] = BESIDE
-) -> frozenset[Pair]:
-    """Return the pairs that may stand beside a phase of a command; `tags` None: whatever it is about."""
-    return frozenset(
-        (weights, kv)
-        for row in rows
-        if phase in row.phases and (not row.commands or _is_among(row.commands, operation, tags))
-        for weights in row.weights
-        for kv in row.kv
-    )
-
-
-def stands_beside(
-    phase: Phase, operation: Operation, tags: frozenset[Tag] | None, joint: JointState
-) -> str | None:
-    """Say why the states cannot be where they are in this phase of a command; None if they can.
-
-    Not asked of a rank that leaves its epoch: it has no command any more.
-
-    `operation`: what it took in: CLEAR, UPDATE, HOT_UPDATE; ABORT or HOT_ABORT if the command was aborted
-    before it was read; NONE where there is none. `tags`: what the command is about, as far as it was missing
-    or held; empty: its arguments cannot be read; None: not known (yet).
-    """
-    if joint[:2] in _beside(phase, operation, tags):
-        return None
-    about = "" if tags is None else f" of {sentence_of(tags)}"
-    return f"{joint} never stand beside {phase.name} of {operation.name}{about}"
-
-
-def _is_among(commands: frozenset[Command], operation: Operation, tags: frozenset[Tag] | None) -> bool:
-    return any(each[0] is operation and tags in (None, each[1]) for each in commands)
