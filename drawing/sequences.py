@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from drawing.dialogues import RANKS, Block, Branch, Dialogue, Item, Message, Note, Participant
 from wsm.actions.base import Action, Plan, Plans
 from wsm.states.joint import START, JointState, step
+from wsm.states.plan_key import CLEAR, DISCARD, HOT, REJOIN, UPDATE
 from wsm.states.table import Event
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
@@ -40,9 +41,9 @@ def clear_dialogue(plans: Plans) -> Dialogue:
         "clear, from serving to nothing held",
         (
             *command("clear()", "CLEAR"),
-            *drain_and_park(plans.clear),
+            *drain_and_park(plans.named(CLEAR)),
             *accept(began),
-            *work(plans.clear),
+            *work(plans.named(CLEAR)),
             Block(
                 "alt",
                 (
@@ -55,7 +56,7 @@ def clear_dialogue(plans: Plans) -> Dialogue:
                             Message(_C, _A, "receipt"),
                         ),
                     ),
-                    Branch(NOT_CLEARED, _failed_clear(begun, plans)),
+                    Branch(NOT_CLEARED, _failed_clear(begun)),
                 ),
             ),
         ),
@@ -73,9 +74,9 @@ def update_dialogue(plans: Plans) -> Dialogue:
         "update of a cleared group",
         (
             *command("update(version)", "UPDATE"),
-            *drain_and_park(plans.update),
+            *drain_and_park(plans.named(UPDATE)),
             *accept(began),
-            *work(plans.update),
+            *work(plans.named(UPDATE)),
             both("with the KV cache's action", *rebuilt),
             Block(
                 "alt",
@@ -87,14 +88,14 @@ def update_dialogue(plans: Plans) -> Dialogue:
                             *status("PREPARED"),
                             told("all PREPARED, manifests match"),
                             *decision("COMMIT"),
-                            both(*committed, f"then {_listed(plans.update.commit)}"),
+                            both(*committed, f"then {_listed(plans.named(UPDATE).commit)}"),
                             *status("DONE_COMMITTED"),
                             told("every rank is terminal"),
                             Message(_C, _A, "receipt"),
                             *first_step(),
                         ),
                     ),
-                    Branch(NOT_PREPARED, _aborted_update(begun, plans)),
+                    Branch(NOT_PREPARED, _aborted_update(begun)),
                 ),
             ),
         ),
@@ -103,7 +104,7 @@ def update_dialogue(plans: Plans) -> Dialogue:
 
 def hot_update_dialogue(plans: Plans) -> Dialogue:
     """Return the dialogue of a hot update, staged while the ranks serve."""
-    plan = plans.hot
+    plan = plans.named(HOT)
     flipped, flip = walk(_SERVING, WeightEvent.UPDATE, KVEvent.UPDATE, KVEvent.REBUILT, WeightEvent.PREPARED)
     _, committed = walk(flipped, WeightEvent.COMMIT)
     return Dialogue(
@@ -205,9 +206,9 @@ def rank_loss_dialogue(plans: Plans) -> Dialogue:
                 (_R0,),
                 (
                     "still in the old epoch, one action per poll():",
-                    f"plan {plans.rejoin.name}: {_listed(plans.rejoin.actions)}",
+                    f"plan {REJOIN}: {_listed(plans.named(REJOIN).actions)}",
                     *leave,
-                    f"plan {plans.discard.name}: {_listed(plans.discard.actions)}",
+                    f"plan {DISCARD}: {_listed(plans.named(DISCARD).actions)}",
                 ),
             ),
             Block(
@@ -248,9 +249,9 @@ def restore_dialogue(plans: Plans) -> Dialogue:
                 ("the committed word names a version:", "it is loaded again, verified,", "and no newer one"),
             ),
             *command("restore()", "UPDATE", by=_S),
-            *drain_and_park(plans.update),
+            *drain_and_park(plans.named(UPDATE)),
             *accept(began),
-            *work(plans.update),
+            *work(plans.named(UPDATE)),
             both("with the KV cache's action", *rebuilt),
             Block(
                 "alt",
@@ -262,7 +263,7 @@ def restore_dialogue(plans: Plans) -> Dialogue:
                             *status("PREPARED"),
                             told("all PREPARED, manifests match"),
                             *decision("COMMIT"),
-                            both(*committed, f"then {_listed(plans.update.commit)}"),
+                            both(*committed, f"then {_listed(plans.named(UPDATE).commit)}"),
                             *status("DONE_COMMITTED"),
                             told("every rank is terminal"),
                             Message(_C, _S, "receipt: the group serves again"),
@@ -276,7 +277,7 @@ def restore_dialogue(plans: Plans) -> Dialogue:
                             told("FAILED"),
                             Message(_C, _W, "command (epoch, q, ABORT)"),
                             *status("STOPPED_UNTOUCHED or STOPPED_TOUCHED"),
-                            both(f"plan {plans.discard.name}", *dropped),
+                            both(f"plan {DISCARD}", *dropped),
                             *status("DONE_CLEARED"),
                             Message(_C, _S, "error: rank, action, cause"),
                             Note((_S,), ("tries again with growing delays,", "then gives up, visibly")),
@@ -288,7 +289,7 @@ def restore_dialogue(plans: Plans) -> Dialogue:
     )
 
 
-def _failed_clear(begun: JointState, plans: Plans) -> tuple[Item, ...]:
+def _failed_clear(begun: JointState) -> tuple[Item, ...]:
     faulted, fault = walk(begun, WeightEvent.FAIL)
     _, again = walk(faulted, WeightEvent.CLEAR, KVEvent.CLEARED, WeightEvent.CLEARED)
     _, on = walk(begun, WeightEvent.ABORT, KVEvent.CLEARED, WeightEvent.CLEARED)
@@ -299,15 +300,15 @@ def _failed_clear(begun: JointState, plans: Plans) -> tuple[Item, ...]:
         Message(_C, _W, "command (epoch, q, ABORT)"),
         *status("STOPPED_TOUCHED"),
         both("wait until every rank has stopped", "a clear that has begun is never taken back"),
-        Note((_R0,), (f"plan {plans.discard.name}", *on)),
-        Note((_R1,), (f"plan {plans.discard.name}", *again)),
+        Note((_R0,), (f"plan {DISCARD}", *on)),
+        Note((_R1,), (f"plan {DISCARD}", *again)),
         *status("DONE_CLEARED"),
         both("DONE_FAULTED where the teardown failed again"),
         Message(_C, _A, "error: rank, action, cause, remote traceback"),
     )
 
 
-def _aborted_update(begun: JointState, plans: Plans) -> tuple[Item, ...]:
+def _aborted_update(begun: JointState) -> tuple[Item, ...]:
     _, dropped = walk(begun, WeightEvent.ABORT, WeightEvent.CLEARED)
     _, from_normal = walk(_SERVING, WeightEvent.UPDATE)
     in_place, _ = walk(_SERVING, WeightEvent.UPDATE)
@@ -327,7 +328,10 @@ def _aborted_update(begun: JointState, plans: Plans) -> tuple[Item, ...]:
                 Branch(
                     NONE_TOUCHED, (both("an update in place:", *from_normal, *kept), *status("DONE_KEPT"))
                 ),
-                Branch(SOME_TOUCHED, (both(f"plan {plans.discard.name}", *dropped), *status("DONE_CLEARED"))),
+                Branch(
+                    SOME_TOUCHED,
+                    (both(f"plan {DISCARD}", *dropped), *status("DONE_CLEARED")),
+                ),
             ),
         ),
         both("DONE_FAULTED where the teardown failed"),

@@ -18,6 +18,7 @@ from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import AddressContract, MemoryDrop, resident_digest
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.errors import BadInputError, GroupError
+from wsm.states.plan_key import CLEAR, DISCARD
 from wsm.strategies.tensor import TensorReleasedError
 
 pytestmark = pytest.mark.paddle
@@ -207,14 +208,14 @@ def test_a_clear_is_not_believed_while_somebody_holds_a_view(runner, make_contex
     plans = derive_plans(options)
     view = weights.readable("t0")
     with pytest.raises(PostconditionError, match="view or an alias"):
-        walk(plans.clear, make_context())
+        walk(plans.named(CLEAR), make_context())
     with pytest.raises(PostconditionError, match="view or an alias"):
-        walk(plans.discard, make_context())
+        walk(plans.named(DISCARD), make_context())
     view.release()
     del view
     gc.collect()
     context = make_context()
-    walk(plans.discard, context)
+    walk(plans.named(DISCARD), context)
     assert context.facts["drop_measurable"] is True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,13 +10,11 @@ from drawing.engine import engine_with_everything
 from tests.actions.plan_rules import ALL_GROUPS, BEFORE, MIRRORS, broken, every_configuration
 from tests.incident import incident
 from wsm.actions import names
-from wsm.actions._groups import ClearDeepEPBuffer, ShutDownGroup
-from wsm.actions.base import Plans
 from wsm.actions.options import PlanOptions
-from wsm.actions.plan import STEPS, check_order, derive_plans
+from wsm.actions.plan import STEPS, derive_plans
 from wsm.actions.surfaces import GroupKind
-from wsm.errors import BadInputError, InternalError
-from wsm.states.plan_key import COMMANDED, PLANS, Repair
+from wsm.errors import BadInputError
+from wsm.states.plan_key import COMMANDED, PLANS, REJOIN, UPDATE, UPDATE_IN_PLACE, Repair
 from wsm.states.vocabulary import KVPolicy
 
 EVERYTHING = engine_with_everything()
@@ -26,23 +23,6 @@ EVERYTHING = engine_with_everything()
 @pytest.fixture
 def plans():
     return derive_plans(EVERYTHING)
-
-
-def swapped(plan, first, second):
-    """Return `plan` with two of its actions in each other's place."""
-    actions = list(plan.actions)
-    one, other = plan.names().index(first), plan.names().index(second)
-    actions[one], actions[other] = actions[other], actions[one]
-    return replace(plan, actions=tuple(actions))
-
-
-def put_into(plans, plan):
-    """Return `plans` with one of them replaced."""
-    return Plans({**plans.by_name, plan.name: plan})
-
-
-def without(plan, name):
-    return replace(plan, actions=tuple(action for action in plan.actions if action.name != name))
 
 
 def test_every_plan_of_every_configuration_keeps_every_rule_of_order(plans):
@@ -64,23 +44,7 @@ def test_what_is_taken_down_and_brought_up_is_in_exactly_the_plans_that_move_wha
                     assert (name in several.named(key).names()) is has(key), (name, str(key))
 
 
-def test_two_actions_in_each_others_place_are_caught_wherever_both_are(plans):
-    for plan in plans:
-        for first, second in itertools.pairwise(plan.names()):
-            with pytest.raises(InternalError) as caught:
-                check_order(put_into(plans, swapped(plan, first, second)), EVERYTHING)
-            assert caught.value.plan == plan.name
-
-
-def test_an_action_that_any_plan_lacks_is_caught(plans):
-    alone = {action.name for action in plans.rejoin.actions}
-    for plan in plans:
-        for name in sorted(set(plan.names()) - alone):
-            with pytest.raises(InternalError) as caught:
-                check_order(put_into(plans, without(plan, name)), EVERYTHING)
-            assert caught.value.code == "plan-order", (plan.name, name)
-
-
+@incident("FastDeploy#4066")
 def test_what_runs_without_a_vote_is_never_collective():
     for options in (EVERYTHING, replace(EVERYTHING, rejoins=True), *every_configuration()):
         plans = derive_plans(options)
@@ -90,23 +54,22 @@ def test_what_runs_without_a_vote_is_never_collective():
             assert not [action.name for action in local if action.collective], plan.name
 
 
+@incident("FastDeploy C2-5")
+def test_no_plan_has_an_action_twice():
+    for plan in (plan for options in every_configuration() for plan in derive_plans(options)):
+        assert len(set(plan.names())) == len(plan.names()), plan.name
+
+
+def test_a_plan_has_the_rows_that_its_engine_needs_in_the_order_of_the_table(plans):
+    for plan in plans:
+        rows = [step.name for step in STEPS if plan.key in step.where and step.engine(EVERYTHING)]
+        assert [action.name for action in plan] == rows
+
+
 def test_every_row_of_the_table_is_in_a_plan_and_says_why():
     rows = {step.name for step in STEPS if step.why and step.where <= set(PLANS) and step.where}
     assert rows == {step.name for step in STEPS} == names.ALL
     assert {action.name for plan in derive_plans(EVERYTHING) for action in plan} <= rows
-
-
-def test_an_action_that_a_plan_has_without_a_reason_is_caught(plans):
-    """Every mirrored action, put into every plan that must not have it, at its end and at its beginning."""
-    mirrored = {name for mirror in MIRRORS for name in (mirror.taken, mirror.given)}
-    some = {action.name: action for plan in plans for action in plan.actions if action.name in mirrored}
-    for key in COMMANDED:
-        plan = plans.named(key)
-        for action in some.values():
-            if action.name not in plan.names():
-                for actions in ((*plan.actions, action), (action, *plan.actions)):
-                    with pytest.raises(InternalError):
-                        check_order(put_into(plans, replace(plan, actions=actions)), EVERYTHING)
 
 
 def test_every_action_of_wsm_is_in_a_plan_of_an_engine_that_has_everything(plans):
@@ -114,29 +77,7 @@ def test_every_action_of_wsm_is_in_a_plan_of_an_engine_that_has_everything(plans
     rejoining = derive_plans(
         PlanOptions(has_deepep=True, group_kinds=(GroupKind.WORLD, GroupKind.EP), rejoins=True)
     )
-    assert everywhere | {action.name for action in rejoining.rejoin} == names.ALL
-
-
-@incident("FastDeploy C2-5")
-def test_a_group_that_is_shut_down_twice_is_caught(plans):
-    actions = list(plans.clear.actions)
-    actions.insert(plans.clear.names().index(names.VERIFY_CLEARED), ShutDownGroup(GroupKind.EP))
-    with pytest.raises(InternalError, match="verify_cleared here, not shut_down_ep_group"):
-        check_order(put_into(plans, replace(plans.clear, actions=tuple(actions))), EVERYTHING)
-
-
-def test_a_collective_step_in_the_discard_plan_is_caught(plans):
-    settle, *rest = plans.discard.actions
-    faulty = replace(plans.discard, actions=(settle, ClearDeepEPBuffer(), *rest))
-    with pytest.raises(InternalError):
-        check_order(put_into(plans, faulty), EVERYTHING)
-
-
-@incident("FastDeploy#4066")
-def test_a_collective_step_after_the_decision_is_caught(plans):
-    faulty = replace(plans.update, commit=(ShutDownGroup(GroupKind.TP),))
-    with pytest.raises(InternalError, match="local outside the voted part"):
-        check_order(put_into(plans, faulty), EVERYTHING)
+    assert everywhere | {action.name for action in rejoining.named(REJOIN)} == names.ALL
 
 
 # -- which steps a configuration gets --------------------------------------------------------------------
@@ -171,13 +112,13 @@ def test_no_two_plans_share_an_action_object():
 def test_capturing_is_voted_on_only_where_it_is_collective():
     for collective in (False, True):
         plans = derive_plans(PlanOptions(has_graphs=True, capture_is_collective=collective))
-        capture = next(action for action in plans.update if action.name == names.CAPTURE_MAIN_GRAPHS)
+        capture = next(action for action in plans.named(UPDATE) if action.name == names.CAPTURE_MAIN_GRAPHS)
         assert capture.collective is collective
 
 
 def test_deadlines_come_from_the_configuration_by_name():
     plans = derive_plans(PlanOptions(deadlines={names.LOAD_WEIGHTS: 7.5}))
-    for plan in (plans.update, plans.update_in_place):
+    for plan in (plans.named(UPDATE), plans.named(UPDATE_IN_PLACE)):
         load = next(action for action in plan if action.name == names.LOAD_WEIGHTS)
         assert load.deadline_s == 7.5
 
@@ -206,7 +147,7 @@ def test_blocks_of_running_requests_are_only_kept_by_engines_that_can_tell_them_
         PlanOptions.from_runner(runner, kv_policies=frozenset(KVPolicy))
     runner.keep_blocks_of_requests()
     options = PlanOptions.from_runner(runner, kv_policies=frozenset(KVPolicy))
-    assert derive_plans(options).update_in_place.kv_policies == frozenset(KVPolicy)
+    assert derive_plans(options).named(UPDATE_IN_PLACE).kv_policies == frozenset(KVPolicy)
 
 
 def test_options_are_read_from_a_runner(runner):

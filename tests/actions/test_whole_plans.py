@@ -20,8 +20,9 @@ from wsm.actions._weights import (
 from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.actions.options import PlanOptions
-from wsm.actions.plan import check_order, derive_plans
-from wsm.errors import GroupError, InternalError, NoRoomError, RefusedError
+from wsm.actions.plan import derive_plans
+from wsm.errors import GroupError, NoRoomError, RefusedError
+from wsm.states.plan_key import CLEAR, DISCARD, HOT, UPDATE, UPDATE_IN_PLACE
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.tensor import TensorReleasedError
 
@@ -30,7 +31,7 @@ def test_clear_frees_everything_and_says_what_it_measured(runner, options, make_
     plans = derive_plans(options(shut_down_groups=True, memory_drop=tiny_drop))
     context = make_context()
     before = runner.memory.resident_bytes()
-    walk(plans.clear, context)
+    walk(plans.named(CLEAR), context)
     assert not list(runner.weights.held())
     assert runner.memory.resident_bytes() == 1000
     assert context.facts["dropped_bytes"] == before - 1000
@@ -43,7 +44,7 @@ def test_clear_frees_everything_and_says_what_it_measured(runner, options, make_
 
 @incident("FastDeploy#7522")
 def test_clear_takes_things_down_in_the_order_that_fastdeploy_learnt(runner, options, make_context, walk):
-    walk(derive_plans(options(shut_down_groups=True)).clear, make_context())
+    walk(derive_plans(options(shut_down_groups=True)).named(CLEAR), make_context())
     assert runner.calls == [
         "requests.abort",
         "replay.clear",
@@ -65,18 +66,18 @@ def test_an_engine_may_say_how_many_graphs_it_has_captured(runner, options, make
     graphs = runner.graphs
     monkeypatch.setattr(graphs, "captured", lambda: len(graphs.bound or ()), raising=False)
     plans = derive_plans(options())
-    walk(plans.clear, make_context())
-    walk(plans.update, make_context(from_normal=False))
+    walk(plans.named(CLEAR), make_context())
+    walk(plans.named(UPDATE), make_context(from_normal=False))
     assert graphs.captured() > 1
 
 
 @incident("FastDeploy#7744")
 def test_update_brings_back_exactly_what_clear_took(runner, options, make_context, walk):
     plans = derive_plans(options(shut_down_groups=True))
-    walk(plans.clear, make_context())
+    walk(plans.named(CLEAR), make_context())
     runner.calls.clear()
     context = make_context(from_normal=False)
-    walk(plans.update, context)
+    walk(plans.named(UPDATE), context)
     assert runner.calls == [
         "world.restart",
         "tp.restart",
@@ -108,7 +109,7 @@ def test_an_update_in_place_frees_the_caches_for_its_load_or_leaves_them_where_t
         return load(context, target)
 
     context = replace(context, load=loads)
-    walk(plans.update_in_place, context)
+    walk(plans.named(UPDATE_IN_PLACE), context)
     caches = [call for call in runner.calls if ".kv." in f".{call}" or "graphs" in call]
     freed = ["mtp.kv.release", "kv.release"] if releases else []
     again = ["mtp.kv.rebuild", "kv.rebuild"] if releases else []
@@ -122,13 +123,13 @@ def test_an_update_in_place_frees_the_caches_for_its_load_or_leaves_them_where_t
     ]
     assert all(bool(bytes_held) is not releases for bytes_held in held[0])
     assert runner.kv_cache.allocated_bytes()
-    assert plans.update_in_place.kv_policies == frozenset({KVPolicy.DROP})
+    assert plans.named(UPDATE_IN_PLACE).kv_policies == frozenset({KVPolicy.DROP})
 
 
 def test_caches_that_were_freed_for_a_load_that_never_began_are_there_again(runner, options, make_context):
     plans = derive_plans(replace(options(), releases_cache=True))
     context = make_context()
-    for action in plans.update_in_place.actions:
+    for action in plans.named(UPDATE_IN_PLACE).actions:
         action.run(context)
         if action.name == names.FREE_CACHES_FOR_LOAD:
             break
@@ -142,9 +143,9 @@ def test_caches_that_were_freed_for_a_load_that_never_began_are_there_again(runn
 def test_admission_resumes_only_when_the_commit_actions_run(runner, options, make_context, walk):
     plans = derive_plans(options())
     context = make_context()
-    walk(plans.update_in_place, context)
+    walk(plans.named(UPDATE_IN_PLACE), context)
     assert not runner.requests.admitting
-    for action in plans.update_in_place.commit:
+    for action in plans.named(UPDATE_IN_PLACE).commit:
         action.run(context)
     assert runner.requests.admitting
 
@@ -153,7 +154,7 @@ def test_update_in_place_keeps_addresses_and_forgets_old_blocks(runner, options,
     runner.kv_cache.prefixes["system prompt"] = 3
     addresses = runner.weights.addresses()
     context = make_context()
-    walk(derive_plans(options()).update_in_place, context)
+    walk(derive_plans(options()).named(UPDATE_IN_PLACE), context)
     assert runner.weights.addresses() == addresses
     assert runner.kv_cache.prefixes == {}
     assert runner.kv_cache.allocated_bytes()
@@ -164,7 +165,7 @@ def test_kept_blocks_survive_an_update_in_place(runner, options, make_context, w
     runner.kv_cache.prefixes["system prompt"] = 3
     plans = derive_plans(options(kv_policies=frozenset({KVPolicy.DROP, KVPolicy.KEEP})))
     context = make_context(kv_policy=KVPolicy.KEEP, in_flight=InFlightPolicy.KEEP)
-    walk(plans.update_in_place, context)
+    walk(plans.named(UPDATE_IN_PLACE), context)
     assert runner.kv_cache.prefixes == {"system prompt": 3}
     assert context.facts["kv_policy"] == "keep"
     assert "kv_blocks_kept" not in context.facts  # this cache cannot tell
@@ -178,8 +179,8 @@ def test_kept_in_flight_requests_are_held_with_their_blocks_and_idle_prefixes_ar
     runner.kv_cache.prefixes["system prompt"] = 3
     plans = derive_plans(options(kv_policies=frozenset(KVPolicy)))
     context = make_context(kv_policy=KVPolicy.KEEP_IN_FLIGHT, in_flight=InFlightPolicy.KEEP)
-    plans.update_in_place.admit(context)
-    walk(plans.update_in_place, context)
+    plans.named(UPDATE_IN_PLACE).admit(context)
+    walk(plans.named(UPDATE_IN_PLACE), context)
     assert runner.kv_cache.prefixes == {}
     assert runner.kv_cache.held_blocks == 2
     assert (context.facts["requests_held"], context.facts["kv_blocks_kept"]) == (2, 2)
@@ -193,7 +194,7 @@ def test_keeping_the_blocks_of_requests_that_end_first_is_refused(in_flight, run
     plans = derive_plans(options(kv_policies=frozenset(KVPolicy)))
     context = make_context(kv_policy=KVPolicy.KEEP_IN_FLIGHT, in_flight=in_flight)
     with pytest.raises(RefusedError, match="nothing to keep") as caught:
-        plans.update_in_place.admit(context)
+        plans.named(UPDATE_IN_PLACE).admit(context)
     assert caught.value.supported == ("keep",)
     assert runner.calls == []
 
@@ -202,31 +203,31 @@ def test_keeping_the_blocks_of_requests_that_end_first_is_refused(in_flight, run
 def test_an_in_flight_policy_that_the_scheduler_lacks_is_refused(options, make_context):
     plans = derive_plans(options(in_flight_policies=frozenset({InFlightPolicy.ABORT})))
     with pytest.raises(RefusedError) as caught:
-        plans.clear.admit(make_context(in_flight=InFlightPolicy.KEEP))
+        plans.named(CLEAR).admit(make_context(in_flight=InFlightPolicy.KEEP))
     assert caught.value.supported == ("abort",)
 
 
 def test_discard_frees_the_memory_alone_and_leaves_what_needs_others(runner, options, make_context, walk):
     plans = derive_plans(options(shut_down_groups=True))
     context = make_context()
-    walk(plans.discard, context)
+    walk(plans.named(DISCARD), context)
     assert runner.memory.resident_bytes() == 1000
     assert context.facts["groups_up"] == ["world", "tp", "ep"]
     assert context.facts["deepep_up"] is True
-    assert not any(action.collective for action in plans.discard)
+    assert not any(action.collective for action in plans.named(DISCARD))
 
 
 def test_an_update_after_a_discard_finds_groups_and_buffer_up(runner, options, make_context, walk):
     plans = derive_plans(options(shut_down_groups=True))
-    walk(plans.discard, make_context())
-    walk(plans.update, make_context(from_normal=False))
+    walk(plans.named(DISCARD), make_context())
+    walk(plans.named(UPDATE), make_context(from_normal=False))
     assert "tp.restart" not in runner.calls
     assert "deepep.recreate" not in runner.calls
     assert runner.graphs.captured()
 
 
 def test_discard_breaks_off_a_drain_because_the_weights_go_anyway(runner, options, make_context):
-    settle = derive_plans(options()).discard.actions[0]
+    settle = derive_plans(options()).named(DISCARD).actions[0]
     context = make_context(in_flight=InFlightPolicy.DRAIN)
     settle.precondition(context)
     settle.run(context)
@@ -236,12 +237,12 @@ def test_discard_breaks_off_a_drain_because_the_weights_go_anyway(runner, option
 
 def test_a_discard_that_is_interrupted_anywhere_can_be_done_again(runner, options, make_context, walk):
     plans = derive_plans(options())
-    for stop in range(len(plans.discard.actions) + 1):
+    for stop in range(len(plans.named(DISCARD).actions) + 1):
         runner.serve()
         context = make_context()
-        for action in plans.discard.actions[:stop]:
+        for action in plans.named(DISCARD).actions[:stop]:
             action.run(context)
-        walk(plans.discard, make_context())
+        walk(plans.named(DISCARD), make_context())
         assert runner.memory.resident_bytes() == 1000
 
 
@@ -251,11 +252,11 @@ def test_a_forgotten_alias_fails_the_clear_and_still_fails_its_repetition(
 ):
     plans = derive_plans(options(memory_drop=tiny_drop))
     runner.memory.aliases.append(runner.weights.buffers["embedding"])
-    for plan in (plans.clear, plans.discard, plans.clear):
+    for plan in (plans.named(CLEAR), plans.named(DISCARD), plans.named(CLEAR)):
         with pytest.raises(PostconditionError, match="view or an alias"):
             walk(plan, make_context())
     runner.memory.aliases.clear()
-    walk(plans.discard, make_context())
+    walk(plans.named(DISCARD), make_context())
 
 
 def test_a_command_for_another_version_than_was_loaded_is_not_prepared(
@@ -265,7 +266,7 @@ def test_a_command_for_another_version_than_was_loaded_is_not_prepared(
         return load(context, target) | {"version": 1}
 
     with pytest.raises(PostconditionError, match="version 1"):
-        walk(derive_plans(options()).update_in_place, make_context(load=load_version_1))
+        walk(derive_plans(options()).named(UPDATE_IN_PLACE), make_context(load=load_version_1))
 
 
 @pytest.mark.parametrize("collective", [False, True])
@@ -275,7 +276,7 @@ def test_an_update_that_fails_before_its_first_byte_is_undone_to_what_it_was(
     def refuse(context, target):
         raise ValueError("the manifest names a tensor that the model does not have")
 
-    plan = derive_plans(options(capture_is_collective=collective)).update_in_place
+    plan = derive_plans(options(capture_is_collective=collective)).named(UPDATE_IN_PLACE)
     context = make_context(load=refuse, in_flight=InFlightPolicy.KEEP)
     load = plan.names().index("load_weights")
     began = [*plan.before_parking, *plan.actions[: load + 1]]
@@ -302,7 +303,7 @@ SHARD_BYTES = 64 * 256 * 4 + 256 * 64 * 2
 
 @pytest.fixture
 def hot(options):
-    return derive_plans(options()).hot
+    return derive_plans(options()).named(HOT)
 
 
 def run(actions, context):
@@ -488,13 +489,9 @@ def test_weights_without_a_second_place_are_refused(runner, make_context):
 
 
 def test_a_cache_alone_stages_nothing_and_forgets_its_blocks_with_the_others():
-    plan = derive_plans(PlanOptions(cache_only=True)).hot
+    plan = derive_plans(PlanOptions(cache_only=True)).named(HOT)
     assert [action.name for action in plan] == [names.DECLARE_STAGED, names.FORGET_KV_CACHE]
 
 
-def test_nothing_of_a_hot_plan_is_voted_on(hot, options):
-    plans = derive_plans(options())
+def test_nothing_of_a_hot_plan_is_voted_on(hot):
     assert not any(action.collective for action in hot)
-    plans.hot.flip[0].collective = True
-    with pytest.raises(InternalError, match="local outside the voted part"):
-        check_order(plans, options())

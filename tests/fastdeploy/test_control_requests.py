@@ -309,7 +309,7 @@ def test_a_method_runs_in_its_own_command_alone_and_no_unit_runs_twice():
     def carry_out(sequence) -> None:
         runner = SimpleNamespace(kv_cache=None, auxiliaries=(), groups=None, deepep=None)
         context = ActionContext(runner, 0, 1, epoch=1, sequence=sequence)
-        for unit in plans.update.actions:
+        for unit in plans.named(UPDATE).actions:
             unit.carry_out(context)
 
     asked = ControlRequest("wakeup", frozenset({Tag.WEIGHTS}))

@@ -18,7 +18,7 @@ from wsm.actions.surfaces import BareRunner
 from wsm.config import Deadlines
 from wsm.controller.errors import RankFailedError
 from wsm.errors import BadInputError
-from wsm.states.plan_key import COMMANDED, DISCARDS, Half
+from wsm.states.plan_key import CLEAR, COMMANDED, DISCARDS, HOT, UPDATE, Half
 from wsm.states.vocabulary import Tag
 from wsm.testing import InMemoryRunner, LocalGroup
 
@@ -78,7 +78,7 @@ def test_an_addition_is_in_every_plan_that_moves_what_it_goes_with_and_in_no_oth
         taken = key.weights in (Half.GOES, Half.WITHDRAWN, Half.REPLACED)
         assert ("flush_lora_cache" in here) is taken, key
         assert ("reload_lora_cache" in here) is (key.weights in (Half.COMES, Half.REPLACED)), key
-    hot = [action.name for action in plans.hot.flip]
+    hot = [action.name for action in plans.named(HOT).flip]
     assert hot.index("flush_lora_cache") < hot.index(names.FLIP_WEIGHTS) < hot.index("reload_lora_cache")
 
 
@@ -90,7 +90,7 @@ def test_an_addition_stands_where_its_engine_says() -> None:
         takes_before=(names.EMPTY_ALLOCATOR_CACHE,),
         brings_after=(names.REBUILD_KV_CACHE,),
     )
-    clear = derive_plans(PlanOptions(additions=(placed,))).clear.names()
+    clear = derive_plans(PlanOptions(additions=(placed,))).named(CLEAR).names()
     assert clear.index(names.RELEASE_KV_CACHE) < clear.index("flush_lora_cache")
     assert clear[clear.index("flush_lora_cache") + 1] == names.EMPTY_ALLOCATOR_CACHE
 
@@ -160,7 +160,7 @@ def test_an_addition_that_fails_fails_its_command_and_the_discard_takes_it_down(
 
 def test_a_configured_deadline_reaches_an_addition_by_its_name(tmp_path: Path) -> None:
     options = PlanOptions.from_runner(LoraRunner(), deadlines={"reload_lora_cache": 7.0})
-    update = derive_plans(options).update
+    update = derive_plans(options).named(UPDATE)
     assert [action.deadline_s for action in update.actions if action.name == "reload_lora_cache"] == [7.0]
     rank = LoneRank(tmp_path, runner=LoraRunner(), deadlines=Deadlines(action_s={"reload_lora_cache": 7.0}))
     rank.close()

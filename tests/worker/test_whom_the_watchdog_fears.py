@@ -19,6 +19,7 @@ from wsm.report import AT_HAND_KIND, AtHand
 from wsm.signals.presence import read_presence
 from wsm.signals.segment import Segment
 from wsm.states.phases import RankState
+from wsm.states.plan_key import CLEAR
 from wsm.testing import InMemoryRunner
 from wsm.worker._group_words import GroupWords
 from wsm.worker._watchdog import ActionWatch, Watchdog
@@ -100,7 +101,7 @@ def test_a_dead_peer_breaks_them_and_a_dead_helper_does_not(segment, tmp_path):
     watchdog = Watchdog(words, watch, groups, recorder, lambda: state, abandoned=abandoned)
     helper.close()
     watch.joins(1)
-    watch.takes_up(plans.clear)  # it looks around whenever a command begins
+    watch.takes_up(plans.named(CLEAR))  # it looks around whenever a command begins
     peer.close()
     eventually(lambda: groups.interrupted)
     watchdog.close()

@@ -36,7 +36,7 @@ from wsm.actions.errors import PostconditionError
 from wsm.actions.surfaces import Runner, StagedWeights
 from wsm.errors import InternalError, RefusedError, UnfitError
 from wsm.payload import plain_facts
-from wsm.states.plan_key import CLEAR, DISCARD, HOT, REJOIN, UPDATE, UPDATE_IN_PLACE, PlanKey
+from wsm.states.plan_key import PlanKey
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, TransferMode, UnknownTensors
 from wsm.strategies.tensor import WeightTarget
 from wsm.typed import CountFrom0, ShortText, annotations_of
@@ -442,36 +442,3 @@ class Plans:
     def named(self, name: PlanKey | str) -> Plan:
         """Return the plan of that key, or with its text for a name."""
         return self.by_name[str(name)]
-
-    @property
-    def clear(self) -> Plan:
-        """From serving to nothing held."""
-        return self.named(CLEAR)
-
-    @property
-    def update(self) -> Plan:
-        """From nothing held to ready to step."""
-        return self.named(UPDATE)
-
-    @property
-    def update_in_place(self) -> Plan:
-        """From serving one version to ready to step with another, without giving memory back."""
-        return self.named(UPDATE_IN_PLACE)
-
-    @property
-    def hot(self) -> Plan:
-        """From serving one version to serving another that was staged beside it."""
-        return self.named(HOT)
-
-    @property
-    def discard(self) -> Plan:
-        """From anywhere to nothing held, by this rank alone: for commands whose outcome is "drop".
-
-        Groups and the DeepEP buffer stay as they are; the next update finds them so on every rank.
-        """
-        return self.named(DISCARD)
-
-    @property
-    def rejoin(self) -> Plan:
-        """Before a discard, where the epoch has ended: lets go alone of what broke with a peer."""
-        return self.named(REJOIN)

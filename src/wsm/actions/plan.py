@@ -8,7 +8,6 @@ is absent, never skipped at run time. A row carries the reason for its place: th
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -18,7 +17,6 @@ from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.options import Addition, PlanOptions, plan_options
 from wsm.actions.surfaces import GroupKind
-from wsm.errors import InternalError
 from wsm.states.plan_key import GIVEN_BACK, HOLD, PLANS, UPDATE_IN_PLACE, Half, PlanKey, Repair, Request
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
 from wsm.typed import typed
@@ -226,21 +224,17 @@ STEPS: Final[tuple[Step, ...]] = (
 
 @typed
 def derive_plans(options: PlanOptions) -> Plans:
-    """Compose all plans of an engine and check them, in a few milliseconds. None shares an action object.
+    """Compose all plans of an engine, in a few milliseconds. None shares an action object.
 
     What an engine has asked for in vain is refused before anything runs.
 
     Raises
     ------
-    InternalError
-        ``plan-order`` if a plan is another than the table says.
-    BadInputError
-        ``plan-options`` if an addition has no place in a plan that must have it.
+    BadInputError (``plan-options``)
+        If an addition has no place in a plan that must have it.
     """
     proof = MemoryProof(options.memory_drop)
-    plans = Plans({str(key): _plan(key, options, proof) for key in PLANS})
-    check_order(plans, options)
-    return plans
+    return Plans({str(key): _plan(key, options, proof) for key in PLANS})
 
 
 def _plan(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
@@ -325,37 +319,3 @@ def _places(plan: Plan, actions: list[Action], anchors: tuple[str, ...]) -> list
         allowed = f"the plan {plan.name} needs the addition, and has none of these; name an action of it"
         raise plan_options(option="additions", value=anchors, allowed=allowed)
     return found
-
-
-def check_order(plans: Plans, options: PlanOptions) -> None:
-    """Hold all plans of an engine against the table.
-
-    Raises
-    ------
-    InternalError (``plan-order``)
-        For the first plan that lacks an action, has one too many, or has two in another order.
-    """
-    for plan in plans:
-        key = plan.key
-        alone = plan.staged or (key is not None and isinstance(key.operation, Repair))
-        for action in (*plan.admission, *plan.before_parking, *(plan.actions if alone else ()), *plan.commit):
-            if action.collective:
-                why = "ranks vote on the plan's own actions only, and after a failure on none"
-                raise _broken(plan.name, f"{action.name} is local outside the voted part", why)
-        found = [action.name for action in plan if action.name in names.ALL]
-        wanted = [step for step in STEPS if key in step.where and step.engine(options)]
-        for step, name in itertools.zip_longest(wanted, found):
-            if step is None:
-                raise _broken(plan.name, f"no {name} at the end", "no row of the table has it there")
-            if step.name != name:
-                raise _broken(plan.name, f"{step.name} here, not {name}", step.why)
-
-
-def _broken(plan: str, rule: str, why: str) -> InternalError:
-    return InternalError(
-        f"the plan {plan!r} breaks the rule {rule!r} ({why}); change the plan, not the rule",
-        code="plan-order",
-        plan=plan,
-        rule=rule,
-        why=why,
-    )

@@ -34,7 +34,7 @@ from wsm.errors import InternalError
 from wsm.states.check import check_everything
 from wsm.states.fleet import FLEET_MEANINGS, FLEET_TABLE, FleetState
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, When
-from wsm.states.plan_key import HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE, Repair
+from wsm.states.plan_key import DISCARD, HOLD, HOLD_WITHOUT_KV_CACHE, REJOIN, RELEASE, Repair
 from wsm.states.table import CHARTS, Chart, MachineName, Row
 from wsm.states.vocabulary import WeightState
 
@@ -378,7 +378,7 @@ def plans_page(plans: Plans, *, of: str) -> str:
                 parts += _compared([plans.named(key) for key in row.plans])
     held = [plans.named(key) for key in (HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE)]
     parts += ["## Hold and release", _HELD, *_compared(held)]
-    parts += ["## A new epoch", _NEW_EPOCH, *_compared([plans.rejoin, plans.discard])]
+    parts += ["## A new epoch", _NEW_EPOCH, *_compared([plans.named(REJOIN), plans.named(DISCARD)])]
     actions = {action.name: action for plan in plans for action in plan}
     rows = [
         (f"`{name}`", f"{action.deadline_s:g} s", _declared(action), action.purpose)

@@ -43,6 +43,7 @@ from wsm.signals.owner_settings import declare_loop
 from wsm.signals.segment import Segment
 from wsm.states import engine_words as contract
 from wsm.states.engine_words import Entry, Given
+from wsm.states.plan_key import CLEAR, UPDATE
 from wsm.states.vocabulary import KVState, OnFailure, Tag, WeightState
 from wsm.strategies.files.shard_source import device_id_from_environment, device_index_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
@@ -615,7 +616,9 @@ class DynamicWeightManager:
         context = ActionContext(
             self._surfaces, rank, self._segment.world_size, epoch=0, sequence=self._singles
         )
-        actions = {action.name: action for plan in (plans.clear, plans.update) for action in plan}
+        actions = {
+            action.name: action for plan in (plans.named(CLEAR), plans.named(UPDATE)) for action in plan
+        }
         for action in (actions[name] for name in wanted if name in actions):
             action.precondition(context)
             action.run(context)
