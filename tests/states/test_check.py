@@ -77,10 +77,6 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, Guard.KEPT, plans=(DISCARD,))),
         "ambiguous rows: weights PREPARED abort",
     ),
-    "a row for what another row was refused": (
-        plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, plans=(DISCARD,))),
-        "falls through: weights PREPARED abort: refused for NORMAL",
-    ),
     "a guard without its opposite": (
         plus(WEIGHT_CHART, Row(W.NORMAL, E.ABORT, W.NORMAL, Guard.KEPT)),
         "gap between guards: weights NORMAL abort",

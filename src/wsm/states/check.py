@@ -39,11 +39,10 @@ from wsm.states.joint import (
     FORBIDDEN,
     START,
     JointState,
-    objection,
     serving,
     step,
 )
-from wsm.states.machine import ChartMachine, Edge, Facts
+from wsm.states.machine import ChartMachine, Edge
 from wsm.states.phases import (
     ABORTABLE,
     HOT_ABORTABLE,
@@ -66,7 +65,6 @@ Node = TypeVar("Node")
 
 #: Values of the events that end a decision, and everything.
 _ABORT, _COMMIT, _LOST = "abort", "commit", "lost"
-_FLAGS = (False, True)
 
 
 @dataclass(frozen=True)
@@ -150,25 +148,6 @@ def _one_row_per_case(chart: Chart) -> Iterator[TableFault]:
                     )
                 if rows and not admitting:
                     yield _found("gap between guards", chart, rows[0], f"no row for kept={kept}")
-
-
-def _a_refusal_ends_the_event(chart: Chart) -> Iterator[TableFault]:
-    """Let the machine take every event with every fact: no row is taken in the place of a refused one."""
-    machine = ChartMachine(chart)
-    for weights, kv, stale, had_version in product(WeightState, KVState, _FLAGS, _FLAGS):
-        joint = JointState(weights, kv, stale, had_version)
-        if chart.machine is MachineName.ADMISSION:  # it depends on nothing that is held
-            return
-        state = joint.of(chart.machine)
-        for event, kept in product(chart.events, _FLAGS):
-            row = chart.find(state, event, kept=kept)
-            if row is None or objection(joint, row) is None:
-                continue
-            taken = machine.would_go(state, event, Facts(joint, kept))
-            if taken is not None:
-                problem = f"refused for {row.dest.name} in {joint}, kept={kept}, and it goes to {taken.name}"
-                yield _found("falls through", chart, row, problem)
-                return
 
 
 def _every_state_is_reachable(chart: Chart) -> Iterator[TableFault]:
@@ -273,7 +252,6 @@ def _found(check: str, chart: Chart, what: Row | State | Event, problem: str) ->
 _CHECKS: tuple[Callable[[Chart], Iterator[TableFault]], ...] = (
     _every_name_is_used,
     _one_row_per_case,
-    _a_refusal_ends_the_event,
     _every_state_is_reachable,
     _only_final_states_are_traps,
     _work_succeeds_or_fails,
@@ -591,13 +569,9 @@ def _ahead_of(moment: CommandMoment) -> Iterator[CommandMoment]:
 def _taken_in(joint: JointState) -> Iterator[CommandMoment]:
     """Iterate over the commands that may come; of one that was aborted before, only that is read."""
     for operation, request in REQUESTS.items():
-        if request in OF_ADMISSION:
-            asked = Asked(request, frozenset(), joint)
-            yield CommandMoment(Phase.BEGINNING, joint, operation, asked)
-            yield CommandMoment(Phase.STOPPING, joint, Operation.ABORT, asked)
-    moving = [(operation, request) for operation, request in REQUESTS.items() if request not in OF_ADMISSION]
-    for (operation, request), tags, keeps in product(moving, (*_HALVES, ALL_TAGS), (False, True)):
-        if request is not Request.HOT_UPDATE or tags == ALL_TAGS:
+        about = (frozenset[Tag](),) if request in OF_ADMISSION else (ALL_TAGS,)
+        halves = _HALVES if request in (Request.CLEAR, Request.UPDATE) else ()
+        for tags, keeps in product((*halves, *about), (False, True)):
             asked = Asked(request, tags, joint, keeps_kv=keeps)
             yield CommandMoment(Phase.BEGINNING, joint, operation, asked)
             if request is Request.HOT_UPDATE:

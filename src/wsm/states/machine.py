@@ -11,7 +11,7 @@ What `transitions` does surprisingly is shut out here:
 * With ``queued=True`` it answers True even where a condition said no, and drops what is queued when one event
   raises. So nothing is queued.
 * A row whose condition says no is passed over for the next row of the same event. The guards of such rows
-  exclude each other, so none is taken in the place of another; :mod:`.check` tries it with every fact.
+  exclude each other, so none is taken in the place of another; a test tries it with every fact.
 * ``on_exception``, ``finalize_event`` and ``ignore_invalid_triggers`` swallow errors, so none is set. Besides
   the conditions there are no callbacks: one that raises leaves a machine moved or not, depending on its kind.
 * Overlapping calls from two threads would be taken in one after the other, in any order. They are refused.
@@ -113,16 +113,6 @@ class ChartMachine:
             return bool(self._machine.events[event.value].trigger(self.model, facts=facts))
         except MachineError:  # no row of this state takes the event
             return False
-
-    def would_go(self, state: State, event: Event, facts: Facts) -> State | None:
-        """Return where the machine goes from a state, or None if it refuses; it is where it was afterwards.
-
-        For the static checks and for proofs; unreachable states are taken, too.
-        """
-        before, self.model.state = self.model.state, state
-        went: State | None = self.model.state if self.take(event, facts) else None
-        self.model.state = before
-        return went
 
     def edges(self) -> frozenset[Edge]:
         """Return every edge as `transitions` itself reports it."""
