@@ -13,7 +13,6 @@ import os
 import stat
 import time
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -203,7 +202,15 @@ class RankSocket:
         """
         address = address_of(self._place)
         try:
-            key = self._key_of_trainer()
+            key = b""
+            self.lives = self.left = False
+            with suppress(FileNotFoundError), closing(OwnDescriptor(self._opened)) as file:
+                self.lives = file.is_byte_locked(_LISTENS)
+                self.left = not self.lives
+                key = os.pread(file.number, _KEY_BYTES, 0)
+                if self.lives and isinstance(self._place, Path):
+                    _require_own_directory(self._place)
+                    require(self._place, self._place.lstat(), stat.S_IFSOCK)
             if not self.lives or key == self._key:
                 return False
             self._held.close()  # the connection to the one before
@@ -219,19 +226,9 @@ class RankSocket:
         self._key = key
         return True
 
-    def _key_of_trainer(self) -> bytes:
-        """See who listens, and return its key."""
-        path, key = _lock_file_of(self._place), b""
-        self.lives = self.left = False
-        opened = partial(open_ours, path, os.O_RDONLY, also=trusted_in(path.parent))
-        with suppress(FileNotFoundError), closing(OwnDescriptor(opened)) as file:
-            self.lives = file.is_byte_locked(_LISTENS)
-            self.left = not self.lives
-            key = os.pread(file.number, _KEY_BYTES, 0)
-            if self.lives and isinstance(self._place, Path):
-                _require_own_directory(self._place)
-                require(self._place, self._place.lstat(), stat.S_IFSOCK)
-        return key
+    def _opened(self) -> int:
+        path = _lock_file_of(self._place)
+        return open_ours(path, os.O_RDONLY, also=trusted_in(path.parent))
 
     def receive(self, seconds: float) -> bytes | None:
         """Wait for a message, `seconds` at most."""

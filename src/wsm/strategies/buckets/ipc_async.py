@@ -8,7 +8,7 @@ its lock file, then by the lock on its memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -51,15 +51,13 @@ class _Receiver:
         self._socket: RankSocket = sockets().RankSocket(source.address)
         self._held = ExitStack()
         self._held.callback(self._socket.close)
-        self._lives: Callable[[], bool] = lambda: self._socket.lives
         self._specs: tuple[TensorSpec, ...] = ()
-        self._answered = False
         # The bucket that is read, what lies in it by tensor and begin, and whether it is acknowledged.
         self._number, self._acknowledged = -1, True
         self._pieces: dict[tuple[int, int], tuple[wire.Piece, str]] = {}
 
     def ask(self, version: str | None, *, look: bool) -> None:
-        """Say who we are and what we want, and take in what will come. Blocks, ``connect_s`` at most.
+        """Say who we are and what we want, and hear what will come. Blocks, ``connect_s`` at most.
 
         A trainer that ends before it has offered anything may come back within ``silence_s``, and is asked
         again then.
@@ -72,11 +70,25 @@ class _Receiver:
                 self._say(hello)
             message = self._next(hello)
             if isinstance(message, wire.Init):
-                return self._take_in(message, version)
+                self._init = message
+                return
             if message is not None:
                 raise self._unusable(f"it is a {type(message).__name__}, its offer was due")
             self._observer.stop_if_cancelled(len(self._specs))
             meeting.wait(there=self._socket.lives, left=self._socket.left)
+
+    def take_in(self, version: str | None) -> None:
+        """See that what will come is what we want."""
+        source, init = self._source, self._init
+        identity = {"version": init.version, "publication": init.publication}
+        shard = ShardIdentity(rank=init.rank, world_size=init.world_size, **identity)
+        shard.require(version, source.rank, source.world_size, where=self._peer)
+        if not init.tensors:
+            raise errors.empty_snapshot(where=self._peer)
+        self._specs = wire.specs_of(init, self._peer)
+        self._digests = [digest_of(b"")] * len(self._specs)
+        self._buckets = wire.cut(self._specs, init.bucket_bytes)
+        self._due = next(self._buckets, None)
 
     def begin(self) -> None:
         """Lease the memory, say so, and wait for the first bucket, before anything is touched. Blocks."""
@@ -134,11 +146,11 @@ class _Receiver:
 
     def give_up(self, error: BaseException) -> None:
         """Tell the trainer why this load ends; wait a moment for its answer. Never raises."""
-        if isinstance(error, PeerFailedError) or not self._answered:
+        if isinstance(error, (PeerFailedError, PeerDiedError)):
             return
         self._say(wire.abort_of(error))
         until_s = time.monotonic() + _LAST_WORDS_S
-        while self._lives() and time.monotonic() < until_s:
+        while time.monotonic() < until_s:
             frame = self._socket.receive(_GLANCE_S)
             try:
                 if frame is not None and isinstance(wire.from_trainer(frame, self._peer), Abort):
@@ -149,18 +161,6 @@ class _Receiver:
     def close(self) -> None:
         """Let the memory go, which the trainer takes for our end, and an orphan's name."""
         self._held.close()
-
-    def _take_in(self, init: wire.Init, version: str | None) -> None:
-        source, identity = self._source, {"version": init.version, "publication": init.publication}
-        shard = ShardIdentity(rank=init.rank, world_size=init.world_size, **identity)
-        shard.require(version, source.rank, source.world_size, where=self._peer)
-        if not init.tensors:
-            raise errors.empty_snapshot(where=self._peer)
-        self._specs = wire.specs_of(init, self._peer)
-        self._init = init
-        self._digests = [digest_of(b"")] * len(self._specs)
-        self._buckets = wire.cut(self._specs, init.bucket_bytes)
-        self._due = next(self._buckets, None)
 
     def _read(self, index: int, offset: int, destination: memoryview) -> None:
         """Copy bytes of a tensor that lie in one piece of it."""
@@ -229,7 +229,6 @@ class _Receiver:
         frame = self._socket.receive(_GLANCE_S)
         if frame is None:
             return None
-        self._answered = True
         message = wire.from_trainer(frame, self._peer)
         if isinstance(message, Abort):
             raise refused(wanted, message, self._peer)
@@ -277,8 +276,9 @@ class IpcAsync(Strategy):
             If it does not answer properly, now or later; ``touched`` says whether anything was changed.
         """
         with closing(_Receiver(source, observer)) as receiver:
+            receiver.ask(version, look=False)
             try:
-                receiver.ask(version, look=False)
+                receiver.take_in(version)
                 receiver.begin()
                 yield receiver.offer()
                 receiver.finish()
@@ -291,4 +291,5 @@ class IpcAsync(Strategy):
         """Ask to look only: the trainer says what it would send, and goes on waiting for this rank."""
         with closing(_Receiver(source, UNOBSERVED)) as receiver:
             receiver.ask(version, look=True)
+            receiver.take_in(version)
             yield receiver.offer()

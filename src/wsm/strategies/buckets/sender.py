@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
+from msgspec import Meta
 from msgspec.structs import replace
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import BadInputError, RefusedError, UnfitError, error_name, raise_kept
+from wsm.errors import BadInputError, RefusedError, error_name, raise_kept
 from wsm.labels import checked_version
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.source import sockets
@@ -48,7 +49,7 @@ from wsm.strategies.trainer.tensors import (
     specs_of,
     specs_of_rank,
 )
-from wsm.typed import Count, Seconds, Wait, typed, typed_calls
+from wsm.typed import Seconds, Wait, typed, typed_calls
 
 if TYPE_CHECKING:
     from wsm.strategies.buckets.channel import TrainerSocket
@@ -76,6 +77,8 @@ class RankStream:
         How errors call the rank, and the bytes of all its tensors.
     refused : Abort or None
         Why the last process that was offered this stream did not take it.
+    turn_s, gone_s : float, float or None
+        Since when it is the rank's turn, and since when it holds the memory no more.
     """
 
     def __init__(
@@ -87,6 +90,8 @@ class RankStream:
     ) -> None:
         self.rank, self.segment, self.stage = offer.rank, segment, Stage.WAITING
         self.refused: Abort | None = None
+        self.turn_s: float = 0.0
+        self.gone_s: float | None = None
         self._tensors, self._progress = tensors, progress
         self._specs = specs_of_rank(offer.rank, tensors)
         self.name, self.nbytes = f"rank {offer.rank}", sum(spec.nbytes for spec in self._specs)
@@ -108,7 +113,7 @@ class RankStream:
         """Begin with who is ready; False if that process has no lease on the memory, or another has begun."""
         if self.stage is not Stage.OFFERED or not self.segment.leased():
             return False
-        self.stage = Stage.STREAMING
+        self.stage, self.refused = Stage.STREAMING, None
         return True
 
     def hear(self, message: wire.FromRank) -> None:
@@ -175,6 +180,9 @@ _HEARD_AT_ONCE = 64
 _MOST_ASKING = 64
 _NAP_S = 0.005
 
+# Bytes that end on a cache line.
+_Lines: TypeAlias = Annotated[int, Meta(ge=ALIGNMENT, multiple_of=ALIGNMENT)]
+
 _log = log.logger("strategies")
 
 
@@ -195,10 +203,8 @@ class _SendingLoop:
         # By connection: those that have an Init, and those that are receiving.
         self._offered: dict[bytes, RankStream] = {}
         self._ranks: dict[bytes, RankStream] = {}
-        # Since when it is a rank's turn, and since when it holds its memory no more.
-        self._turn_s: dict[int, float] = {}
-        self._gone_s: dict[int, float] = {}
-        self._begun_s = self._now_s()
+        for stream in self.streams.values():
+            stream.turn_s = self._now_s()
         asking = dict(self.early)
         self.early.clear()
         for who, hello in asking.items():
@@ -231,7 +237,7 @@ class _SendingLoop:
         """Write a bucket if there is room; what that took, waiting for tensors included, is our own time."""
         bucket = stream.write()
         if bucket is not None:
-            self._turn_s[stream.rank] = self._now_s()
+            stream.turn_s = self._now_s()
             self._say(who, bucket)
         return bucket is not None
 
@@ -245,7 +251,7 @@ class _SendingLoop:
             _log.warning("stream.message_ignored", address=self.channel.address, what=str(error))
             return
         if stream is not None:
-            self._turn_s[stream.rank] = self._now_s()
+            stream.turn_s = self._now_s()
             stream.hear(message)
             if stream.stage is Stage.DONE:
                 del self._ranks[who]
@@ -255,7 +261,7 @@ class _SendingLoop:
         elif (offered := self._offered.pop(who, None)) is not None:
             if isinstance(message, wire.Ready) and offered.begin():
                 self._ranks[who] = offered
-                self._turn_s[offered.rank] = self._now_s()
+                offered.turn_s = self._now_s()
                 return
             if isinstance(message, Abort):
                 offered.refused = message
@@ -281,19 +287,16 @@ class _SendingLoop:
     def _look_at_deadlines(self, join_s: float, silence_s: float) -> None:
         now_s = self._now_s()
         for stream in self.streams.values():
-            if stream.stage is Stage.STREAMING and not stream.segment.leased():
-                if now_s - self._gone_s.setdefault(stream.rank, now_s) > _LAST_WORDS_S:
-                    raise PeerDiedError(peer=stream.name, expected=stream.stage.value)
-            elif stream.stage is Stage.STREAMING:
-                waited_s = now_s - self._turn_s[stream.rank]
-                if waited_s > silence_s:
-                    raise PeerSilentError(peer=stream.name, waited_s=waited_s, expected=stream.stage.value)
-            elif stream.stage is not Stage.DONE and now_s - self._begun_s > join_s:
-                if stream.refused is not None:
-                    refused = stream.refused
+            expected, waited_s = stream.stage.value, now_s - stream.turn_s
+            streaming = stream.stage is Stage.STREAMING
+            if streaming and not stream.segment.leased():
+                stream.gone_s = now_s if stream.gone_s is None else stream.gone_s
+                if now_s - stream.gone_s > _LAST_WORDS_S:
+                    raise PeerDiedError(peer=stream.name, expected=expected)
+            elif stream.stage is not Stage.DONE and waited_s > (silence_s if streaming else join_s):
+                if (refused := stream.refused) is not None:
                     raise PeerFailedError(peer=stream.name, error=refused.error, reason=refused.text)
-                waited_s = now_s - self._begun_s
-                raise PeerSilentError(peer=stream.name, waited_s=waited_s, expected=stream.stage.value)
+                raise PeerSilentError(peer=stream.name, waited_s=waited_s, expected=expected)
 
     def _say(self, who: bytes, message: wire.FromTrainer) -> None:
         frame = frame_of(message)
@@ -412,27 +415,17 @@ class BucketSender:
     ------
     BadInputError, RefusedError, wsm.shared_directory.ForeignPathError
         If it cannot listen there, or other users may look there.
-    BadInputError
-        If buckets or a window have no bytes, or would not end on cache lines.
     """
 
     def __init__(
         self,
         address: str,
         *,
-        bucket_bytes: Count = BUCKET_BYTES,
-        window_bytes: Count = WINDOW_BYTES,
+        bucket_bytes: _Lines = BUCKET_BYTES,
+        window_bytes: _Lines = WINDOW_BYTES,
         memory_directory: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if any(size % ALIGNMENT for size in (bucket_bytes, window_bytes)):
-            raise UnfitError(
-                f"buckets of {bucket_bytes} bytes through a window of {window_bytes} cannot be; "
-                "give positive multiples of 64",
-                code="bad-bucket-size",
-                bucket_bytes=bucket_bytes,
-                window_bytes=window_bytes,
-            )
         self._bucket_bytes = min(bucket_bytes, window_bytes)
         self._slots = min(window_bytes // self._bucket_bytes, _MOST_SLOTS)
         self._memory_directory = memory_directory
@@ -652,10 +645,9 @@ class BucketSender:
 
     def _segment(self, rank: int) -> OwnedSegment:
         """Return the memory of a rank's buckets; a rank that failed may read on in what it has."""
-        old = self._segments.pop(rank, None)
+        old = self._segments.get(rank)
         if old is not None and old.begin_writing():
             old.end_writing()
-            self._segments[rank] = old
             return old
         if old is not None:
             old.close()

@@ -48,19 +48,12 @@ class IpcAsyncSource:
 
     Parameters
     ----------
-    address : str
-        ``ipc:///absolute/path`` or ``tcp://127.0.0.1:port``; one for all ranks.
     rank : int
         Global rank of the shard.
     world_size : int, optional
         Number of ranks that the trainer must send for; not checked if not given.
-    connect_s : float
-        How long to wait for the trainer to offer a version.
-    silence_s : float
-        How long it may say and write nothing once it has, and how long one that ended before may take to
-        come back.
-    memory_directory : str, optional
-        Where shared memory lies; in the private directory of this user by default.
+    address, connect_s, silence_s, memory_directory
+        As for :class:`IpcAsyncConfig`.
     """
 
     address: str
