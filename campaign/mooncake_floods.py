@@ -34,7 +34,8 @@ from wsm.strategies.mooncake.publisher import (
     ServedPublication,
     grants_of,
 )
-from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
+from wsm.strategies.mooncake.source import EngineSettings
+from wsm.strategies.mooncake.transfer_engine import Engine
 from wsm.strategies.promise import PromisedShard
 
 _LEASE_S = 2.0

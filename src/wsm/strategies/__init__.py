@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport as MooncakeTransport
     from wsm.strategies.mooncake.publisher import MooncakePublisher as MooncakePublisher
     from wsm.strategies.mooncake.publisher import MooncakeReport as MooncakeReport
-    from wsm.strategies.mooncake.transfer_engine import EngineSettings as EngineSettings
+    from wsm.strategies.mooncake.source import EngineSettings as EngineSettings
     from wsm.strategies.offer import ManifestScope as ManifestScope
     from wsm.strategies.offer import Offer as Offer
     from wsm.strategies.offer import OfferedTensor as OfferedTensor

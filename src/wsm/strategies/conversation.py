@@ -118,6 +118,8 @@ class Meeting:
         self._begun_s = time.monotonic()
         self._gone_s: float | None = None
         self._met = False
+        #: What the peer has answered instead of its offer, to be told at the end.
+        self.told: Abort | None = None
 
     def wait(self, *, there: bool, left: bool = False) -> None:
         """Take in whether the peer is there now, or has `left`; raise if it was waited for long enough.
@@ -126,6 +128,8 @@ class Meeting:
         ------
         PeerDiedError, PeerSilentError
             If it has gone and no process took its place, or has not said anything.
+        PeerFailedError
+            If it has `told` that there is nothing, and no more.
         """
         now_s = time.monotonic()
         if there:
@@ -136,6 +140,8 @@ class Meeting:
         expired, gone_s = waited_s >= self._connect_s, self._gone_s
         if gone_s is not None and (expired or now_s - gone_s >= self._silence_s):
             raise PeerDiedError(peer=self._peer, expected="its offer", absent_s=now_s - gone_s)
+        if expired and self.told is not None:
+            raise refused(None, self.told, self._peer)
         if expired:
             raise PeerSilentError(peer=self._peer, waited_s=waited_s, expected="its offer", met=self._met)
 

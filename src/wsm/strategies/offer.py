@@ -12,6 +12,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from wsm.errors import InternalError
 from wsm.labels import recorded_version
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import RunningDigest
@@ -86,6 +87,11 @@ class OfferedTensor:
             copy_bytes(data[offset : offset + len(destination)], destination)
 
         return cls(spec, origin, read_into, digest)
+
+
+def not_to_be_read(_offset: int, _destination: memoryview) -> None:
+    """Stand in for ``read_into`` where tensors are offered to be looked at."""
+    raise InternalError("a tensor was only to be looked at and is read")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from wsm.strategies.conversation import listen
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
 from wsm.strategies.mooncake.publisher import MooncakePublisher, PlacedShard, PublishedMemory, grants_of
-from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
+from wsm.strategies.mooncake.source import EngineSettings
+from wsm.strategies.mooncake.transfer_engine import Engine
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 
 # A trainer that is killed once it has said what it holds, before the rank has read all of it.

@@ -28,11 +28,12 @@ from wsm.strategies.mooncake.publisher import (
     grants_of,
     merged,
 )
-from wsm.strategies.mooncake.transfer_engine import EngineSettings
+from wsm.strategies.mooncake.source import EngineSettings
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.peer_errors import PeerFailedError, peer_message
 from wsm.strategies.promise import PromisedTensor
 from wsm.strategies.tensor import TensorSpec
+from wsm.typed import bad_keyword
 
 DIGEST = "0123456789abcdef" * 2
 SPECS = (TensorSpec("a", "F32", (10, 5)), TensorSpec("empty", "I64", (0, 3)))
@@ -86,7 +87,7 @@ def test_an_address_that_cannot_be_is_refused(address):
 
 @pytest.mark.parametrize(("field", "value"), [("host", "localhost"), ("host", ""), ("protocol", "smoke")])
 def test_engine_settings_that_cannot_be_are_refused(field, value):
-    with raising("bad-engine-settings", match=field):
+    with raising(bad_keyword, match=field):
         EngineSettings(**{field: value})
 
 

@@ -38,10 +38,10 @@ from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.conversation import Abort, Meeting, refused, socket_for
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.mooncake import _lease_messages as say
-from wsm.strategies.mooncake.source import MooncakeConfig
-from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
+from wsm.strategies.mooncake.source import EngineSettings, MooncakeConfig
+from wsm.strategies.mooncake.transfer_engine import Engine
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
-from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor, not_to_be_read
 from wsm.strategies.peer_errors import PeerDiedError, PeerSilentError, peer_message
 from wsm.strategies.strategy import Sections
 from wsm.strategies.transports.by_version import TransportKind
@@ -72,7 +72,6 @@ class RankLease:
         self._socket: socket.socket | None = None
         self._heard = bytearray()
         self._asked = False
-        self._again_s = 0.0
         self._tensors = 0
 
     def ask(self, ask: say.Ask, connect_s: float) -> say.Grant:
@@ -89,52 +88,43 @@ class RankLease:
         PeerSilentError, PeerFailedError, BadInputError, LoadCancelledError
             If there is no proper answer.
         """
-        meeting = Meeting(self.peer, connect_s, self._silence_s)
-        nothing: Abort | None = None
+        meeting, again_s = Meeting(self.peer, connect_s, self._silence_s), 0.0
         while True:
-            self._observer.stop_if_cancelled(self._tensors)
+            self._observer.stop_if_cancelled(0)
             answer, left = None, False
             try:
-                answer = self._answer(ask)
+                if not self._asked and time.monotonic() >= again_s:
+                    again_s = time.monotonic() + _AGAIN_S
+                    self._ask(ask)
+                if self._socket is None:
+                    time.sleep(_LOOK_S)
+                else:
+                    answer = self._next(_LOOK_S, "its offer")
             except PeerDiedError:
                 self.close()
                 left = True
-            if isinstance(answer, say.Grant):
+            if isinstance(answer, Abort):
+                if answer.reason != "busy":
+                    raise refused(ask, answer, self.peer)
+                meeting.told, self._asked = answer, False
+            elif answer is not None:
                 answer.promise.require(ask.version, ask.rank, ask.world_size, where=self.peer)
                 say.check_grant(answer, self.peer)
                 if not answer.promise.rows:
                     raise errors.empty_snapshot(where=self.peer)
                 self._tensors = len(answer.promise.rows)
                 return answer
-            nothing = answer or nothing
-            try:
-                meeting.wait(there=self._socket is not None, left=left)
-            except PeerSilentError:
-                if nothing is None:
-                    raise
-                raise refused(None, nothing, self.peer) from None
+            meeting.wait(there=self._socket is not None, left=left)
 
-    def _answer(self, ask: say.Ask) -> say.FromPublisher | None:
-        """Ask where it is time to, and wait a glance for an answer; raise it if it is a lasting refusal."""
-        if time.monotonic() >= self._again_s:
-            self._again_s = time.monotonic() + _AGAIN_S
-            if self._socket is None:
-                self._socket = self._connected()
-            if self._socket is not None and not self._asked:
-                try:
-                    self._socket.sendall(say.to_bytes(ask))
-                except OSError as error:
-                    raise PeerDiedError(peer=self.peer, expected="its offer") from error
-                self._asked = True
-        if self._socket is None:
-            time.sleep(_LOOK_S)
-            return None
-        answer = self._next(_LOOK_S, "its offer")
-        if isinstance(answer, Abort):
-            self._asked = False
-            if answer.reason != "busy":
-                raise refused(ask, answer, self.peer)
-        return answer
+    def _ask(self, ask: say.Ask) -> None:
+        """Ask the publisher, if there is one."""
+        self._socket = self._socket or self._connected()
+        if self._socket is not None:
+            try:
+                self._socket.sendall(say.to_bytes(ask))
+            except OSError as error:
+                raise PeerDiedError(peer=self.peer, expected="its offer") from error
+            self._asked = True
 
     def keep(self, wait_s: float = 0.0) -> None:
         """Hear whether the lease holds; waits `wait_s` at most for news.
@@ -522,17 +512,19 @@ class MooncakeTransport:
         raise _unreadable(peer, 1)
 
     def _offer(self, grant: say.Grant, peer: str, reader: SpanReader | None) -> Offer:
-        def nothing(_place: tuple[int, int], _offset: int, _destination: memoryview) -> None:
-            raise peer_message(peer=peer, problem="nothing is read in a preview")
-
-        copy = nothing if reader is None else reader.copy
         promise = grant.promise
         # In the order in which their bytes arrive.
         placed = sorted(zip(grant.places, promise.tensors, strict=True), key=lambda each: each[0])
         return Offer(
             version=promise.version,
             tensors=tuple(
-                OfferedTensor(spec, peer, partial(copy, place), digest, finite=promise.finite)
+                OfferedTensor(
+                    spec,
+                    peer,
+                    not_to_be_read if reader is None else partial(reader.copy, place),
+                    digest,
+                    finite=promise.finite,
+                )
                 for place, (spec, digest, _) in placed
             ),
             files=(self.address,),
@@ -557,7 +549,7 @@ def _configured(sections: Sections) -> MooncakeTransport:
     section = sections.of(MooncakeConfig)
     return MooncakeTransport(
         section.address,
-        settings=EngineSettings(section.host, section.protocol, section.device),
+        settings=section,
         connect_s=section.connect_s,
         silence_s=section.silence_s,
     )

@@ -36,7 +36,8 @@ from wsm.strategies.conversation import Abort, ListeningSocket, listen, why_not
 from wsm.strategies.digest import running_digest
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake._lease_messages import Grant, MemoryRegion, place_of
-from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings, address_of
+from wsm.strategies.mooncake.source import EngineSettings
+from wsm.strategies.mooncake.transfer_engine import Engine, address_of
 from wsm.strategies.promise import PromisedShard, PromisedTensor, Publication, ShardPromise
 from wsm.strategies.tensor import TensorSpec, aligned
 from wsm.strategies.trainer.tensors import TrainerReport, TrainerTensors, bytes_of, check_ranks, specs_of_rank
@@ -215,8 +216,8 @@ class LeaseServer:
         # Every connection, the oldest first, and those that hold a lease, on whose shard.
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._readers: dict[asyncio.StreamWriter, int] = {}
-        # Connections that are being answered, and what they are told behind that as their last words.
-        self._answered: dict[asyncio.StreamWriter, str | None] = {}
+        # What is told to one connection is told whole.
+        self._telling: dict[asyncio.StreamWriter, asyncio.Lock] = {}
         self._most = min(_MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
@@ -239,7 +240,7 @@ class LeaseServer:
         with self._changed:
             ended, self._readers = self._readers, {}
         for writer in ended:
-            self._loop.call_soon_threadsafe(self._end, writer, text)
+            asyncio.run_coroutine_threadsafe(self._end(writer, text), self._loop)
 
     def close(self) -> None:
         """Answer no rank any more. Blocks, a second at most where ranks take no last word. Idempotent."""
@@ -306,27 +307,20 @@ class LeaseServer:
                 self._readers.pop(writer, None)
                 self._changed.notify_all()
             del self._connections[writer]
+            self._telling.pop(writer, None)
             writer.close()
 
     async def _say(self, writer: asyncio.StreamWriter, answer: bytes) -> None:
         """Answer one connection as fast as it takes that, and hold little of the answer meanwhile."""
-        self._answered[writer] = None
-        try:
+        async with self._telling.setdefault(writer, asyncio.Lock()):
             for begin in range(0, len(answer), _PIECE_BYTES):
                 writer.write(answer[begin : begin + _PIECE_BYTES])
                 await asyncio.wait_for(writer.drain(), _SILENCE_S)
-        finally:
-            ended = self._answered.pop(writer)
-        if ended is not None:
-            self._end(writer, ended)
 
-    def _end(self, writer: asyncio.StreamWriter, text: str) -> None:
+    async def _end(self, writer: asyncio.StreamWriter, text: str) -> None:
         """Tell a rank that its lease is over, behind what it is told now, and hang up."""
-        if writer in self._answered:
-            self._answered[writer] = text
-            return
-        with suppress(OSError, RuntimeError):
-            writer.write(say.to_bytes(Abort("failed", "Revoked", text)))
+        with suppress(OSError, RuntimeError, asyncio.TimeoutError):
+            await self._say(writer, say.to_bytes(Abort("failed", "Revoked", text)))
             writer.close()
 
     def _answer(self, writer: asyncio.StreamWriter, ask: say.Ask) -> bytes:
@@ -342,7 +336,7 @@ class LeaseServer:
                 same = [each for each, rank in self._readers.items() if rank == ask.rank]
                 if len(same) > _MOST_LEASES:
                     del self._readers[same[0]]
-                    self._end(same[0], "others asked for the same rank's shard")
+                    self._loop.create_task(self._end(same[0], "others asked for the same rank's shard"))
         if ask.rank not in publication.encoded:
             publication.encoded[ask.rank] = say.to_bytes(publication.grants[ask.rank])
         return publication.encoded[ask.rank]

@@ -33,16 +33,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from wsm import log
-from wsm.errors import BadInputError, RefusedError
+from wsm.errors import RefusedError
 from wsm.strategies.errors import listed
-from wsm.typed import typed
+from wsm.strategies.mooncake.source import EngineSettings
 
-#: What the engine can be asked for. Only ``tcp`` has been run by us; ``rdma`` takes hardware.
-PROTOCOLS = ("tcp", "rdma")
 # One for handshakes, one for data.
 _LISTENING = 2
 # struct timeval: how long the engine waits for a handshake before it looks whether it is to end.
@@ -59,41 +56,6 @@ _LOOK_S = 0.02
 _log = log.logger("strategies")
 
 _LIBRARY = re.compile(r"(lib[\w+-]+\.so[\w.]*): cannot open shared object file")
-
-
-@typed
-@dataclass(frozen=True)
-class EngineSettings:
-    """How an engine is reached, and by what.
-
-    Parameters
-    ----------
-    host : str
-        The IPv4 address of this host that peers reach it at. A loopback address keeps all other hosts out.
-    protocol : str
-        ``tcp``; or ``rdma``, which has not been run by us.
-    device : str
-        RDMA devices, separated by commas; empty for all.
-    """
-
-    host: str = "127.0.0.1"
-    protocol: str = "tcp"
-    device: str = ""
-
-    def __post_init__(self) -> None:
-        try:
-            ipaddress.IPv4Address(self.host)
-        except ValueError as error:
-            problem = f"mooncake: host {self.host!r} is no IPv4 address; give that of this host"
-            raise BadInputError(problem, code="bad-engine-settings", field="host", value=self.host) from error
-        if self.protocol not in PROTOCOLS:
-            problem = f"mooncake: protocol {self.protocol!r} is none of {', '.join(PROTOCOLS)}"
-            raise BadInputError(problem, code="bad-engine-settings", field="protocol", value=self.protocol)
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this host is meant to reach it."""
-        return ipaddress.IPv4Address(self.host).is_loopback
 
 
 class Engine:
