@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -18,6 +19,9 @@ from wsm.strategies.promise import Count
 BLOCK_BYTES = 1 << 20
 MIN_BLOCK_BYTES = 1 << 12
 MAX_BLOCK_BYTES = 1 << 24
+BlockBytes: TypeAlias = Annotated[
+    int, msgspec.Meta(ge=MIN_BLOCK_BYTES, le=MAX_BLOCK_BYTES, multiple_of=MIN_BLOCK_BYTES)
+]
 
 #: Bytes of one position in a block that lists them.
 POSITION_BYTES = 4

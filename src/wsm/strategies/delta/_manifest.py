@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from wsm.labels import Label
-from wsm.strategies.delta._blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, table_problem
+from wsm.strategies.delta._blocks import Block, BlockBytes, table_problem
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files.snapshot_names import (
@@ -102,9 +102,7 @@ class DeltaShard(RankShard, frozen=True, kw_only=True):
     DERIVED: ClassVar[Sequence[str]] = ("base_digest", "content_digest")
 
     base_version: Label
-    block_bytes: Annotated[
-        int, msgspec.Meta(ge=MIN_BLOCK_BYTES, le=MAX_BLOCK_BYTES, multiple_of=max(ITEM_BYTES.values()))
-    ]
+    block_bytes: BlockBytes
     nbytes: Count = msgspec.field(name="bytes")
     tensors: tuple[DeltaTensor, ...]
 

@@ -22,7 +22,7 @@ from msgspec import Meta, structs
 from wsm.errors import RefusedError, UnfitError
 from wsm.labels import checked_version
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.delta._blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind
+from wsm.strategies.delta._blocks import BLOCK_BYTES, Block, BlockBytes, BlockKind
 from wsm.strategies.delta._manifest import (
     DeltaManifest,
     DeltaShard,
@@ -86,10 +86,8 @@ class StagedDelta(StagedVersion):
     def __init__(
         self, publisher: SnapshotPublisher, version: str, base_version: str, *, block_bytes: int = BLOCK_BYTES
     ) -> None:
-        problem = "it cannot be its own base" if version == base_version else ""
-        if not MIN_BLOCK_BYTES <= block_bytes <= MAX_BLOCK_BYTES or block_bytes % MIN_BLOCK_BYTES:
-            problem = f"a block cannot stand for {block_bytes} bytes"
-        if problem:
+        if version == base_version:
+            problem = "it cannot be its own base"
             raise strategies_errors.incomplete_publication(version=version, problem=problem)
         super().__init__(publisher, version)
         self._base_version, self._block_bytes = base_version, block_bytes
@@ -308,7 +306,7 @@ def publish_delta(
     base: Mapping[int, TrainerTensors] | None = None,
     crossover: Annotated[float, Meta(ge=0)] = CROSSOVER,
     max_chain: Count = MAX_CHAIN,
-    block_bytes: Count = BLOCK_BYTES,
+    block_bytes: BlockBytes = BLOCK_BYTES,
     **options: Any,
 ) -> DeltaReport:
     """Publish what turns `base_version` into `version`, and announce the version. Blocks.
@@ -381,7 +379,7 @@ def delta_between(
     version: str | int,
     *,
     crossover: Annotated[float, Meta(ge=0)] = CROSSOVER,
-    block_bytes: Count = BLOCK_BYTES,
+    block_bytes: BlockBytes = BLOCK_BYTES,
     **options: Any,
 ) -> DeltaReport:
     """Put the delta from `base_version` to `version` beside them. Blocks; announces nothing.

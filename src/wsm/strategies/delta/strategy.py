@@ -23,9 +23,9 @@ from itertools import accumulate
 from pathlib import Path
 
 from wsm import log
-from wsm.errors import InternalError, RefusedError, UnfitError
+from wsm.errors import RefusedError, UnfitError
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.applier.tensor_copy import CopyJob, Steps, copy_on_threads
+from wsm.strategies.applier.tensor_copy import CopyJob, Steps, copy_on_threads, digest_source
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.delta._blocks import BlockKind
 from wsm.strategies.delta._manifest import (
@@ -47,7 +47,7 @@ from wsm.strategies.delta.source import (
     codec,
     delta_not_found,
 )
-from wsm.strategies.digest import running_digest, shard_digest
+from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import SnapshotNotFoundError, VersionMismatchError, listed
 from wsm.strategies.files.atomic_file import read_all
 from wsm.strategies.files.snapshot_directory import open_held
@@ -58,7 +58,7 @@ from wsm.strategies.files.snapshot_names import (
     VERSIONS_DIRECTORY,
 )
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
-from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor, not_to_be_read
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.strategies.snapshot.store import read_sealed
@@ -73,8 +73,6 @@ from wsm.strategies.tensor import (
     transposed_names,
 )
 from wsm.strategies.trainer.publications import newest_version
-
-_READ_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
@@ -115,18 +113,14 @@ class OpenDelta:
         BadInputError, UnreadableFileError
             If the file shrank meanwhile, or cannot be read.
         """
-        buffer = memoryview(bytearray(_READ_BYTES))
+        steps = Steps(lambda: observer.stop_if_cancelled(len(self.shard.tensors)))
         for row in self.shard.tensors:
-            begin, end = self._where[row.name][0], self._where[row.name][-1]
-            digest = running_digest()
-            while begin < end:
-                observer.stop_if_cancelled(len(self.shard.tensors))
-                piece = buffer[: min(_READ_BYTES, end - begin)]
-                self._read(begin, piece)
-                digest.update(piece)
-                begin += len(piece)
-            if digest.hexdigest() != row.stored_digest:
-                problem = f"digest {digest.hexdigest()} instead of {row.stored_digest}"
+            steps.go_on()
+            begin = self._where[row.name][0]
+            blocks = TensorSpec(row.name, "U8", (row.stored,))
+            found = digest_source(OfferedTensor(blocks, self.path, partial(self._read_from, begin)), steps)
+            if found != row.stored_digest:
+                problem = f"digest {found} instead of {row.stored_digest}"
                 raise bad_delta(file=self.path, tensor=row.name, problem=problem)
 
     def over(self, base: Iterable[OfferedTensor]) -> list[OfferedTensor]:
@@ -139,13 +133,13 @@ class OpenDelta:
         return [self._on(begun.get(row.name), row) for row in self.shard.tensors]
 
     def _on(self, base: OfferedTensor | None, row: DeltaTensor) -> OfferedTensor:
+        below = not_to_be_read if base is None else base.read_into
+
         def read_into(offset: int, destination: memoryview) -> None:
             size, end = self.shard.block_bytes, offset + len(destination)
             blocks = row.blocks[offset // size : -(-end // size)]
             if not blocks or any(block.kind is not BlockKind.FULL for block in blocks):
-                if base is None:
-                    raise InternalError(f"{row.name!r} was only to be looked at and is read")
-                base.read_into(offset, destination)
+                below(offset, destination)
             self._patch(row, offset, destination)
 
         return OfferedTensor(
@@ -169,10 +163,10 @@ class OpenDelta:
     def _patch_block(self, row: DeltaTensor, index: int, begin: int, destination: memoryview) -> None:
         block, position = row.blocks[index], self._where[row.name][index]
         if block.kind is BlockKind.FULL:
-            self._read(position + begin, destination)
+            self._read_from(position, begin, destination)
             return
         data = memoryview(bytearray(block.stored))
-        self._read(position, data)
+        self._read_from(position, 0, data)
         size = self.shard.block_bytes
         length = min(size, row.spec.nbytes - index * size)
         blocks = codec()
@@ -193,8 +187,8 @@ class OpenDelta:
             begin += row.stored
         return found
 
-    def _read(self, position: int, destination: memoryview) -> None:
-        read_all(self.descriptor, position, destination, file=self.path, expected=self.shard.nbytes)
+    def _read_from(self, begin: int, offset: int, destination: memoryview) -> None:
+        read_all(self.descriptor, begin + offset, destination, file=self.path, expected=self.shard.nbytes)
 
 
 def ranks_of(source: DeltaSource, manifest: DeltaManifest) -> int:
@@ -244,8 +238,6 @@ def open_delta(source: DeltaSource, version: str, stack: ExitStack) -> OpenDelta
     if shard is not None:
         shard.require(None, rank, None, where=directory.locate(name))
     shard = manifest.listed(rank, shard, directory=directory.path)
-    if shard.base_version != manifest.base_version:
-        raise strategies_errors.differs_from_manifest(file=where, problem=f"{name} has another base")
     if not shard.tensors:
         raise strategies_errors.empty_snapshot(where=directory.locate(name))
     try:
@@ -396,16 +388,17 @@ class Delta(Strategy):
         self, source: DeltaSource, version: str | None, observer: LoadObserver = UNOBSERVED
     ) -> AbstractContextManager[Offer]:
         """Open for a reader that holds nothing: whole files, and the deltas since. As :meth:`open_over`."""
-        return self._open(source, version, observer, None)
+        return self.open_over(source, version, observer, None)
 
+    @contextmanager
     def open_over(
         self,
         source: DeltaSource,
         version: str | None,
         observer: LoadObserver,
-        target: WeightTarget,
-        threads: int,
-    ) -> AbstractContextManager[Offer]:
+        target: WeightTarget | None,
+        threads: int = 1,
+    ) -> Iterator[Offer]:
         """Open for a target, which may hold the base. Blocks as long as a read of it, and of the deltas.
 
         Parameters
@@ -416,7 +409,7 @@ class Delta(Strategy):
             The version that it must lead to; None for the one that ``version.yaml`` announces.
         observer : LoadObserver
             Asked for cancellation while the target is read.
-        target : WeightTarget
+        target : WeightTarget or None
             What is going to be written; it is only read here.
         threads : int
             How many may read it, the calling one included.
@@ -428,23 +421,11 @@ class Delta(Strategy):
         wsm.strategies.errors.BadInputError
             If there is nothing, or it is damaged. Nothing was changed.
         """
-        return self._open(source, version, observer, TargetBase(target, observer, threads))
-
-    @contextmanager
-    def preview(self, source: DeltaSource, version: str | None) -> Iterator[Offer]:
-        """Open to look only: names, dtypes and shapes, whatever base a rank holds."""
-        with ExitStack() as stack:
-            label = _label(source, version)
-            links = _links_to(replace(source, max_chain=1), label, stack)
-            yield _offer(links[-1], links, None, None) if links else _whole_alone(source, label, stack)
-
-    @contextmanager
-    def _open(
-        self, source: DeltaSource, version: str | None, observer: LoadObserver, base: TargetBase | None
-    ) -> Iterator[Offer]:
         label = _label(source, version)
         with ExitStack() as stack:
-            if base is not None:
+            base = None
+            if target is not None:
+                base = TargetBase(target, observer, threads)
                 stack.callback(base.let_go)
             chain = _links_to(source, label, stack)
             if chain:
@@ -463,6 +444,14 @@ class Delta(Strategy):
                 whole=None if whole is None else whole.version,
             )
             yield whole if whole is not None and not chain else _offer(chain[-1], links, whole, base)
+
+    @contextmanager
+    def preview(self, source: DeltaSource, version: str | None) -> Iterator[Offer]:
+        """Open to look only: names, dtypes and shapes, whatever base a rank holds."""
+        with ExitStack() as stack:
+            label = _label(source, version)
+            links = _links_to(replace(source, max_chain=1), label, stack)
+            yield _offer(links[-1], links, None, None) if links else _whole_alone(source, label, stack)
 
 
 def _label(source: DeltaSource, version: str | None) -> str:
