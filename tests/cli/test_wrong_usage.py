@@ -24,6 +24,10 @@ WRONG = {
     "a name that no group can have": ["clear", "../etc/passwd"],
     "a configuration that is not there": ["update", "policy", "--config", "/no/such/file.yaml"],
     "watching every group": ["status", "--watch"],
+    "an owner for a server, which names its own": [
+        *("--url", "http://127.0.0.1:1", "hold", "policy"),
+        *("--owner", "trainer"),
+    ],
     "a level that is none": ["--log-level", "loud", "status"],
     "an inspection of no rank": ["inspect", "."],
     "a conversion of nothing": ["convert", "/no/such/file", "elsewhere"],

@@ -48,13 +48,10 @@ def server_of(name: str, url: str) -> Iterator[Client]:
 
 def begin_remotely(client: Client, operation: str, **keywords: Any) -> Pending:
     """Begin a command as the ``begin_`` method of :class:`wsm.Controller` does, through a server."""
-    asked = {
-        key: value for key, value in keywords.items() if key != "owner"
-    }  # its surfaces own what they hold
-    request_id = asked.pop("request_id", None)
+    request_id = keywords.pop("request_id", None)
 
     def ask() -> Receipt:
-        return client.command("prepare" if operation == "lease" else operation, request_id, **asked)
+        return client.command("prepare" if operation == "lease" else operation, request_id, **keywords)
 
     return Pending(request_id or "", lambda: None).carry_out(ask)
 

@@ -393,6 +393,8 @@ def _command(name: str, operation: str, *, config_file: Path | None, as_json: bo
     url = server_url()
     with contextlib.ExitStack() as stack:
         if url is not None:
+            if keywords.pop("owner", ANY_OWNER) != ANY_OWNER:
+                raise click.UsageError("--owner is for this host; with --url what is held is the server's")
             client = stack.enter_context(server_of(name, url))
             receipt = receipt_of(functools.partial(begin_remotely, client, operation, **keywords), None)
         else:
