@@ -69,6 +69,15 @@ def test_the_call_returns_once_the_version_before_serves_again_and_says_so(group
     group.check_journals()
 
 
+def test_a_status_says_which_failure_a_restore_made_good_until_the_next_command(group):
+    fails(group)
+    said = group.controller.status()
+    assert (said.headline, said.serving) == ("serves version 6", True)
+    assert said.because == "it was loaded again behind an update that failed on rank 1 in load_weights"
+    group.update(7)
+    assert group.controller.status().because == ""
+
+
 def test_what_is_asked_for_counts_before_what_the_group_is_configured_to(tmp_path):
     configuration = {"on_failure": "clear"}
     with LocalGroup(lambda _: InMemoryRunner(SPECS), tmp_path, configuration=configuration) as group:

@@ -157,6 +157,14 @@ SITUATIONS = {
         arguments=RELEASE,
         asked_version=None,
     ),
+    "serving behind a restore": group(
+        serving_rank(0),
+        serving_rank(1, failure=replace(failure(1), sequence=6)),
+        operation=Operation.COMMIT,
+        committed=7,
+        arguments=structs.replace(ASKED, version="3", restores=True),
+        asked_version="3",
+    ),
     "a hold that is taken back": group(
         serving_rank(0, code=StatusCode.STOPPED_UNTOUCHED),
         serving_rank(1, code=StatusCode.FAILED, failure=failure(1)),

@@ -406,6 +406,13 @@ class GroupStatus:
         return [one for one in found if self.is_current(one) and not one.is_no_fault]
 
     @property
+    def earlier(self) -> list[FailureFacts]:
+        """The last failures of ranks in older commands, the latest first."""
+        found = [rank.failure for rank in self.ranks if rank.failure is not None]
+        older = [one for one in found if not (one.is_no_fault or self.is_current(one))]
+        return sorted(older, key=lambda one: (one.epoch, one.sequence), reverse=True)
+
+    @property
     def found_nothing_to_do(self) -> bool:
         """Whether the last command ended since a rank has what it names already."""
         found = [rank.failure for rank in self.ranks if rank.failure is not None]

@@ -377,6 +377,12 @@ def _serving(group: GroupStatus) -> Finding | None:
         because = f"{_failed(group)}, and changed nothing"
         if group.found_nothing_to_do:
             because = "the last update named no version, and the newest one is served already"
+    elif group.arguments is not None and group.arguments.restores:
+        # The command before is the one that failed, if it was not a loss that ended its epoch.
+        before = (one for one in group.earlier if (one.epoch, one.sequence + 1) == group.command[:2])
+        failure = first_failure(before)
+        if failure is not None:
+            because = f"it was loaded again behind an update that {_how_it_failed(failure, group)}"
     return Finding("serving", f"serves version {version}{content}{unproven}", because)
 
 

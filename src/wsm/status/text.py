@@ -142,8 +142,6 @@ def explain(group: GroupStatus) -> Explanation:
     """Turn the facts of a group into sentences."""
     found = find(group)
     waits = [wait_of(rank, group) for rank in group.ranks]
-    last = [rank.failure for rank in group.ranks if rank.failure is not None]
-    older = [one for one in last if not (one.is_no_fault or group.is_current(one))]
     return Explanation(
         group=group.name,
         serving=group.serving,
@@ -152,7 +150,7 @@ def explain(group: GroupStatus) -> Explanation:
         sentences=tuple(_sentences(group)),
         waits=tuple(wait for wait in waits if wait is not None),
         errors=tuple(group.failures),
-        earlier=tuple(sorted(older, key=lambda one: (one.epoch, one.sequence), reverse=True)),
+        earlier=tuple(group.earlier),
         repairs=tuple(_repairs(group)),
         advice=tuple(advice.text for advice in found.advice),
         commands=tuple(command for advice in found.advice for command in advice.commands),
