@@ -5,8 +5,7 @@ module                    responsible for
 ========================  =============================================================================
 :mod:`.main`              the entry point: which commands there are, and how the process ends
 :mod:`._base`             what all share: loading on demand, help, options, printing, how a command fails
-:mod:`.commanding`        ``wsm clear``, ``wsm update``, ``wsm hold``, ``wsm release``
-:mod:`._interruption`     Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
+:mod:`.commanding`        ``wsm clear``, ``wsm update`` and their like; what Ctrl-C does to them
 :mod:`.trying`            ``wsm try``: a group of two processes, shown at work
 :mod:`.doctor`            ``wsm doctor``: what this host has of what wsm can use
 :mod:`.status`            ``wsm status``
@@ -15,13 +14,12 @@ module                    responsible for
 :mod:`.fleet`             ``wsm fleet``: many replicas, brought to one version
 :mod:`.vllm`              ``wsm vllm serve``: vLLM's server with wsm in it
 :mod:`.examples`          ``wsm rollout``, ``wsm demo``: where the reference engine and its demo are
-:mod:`.snapshots`         ``wsm inspect``, ``wsm convert``
+:mod:`.snapshots`         ``wsm inspect``, ``wsm convert``, ``wsm delta``
 :mod:`.journal`           ``wsm journal``, ``wsm trace``
 :mod:`.metrics`           ``wsm metrics``: what Prometheus scrapes
 :mod:`.diagrams`          ``wsm diagrams``: states, phases and plans as Mermaid and Markdown
 :mod:`.explain`           ``wsm explain``
 :mod:`.memory_plan`       ``wsm memory``: what a load would need
-:mod:`.deltas`            ``wsm delta``
 :mod:`.adopting`          ``wsm adopt``
 :mod:`.digests`           ``wsm digest``, ``wsm verify``, ``wsm diff``
 :mod:`._groups`           which groups there are; finding one by its name, and reading its configuration

@@ -43,7 +43,7 @@ _COMMANDS: Final = {
     "inspect": ("wsm.cli.snapshots:inspect", "Show what a rank would load from a directory."),
     "memory": ("wsm.cli.memory_plan:plan", "Show what memory a load would take, by phase."),
     "convert": ("wsm.cli.snapshots:convert", "Turn pickle files into safetensors files."),
-    "delta": ("wsm.cli.deltas:delta", "Put the change between two versions beside them."),
+    "delta": ("wsm.cli.snapshots:delta", "Put the change between two versions beside them."),
     "adopt": ("wsm.cli.adopting:adopting", "Take in what a trainer wrote, as a version."),
     "digest": ("wsm.cli.digests:digest", "Read what files or a group hold, as digests."),
     "diff": ("wsm.cli.digests:diff", "Show in which tensors two of them differ."),

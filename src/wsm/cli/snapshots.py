@@ -1,4 +1,4 @@
-"""``wsm inspect`` and ``wsm convert``: snapshot files, without a group."""
+"""``wsm inspect``, ``wsm convert`` and ``wsm delta``: files of versions, without a group."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ from typing import Any
 
 import click
 
-from wsm.cli._base import FROM_0, FROM_1, PATH, VERSION, answer, command, json_option, show
-from wsm.printable import counted, size_text
+from wsm.cli._base import (
+    EXISTING_DIRECTORY,
+    FROM_0,
+    FROM_1,
+    PATH,
+    VERSION,
+    answer,
+    command,
+    json_option,
+    show,
+)
+from wsm.printable import counted, printable, size_text
+from wsm.strategies import DeltaReport, delta_between
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.load import Preview
 from wsm.strategies.load import inspect as inspect_snapshot
@@ -89,6 +100,37 @@ def convert(source: Path, destination: Path) -> None:
         show(f"{file}: no pickle, left as it is")
 
 
+@command
+@click.argument("directory", type=EXISTING_DIRECTORY)
+@click.option("--base", type=VERSION, metavar="V", required=True, help="The version that ranks hold.")
+@click.option("--version", type=VERSION, metavar="V", required=True, help="The version it leads to.")
+@click.option(
+    "--crossover",
+    type=click.FloatRange(min=0),
+    default=0.6,
+    help="Write none that is larger than this part of the whole version.",
+)
+@click.option("--replace", is_flag=True, help="Replace another delta to the same version.")
+@json_option("Print the findings as JSON.")
+def delta(
+    directory: Path, *, base: str, version: str, crossover: float, replace: bool, as_json: bool
+) -> None:
+    """Write the delta between two versions of DIRECTORY into its deltas/, for every rank.
+
+    Both versions are read once and digested on the way. Ranks that load with the strategy delta and hold the
+    base read the delta instead of the whole version; all others load the whole one, as before.
+
+    Examples
+    --------
+      wsm delta /models/policy --base 6 --version 7
+          what turns version 6 into version 7
+      wsm delta /models/policy --base 6 --version 7 --json
+          the same, with the findings as JSON
+    """
+    report = delta_between(directory, base, version, crossover=crossover, replace=replace)
+    answer({**asdict(report), "ratio": report.ratio}, *_delta_lines(report), as_json=as_json)
+
+
 def _lines(preview: Preview, rank: int) -> list[str]:
     version = "unknown (no manifest, no version.yaml)" if preview.version is None else str(preview.version)
     digest, scope = preview.manifest_digest, _SCOPES[preview.manifest_scope]
@@ -104,3 +146,12 @@ def _lines(preview: Preview, rank: int) -> list[str]:
 
 def _size(count: int) -> str:
     return f"{size_text(count)} ({count} bytes)" if count >= 1 << 10 else size_text(count)
+
+
+def _delta_lines(report: DeltaReport) -> list[str]:
+    part = f"{report.bytes} bytes, {100 * report.ratio:.1f} % of the whole version's {report.whole_bytes}"
+    return [
+        f"delta from version {report.base_version} to {report.version}",
+        f"none written: it would take {part}" if report.whole else f"{printable(str(report.path))}: {part}",
+        f"tensors: {report.unchanged} unchanged, {report.changed} changed, {report.full} in full",
+    ]
