@@ -25,23 +25,8 @@ from wsm.states import command_events, phases
 from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.fleet import fleet_faults
-from wsm.states.group import (
-    PERMITS,
-    ROWS,
-    CommandStage,
-    GroupRow,
-    GroupWhen,
-    Writes,
-    by_stage,
-    processes_of,
-)
-from wsm.states.joint import (
-    FORBIDDEN,
-    START,
-    JointState,
-    serving,
-    step,
-)
+from wsm.states.group import PERMITS, ROWS, CommandStage, GroupRow, GroupWhen, Writes, by_stage, processes_of
+from wsm.states.joint import FORBIDDEN, START, JointState, serving, step
 from wsm.states.machine import ChartMachine, Edge
 from wsm.states.phases import (
     ABORTABLE,

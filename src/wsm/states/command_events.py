@@ -48,15 +48,7 @@ from wsm.states.plan_key import (
     plan_for,
 )
 from wsm.states.table import Event
-from wsm.states.vocabulary import (
-    ALL_TAGS,
-    KVEvent,
-    KVState,
-    Tag,
-    WeightEvent,
-    WeightState,
-    sentence_of,
-)
+from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState, sentence_of
 from wsm.states.words import Operation
 
 _AT_WORK = (WeightState.UPDATING, WeightState.CLEARING)

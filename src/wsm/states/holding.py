@@ -31,15 +31,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from wsm.states.vocabulary import (
-    Admission,
-    AdmissionEvent,
-    After,
-    InFlightPolicy,
-    KVPolicy,
-    OnLease,
-    Tag,
-)
+from wsm.states.vocabulary import Admission, AdmissionEvent, After, InFlightPolicy, KVPolicy, OnLease, Tag
 
 #: The owner of a hold whose caller names none.
 ANY_OWNER = "unnamed"

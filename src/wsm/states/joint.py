@@ -34,14 +34,7 @@ from typing import NamedTuple
 
 from wsm.states.errors import IllegalTransitionError, JointRuleError, require_bools
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, MachineName, Row, State
-from wsm.states.vocabulary import (
-    Admission,
-    AdmissionEvent,
-    KVEvent,
-    KVState,
-    WeightEvent,
-    WeightState,
-)
+from wsm.states.vocabulary import Admission, AdmissionEvent, KVEvent, KVState, WeightEvent, WeightState
 
 
 class JointState(NamedTuple):

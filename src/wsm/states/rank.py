@@ -45,15 +45,7 @@ from wsm.states.view import (
     is_behind,
     never_ready,
 )
-from wsm.states.words import (
-    CommandWord,
-    Operation,
-    StatusCode,
-    StatusWord,
-    StepKind,
-    StepWord,
-    step_in_word,
-)
+from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord, step_in_word
 
 
 def join(

@@ -66,14 +66,7 @@ from wsm.states.plan_key import (
     Half,
     PlanKey,
 )
-from wsm.states.vocabulary import (
-    Admission,
-    AdmissionEvent,
-    KVEvent,
-    KVState,
-    WeightEvent,
-    WeightState,
-)
+from wsm.states.vocabulary import Admission, AdmissionEvent, KVEvent, KVState, WeightEvent, WeightState
 
 State = WeightState | KVState | Admission
 Event = WeightEvent | KVEvent | AdmissionEvent

@@ -13,15 +13,7 @@ from typing import NamedTuple, TypeAlias
 from wsm.journal.entry import CONTROLLER
 from wsm.report import STEP, FailureReport
 from wsm.states.view import ACCEPTED
-from wsm.states.words import (
-    Decider,
-    Operation,
-    StatusCode,
-    StatusWord,
-    StepKind,
-    StepWord,
-    steps_ahead,
-)
+from wsm.states.words import Decider, Operation, StatusCode, StatusWord, StepKind, StepWord, steps_ahead
 from wsm.status.facts import DEAD, NEVER, STOPPED, FailureFacts, GroupStatus, RankStatus, named, process, who
 
 #: Errors of ranks that only repeat that another rank failed.

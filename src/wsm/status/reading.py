@@ -37,15 +37,7 @@ from wsm.states.decide import CONTROLLER_GRACE_S
 from wsm.states.errors import WordFormatError
 from wsm.states.holding import UNKNOWN_HOLD, Hold
 from wsm.states.vocabulary import KVState, WeightState
-from wsm.states.words import (
-    CommandWord,
-    CommittedWord,
-    Decider,
-    StatusCode,
-    StatusWord,
-    StepWord,
-    code_name,
-)
+from wsm.states.words import CommandWord, CommittedWord, Decider, StatusCode, StatusWord, StepWord, code_name
 from wsm.status.facts import (
     ALIVE,
     DEAD,

@@ -17,20 +17,9 @@ import msgspec
 from wsm.journal import entry as kinds
 from wsm.journal.entry import JournalEntry
 from wsm.printable import printable
-from wsm.states.words import (
-    Operation,
-    StatusCode,
-)
+from wsm.states.words import Operation, StatusCode
 from wsm.status.culprits import DOES, Wait, late_ranks, wait_of
-from wsm.status.facts import (
-    FailureFacts,
-    ForeignPid,
-    GroupStatus,
-    RankStatus,
-    named,
-    process,
-    who,
-)
+from wsm.status.facts import FailureFacts, ForeignPid, GroupStatus, RankStatus, named, process, who
 from wsm.status.rules import Finding, find
 
 #: The width of the text.
