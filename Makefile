@@ -2,11 +2,11 @@
 # bench need beyond that they do without, and say what to install.
 #
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
-#   make test      linters, types, and all tests but the long ones (8 minutes on two cores)
+#   make test      linters, types, and all tests but the slow ones (3 minutes on two cores)
 #   make test-pure linters, types, and the tests that need no group and no process: before each commit
-#   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load (17 minutes)
-#   make nightly   make test, all long ones, those inside vLLM on two releases of it, and all mutants; .ci/run plays a
-#                  quarter of the long ones, which turns with the date, and one release
+#   make test-slow the slow ones: a million explored worlds, a slice of the campaign, deaths at every moment (an hour)
+#   make nightly   make test, all slow ones, those inside vLLM on two releases of it, and all mutants; .ci/run plays an
+#                  eighth of the slow ones, which turns every three hours, and one release
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
 #   make test-torch  the tests of engines of torch, in an environment of its own (downloads torch once);
 #                  on a machine with a GPU: ARGUMENTS="-m gpu" TORCH_PYTHON=/path/to/python with torch and pytest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import wsm
@@ -26,3 +26,17 @@ def modules() -> Mapping[str, ast.Module]:
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = syntax_of(path)
     return found
+
+
+def definitions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """Yield every class and function of a source file, nested ones too.
+
+    Expressions, of which there are ten for one statement, hold none and are not walked.
+    """
+    rest: list[ast.AST] = [tree]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            rest += getattr(node, block, ())

@@ -46,6 +46,7 @@ def test_percentiles_are_samples_by_nearest_rank() -> None:
     assert Distribution.of([7.0]) == Distribution(7.0, 7.0, 7.0, 7.0, 7.0, 1)
 
 
+@pytest.mark.slow_but
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["idle", "serving"])
 def test_every_clear_of_a_real_group_is_accepted_after_its_call(mode: str) -> None:
@@ -54,6 +55,7 @@ def test_every_clear_of_a_real_group_is_accepted_after_its_call(mode: str) -> No
     assert found.least > 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_killed_and_a_stopped_rank_are_named_after_it_happened() -> None:
     assert measure_deaths(1).least > 0
@@ -74,6 +76,7 @@ def test_a_commit_that_is_none_is_said_to_be_none() -> None:
         compare("nowhere", rounds=1, commands=1)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_cycle_is_measured_on_a_real_group() -> None:
     assert measure_cycles(2).samples == 2
@@ -238,6 +241,7 @@ def test_the_table_fits_80_columns_and_says_which_aims_are_missed() -> None:
     assert lines[6].endswith("no room for two")
 
 
+@pytest.mark.slow
 def test_a_load_from_files_walks_through_few_functions(tmp_path: Path) -> None:
     found = dict(walks(tmp_path))
     assert len(found["load ipc_snapshot"].functions) < 130

@@ -48,6 +48,8 @@ def attributes_of(kind: type[WsmError]) -> list[str]:
 
 def made_in(source: str, name: str) -> list[str]:
     """The keywords of the calls of `name`, those of a mapping that is spread in them too."""
+    if name not in source:
+        return []
     tree, found = ast.parse(source), set()
     mappings = {
         target.id: {key.value for key in node.value.keys if isinstance(key, ast.Constant)}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import wsm
-from tests.sources import syntax_of
+from tests.sources import definitions, syntax_of
 from wsm import log
 
 SOURCE = Path(wsm.__path__[0])
@@ -42,9 +42,7 @@ FILES = sorted(
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+    return (node for node in definitions(tree) if not isinstance(node, ast.ClassDef))
 
 
 def test_every_file_is_read_in_one_sitting_and_says_what_it_is_for() -> None:
@@ -67,9 +65,8 @@ def code_lines(text: str, tree: ast.Module) -> int:
     lines = [line.strip() for line in text.splitlines()]
     documented = sum(
         sum(1 for line in docstring.splitlines() if line.strip())
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and (docstring := ast.get_docstring(node, clean=False))
+        for node in (tree, *definitions(tree))
+        if (docstring := ast.get_docstring(node, clean=False))
     )
     return sum(1 for line in lines if line and not line.startswith("#")) - documented
 

@@ -175,6 +175,7 @@ def known_modules() -> set[str]:
     return {name for name, _ in modules()}
 
 
+@pytest.mark.slow
 def test_the_check_sees_the_whole_library() -> None:
     assert {"errors", "states.vocabulary", "states.words", "actions.base"} <= known_modules()
 
@@ -272,6 +273,7 @@ def test_nobody_unpickles_evaluates_or_sleeps_a_fixed_time() -> None:
     assert not wrong
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("package", FOREIGN_HEAVY)
 def test_heavy_packages_are_imported_lazily_outside_the_parts_that_are_made_of_them(package: str) -> None:
     wrong = [
@@ -300,6 +302,7 @@ def test_torch_is_imported_in_its_own_part_alone() -> None:
     assert users == {"torch.memory", "torch.weights", "vllm.extension"}
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     "statement",
     ["import wsm", "import wsm.log", "import wsm.cli.main", "import wsm.controller", "import wsm.worker"],

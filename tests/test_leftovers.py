@@ -60,6 +60,7 @@ def run(tmp_path):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leak", "said"), [(A_GROUP, "shared memory"), (MEMORY, "shared memory"), (A_PROCESS, "processes")]
 )

@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import wsm
-from tests.sources import syntax_of
+from tests.sources import definitions, syntax_of
 
 SOURCE = Path(wsm.__path__[0])
 REPOSITORY = Path(__file__).parent.parent
@@ -23,7 +23,7 @@ PACKAGES = sorted(
 def test_no_class_name_stands_twice() -> None:
     places = defaultdict(list)
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(syntax_of(path)):
+        for node in definitions(syntax_of(path)):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(str(path.relative_to(SOURCE)))
     twice = {name: found for name, found in places.items() if len(found) > 1}

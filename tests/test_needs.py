@@ -49,6 +49,7 @@ def run_without_programs(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_what_a_machine_lacks_is_said_in_one_line_that_says_what_to_install(run_without_programs):
     done = run_without_programs(SUITE, "--numprocesses=2", CI="false")
     assert done.returncode == 0, done.stdout
@@ -59,6 +60,7 @@ def test_what_a_machine_lacks_is_said_in_one_line_that_says_what_to_install(run_
     assert "1 passed, 3 skipped" in done.stdout
 
 
+@pytest.mark.slow
 def test_in_ci_a_test_that_cannot_run_fails_and_names_itself_and_what_it_lacks(run_without_programs):
     done = run_without_programs(SUITE, CI="true")
     assert done.returncode == 1
@@ -67,6 +69,7 @@ def test_in_ci_a_test_that_cannot_run_fails_and_names_itself_and_what_it_lacks(r
     assert told in done.stdout
 
 
+@pytest.mark.slow
 def test_a_need_that_is_not_in_the_table_is_refused(run_without_programs):
     done = run_without_programs('import pytest\n@pytest.mark.needs("luck")\ndef test_x(): ...\n')
     assert done.returncode == pytest.ExitCode.USAGE_ERROR

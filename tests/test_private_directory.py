@@ -145,6 +145,7 @@ segment.close()
 """
 
 
+@pytest.mark.slow_but
 @pytest.mark.needs("mounts")
 @pytest.mark.processes
 @pytest.mark.parametrize("users", [OWN_MOUNTS, OWN_USERS], ids=["the same number", "another number"])

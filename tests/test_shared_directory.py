@@ -58,6 +58,7 @@ def test_what_is_no_file_is_refused_by_every_use_and_left(place, kind, use):
     assert open_below(place) == []
 
 
+@pytest.mark.slow_but
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("use", [open_ours, open_or_create_ours, try_lock_file, remove_ours])
 def test_what_another_user_has_made_is_refused_by_root_and_left(place, use):

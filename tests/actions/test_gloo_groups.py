@@ -40,6 +40,7 @@ def run_members(tmp_path):
         process.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_groups_are_created_and_destroyed_again_and_again(run_members, size, tmp_path):
     everyone = size * (size + 1) / 2
@@ -50,6 +51,7 @@ def test_groups_are_created_and_destroyed_again_and_again(run_members, size, tmp
     assert [entry.name for entry in tmp_path.iterdir()] == ["group_ids"]
 
 
+@pytest.mark.slow
 def test_one_kind_goes_down_and_comes_back_while_the_others_live(run_members):
     for answer in run_members("subset", 2):
         assert answer["found"] == [[True, False, True], [3.0, 3.0], [3.0, 3.0, 3.0]] * 3
@@ -62,6 +64,7 @@ def test_a_group_that_somebody_keeps_is_named_and_can_be_let_go(run_members):
         assert answer["total"] == 3.0
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("rank", "error", "says"),
     [(0, "GroupError", "not all members came"), (1, "GroupError", "rank 0")],
@@ -84,6 +87,7 @@ def test_a_member_is_called_out_of_a_collective_and_the_group_is_made_anew(run_m
         assert answer["again"] == [3.0, 3.0]
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_member_is_called_out_of_a_creation(run_members, rank):
     (answer,) = run_members("creation", 2, ranks=[rank])

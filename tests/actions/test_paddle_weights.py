@@ -170,6 +170,7 @@ def many(count, floats):
     return Buffers(**{f"t{index}": paddle.full([floats], 1.0) for index in range(count)})
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(("count", "floats"), [(16, 2 * MIB), (8000, 4096)], ids=["large", "small"])
 def test_released_bytes_leave_the_process(count, floats):
     weights = PaddleWeights(many(count, floats))
@@ -200,6 +201,7 @@ def test_loaded_and_released_memory_does_not_grow_with_rounds():
     assert memory.resident_bytes() - before < 8 * MIB
 
 
+@pytest.mark.slow
 @incident("slime#579")
 def test_a_clear_is_not_believed_while_somebody_holds_a_view(runner, make_context, walk):
     weights = PaddleWeights(many(4, 16 * MIB))  # what else the process lets go of meanwhile is less

@@ -32,6 +32,7 @@ def test_every_plan_of_every_configuration_keeps_every_rule_of_order(plans):
     assert applied == set(BEFORE), "a rule that no plan can break says nothing"
 
 
+@pytest.mark.slow
 @incident("FastDeploy#8085", "4.8-9")
 def test_what_is_taken_down_and_brought_up_is_in_exactly_the_plans_that_move_what_it_goes_with(plans):
     for several in (plans, *map(derive_plans, every_configuration())):

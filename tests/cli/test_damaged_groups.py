@@ -123,6 +123,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("how", [*DAMAGES, "later", FOREIGN])
 def test_a_damaged_segment_ends_every_command_as_it_promises(wsm: Run, segment: Path, how: str) -> None:
     damaged(segment, how)
@@ -140,6 +141,7 @@ JOURNAL = "".join(
 ).encode()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("how", [*DAMAGES, "later", FOREIGN])
 def test_a_damaged_journal_ends_every_command_as_it_promises(wsm: Run, tmp_path: Path, how: str) -> None:
     for name in ("rank0.ndjson", "controller.ndjson"):
@@ -165,6 +167,7 @@ def test_a_damaged_journal_ends_every_command_as_it_promises(wsm: Run, tmp_path:
 CONFIG = b"name: test-none\nranks: 2\nsnapshot: {directory: /nowhere}\njournal_directory: /nowhere\n"
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("how", [*DAMAGES, "later", FOREIGN])
 def test_a_damaged_configuration_ends_every_command_as_it_promises(
     wsm: Run, example: Run, tmp_path: Path, how: str

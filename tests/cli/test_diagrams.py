@@ -28,6 +28,7 @@ def test_without_an_engine_the_tables_are_checked(wsm: Run) -> None:
     assert "the tables are sound" in ended.out
 
 
+@pytest.mark.slow
 def test_the_plans_of_ones_own_engine_are_drawn(
     wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +57,7 @@ def test_the_plans_of_ones_own_engine_are_drawn(
     assert "plans of own_engine_to_draw:Engine" in checked.out
 
 
+@pytest.mark.slow
 @pytest.mark.needs("graphviz")
 def test_the_states_are_drawn_as_pictures(wsm: Run, tmp_path: Path) -> None:
     ended = wsm("diagrams", "--svg", "--directory", tmp_path)
@@ -76,6 +78,7 @@ def test_without_graphviz_nothing_is_written_and_it_is_named(
     assert not (tmp_path / "drawn").exists()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("where", ["no_such_module:Runner", "own_engine_to_draw_2:nothing", "nothing"])
 def test_a_runner_that_is_not_there_is_wrong_usage(
     wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

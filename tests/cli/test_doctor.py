@@ -29,6 +29,7 @@ def test_every_extra_of_the_library_is_looked_at():
     assert brought == {name for name, package in PACKAGES.items() if package.extras}
 
 
+@pytest.mark.slow
 def test_a_host_that_can_run_groups_is_told_so_line_by_line():
     done = CliRunner().invoke(doctor, [])
     assert done.exit_code == 0, done.output
@@ -54,6 +55,7 @@ def test_few_descriptors_are_named_with_the_limit_to_raise(monkeypatch):
     assert "ulimit -n" in found["open files"]["fix"]
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("mode", [0o777, None])
 def test_shared_memory_in_which_no_group_can_run_fails_with_the_way_out(tmp_path, monkeypatch, mode):
     place = tmp_path / "memory"

@@ -97,6 +97,7 @@ def test_a_signal_ends_the_imports_of_a_command_without_a_word(start_wsm: Start)
         assert (command.returncode, out, err) == (128 + number, "", "")
 
 
+@pytest.mark.slow
 def test_closed_streams_change_no_exit_code_and_no_file_takes_their_numbers() -> None:
     def ends_with(*arguments: str) -> int:
         command = ["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, *arguments]
@@ -110,6 +111,7 @@ def test_closed_streams_change_no_exit_code_and_no_file_takes_their_numbers() ->
     assert ends_with("-m", "wsm_entry", "status", "nobody") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 def test_a_closed_terminal_ends_a_group_and_leaves_nothing() -> None:
     name = group_name("closed")
@@ -150,6 +152,7 @@ def test_a_signal_ends_a_demo_while_its_group_starts(start_wsm: Start, tmp_path:
     assert named(f"demo-{demo.pid}") == []
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 def test_a_demo_ends_with_a_terminal_of_which_nobody_tells_it(tmp_path: Path) -> None:
     """As under ``make``, which leads the session, gets the signal alone and waits for the demo."""

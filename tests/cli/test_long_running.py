@@ -48,6 +48,7 @@ def test_a_command_that_computes_says_at_once_what_is_missing(
     assert f"run: {shlex.join(['python', '-m', f'examples.{command[0]}', *command[1:]])} (" in told.err
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_a_rollout_is_driven_from_outside_until_ctrl_c(

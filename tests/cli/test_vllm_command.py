@@ -32,6 +32,7 @@ def served(tmp_path):
 EXTENSION = ["--worker-extension-cls", "wsm.vllm.Worker"]
 
 
+@pytest.mark.slow
 def test_vllm_gets_all_words_with_the_plugin_and_the_extension(served):
     ended = served("model", "--port", "8001", "--help")
     words, plugins, _ = json.loads(ended.stdout)
@@ -40,6 +41,7 @@ def test_vllm_gets_all_words_with_the_plugin_and_the_extension(served):
     assert "--fleet STORE" in ended.stderr, "what is wsm's own"
 
 
+@pytest.mark.slow
 def test_an_option_that_wsm_does_not_know_is_found_before_vllm_begins(served):
     ended = served("model", "--additional-config", '{"wsm": {"rootz": []}}')
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -47,12 +49,14 @@ def test_an_option_that_wsm_does_not_know_is_found_before_vllm_begins(served):
     assert "it takes answer_s, committed" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_store_of_a_fleet_is_handed_on_and_is_no_word_of_vllm(served, tmp_path):
     words, _, store = json.loads(served("model", "--fleet", str(tmp_path), "--port", "8001").stdout)
     assert words == ["serve", "model", "--port", "8001", *EXTENSION]
     assert store == str(tmp_path)
 
 
+@pytest.mark.slow
 def test_plugins_and_an_extension_that_are_named_are_kept(served):
     ended = served("model", "--worker-extension-cls=mine.Worker", VLLM_PLUGINS="lora,wsm")
     words, plugins, _ = json.loads(ended.stdout)
@@ -60,6 +64,7 @@ def test_plugins_and_an_extension_that_are_named_are_kept(served):
     assert plugins == "lora,wsm"
 
 
+@pytest.mark.slow
 def test_plugins_that_vllm_would_load_by_itself_are_named_where_nothing_is(served, tmp_path):
     about = tmp_path / "other-1.0.dist-info"
     about.mkdir()
@@ -75,6 +80,7 @@ def test_where_vllm_is_not_installed_that_is_said(served, tmp_path):
     assert "no command 'vllm'" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_vllm_of_an_environment_that_is_not_activated_is_found(served, tmp_path):
     python = tmp_path / "python"
     python.symlink_to(sys.executable)

@@ -64,6 +64,7 @@ def test_no_blind_release_opens_a_closed_hold_and_force_does(group: LocalGroup, 
     assert group.release(force=True).serving
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("by", ClosedBy)
 def test_other_weights_that_commit_open_it_and_those_that_were_there_do_not(
     group: LocalGroup, access: GroupAccess, by: ClosedBy

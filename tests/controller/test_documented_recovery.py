@@ -147,6 +147,7 @@ def documented(tmp_path):
         made.close()
 
 
+@pytest.mark.slow
 def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_its_page_survives(documented):
     supervisor = documented.run("supervisor.py")
     assert documented.controller.update(version=1).version == "1"
@@ -178,6 +179,7 @@ def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_its_page_
     documented.until(lambda: not any(map(psutil.pid_exists, third)))
 
 
+@pytest.mark.slow
 def test_without_a_supervisor_rank_0_makes_the_segment_and_a_step_that_raised_ends_no_loop(documented):
     ranks = [documented.run("rank.py", str(rank), str(os.getpid())) for rank in range(2)]
     assert documented.controller.update(version=1).version == "1"
@@ -189,6 +191,7 @@ def test_without_a_supervisor_rank_0_makes_the_segment_and_a_step_that_raised_en
     assert "a collective lost its peer" in (documented.directory / "output").read_text()
 
 
+@pytest.mark.slow
 def test_the_ten_lines_of_the_readme_serve_what_its_shell_lines_ask_for(documented):
     documented.embed("README.md")
     loop = one(blocks("README.md", "python"), "wsm.Worker.from_config")

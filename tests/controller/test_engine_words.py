@@ -92,6 +92,7 @@ def status(engine):
     return engine.group._controllers[0].status()
 
 
+@pytest.mark.slow
 def test_an_engine_without_wsm_clears_and_updates_through_its_word(make_engine):
     engine = make_engine()
     bridge = engine.bridge()
@@ -134,6 +135,7 @@ def test_half_an_engine_looks_asleep_in_the_word(make_engine, asleep):
     assert (engine.reads(), status(engine).serving) == ([NORMAL], True)
 
 
+@pytest.mark.slow
 @incident("FastDeploy#5930")
 @pytest.mark.parametrize(
     ("parts", "cycles"),
@@ -186,6 +188,7 @@ def test_a_cache_word_that_another_process_answers_is_left_to_it(make_engine):
     assert (engine.reads(), engine.reads(KV)) == ([CLEARED], [CLEARING])
 
 
+@pytest.mark.slow_but
 @incident("FastDeploy#5930")
 @pytest.mark.parametrize(
     ("asked", "before", "put_back"),
@@ -316,6 +319,7 @@ def test_words_taken_for_a_command_that_failed_say_what_the_group_is(make_engine
     assert engine.reads() == [CLEARED]
 
 
+@pytest.mark.slow
 def test_a_bridge_does_not_do_again_what_a_command_of_wsm_is_doing(make_engine):
     """The words are in the command's hands; to the bridge they look like an engine that asks."""
     engine = make_engine()

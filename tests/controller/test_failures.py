@@ -33,6 +33,7 @@ def states(local):
     return [rank.weights for rank in local.controller.status().ranks]
 
 
+@pytest.mark.slow_but
 @incident("sglang-omni#784")
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_load_that_fails_clears_all_ranks_where_another_has_loaded_already(tmp_path, culprit):

@@ -67,6 +67,7 @@ def damage_arguments(lone) -> None:
     group.close()
 
 
+@pytest.mark.slow_but("hold-behind the decision")
 @pytest.mark.parametrize("damaged", ["before they are read", "behind the decision"])
 @pytest.mark.parametrize("command", ["hold", "restore"])
 def test_no_debt_is_lost_where_arguments_are_damaged(lone, command, damaged):

@@ -18,6 +18,7 @@ def stands_ahead(rank, other):
     return rank.step_kind == "running" and rank.step > other.step
 
 
+@pytest.mark.slow_but
 @incident("4.8-2")
 @pytest.mark.parametrize("command", ["clear", "update"])
 def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_group, command):
@@ -55,6 +56,7 @@ def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_gro
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("later_s", [40, 1000])  # the command's deadline; the staging action's, too
 def test_a_stopped_rank_that_has_staged_is_named_and_not_the_one_alone_that_it_holds_inside_a_step(
     make_group, later_s
@@ -85,6 +87,7 @@ def test_a_stopped_rank_that_has_staged_is_named_and_not_the_one_alone_that_it_h
     group.assert_steps_are_pure([1, 2])
 
 
+@pytest.mark.slow_but
 @incident("peers' class 4.4 (vllm#40646 and others)")
 @pytest.mark.parametrize("point", ["stop_admitting", "write"])
 def test_a_rank_that_dies_within_a_command_is_named_and_the_others_do_not_serve(make_group, point):
@@ -111,6 +114,7 @@ def test_a_rank_that_dies_within_a_command_is_named_and_the_others_do_not_serve(
         group.assert_steps_are_pure()
 
 
+@pytest.mark.slow
 def test_a_dead_rank_is_named_although_another_waits_for_it_inside_a_step(group):
     group.publish(2)
     with group.boot() as controller:

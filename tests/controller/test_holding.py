@@ -103,6 +103,7 @@ def test_a_cleared_group_is_held_and_an_update_that_serves_brings_all_that_is_mi
     group.await_steps()
 
 
+@pytest.mark.slow
 def test_nine_holds_in_a_row_and_five_at_once_succeed(group, controller) -> None:
     found = [controller.hold(owner="trainer").outcome for _ in range(9)]
     assert found == [Outcome.HELD, *[Outcome.HOLD_RENEWED] * 8]
@@ -137,6 +138,7 @@ def test_nine_holds_in_a_row_and_five_at_once_succeed(group, controller) -> None
     group.await_steps()
 
 
+@pytest.mark.slow
 def test_a_hold_waits_for_its_turn_up_to_its_deadline(group, controller) -> None:
     group.publish(2)
     group.order(1, "write", "hold")
@@ -153,6 +155,7 @@ def test_a_hold_waits_for_its_turn_up_to_its_deadline(group, controller) -> None
     assert other.release(owner="trainer").serving
 
 
+@pytest.mark.slow
 def test_a_group_with_a_rank_that_is_faulted_is_held_and_repaired_under_the_hold(group, controller) -> None:
     group.order(1, "release", "raise")
     with pytest.raises(RankFailedError):
@@ -169,6 +172,7 @@ def test_a_group_with_a_rank_that_is_faulted_is_held_and_repaired_under_the_hold
     group.await_steps()
 
 
+@pytest.mark.slow
 def test_to_cancel_the_await_of_a_hold_leaves_it_and_to_give_it_up_aborts_it(group, controller) -> None:
     async def cancelled(awaited: Awaitable[object]) -> None:
         task = asyncio.ensure_future(awaited)

@@ -59,6 +59,7 @@ def end(kept) -> None:
     kept.group.assert_journals_are_possible()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("command", ["hold", "release"])
 @pytest.mark.parametrize(
     "point", ["after command", "before decision", "after decision", "within record", "before committed"]
@@ -89,6 +90,7 @@ def test_a_hold_whose_controller_dies_is_what_was_decided_and_aborted_where_noth
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("command", "point"),
     [("hold", "stop_admitting"), ("hold", "settle"), ("release", "resume_admitting")],
@@ -123,6 +125,7 @@ def test_a_new_epoch_begins_held_and_its_restore_loads_under_the_hold(kept) -> N
     end(kept)
 
 
+@pytest.mark.slow
 def test_a_hold_of_a_group_that_waits_to_be_restored_takes_no_debt_away(kept) -> None:
     kept = kept()
     kept.kill(1)
@@ -158,6 +161,7 @@ def test_a_cleared_group_stays_held_and_cleared_over_a_death(kept) -> None:
     end(kept)
 
 
+@pytest.mark.slow
 def test_a_lease_that_runs_out_lets_serve_what_is_whole_and_nothing_else(make_group) -> None:
     group = make_group(load=0.5)
     with group.boot() as controller:

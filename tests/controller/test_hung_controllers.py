@@ -55,6 +55,7 @@ class Holder:
         self.process.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_the_role_of_one_that_was_ended_has_its_own_time(tmp_path, monkeypatch):
     look = AbandonedCommands.look
     monkeypatch.setattr(AbandonedCommands, "look", lambda _: None)  # of the ranks

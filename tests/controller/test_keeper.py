@@ -87,6 +87,7 @@ def hanging(kept_for, monkeypatch):
         program.close()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_controller_that_does_not_go_on_is_ended_where_the_keeper_is_told_to(hanging, stopped):
     kept, program = hanging(end_hung_controller_s=2 if stopped else 0.2)  # it is frozen before it is ended
@@ -99,6 +100,7 @@ def test_a_controller_that_does_not_go_on_is_ended_where_the_keeper_is_told_to(h
     kept.group.await_steps()
 
 
+@pytest.mark.slow
 def test_a_controller_that_does_not_go_on_is_ended_by_no_process_by_default(hanging):
     kept, program = hanging()
     eventually(lambda: kept.controller.status().controller_unanswered_s > 1)
@@ -106,6 +108,7 @@ def test_a_controller_that_does_not_go_on_is_ended_by_no_process_by_default(hang
     assert kept.controller.status().operation == "HOT_UPDATE"
 
 
+@pytest.mark.slow
 def test_a_recovery_that_waits_for_a_stopped_controller_says_how_to_let_it_go_on(hanging, monkeypatch):
     monkeypatch.setattr(keeper, "_TELL_S", 0.1)
     kept, program = hanging()
@@ -140,6 +143,7 @@ def test_deaths_that_do_not_end_are_given_up_with_all_of_them_named(tmp_path):
         assert "No process replaces its ranks" in explained
 
 
+@pytest.mark.slow
 def test_a_survivor_is_spared_while_a_peer_dies_and_it_is_the_peer_that_is_ended(kept, monkeypatch):
     for ends_in_time, epoch in ((True, 2), (False, 3)):
         # The kernel takes the locks of a dying process first, then its sockets; its exit code comes last.
@@ -195,6 +199,7 @@ def test_a_rank_that_still_starts_is_not_ended_because_another_one_crashed_in_it
         assert [one.facts["replaced"] for one in replaced] == [1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_in_each_of_its_starts_is_given_up_like_one_that_dies_in_each(tmp_path):
     with kept_group(tmp_path, boots=False, start_s=0.3, restarts=2, within_s=0.2) as kept:
         kept.group.launch(0).says("ready")
@@ -370,6 +375,7 @@ def assert_serves(kept, version):
     kept.group.assert_steps_are_pure([1])
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("point", POINTS)
 def test_a_caller_whose_update_fails_may_die_anywhere_and_the_version_before_serves_again(kept, point):
     kept.damage(2)
@@ -403,6 +409,7 @@ def next_keeper(kept):
         yield told, keeper
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_in_the_restore_of_an_update_that_failed_changes_nothing_of_its_end(kept, rank):
     left_owed(kept)

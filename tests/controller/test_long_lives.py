@@ -33,6 +33,7 @@ def aged(make_group):
         context.__exit__(None, None, None)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("sequence", [2**16 - 3, MAX_SEQUENCE // 2])
 def test_commands_recoveries_and_journals_go_on_over_large_numbers(aged, sequence):
     kept = aged(sequence)
@@ -53,6 +54,7 @@ def test_commands_recoveries_and_journals_go_on_over_large_numbers(aged, sequenc
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow
 def test_the_last_commands_are_announced_then_refused_and_what_was_served_is_restored_still(aged):
     kept = aged(MAX_SEQUENCE - KEPT_SEQUENCES - 2)
     group, controller = kept.group, kept.group._controllers[0]

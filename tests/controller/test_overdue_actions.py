@@ -59,6 +59,7 @@ def wait_until_it_was_seen(group, clock) -> str:
     return controller.status().operation
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("point", ["write", "rebuild"])
 def test_a_stopped_process_is_said_to_be_stopped_and_nobody_waits_out_the_settle_time(make_group, point):
     group = make_group(2)

@@ -195,6 +195,7 @@ def test_a_commit_that_was_said_in_time_and_that_no_rank_can_be_asked_for_any_mo
     assert_serves(group, controller, 1)
 
 
+@pytest.mark.slow_but("False")
 @pytest.mark.parametrize("hot", [True, False])
 def test_only_a_commit_changes_admission_as_the_caller_asked(serving, hot):
     group, controller = serving
@@ -221,6 +222,7 @@ def test_only_a_commit_changes_admission_as_the_caller_asked(serving, hot):
     assert_journals_are_possible(group)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("how", ["prepare", "lease"])
 @pytest.mark.parametrize("version", [1, None])
 def test_a_hold_or_release_alone_waits_for_the_decision_too(serving, version, how):
@@ -345,6 +347,7 @@ def test_what_is_given_up_before_all_have_prepared_is_aborted_and_cannot_be_comm
     assert_serves(group, controller, 1)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_a_callers_command(serving):
     group, controller = serving
     prepared = controller.prepare(2)
@@ -354,6 +357,7 @@ def test_a_rank_that_dies_ends_a_callers_command(serving):
     assert caught.value.code in {"rank-lost", "epoch-ended"}
 
 
+@pytest.mark.slow
 def test_a_caller_that_dies_between_two_commits_leaves_groups_that_differ_and_each_says_what_it_serves(
     make_group,
 ):
@@ -374,6 +378,7 @@ def test_a_caller_that_dies_between_two_commits_leaves_groups_that_differ_and_ea
     assert second.update(2).version == "2"
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("how", ["hot", "in place"])
 @pytest.mark.parametrize(
     "point",
@@ -398,6 +403,7 @@ def test_a_caller_may_be_killed_at_every_moment(serving, holder, how, point):
     assert_journals_are_possible(group)
 
 
+@pytest.mark.slow
 def test_a_stopped_holder_is_named_and_decides_when_it_goes_on(serving, holder):
     group, controller = serving
     program = holder("hot", "obeys", "0.3")
@@ -415,6 +421,7 @@ def test_a_stopped_holder_is_named_and_decides_when_it_goes_on(serving, holder):
     assert_serves(group, controller, 1)
 
 
+@pytest.mark.slow
 def test_a_lease_holds_the_decision_while_no_process_does(serving, holder):
     group, controller = serving
     program = holder("lease", "obeys")
@@ -435,6 +442,7 @@ def test_a_lease_holds_the_decision_while_no_process_does(serving, holder):
     assert_journals_are_possible(group)
 
 
+@pytest.mark.slow
 def test_a_lease_is_ended_by_the_group_and_a_commit_after_it_is_refused(serving):
     group, controller = serving
     controller.begin_lease(2, lease_s=0.2, request_id="late").result()

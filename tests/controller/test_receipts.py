@@ -133,6 +133,7 @@ def test_a_cleared_group_is_not_cleared_again(local):
     assert local.update(1).outcome is Outcome.UPDATED
 
 
+@pytest.mark.slow
 @incident("FastDeploy C2-20")
 @pytest.mark.processes
 def test_an_update_without_a_version_takes_the_newest_every_time(group):

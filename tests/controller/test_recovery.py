@@ -67,6 +67,7 @@ def assert_all_hold(kept, version):
     )
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_group_that_served_serves_the_same_version_again(kept, victim):
     kept = kept(3, load=0.3)
@@ -83,6 +84,7 @@ def test_a_group_that_served_serves_the_same_version_again(kept, victim):
     kept.group.assert_journals_are_possible()
 
 
+@pytest.mark.slow
 def test_a_version_is_restored_as_its_command_said_that_it_is_loaded(kept):
     kept = kept()
     commander(kept).update(2, verify_checksum=False)
@@ -114,6 +116,7 @@ def test_a_cleared_group_stays_cleared_and_is_no_longer_owed_a_version(kept):
     assert (receipt.version, receipt.previous_version) == ("2", None)
 
 
+@pytest.mark.slow_but("after the decision, in place")
 @incident("vllm#40646")
 @pytest.mark.parametrize(
     ("point", "began", "serves"),
@@ -147,6 +150,7 @@ def test_a_death_within_an_update_restores_what_was_decided_or_what_was_before(k
         assert_all_hold(kept, serves)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("point", ["settle", "release", "release_kv"])
 def test_a_death_within_a_clear_restores_what_was_before_since_its_caller_was_told_so(kept, point):
     kept = kept()
@@ -331,6 +335,7 @@ def test_what_a_group_serves_is_not_retired_however_much_is_published_meanwhile(
     assert published(kept) == ["4", "5"]
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("hot", [False, True])
 def test_what_an_open_update_names_is_not_retired_before_it_is_committed(kept, hot):
     kept = kept()
@@ -389,6 +394,7 @@ def test_a_restoring_update_that_failed_leaves_the_debt_and_can_be_tried_again(k
     assert_all_hold(kept, 1)
 
 
+@pytest.mark.slow
 def test_a_death_after_a_restoring_update_failed_does_not_make_the_group_forget_its_version(kept):
     kept = kept()
     fail_to_restore(kept)
@@ -397,6 +403,7 @@ def test_a_death_after_a_restoring_update_failed_does_not_make_the_group_forget_
     assert_all_hold(kept, 1)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("command", ["clear", "update"])
 def test_any_other_command_ends_what_a_group_is_owed(kept, command):
     kept = kept()

@@ -55,6 +55,7 @@ def digests(receipt) -> list[str]:
     return [report.digest for report in receipt.ranks]
 
 
+@pytest.mark.slow
 @processes
 def test_what_parts_were_put_on_is_kept_and_loaded_again_in_order_before_them(kept):
     put_on(kept, 2, "layer.weight")

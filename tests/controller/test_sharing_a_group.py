@@ -188,6 +188,7 @@ def test_a_command_that_cannot_be_written_leaves_the_role_to_others(group, monke
         assert controller.clear().outcome is Outcome.CLEARED
 
 
+@pytest.mark.slow
 def test_one_controller_may_be_used_by_many_threads(group):
     with group.boot() as controller, ThreadPoolExecutor() as pool:
         stop = threading.Event()

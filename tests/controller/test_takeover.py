@@ -83,6 +83,7 @@ def test_a_death_between_arguments_and_word_costs_a_few_sequences_and_no_more(gr
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow_but
 @incident("NeMo-RL#3929")
 @pytest.mark.parametrize("command", ["update", "hot"])
 @pytest.mark.parametrize(
@@ -123,6 +124,7 @@ def journal_of_controllers_tells_of_commits_only(group, *, kept_to_itself):
     assert [sequence for sequence, _ in decided] == ([1] if kept_to_itself else [1, 2])
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("command", ["clear", "update", "hot"])
 def test_a_command_whose_controller_dies_at_once_comes_to_an_end_that_the_outcome_rule_knows(
     make_group, dying, command
@@ -161,6 +163,7 @@ def test_a_hot_update_that_a_rank_still_stages_is_aborted_by_the_group_and_nothi
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow_but
 @incident("NeMo-RL#3929")
 @pytest.mark.parametrize(
     ("point", "kept"), [("stop_admitting", True), ("write", False)], ids=["before the load", "in the load"]
@@ -214,6 +217,7 @@ def test_a_successor_waits_no_longer_than_it_is_told_for_a_rank_that_hangs_in_a_
         assert controller.update(2).outcome is Outcome.ALREADY_SERVED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["update", "hot"])
 def test_the_deadline_of_a_command_counts_although_its_controller_is_stopped(group, dying, command):
     group.publish(2)
@@ -241,6 +245,7 @@ def test_the_deadline_of_a_command_counts_although_its_controller_is_stopped(gro
         assert controller.update(2).version == "2"
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_beside_a_stopped_controller_is_named_and_the_end_of_both_is_enough(
     make_group, dying
 ):
@@ -266,6 +271,7 @@ def test_a_rank_that_hangs_beside_a_stopped_controller_is_named_and_the_end_of_b
         eventually(lambda: controller.status().over)
 
 
+@pytest.mark.slow
 def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_its_end_is_enough(
     group, dying
 ):
@@ -290,6 +296,7 @@ def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_
         assert controller.status().serving
 
 
+@pytest.mark.slow
 def test_a_hung_controller_is_named_and_no_process_decides_in_its_place_until_it_wakes_up_or_ends(
     make_group, dying
 ):
@@ -330,6 +337,7 @@ def rank_says(group):
     return " ".join(explain(facts).sentences)
 
 
+@pytest.mark.slow
 def test_no_command_is_written_while_another_may_still_decide_the_last_one_in_its_place(group):
     """A decision that is written late would else fall on a command that it is not about."""
     with group.boot() as controller, Segment.attach(group.name, directory=group.directory) as segment:

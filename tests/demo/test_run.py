@@ -50,6 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 @pytest.mark.paddle
 @pytest.mark.processes
 class TestARunOfThreeSteps:
+    @pytest.mark.slow
     def test_every_step_serves_exactly_the_version_that_was_published_last(
         self, finished: tuple[Path, dict[str, Any]]
     ) -> None:
@@ -168,6 +169,7 @@ def test_without_updates_the_group_serves_its_first_version_to_the_end(tmp_path:
     assert slices(tmp_path / "trace.json")["rank 0/weights"] == ["CLEARED", "UPDATING", "PREPARED", "NORMAL"]
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 @pytest.mark.processes
 def test_a_rank_that_is_killed_costs_time_and_no_version(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def answer(
     return sequence[:, TASK.length :]
 
 
+@pytest.mark.slow
 def test_the_reward_rises_from_chance_to_most_of_the_points() -> None:
     trainer = Trainer(SHAPE, seed=0)
     rewards = []

@@ -21,6 +21,7 @@ SHAPE = ModelShape(vocabulary=8, width=16, heads=2, hidden=32, layers=1)
 TASK = CopyTask()
 
 
+@pytest.mark.slow
 def test_it_learns_publishes_every_rank_and_leaves_with_its_asker(tmp_path: Path) -> None:
     prompts, answers = TASK.prompts(8, seed=0), TASK.prompts(8, seed=1)
     with TrainerProcess(SHAPE, ranks=2, directory=tmp_path) as trainer:
@@ -47,6 +48,7 @@ def test_a_trainer_that_was_killed_is_named_and_not_waited_for(tmp_path: Path) -
             trainer.publish(2)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_hangs_is_reported_after_the_deadline_and_killed(tmp_path: Path) -> None:
     with TrainerProcess(SHAPE, ranks=1, directory=tmp_path) as trainer:
         trainer.publish(1)

@@ -17,6 +17,7 @@ def test_the_committed_diagrams_are_what_the_code_draws(rendered: dict[str, str]
     assert [str(difference) for difference in compare(COMMITTED, rendered)] == []
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_its_check_finds_equal_and_names_what_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

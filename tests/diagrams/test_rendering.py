@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import wsm
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART
 
@@ -45,6 +47,7 @@ def test_every_file_is_drawn(rendered: dict[str, str]) -> None:
     assert all(text.endswith("\n") and not text.endswith("\n\n") for text in rendered.values())
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_with_every_hash_seed() -> None:
     texts = set()
     for seed in ("0", "4711"):

@@ -21,6 +21,7 @@ POLLS, SLEEPS, STAYS = Loop(block=False, polls=True), Loop(block=False, polls=Fa
 Seed = Callable[[pytest.MonkeyPatch], object]
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     "loop", [pytest.param(loop, marks=pytest.mark.slow if loop == STAYS else ()) for loop in LOOPS], ids=str
 )
@@ -74,6 +75,7 @@ def an_update_that_failed_over_weights_that_serve_is_answered(patch: pytest.Monk
     rows(patch, lambda row: NORMAL if (row.wish, row.failed) == (UPDATING, (True,)) else row.then)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("seed", "loop"),
     [

@@ -13,6 +13,7 @@ from wsm.states import rank
 from wsm.states.phases import Phase, Todo
 
 
+@pytest.mark.slow_but("broken_steps=1 long_plans=True")
 @pytest.mark.parametrize(
     "bounds",
     [

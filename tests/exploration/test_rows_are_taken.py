@@ -109,6 +109,7 @@ def taken_in(text: str) -> Taken:
     return Taken(rows, reached, found.states, found.violation)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(("text", "worlds"), SCOPES.items())
 def test_no_order_of_events_breaks_a_rule_in_as_many_worlds_as_there_are(text: str, worlds: int) -> None:
     taken = taken_in(text)

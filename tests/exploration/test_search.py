@@ -13,6 +13,7 @@ from explorer.search import explore
 from explorer.world import Symmetry, fingerprint, first_worlds
 
 
+@pytest.mark.slow
 def test_ranks_without_names_are_at_most_halved_and_break_the_same_rules() -> None:
     named = explore(Scope(rank_crashes=1, symmetric=False))
     nameless = explore(Scope(rank_crashes=1))
@@ -20,6 +21,7 @@ def test_ranks_without_names_are_at_most_halved_and_break_the_same_rules() -> No
     assert nameless.depth == named.depth
 
 
+@pytest.mark.slow
 def test_worlds_with_hidden_words_stay_apart_and_the_others_do_not() -> None:
     scope = Scope(stale_reads=1, rank_crashes=1, steps=0, operations=Scope().operations[:1])
     named, nameless = explore(replace(scope, symmetric=False)), explore(scope)
@@ -28,6 +30,7 @@ def test_worlds_with_hidden_words_stay_apart_and_the_others_do_not() -> None:
     assert nameless.depth == named.depth
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_several_processes_find_what_one_finds(processes: int) -> None:
@@ -38,6 +41,7 @@ def test_several_processes_find_what_one_finds(processes: int) -> None:
     assert together.complete
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_several_processes_stop_at_a_limit() -> None:
     found = explore(Scope(rank_crashes=1, give_ups=1), processes=2, limit=500)
@@ -63,6 +67,7 @@ def test_a_way_is_a_shortest_one_and_leads_where_it_says() -> None:
     assert len(found.violation.moves) == found.depth + 1 or len(found.violation.moves) == found.depth
 
 
+@pytest.mark.slow
 def test_a_world_taken_apart_and_put_together_is_the_same() -> None:
     scope = Scope(rank_crashes=1, stale_reads=1, fine=True)
     moves, symmetry = Moves(scope), Symmetry(scope)

@@ -16,6 +16,7 @@ from explorer.search import explore
 LONGEST_WAY = 60
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_seeded_fault_is_caught_and_the_way_there_can_be_gone_again(
     fault: Fault, record_property: pytest.FixtureRequest

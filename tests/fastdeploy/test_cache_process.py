@@ -88,6 +88,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generation", "block", "cache_process"), WAYS)
 def test_the_weights_are_answered_once_the_cache_process_has_answered(
     make_beside, generation, block, cache_process
@@ -104,6 +105,7 @@ def test_the_weights_are_answered_once_the_cache_process_has_answered(
     beside.job.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generation", "block", "cache_process"), WAYS)
 def test_an_update_that_fails_before_there_is_a_cache_to_map_is_answered_and_the_next_one_serves(
     make_beside, generation, block, cache_process
@@ -122,6 +124,7 @@ def test_an_update_that_fails_before_there_is_a_cache_to_map_is_answered_and_the
     beside.job.end()
 
 
+@pytest.mark.slow
 def test_an_update_that_is_tried_again_over_weights_that_serve_asks_the_cache_process_once(make_beside):
     """FastDeploy's loop asks it itself as it comes in."""
     beside = make_beside("2026", block=True, cache_process="maps")
@@ -147,6 +150,7 @@ def test_an_update_that_is_tried_again_over_weights_that_serve_asks_the_cache_pr
     job.end()
 
 
+@pytest.mark.slow
 def test_a_trainers_command_asks_the_cache_process_too(make_beside):
     beside = make_beside("2026", polls=True, cache_process="maps")
     beside.job.each_says("stepped")
@@ -158,6 +162,7 @@ def test_a_trainers_command_asks_the_cache_process_too(make_beside):
     beside.job.end()
 
 
+@pytest.mark.slow
 def test_a_cache_process_that_does_not_answer_is_named_and_waited_for(make_beside):
     beside = make_beside("2026", cache_process="makes", cache_answers_s=0.5)
     for program in beside.programs:
@@ -174,6 +179,7 @@ def test_a_cache_process_that_does_not_answer_is_named_and_waited_for(make_besid
     beside.job.end()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(("wish", "answer"), [(CLEARING, CLEARED), (UPDATING, NORMAL)])
 def test_the_late_answer_of_a_slower_process_does_not_take_the_next_wish(tmp_path, monkeypatch, wish, answer):
     """Each rank's process writes the answer of all: one can write that of the wish before over the next."""

@@ -34,6 +34,7 @@ def codes(said) -> list[str]:
     return [each.get("code") for each in said]
 
 
+@pytest.mark.slow
 def test_sleep_wakeup_and_update_are_one_command_each_with_what_fastdeploy_answers(job):
     watching = job.controller()
     slept = job.controls("sleep", tags=BOTH)
@@ -62,6 +63,7 @@ def test_sleep_wakeup_and_update_are_one_command_each_with_what_fastdeploy_answe
     job.end()
 
 
+@pytest.mark.slow
 def test_a_draft_and_experts_of_two_parts_go_and_come_with_what_the_method_itself_does(make_job):
     """Expert parallelism over two parts of a job is one group; each unit runs once, in FastDeploy's order."""
     job = make_job(v1=True, whole=True, parts=2, part=1)
@@ -94,6 +96,7 @@ def test_a_draft_and_experts_of_two_parts_go_and_come_with_what_the_method_itsel
     job.end()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("first", ["weight", "kv_cache"])
 def test_tags_say_which_half_goes_and_comes(job, first):
     halves = {"weight": (True, False), "kv_cache": (False, True)}
@@ -110,6 +113,7 @@ def test_tags_say_which_half_goes_and_comes(job, first):
     job.end()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_method_that_fails_after_any_rank_touched_weights_leaves_no_rank_that_steps(job, rank):
     job.publish(2)
@@ -126,6 +130,7 @@ def test_a_method_that_fails_after_any_rank_touched_weights_leaves_no_rank_that_
     job.end()
 
 
+@pytest.mark.slow
 def test_a_sleep_of_both_halves_repairs_a_rank_whose_teardown_failed(job):
     for point in ("update ends", "release"):
         job.order(1, point)
@@ -158,6 +163,7 @@ def test_a_method_that_fails_before_any_rank_touched_weights_leaves_the_old_ones
     job.end()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("point", ["sleep is half done", "wakeup is half done"])
 def test_what_a_method_did_to_a_cache_before_it_failed_is_known(job, point):
     method = point.split()[0]
@@ -172,6 +178,7 @@ def test_what_a_method_did_to_a_cache_before_it_failed_is_known(job, point):
     job.end()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("point", ["update begins", "update ends"])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_rank_that_dies_inside_a_method_lets_no_other_one_wait_or_step(job, lost, point):
@@ -198,6 +205,7 @@ def test_a_rank_that_hangs_in_a_method_is_named_before_the_engine_gives_up(make_
     job.end()
 
 
+@pytest.mark.slow
 def test_a_command_of_another_process_is_refused_while_a_request_is_open(make_job):
     job = make_job(v1=True, polls=True)
     hangs = job.order(1, "update begins hangs")
@@ -217,6 +225,7 @@ def test_a_command_of_another_process_is_refused_while_a_request_is_open(make_jo
     job.end()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("method", ["sleep", "update_weights"])
 def test_a_command_that_comes_just_behind_a_request_that_left_no_weights_is_refused_at_once(make_job, method):
     """The ranks of a runner that sleeps look at no command: one that is written waits for its deadline."""

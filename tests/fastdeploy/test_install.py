@@ -59,6 +59,7 @@ OURS = "wsm.fastdeploy._dynamic_weights wsm.fastdeploy._dynamic_weights True"
 THEIRS = "fastdeploy.rl.dynamic_weight_manager fastdeploy.rl.dynamic_weight_manager True"
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     "before",
     [
@@ -70,6 +71,7 @@ def test_one_line_gives_fastdeploy_the_class_whenever_it_imports_its_own(tmp_pat
     assert runs(tmp_path, f"{before}\n{SAYS}") == OURS
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("before", ["", "import fastdeploy.loader\n"])
 def test_what_processes_loaded_models_is_watched_wherever_it_was_taken_from_its_module(tmp_path, before):
     program = """
@@ -82,6 +84,7 @@ print(own is utils.process_final_after_loading, own.__wrapped__.__module__, own.
     assert runs(tmp_path, before + program) == "True fastdeploy.model_executor.utils None"
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(("variable", "said"), [("1", OURS), ("0", THEIRS), ("", THEIRS)])
 def test_the_entry_point_installs_only_where_the_variable_says_so(tmp_path, variable, said):
     text = (REPOSITORY / "pyproject.toml").read_text()
@@ -91,6 +94,7 @@ def test_the_entry_point_installs_only_where_the_variable_says_so(tmp_path, vari
     assert runs(tmp_path, program, WSM_FASTDEPLOY=variable) == said
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("before", ["", "import fastdeploy.worker.xpu_model_runner"])
 def test_a_runner_whose_build_makes_no_manager_is_refused_where_its_weights_are_to_change(tmp_path, before):
     program = """

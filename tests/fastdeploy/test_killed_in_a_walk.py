@@ -206,6 +206,7 @@ def test_a_rank_that_is_killed_at_any_line_of_a_control_request_lets_no_other_on
     assert killed_at(walk, places, Walked.require_an_answer_to_all, **loop) > len(places) // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("walker", [0, 1])
 def test_no_rank_waits_for_ever_for_one_that_is_killed_in_its_last_line(walk, walker):
     whole = walk("2026", block=False, walker=walker)

@@ -39,6 +39,7 @@ def test_each_answer_lets_a_loop_out_or_keeps_it_for_a_word_that_it_reads():
                     assert leaves is (row.then == NORMAL or (row.then == asked == CLEARED and not block))
 
 
+@pytest.mark.slow_but("2026-True")
 @pytest.mark.parametrize(("generation", "block"), LOOPS)
 def test_an_engine_clears_and_updates_through_its_word(make_job, generation, block):
     job = make_job(generation, block=block)
@@ -60,6 +61,7 @@ def test_an_engine_clears_and_updates_through_its_word(make_job, generation, blo
     assert len(turns) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("generation", "block"), LOOPS)
 def test_an_engine_that_asks_again_the_moment_it_is_answered_is_obeyed_by_the_entry_for_that(
     make_job, generation, block
@@ -78,6 +80,7 @@ def test_an_engine_that_asks_again_the_moment_it_is_answered_is_obeyed_by_the_en
     job.end()
 
 
+@pytest.mark.slow
 def test_parts_that_are_asked_one_after_the_other_are_one_command(make_job):
     job = make_job("2026", parts=2, part=1)
     for version in (2, 3):
@@ -90,6 +93,7 @@ def test_parts_that_are_asked_one_after_the_other_are_one_command(make_job):
     job.end()
 
 
+@pytest.mark.slow
 def test_the_words_of_all_parts_say_the_same_of_an_update_that_fails(make_job):
     """Over weights that serve it is tried until the source is back; one that dropped them is answered."""
     job = make_job("2026", parts=2, part=1, block=True)
@@ -112,6 +116,7 @@ def test_the_words_of_all_parts_say_the_same_of_an_update_that_fails(make_job):
     job.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("generation", "block", "prefix_first"),
     [pytest.param("2025", True, False, marks=pytest.mark.slow), ("2026", False, True)],
@@ -169,6 +174,7 @@ def clears(trainer) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generation", [pytest.param("2025", marks=pytest.mark.slow), "2026"])
 def test_a_loop_that_polls_obeys_a_trainer_and_shows_it_to_the_engine(make_job, generation):
     job = make_job(generation, polls=True, streams_look_s=3.0)
@@ -207,6 +213,7 @@ def test_a_load_at_start_that_fails_raises_on_every_rank(make_job):
         assert "no weights after the load at start" in "".join(program.last_lines())
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(("generation", "block"), LOOPS)
 def test_fastdeploys_own_check_works_over_the_managers_methods(make_job, generation, block):
     job = make_job(generation, block=block, own_check=True)
@@ -224,6 +231,7 @@ def test_fastdeploys_own_check_works_over_the_managers_methods(make_job, generat
     job.end()
 
 
+@pytest.mark.slow
 def test_methods_that_are_called_one_by_one_are_the_ranks_parts_of_group_commands(make_job):
     job = make_job(calls=True, starts=False)
     job.launch()
@@ -245,6 +253,7 @@ def test_methods_that_are_called_one_by_one_are_the_ranks_parts_of_group_command
     job.end()
 
 
+@pytest.mark.slow
 def test_versions_under_training_names_reach_the_model_that_says_what_they_are_called(make_job):
     job = make_job(trained=True)
     job.asks(CLEARING)
@@ -278,6 +287,7 @@ def test_a_trainer_wakes_a_loop_that_sleeps_behind_the_engines_clear(make_job, b
     job.end()
 
 
+@pytest.mark.slow
 def test_weights_that_an_engine_asks_for_under_a_hold_come_and_no_rank_steps_before_its_release(make_job):
     job = make_job(polls=True, block=True)
     job.each_says("stepped")

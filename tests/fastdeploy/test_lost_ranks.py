@@ -21,6 +21,7 @@ def test_a_rank_that_dies_in_the_load_at_start_ends_it_on_every_other_rank(make_
         assert "no weights after the load at start" in "".join(job.programs[rank].last_lines())
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_by_status_with_the_time_when_it_was_last_seen(make_job):
     job = make_job("2026")
     live = np.memmap(

@@ -133,6 +133,7 @@ def test_a_way_that_needs_no_device_starts_where_the_device_has_no_number(job, m
         job.manager(strategy="rsync")
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("wrong", "fastdeploys", "own"),
     [
@@ -403,6 +404,7 @@ def test_a_group_that_cannot_be_shut_down_is_named_at_the_start_where_it_is_to_g
     assert values(job.manager(group=gloo)) == {"weight": 1.0, "bias": 1.0}
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     "how",
     [

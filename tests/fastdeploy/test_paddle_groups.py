@@ -57,6 +57,7 @@ def joined(settings: dict[str, Any]) -> list[Program]:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_two_parts_of_paddles_ranks_boot_clear_and_load_each_as_a_group_by_fastdeploys_calls(tmp_path):
     model = tmp_path / "model"
     shards = {}

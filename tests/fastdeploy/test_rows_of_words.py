@@ -232,6 +232,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         segment.unlink()
 
 
+@pytest.mark.slow_but(
+    "-1 WHOLE ('fails WHOLE'*", "-1 ON_HOLD ('fails*", "1 NOTHING ('fails*", "1 ON_HOLD ('ON_HOLD',)*"
+)
 @pytest.mark.parametrize("reader", ["bridge", "loop that stays", "that sleeps"])
 @pytest.mark.parametrize("play", played(), ids=lambda play: f"{play.wish} {play.held.name} {play.ends}")
 def test_a_wish_is_obeyed_and_answered_as_the_table_by_hand_says(
@@ -267,6 +270,7 @@ def others(row: WishRow, reader: str) -> Iterator[Given | int]:
             yield then
 
 
+@pytest.mark.slow_but("2-loop that stays")
 @pytest.mark.parametrize(
     ("number", "reader"),
     [(number, reader) for number, row in enumerate(contract.ROWS) for reader in readers_of(row)],

@@ -153,6 +153,7 @@ def make_turn(tmp_path, monkeypatch):
     sender.close()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("way", ["words", "direct calls", "control requests"])
 @pytest.mark.parametrize("mode", MODES)
 def test_five_turns_under_one_label_bring_five_contents(make_turn, mode, way):
@@ -165,6 +166,7 @@ def test_five_turns_under_one_label_bring_five_contents(make_turn, mode, way):
     assert turn.word.read() == NORMAL
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_wakeup_asks_for_the_label_that_was_served_last_and_else_for_the_announced_one(make_turn, gone):
     turn = make_turn("ipc_snapshot")
@@ -251,6 +253,7 @@ def asked(make_turn, monkeypatch):
     entry.thread.join()
 
 
+@pytest.mark.slow
 def test_an_update_that_failed_over_weights_that_serve_is_tried_until_its_source_is_back(asked, caplog):
     asked.tries(2)
     paddle.save({"weight": paddle.zeros([3])}, str(asked.file), safetensors=True)
@@ -264,6 +267,7 @@ def test_an_update_that_failed_over_weights_that_serve_is_tried_until_its_source
     assert sorted(errors) == ["wsm.fastdeploy"] * 2 + ["wsm.worker"] * 2, "rank and loop, each cause once"
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("command", ["update", "clear", "hold"])
 def test_a_command_of_an_operator_ends_the_wish_for_an_update_that_failed(asked, command):
     asked.tries(1)
@@ -307,6 +311,7 @@ def test_a_wish_whose_turn_comes_behind_an_operators_command_is_looked_at_again(
     assert (asked.left, asked.turn.holds()) == ([NORMAL], {1.0})
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("mode", ["ipc_snapshot", "rsync"])
 def test_other_content_under_a_label_is_named_by_its_digest_in_status_permit_and_journal(make_turn, mode):
     turn = make_turn(mode)

@@ -81,6 +81,7 @@ JUNK = {
 }
 
 
+@pytest.mark.slow
 def test_a_look_that_is_answered_500_or_by_something_else_fails_in_its_own_row(
     make_fleet, store, between
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_look_that_is_answered_500_or_by_something_else_fails_in_its_own_row(
     assert outcome(fleet.update(store, 1, listed)) == (0, [None, None])
 
 
+@pytest.mark.slow
 def test_a_commit_that_is_answered_500_stops_the_rest_and_the_next_call_finds_what_became_of_it(
     make_fleet, store, between
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_commit_that_is_answered_500_stops_the_rest_and_the_next_call_finds_wh
     assert status(replicas[0])["sequence"] == committed, "it is not done again"
 
 
+@pytest.mark.slow
 def test_a_server_of_another_group_is_asked_for_nothing(make_fleet, store) -> None:
     one, other = make_fleet(2)
     listed = [fleet.Replica(one.url, group=other.group.name), other.replica]
@@ -126,6 +129,7 @@ def test_a_server_of_another_group_is_asked_for_nothing(make_fleet, store) -> No
     assert (held(one), held(other)) == (None, "1")
 
 
+@pytest.mark.slow
 def test_one_that_is_slow_by_ten_delays_only_its_own_row(make_fleet, store, between) -> None:
     """The slow one's commit is answered once the other has proved what it serves."""
     one, other = make_fleet(2)
@@ -151,6 +155,7 @@ def test_one_that_is_slow_by_ten_delays_only_its_own_row(make_fleet, store, betw
     assert late == [True]
 
 
+@pytest.mark.slow
 def test_one_that_comes_back_with_an_old_version_takes_no_text_until_the_next_call(make_fleet, store) -> None:
     replicas = make_fleet(2, "--fleet", store)
     listed = [each.replica for each in replicas]
@@ -162,6 +167,7 @@ def test_one_that_comes_back_with_an_old_version_takes_no_text_until_the_next_ca
     assert [(held(each), takes_text(each)) for each in replicas] == [("2", True)] * 2
 
 
+@pytest.mark.slow
 def test_one_whose_store_shows_an_older_target_is_asked_again_until_it_sees_the_newest(
     make_fleet, store, tmp_path
 ) -> None:
@@ -184,6 +190,7 @@ def test_one_whose_store_shows_an_older_target_is_asked_again_until_it_sees_the_
         assert takes_text(replica)
 
 
+@pytest.mark.slow
 def test_one_without_room_is_refused_with_numbers_and_drained_before_it_loads_in_its_turn(
     make_fleet, store, tmp_path
 ) -> None:
@@ -228,6 +235,7 @@ def swapped(store: Path) -> None:
     publish(store, 2, content=9)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(("first", "code"), [(1, "other-content"), (None, "not-the-fleets")])
 def test_a_label_whose_content_changed_is_told_and_not_served_until_it_is_asked_for_anew(
     make_fleet, store, first, code
@@ -275,6 +283,7 @@ class Unreadable:
         self._aside.rename(self._targets)
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_read_for_a_while_is_read_again_until_the_deadline(make_fleet, store) -> None:
     (replica,) = make_fleet(1, "--fleet", store)
     listed = [replica.replica]
@@ -297,6 +306,7 @@ def test_a_store_that_cannot_be_read_for_a_while_is_read_again_until_the_deadlin
     healing.join()
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_used_when_a_step_has_failed_is_no_way_back_yet(make_fleet, store) -> None:
     (replica,) = make_fleet(1)
     listed = [replica.replica]
@@ -311,6 +321,7 @@ def test_a_store_that_cannot_be_used_when_a_step_has_failed_is_no_way_back_yet(m
     assert (back.exit_code, back.went_back, held(replica)) == (1, True, "1")
 
 
+@pytest.mark.slow
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize(
     ("mounted", "says"),

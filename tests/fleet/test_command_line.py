@@ -18,6 +18,7 @@ from wsm.fleet.replicas import Connections, bad_replicas, token_in_the_clear
 TOKEN = "a token that nobody sees".replace(" ", "-")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_exit_code_and_the_table_say_who_serves_it(make_fleet, store, tmp_path: Path, capfd) -> None:
     (replica,) = make_fleet(1)
@@ -36,6 +37,7 @@ def test_the_exit_code_and_the_table_say_who_serves_it(make_fleet, store, tmp_pa
     assert main.run([*asked, f"{replica.url},{replica.url}"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_ctrl_c_ends_with_130_and_the_same_call_converges(make_fleet, store) -> None:
     replicas = make_fleet(2)
@@ -52,6 +54,7 @@ def test_ctrl_c_ends_with_130_and_the_same_call_converges(make_fleet, store) -> 
     assert main.run(asked) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.needs("openssl")
 def test_a_list_on_this_host_names_the_token_file_and_the_certificates_of_a_replica(

@@ -41,6 +41,7 @@ def allow(store, label: str) -> None:
     assert set_target(store, next_target(newest_target(store), content, strict=True))
 
 
+@pytest.mark.slow
 def test_what_is_held_and_not_allowed_takes_no_text_until_the_fleet_is_brought_to_it(
     make_fleet, store
 ) -> None:
@@ -69,6 +70,7 @@ def test_what_is_held_and_not_allowed_takes_no_text_until_the_fleet_is_brought_t
         assert text(replica).json()["error"]["code"] == "fleet-stale"
 
 
+@pytest.mark.slow
 def test_a_late_commit_of_what_is_allowed_no_longer_is_refused(make_fleet, store) -> None:
     (replica,) = make_fleet(1, "--fleet", store)
     assert fleet.update(store, 1, [replica.replica]).exit_code == 0
@@ -88,6 +90,7 @@ def refused(client: Client, operation: str, *named: str, **keywords: object) -> 
     return str(raised.value.context["fleet"])
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_the_fleets_is_refused_with_its_address_unless_the_replica_is_detached(
     make_fleet, store
 ) -> None:
@@ -114,6 +117,7 @@ def test_an_update_that_is_not_the_fleets_is_refused_with_its_address_unless_the
     assert (asked(detached, "status").json()["version"], text(detached).status_code) == ("2", 503)
 
 
+@pytest.mark.slow
 def test_an_update_whose_generation_passes_while_it_loads_is_not_committed(
     make_fleet, store, tmp_path
 ) -> None:
@@ -140,6 +144,7 @@ def test_an_update_whose_generation_passes_while_it_loads_is_not_committed(
     assert (asked(replica, "status").json()["version"], text(replica).status_code) == ("1", 404)
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_read_stops_no_replica_that_serves_what_is_allowed(make_fleet, store) -> None:
     (replica,) = make_fleet(1, "--fleet", store)
     assert fleet.update(store, 1, [replica.replica]).exit_code == 0
@@ -152,6 +157,7 @@ def test_a_store_that_cannot_be_read_stops_no_replica_that_serves_what_is_allowe
     assert standing(replica)["unread_since"] is None
 
 
+@pytest.mark.slow
 def test_a_replica_that_follows_loads_the_target_by_itself(make_fleet, store) -> None:
     (follower,) = make_fleet(1, "--fleet", store, "--follow")
     (other,) = make_fleet(1, "--fleet", store)
@@ -178,6 +184,7 @@ class FakeCommands:
         self.loaded.append(label)
 
 
+@pytest.mark.slow
 def test_a_label_of_other_content_is_not_loaded_again_and_again_and_a_new_target_is_at_once(
     tmp_path, monkeypatch
 ) -> None:

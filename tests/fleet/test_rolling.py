@@ -52,6 +52,7 @@ def test_all_come_to_the_version_and_the_same_call_again_asks_nothing_of_them(ma
     assert sequences == [httpx.get(f"{each.url}/wsm/v1/status").json()["sequence"] for each in replicas]
 
 
+@pytest.mark.slow
 def test_a_failed_step_stops_the_rest_or_takes_all_back_and_the_table_says_which(make_fleet, store) -> None:
     replicas = make_fleet(2)
     listed = [each.replica for each in replicas]
@@ -71,6 +72,7 @@ def test_a_failed_step_stops_the_rest_or_takes_all_back_and_the_table_says_which
     assert fleet.update(store, 3, listed).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_replica_that_does_not_answer_fails_in_its_own_row_and_comes_with_the_next_call(
     make_fleet, store, monkeypatch
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_replica_that_does_not_answer_fails_in_its_own_row_and_comes_with_the_
     assert fleet.update(store, 1, listed).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_between_prepare_and_commit_is_committed_by_the_next_call(
     make_fleet, store
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_server_that_dies_between_prepare_and_commit_is_committed_by_the_next_
         assert client.request(named)["state"] == "succeeded", "what stood prepared was committed"
 
 
+@pytest.mark.slow
 def test_an_older_caller_ends_once_a_newer_target_is_there_and_leaves_what_the_newer_takes_back(
     make_fleet, store
 ) -> None:
@@ -130,6 +134,7 @@ def test_an_older_caller_ends_once_a_newer_target_is_there_and_leaves_what_the_n
     assert (newer.exit_code, versions(replicas)) == (0, ["3"])
 
 
+@pytest.mark.slow
 def test_a_target_that_another_process_settles_meanwhile_is_no_other_one(make_fleet, store) -> None:
     """As a watcher does, whose looks find first that all serve it."""
     replicas = make_fleet(1)
@@ -146,6 +151,7 @@ def test_a_target_that_another_process_settles_meanwhile_is_no_other_one(make_fl
     assert (report.exit_code, codes(report), versions(replicas)) == (0, [None], ["2"])
 
 
+@pytest.mark.slow
 def test_a_cancelled_caller_leaves_whole_versions_and_two_callers_at_once_converge(make_fleet, store) -> None:
     replicas = make_fleet(2)
     listed = [each.replica for each in replicas]
@@ -172,6 +178,7 @@ def test_a_cancelled_caller_leaves_whole_versions_and_two_callers_at_once_conver
     assert fleet.update(store, 2, listed).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
 def test_a_caller_that_is_killed_leaves_whole_versions_and_the_next_call_converges_in_two_looks(
     make_fleet, store, kills: int

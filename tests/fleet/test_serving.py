@@ -89,6 +89,7 @@ def table(answer: httpx.Response) -> list[str | None]:
 OPEN, HELD, CLOSED = (False, False), (True, False), (True, True)
 
 
+@pytest.mark.slow
 def test_one_step_of_a_trainer_is_done_by_all_replicas_and_sets_their_target(serve, replicas, store) -> None:
     served = serve(replicas)
     assert address(store) == served.url
@@ -113,6 +114,7 @@ def test_one_step_of_a_trainer_is_done_by_all_replicas_and_sets_their_target(ser
     assert served.process.wait(PATIENCE_S) == 130
 
 
+@pytest.mark.slow
 def test_a_directory_is_adopted_once_for_all_replicas(serve, replicas, store, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "engine_of_a_fleet.py").write_text(
@@ -132,6 +134,7 @@ def test_a_directory_is_adopted_once_for_all_replicas(serve, replicas, store, tm
     assert [standing(each) for each in replicas] == [("12", *OPEN)] * 2
 
 
+@pytest.mark.slow
 def test_memory_that_is_let_go_comes_back_on_all_replicas(serve, replicas) -> None:
     served = serve(replicas)
     assert served.asked("sleep?level=2").status_code == 200
@@ -142,6 +145,7 @@ def test_memory_that_is_let_go_comes_back_on_all_replicas(serve, replicas) -> No
     assert [standing(each) for each in replicas] == [("1", *OPEN)] * 2
 
 
+@pytest.mark.slow
 def test_what_is_not_done_by_all_is_409_with_the_table_and_closes_what_has_the_old_weights(
     serve, replicas, store
 ) -> None:
@@ -167,6 +171,7 @@ def test_what_is_not_done_by_all_is_409_with_the_table_and_closes_what_has_the_o
     assert [standing(each) for each in replicas] == [("3", *OPEN)] * 2
 
 
+@pytest.mark.slow
 def test_a_pause_holds_all_or_none_and_a_dead_replica_counts_once_it_is_not_routable(serve, replicas) -> None:
     served = serve(replicas, "--every", "2")
     until(lambda: len(served.routable()) == 2)
@@ -187,6 +192,7 @@ def test_a_pause_holds_all_or_none_and_a_dead_replica_counts_once_it_is_not_rout
     assert [standing(each)[1:] for each in replicas] == [OPEN] * 2
 
 
+@pytest.mark.slow
 def test_a_hold_lasts_while_its_server_lives_and_is_over_soon_after_its_death(serve, replicas) -> None:
     served = serve(replicas)
     assert served.asked("pause").status_code == 200
@@ -201,6 +207,7 @@ def test_a_hold_lasts_while_its_server_lives_and_is_over_soon_after_its_death(se
     until(lambda: [standing(each)[1:] for each in replicas] == [OPEN] * 2)
 
 
+@pytest.mark.slow
 def test_no_closed_hold_is_opened_by_the_death_of_the_fleets_server_nor_by_its_release(
     serve, replicas
 ) -> None:

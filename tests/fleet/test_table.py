@@ -22,6 +22,7 @@ def test_the_table_is_sound_and_a_row_too_many_or_too_few_is_named(monkeypatch) 
     assert "READY keeps its proof behind SILENT" in fleet.fleet_faults()
 
 
+@pytest.mark.slow
 def test_two_callers_and_a_watcher_break_no_promise_whatever_is_lost_or_late() -> None:
     worlds, wrong = explore(replicas=2, looks=3)
     assert wrong is None

@@ -59,6 +59,7 @@ class ReplicaInMemory:
         return Receipt(str(request_id), done, 1, 1, label, None, digest, True, 0.0, 0.0, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )

@@ -72,6 +72,7 @@ def watch(store: Path, tmp_path: Path):
         yield start
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_it_brings_every_replica_to_each_new_target_and_lists_who_serves_it(
     make_fleet, store, watch, tmp_path
@@ -91,6 +92,7 @@ def test_it_brings_every_replica_to_each_new_target_and_lists_who_serves_it(
     assert watcher.end() == 130
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_one_that_hangs_is_left_out_and_comes_back_once_it_has_proved_what_it_serves(
     make_fleet, store, watch

@@ -25,6 +25,7 @@ FORMATS = all_formats()
 SOURCE = Path(wsm.__path__[0])
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_sample_is_a_value(name):
     form = FORMATS[name]
@@ -32,6 +33,7 @@ def test_every_sample_is_a_value(name):
     assert all(check(form, sample) for sample in form.samples)
 
 
+@pytest.mark.slow_but("adoptions")
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "http request"])
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -46,6 +48,7 @@ def test_damaged_requests_are_answered_as_promised_over_a_socket(data):
     check(FORMATS["http request"], data.draw(damaged(FORMATS["http request"])))
 
 
+@pytest.mark.slow
 def test_every_reader_that_promises_this_for_any_bytes_has_a_target():
     promised = {
         f"{'.'.join(path.relative_to(SOURCE.parent).with_suffix('').parts)}.{name}"

@@ -34,6 +34,7 @@ def meeting_place() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_a_group_is_shut_down_refuses_meanwhile_and_computes_again(
     device: Device, start: Start, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def contents(weights: DeviceWeights) -> dict[str, bytes]:
     return {name: bytes(weights.readable(name)) for name in weights.specs()}
 
 
+@pytest.mark.slow
 def test_released_memory_is_free_for_others_and_comes_back_with_the_same_bytes(
     device: Device, tmp_path: Path
 ) -> None:
@@ -158,6 +159,7 @@ def test_weights_that_were_rebuilt_elsewhere_break_the_contract_and_leave_the_gr
     kept.clear()
 
 
+@pytest.mark.slow
 def test_a_flip_changes_what_the_model_computes_and_gives_the_old_memory_back(
     device: Device, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def pytest_of_this_file(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [(), ("-m", "not slow")], ids=["no mark", "make test"])
 def test_nothing_that_needs_a_gpu_is_chosen_unless_it_is_asked_for(asked: tuple[str, ...]) -> None:
     done = pytest_of_this_file("--collect-only", *asked)
@@ -39,6 +40,7 @@ def test_nothing_that_needs_a_gpu_is_chosen_unless_it_is_asked_for(asked: tuple[
     assert "1 deselected" in done.stdout
 
 
+@pytest.mark.slow
 def test_asked_for_without_a_gpu_they_are_refused_and_none_passes_for_skipped() -> None:
     done = pytest_of_this_file("-m", "gpu")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR

@@ -50,6 +50,7 @@ def found() -> list[Use]:
     return uses(frozenset(names))
 
 
+@pytest.mark.slow
 def test_every_symbol_exists_or_is_known_to_be_missing_from_this_build(found) -> None:
     missing = {use.symbol for use in found if resolved(use.symbol) is MISSING}
     declared = {symbol for symbol, (builds, _) in REPLACEMENTS.items() if builds & this_build()}

@@ -89,6 +89,7 @@ STEPS: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow_but("areal")
 @pytest.mark.parametrize("surface", STEPS)
 def test_a_blind_resume_behind_a_failed_update_is_refused_until_an_update_succeeds(
     surfaced: Callable[..., Any], surface: str
@@ -132,6 +133,7 @@ def test_fastdeploys_old_weights_serve_behind_an_update_that_touched_nothing(
     living.assert_steps_are_pure()
 
 
+@pytest.mark.slow_but("back1")
 @pytest.mark.parametrize("back", [["/v1/wakeup"], ["/v1/sleep", "/v1/wakeup"], ["/update_model_weight"]])
 def test_fastdeploys_wakeup_opens_what_a_failed_update_closed(
     surfaced: Callable[..., Any], living: LivingGroup, back: list[str]

@@ -41,6 +41,7 @@ def served(make_front: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> I
         yield where
 
 
+@pytest.mark.slow
 def test_a_group_is_paused_and_continued_while_more_requests_wait_than_there_are_places(served: str) -> None:
     async def scene() -> tuple[list[int], int, list[int]]:
         async with httpx.AsyncClient(base_url=served, timeout=20) as client:
@@ -62,6 +63,7 @@ def test_a_group_is_paused_and_continued_while_more_requests_wait_than_there_are
     assert rest == [200] * 6
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("body", [b"", b"{}"])
 def test_a_command_that_arrived_whole_is_carried_out_for_a_caller_that_is_gone(
     make_front: Callable[..., Any], body: bytes
@@ -81,6 +83,7 @@ def test_a_command_that_arrived_whole_is_carried_out_for_a_caller_that_is_gone(
             controller.release(force=True)
 
 
+@pytest.mark.slow
 def test_a_command_whose_body_is_refused_is_answered_so_and_not_carried_out(
     make_front: Callable[..., Any],
 ) -> None:

@@ -113,6 +113,7 @@ def front(request: Any, engine: Engine, make_front: Callable[..., Any]) -> Itera
         yield serve
 
 
+@pytest.mark.slow_but
 def test_the_scheduler_is_paused_before_the_ranks_and_goes_on_behind_them(
     front: Callable[..., Any], engine: Engine
 ) -> None:
@@ -130,6 +131,7 @@ def test_the_scheduler_is_paused_before_the_ranks_and_goes_on_behind_them(
         assert engine.paths() == [(resume, False)]
 
 
+@pytest.mark.slow_but
 def test_sleep_and_wakeup_pause_and_resume_the_scheduler_and_an_engine_never_loads_by_itself(
     front: Callable[..., Any], engine: Engine
 ) -> None:
@@ -142,6 +144,7 @@ def test_sleep_and_wakeup_pause_and_resume_the_scheduler_and_an_engine_never_loa
     assert engine.paths() == []
 
 
+@pytest.mark.slow_but
 def test_an_engine_that_fails_to_pause_leaves_the_group_open_and_one_that_lacks_verbs_is_none(
     front: Callable[..., Any], engine: Engine
 ) -> None:
@@ -156,6 +159,7 @@ def test_an_engine_that_fails_to_pause_leaves_the_group_open_and_one_that_lacks_
     assert engine.paths() == [("/pause_generation", False)]
 
 
+@pytest.mark.slow_but
 def test_what_is_the_schedulers_is_answered_by_the_engine(front: Callable[..., Any], engine: Engine) -> None:
     made = front("sglang", "fastdeploy")
     for method, path in (

@@ -130,6 +130,7 @@ def directory(path: Path) -> None:
     path.mkdir()
 
 
+@pytest.mark.slow_but("damage_all", "empty", "link", "directory")
 @pytest.mark.parametrize("harm", [damage_all, empty, another, later, link, directory])
 def test_a_server_goes_on_without_a_file_that_is_unusable_and_says_so_once(
     path: Path, harm, caplog, monkeypatch
@@ -172,6 +173,7 @@ print(sum(first.request(f"r{number}") is not None for number in range(200)), fir
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize(
     ("mounted", "says"),

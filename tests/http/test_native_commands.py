@@ -42,6 +42,7 @@ def receipt_of(answer) -> Receipt:
     return Receipt.from_mapping(answer.json()["receipt"])
 
 
+@pytest.mark.slow
 def test_every_verb_answers_the_receipt_of_the_command(front, living) -> None:
     first = receipt_of(front.post("/wsm/v1/update", version=2))
     assert (first.outcome, first.version, len(first.ranks)) == (Outcome.UPDATED, "2", 2)
@@ -109,6 +110,7 @@ def test_a_version_that_is_not_there_is_422_and_an_error_of_the_library_again(fr
     assert front.ask("GET", "/wsm/v1/ready").status_code == 200
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
@@ -138,6 +140,7 @@ def test_a_body_that_is_none_is_400_by_its_field_and_reaches_no_rank(front, path
     assert front.ask("GET", "/wsm/v1/status").json()["sequence"] == before
 
 
+@pytest.mark.slow
 def test_a_hold_belongs_to_its_surface_and_a_refused_verb_keeps_it_closed(make_front) -> None:
     async def pause(_request, commands):
         return HttpAnswer(200, {"held": (await commands.hold(Origin("made"))).outcome.value})
@@ -289,6 +292,7 @@ def test_a_refused_body_of_a_megabyte_is_kept_by_its_digest(front) -> None:
     assert front.commands.receipts_path.stat().st_size < 100_000
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("path", ["/wsm/v1/hold", "/pause", "/wsm/v1/status", "/engine/own", "/text"])
 def test_a_request_that_names_another_group_is_421_and_changes_nothing(make_front, living, path) -> None:
     surface = Surface("made", data_paths=frozenset({"/text"}))

@@ -32,6 +32,7 @@ def fastdeploy() -> list[Any]:
     return [SURFACES["fastdeploy"](SurfaceOptions())]
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     "path", ["/v1/completions", "/v1/completions/", "//v1/completions", "/v1//completions//"]
 )

@@ -157,6 +157,7 @@ def test_a_body_beyond_the_bound_is_413_with_a_length_and_in_chunks() -> None:
     assert ask(guarded, content=_chunks(3)).status_code == 413
 
 
+@pytest.mark.slow
 def test_a_request_of_too_many_headers_is_431_whatever_else_it_brings() -> None:
     guarded = SecurityGuard(taken, Security(ADMIN))
     many = {f"X-{number}": "" for number in range(5000)}

@@ -56,6 +56,7 @@ def test_the_native_api_takes_a_directory_below_the_roots_that_its_surfaces_have
     assert without["error"]["code"] == "no-adopt-root"
 
 
+@pytest.mark.slow
 def test_fastdeploys_pause_and_resume_are_idempotent_and_concurrent(surfaced: Callable[..., Any]) -> None:
     front = surfaced("fastdeploy")
 
@@ -79,6 +80,7 @@ def test_fastdeploys_pause_and_resume_are_idempotent_and_concurrent(surfaced: Ca
     assert front.post("/v1/chat/completions").status_code == 404, "no engine is behind"
 
 
+@pytest.mark.slow
 def test_fastdeploys_update_needs_a_pause_and_its_wakeup_ends_one(
     surfaced: Callable[..., Any], living: LivingGroup
 ) -> None:
@@ -119,6 +121,7 @@ def test_fastdeploys_update_needs_a_pause_and_its_wakeup_ends_one(
     living.assert_steps_are_pure()
 
 
+@pytest.mark.slow
 def test_fastdeploys_wakeup_brings_what_was_served_last_or_else_what_is_announced(
     make_front: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -142,6 +145,7 @@ def test_fastdeploys_wakeup_brings_what_was_served_last_or_else_what_is_announce
             assert said(front.post("/v1/wakeup"))["result"]["version"] == "9"
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("generation", ["2.4", "2.5", "2.6"])
 def test_fastdeploys_legacy_gets_clear_and_update_and_are_idempotent(
     surfaced: Callable[..., Any], generation: str
@@ -155,6 +159,7 @@ def test_fastdeploys_legacy_gets_clear_and_update_and_are_idempotent(
             assert front.ask("GET", "/health").status_code == (200 if serving else 304)
 
 
+@pytest.mark.slow
 def test_slime_updates_from_its_directory_and_the_group_is_held_in_between(
     surfaced: Callable[..., Any], living: LivingGroup, tmp_path: Path
 ) -> None:
@@ -226,6 +231,7 @@ def test_slimes_changes_are_refused_before_the_pause_with_the_reason_and_a_way_o
     assert living.controller().status().sequence == before
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("query", "in_flight", "kv_policy"),
     [
@@ -257,6 +263,7 @@ class Requests:
         return self.running, 0
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("paused", "running", "status"),
     [
@@ -277,6 +284,7 @@ def test_a_flush_is_done_once_no_block_of_older_weights_is_left(
     assert front.ask("GET", "/flush_cache").status_code == status
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("body", "version"),
     [
@@ -299,6 +307,7 @@ def test_an_update_names_a_directory_or_a_version_or_is_a_push(
         assert said(answer)["wsm"]["version"] == version
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -328,6 +337,7 @@ def test_what_adopting_warns_of_stands_in_the_answer(surfaced: Callable[..., Any
     assert answer["wsm"]["warning"] == "linked: the files of /w/step_2"
 
 
+@pytest.mark.slow
 def test_sglangs_memory_goes_and_comes_by_halves_in_the_version_that_was_held(
     surfaced: Callable[..., Any], living: LivingGroup
 ) -> None:
@@ -350,6 +360,7 @@ def test_sglangs_memory_goes_and_comes_by_halves_in_the_version_that_was_held(
     said(front.post("/weights_checker", action="snapshot"), 501)
 
 
+@pytest.mark.slow
 def test_an_update_in_parts_is_prepared_by_its_middle_and_decided_by_its_end(
     surfaced: Callable[..., Any], living: LivingGroup
 ) -> None:
@@ -384,6 +395,7 @@ def test_an_update_in_parts_is_prepared_by_its_middle_and_decided_by_its_end(
     living.assert_steps_are_pure()
 
 
+@pytest.mark.slow
 def test_prime_rl_updates_and_its_resume_behind_a_failed_update_serves_nothing_old(
     surfaced: Callable[..., Any],
 ) -> None:
@@ -422,6 +434,7 @@ def test_areal_updates_over_vllm_and_sleeps(surfaced: Callable[..., Any]) -> Non
     said(front.post("/areal_update_weights_xccl"), 400)
 
 
+@pytest.mark.slow
 def test_vllms_sleep_to_host_memory_is_refused_unless_an_option_says_otherwise(
     surfaced: Callable[..., Any],
 ) -> None:
@@ -438,6 +451,7 @@ def test_vllms_sleep_to_host_memory_is_refused_unless_an_option_says_otherwise(
     assert said(front.post("/weight_checker", action="compare", baseline=checksums))["match"]
 
 
+@pytest.mark.slow
 def test_what_would_push_over_nccl_is_refused_before_it_forms_its_group(surfaced: Callable[..., Any]) -> None:
     """TRL and SkyRL ask for the world size first, and neither goes on without one."""
     for path in ("/get_world_size", "/get_world_size/", "/get_world_size?include_dp=true"):
@@ -446,6 +460,7 @@ def test_what_would_push_over_nccl_is_refused_before_it_forms_its_group(surfaced
         assert refused["error"]["code"] == "push-unverifiable"
 
 
+@pytest.mark.slow
 def test_skyrls_order_of_calls_is_served_or_refused_and_leaves_its_resume_nothing_old(
     surfaced: Callable[..., Any],
 ) -> None:
@@ -471,6 +486,7 @@ def test_skyrls_order_of_calls_is_served_or_refused_and_leaves_its_resume_nothin
         assert said(front.ask("POST", "/resume"))["wsm"]["serving"]
 
 
+@pytest.mark.slow
 def test_verls_order_of_calls_is_served_but_for_its_pickles_which_close_the_group_it_never_paused(
     surfaced: Callable[..., Any],
 ) -> None:
@@ -489,6 +505,7 @@ def test_verls_order_of_calls_is_served_but_for_its_pickles_which_close_the_grou
     assert front.ask("GET", "/flush_cache").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_trainer_that_does_not_look_at_refusals_leaves_the_group_held_and_closed(
     surfaced: Callable[..., Any], living: LivingGroup
 ) -> None:

@@ -40,6 +40,7 @@ def loaded(front: Any, version: int) -> str:
     return str(answer["wsm"]["outcome"])
 
 
+@pytest.mark.slow
 def test_an_update_that_was_begun_and_never_ended_makes_no_later_one_a_preparation(
     surfaced: Callable[..., Any],
 ) -> None:
@@ -57,6 +58,7 @@ def test_an_update_that_was_begun_and_never_ended_makes_no_later_one_a_preparati
     assert said(hasty.post("/end_weight_update"), 409)["error"]["code"] == "no-update-begun"
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("restarted", [False, True], ids=["the trainer", "the trainer and the server"])
 def test_what_a_trainer_prepared_and_left_is_taken_back_by_the_pause_of_the_next(
     surfaced: Callable[..., Any], restarted: bool
@@ -72,6 +74,7 @@ def test_what_a_trainer_prepared_and_left_is_taken_back_by_the_pause_of_the_next
     assert said(front.post("/continue_generation"))["wsm"]["version"] == "3"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_started_again_knows_what_was_begun_and_what_was_prepared(
     surfaced: Callable[..., Any],
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_line_that_is_missing_is_found_whichever_it_is(life: Entries) -> None:
     assert "leaves in RUNNING of command" in end
 
 
+@pytest.mark.slow
 def test_a_line_that_stands_twice_is_found_whichever_it_is(life: Entries) -> None:
     untold = (kinds.COMMAND_ADMITTED, kinds.STARTED, kinds.COMMAND_FAILED, kinds.ACTION_UNDONE)
     twice = [

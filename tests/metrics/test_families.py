@@ -65,6 +65,7 @@ def segment():
         found.unlink()
 
 
+@pytest.mark.slow
 def test_a_scrape_is_text_that_prometheus_reads_whatever_stands_in_the_segment(segment) -> None:
     exporter, draws = Exporter(segment.name, aliases=["vllm"]), random.Random(15)  # noqa: S311 - the same each time
     registry = CollectorRegistry()

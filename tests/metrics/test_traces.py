@@ -49,6 +49,7 @@ def test_a_broken_header_is_ignored(text) -> None:
         assert traces.current_traceparent() == HEADER
 
 
+@pytest.mark.slow
 def test_a_command_is_a_span_below_its_caller_s_and_above_those_of_ranks_and_actions(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", APPLICATION, str(tmp_path), HEADER], capture_output=True, text=True, check=True

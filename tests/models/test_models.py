@@ -32,6 +32,7 @@ def verdict_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Check], Ver
         yield lambda check: verdicts[check.title].result()
 
 
+@pytest.mark.slow_but("oneword: SEQUENCE N=3 CYCLES=3")
 @pytest.mark.needs("spin", "gcc")
 @pytest.mark.parametrize(
     "check",

@@ -98,6 +98,7 @@ def test_what_is_no_python_is_no_fault() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_fault_whose_text_has_changed_is_said_to_be_gone_and_another_is_drawn() -> None:
     gone = Entry(
         "states", "states/decide.py:no_such_function:comparison:00000000:0", "killed", "thread", 0.1, "a test"

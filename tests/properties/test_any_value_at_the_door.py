@@ -172,6 +172,7 @@ def doors() -> list[Door]:
     return found
 
 
+@pytest.mark.slow
 def test_as_many_doors_are_found_as_there_were():
     """Fewer: they are looked for in the wrong place. More is a new keyword, which is drawn already."""
     assert len(doors()) >= 480
@@ -372,6 +373,7 @@ def tried(door: Door, value: Any, given_for: dict[str, Any]) -> str | None:
     return outcome(door, value, call)
 
 
+@pytest.mark.slow
 @DRAWN
 @given(value=ANYTHING)
 @with_odd_values
@@ -505,6 +507,7 @@ def commanded(group: Group, door: Door, value: Any) -> str | None:
     return problem
 
 
+@pytest.mark.slow
 @incident("vllm-omni#4473")
 @DRAWN
 @given(value=ANYTHING)
@@ -536,6 +539,7 @@ def carried_out(group: Group, *, of: str, **keywords: Any) -> str | None:
 FACTS = ("bytes", "digest", "more", "note", "kv_policy", *inspect.signature(wsm.Loaded).parameters)
 
 
+@pytest.mark.slow
 @DRAWN
 @given(value=ANYTHING, fact=st.sampled_from(FACTS))
 @example(value=np.int64(16), fact="bytes")
@@ -568,6 +572,7 @@ def twin(answer: Any) -> Any:
     return np.bool_(answer) if isinstance(answer, bool) else np.int64(answer)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("surface", "method"), [(name, each) for name in SURFACES for each in SURFACES[name]]
 )
@@ -584,6 +589,7 @@ def test_a_surface_may_answer_with_a_number_of_its_own_kind(surface, method, as_
     assert serving.local.step() == "1"
 
 
+@pytest.mark.slow
 @settings(DRAWN, max_examples=15)
 @given(value=ANYTHING, place=st.sampled_from([(name, each) for name in SURFACES for each in SURFACES[name]]))
 @example(value=None, place=("kv_cache", "release"))
@@ -615,6 +621,7 @@ def body_problem(verb: str, field: str, text: str) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @DRAWN
 @given(value=ANYTHING)
 @with_odd_values

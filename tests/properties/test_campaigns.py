@@ -152,6 +152,7 @@ def campaign(request, tmp_path):
         yield made
 
 
+@pytest.mark.slow_but("3")
 @pytest.mark.parametrize("campaign", SEEDS, indirect=True)
 def test_whatever_happens_no_step_is_mixed_and_the_group_recovers(campaign):
     campaign.failing, campaign.dying = 0.03, 0.05
@@ -175,6 +176,7 @@ def test_whatever_happens_no_step_is_mixed_and_the_group_recovers(campaign):
     campaign.group.check_journals()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("campaign", [4711], indirect=True)
 def test_no_error_of_a_campaign_is_a_bug_of_wsm(campaign):
     campaign.failing = 0.2

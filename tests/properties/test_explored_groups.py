@@ -113,7 +113,7 @@ class Group(RuleBasedStateMachine):
         raise RuleBrokenByChanceError(dialogue.as_text(way, self.scope, remarks))
 
 
-TestGroups = Group.TestCase
+TestGroups = pytest.mark.slow(Group.TestCase)
 TestGroups.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -136,4 +137,4 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         assert result.impossible is None, str(result.impossible)
 
 
-TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
+TestAnyOrderOfEvents = pytest.mark.slow(AnyOrderOfEvents.TestCase)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -206,4 +207,4 @@ class Accounting(RuleBasedStateMachine):
         assert self.pool.available() + len(self.holding()) == 8
 
 
-TestAccounting = Accounting.TestCase
+TestAccounting = pytest.mark.slow(Accounting.TestCase)

@@ -51,6 +51,7 @@ def done(receipt) -> list[str]:
     return [action.name for action in receipt.ranks[0].actions]
 
 
+@pytest.mark.slow
 def test_a_group_serves_what_its_loaders_made_of_a_checkpoint(tmp_path, monkeypatch):
     standins = str(Path(__file__).parents[1] / "standins")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([standins, *filter(None, sys.path)]))

@@ -51,6 +51,7 @@ def recomputed_logprobs(shape, seed: int, prompt, tokens) -> list[float]:
     return [float(odds[len(prompt) - 1 + index, token]) for index, token in enumerate(tokens)]
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("captured", [True, False], ids=["captured", "eager"])
 def test_generating_with_the_paged_cache_equals_recomputing_every_sequence(engine, run_all, kind, captured):

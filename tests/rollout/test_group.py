@@ -132,6 +132,7 @@ def test_a_group_boots_with_the_version_that_its_snapshots_announce(tmp_path):
     assert answer.tokens == greedy(config, 5, PROMPTS[0], 4)
 
 
+@pytest.mark.slow
 @incident("NeMo-RL#4018")
 def test_every_token_is_what_the_version_that_it_names_says(group, client, serves):
     for version in (2, 3, 4):
@@ -158,6 +159,7 @@ def test_requests_that_arrive_while_the_group_is_cleared_wait_for_the_next_versi
     assert {tuple(result["versions"]) for result in results} == {("3",) * 4}
 
 
+@pytest.mark.slow
 def test_kept_requests_go_on_with_the_new_version_and_say_which_token_is_whose(group, serves):
     publish_once(group.config, 3)
     serves(2)
@@ -231,6 +233,7 @@ def test_groups_of_every_kind_survive_cycles_that_shut_all_communicators_down(ki
         running.check()
 
 
+@pytest.mark.slow
 def test_a_boot_that_fails_leaves_nothing(tmp_path):
     (tmp_path / "model_state.tp0.0.pdparams").write_bytes(b"\x80\x04 not safetensors")
     config = configuration("broken", group={"snapshot": {"directory": str(tmp_path)}})
@@ -239,6 +242,7 @@ def test_a_boot_that_fails_leaves_nothing(tmp_path):
     assert leftovers(config) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [*(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGINT)), signal.SIGKILL],

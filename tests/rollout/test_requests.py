@@ -149,6 +149,7 @@ JSON = st.recursive(
 FIELDS = ["id", "op", "call", "prompts", "max_tokens", "temperature", "seed", "stop_token", "stream"]
 
 
+@pytest.mark.slow
 @given(
     calls=st.lists(
         st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from(["generate", "cancel", [[1]], 3]))

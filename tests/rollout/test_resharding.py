@@ -24,6 +24,7 @@ def publish(config: RolloutConfig, version: int, ranks: int, seed: int):
     return publish_snapshot(directory, version, shards, placements=placements(shape), durable=False)
 
 
+@pytest.mark.slow
 def test_versions_for_one_two_and_four_ranks_give_bit_equal_probabilities(tmp_path):
     group = {"name": group_name("resharding"), "snapshot": {"directory": str(tmp_path)}}
     config = rollout_config_from_mapping({"group": group, "model": MODEL})

@@ -334,6 +334,7 @@ def frozen() -> dict[str, list[str]]:
     return {part[0].removeprefix("# "): part for part in parts if part and part[0].startswith("# ")}
 
 
+@pytest.mark.slow_but("clear", "clear, *", "update", "hot")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_group_does_what_it_always_did(name: str, tmp_path: Path) -> None:
     assert told(name, tmp_path) == frozen()[name]

@@ -274,6 +274,7 @@ def test_a_registration_that_outlives_its_segment_ends_quietly(name):
     assert not registration.is_held
 
 
+@pytest.mark.slow
 def test_several_threads_look_at_once(segment, name, liveness, launch):
     child = launch(PARTICIPANT, name)
     child.says()

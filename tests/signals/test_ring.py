@@ -24,6 +24,7 @@ def test_lines_come_back_in_order_and_stay_in_their_ring(segment, ring):
     assert segment.controller_journal.lines() == []
 
 
+@pytest.mark.slow_but("8171")
 @pytest.mark.parametrize("length", [1, 63, 64, 1000, MAX_LINE_BYTES - 20])
 def test_the_last_lines_stay_whole_however_many_there_were(ring, length):
     count = 3 * RING_CAPACITY // length + 7

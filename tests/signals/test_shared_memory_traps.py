@@ -42,6 +42,7 @@ def test_an_aligned_word_never_tears(segment, name, launch):
     assert seen == {0, ALL_ONES}
 
 
+@pytest.mark.slow_but
 @incident("FastDeploy C2-16")
 @pytest.mark.parametrize(
     "how",

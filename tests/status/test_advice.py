@@ -439,6 +439,7 @@ def follow(told: Told, code: str, bring_about) -> None:
     pytest.fail(f"the chain does not end: {found['headline']}")
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("alone", "state"),
     [(LIMITED if state == "action-overdue" else None, state) for state in STATES],
@@ -449,6 +450,7 @@ def test_the_first_advice_of_each_finding_ends_it_or_is_the_next_of_a_chain_that
     follow(alone, state.split()[0], STATES[state])
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("state", KEPT)
 def test_so_it_does_where_a_supervisor_keeps_the_group(kept, state):
     follow(kept, state, KEPT[state])

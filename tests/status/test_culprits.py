@@ -157,6 +157,7 @@ def hangs() -> list[Hang]:
     return [random_hang(seed) for seed in range(1000)]
 
 
+@pytest.mark.slow
 def test_the_culprit_of_a_hang_is_named_by_status_error_and_metrics(hangs):
     for hang in hangs:
         assert named_by_status(hang) == (hang.culprit,), f"{hang}"

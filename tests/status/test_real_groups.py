@@ -132,6 +132,7 @@ def test_a_file_that_is_no_segment_of_this_build_is_explained_by_that(local, tmp
     assert "cannot be read" in explain(facts_of_file("policy", tmp_path / "nothing")).headline
 
 
+@pytest.mark.slow
 def test_whatever_is_flipped_in_a_segment_is_explained_without_an_error(tmp_path):
     with LocalGroup(lambda _: InMemoryRunner([]), tmp_path) as group:
         group.update(1)
@@ -163,6 +164,7 @@ HANGS = [
 ]
 
 
+@pytest.mark.slow_but("step-dead-options2")
 @pytest.mark.processes
 @pytest.mark.parametrize(("point", "how", "options"), HANGS)
 def test_error_explanation_and_metrics_name_the_rank_that_hangs(make_group, point, how, options):

@@ -55,6 +55,7 @@ def test_what_cannot_be_copied_is_refused(nbytes, source, destination, error):
         copy_bytes(source(nbytes), destination(nbytes))
 
 
+@pytest.mark.slow
 def test_other_threads_go_on_while_much_is_copied():
     """A slice lets them on in none of a hundred copies, however the machine's cores are shared."""
     source, destination = memoryview(bytes(64 << 20)), memoryview(bytearray(64 << 20))

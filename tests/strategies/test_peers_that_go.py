@@ -148,6 +148,7 @@ def end(process):
     process.wait()
 
 
+@pytest.mark.slow_but
 def test_a_trainer_that_dies_before_its_offer_is_named_before_the_time_to_connect_is_over(
     address, kind, start, loading
 ):
@@ -163,6 +164,7 @@ def test_a_trainer_that_dies_before_its_offer_is_named_before_the_time_to_connec
     assert not error.touched
 
 
+@pytest.mark.slow_but
 def test_a_trainer_that_comes_back_is_asked_again(address, kind, start, loading):
     process, address = start(address)
     pending = loading(address)
@@ -172,6 +174,7 @@ def test_a_trainer_that_comes_back_is_asked_again(address, kind, start, loading)
         assert pending.outcome().manifest_digest == digest()
 
 
+@pytest.mark.slow_but
 def test_a_trainer_that_died_before_it_was_asked_is_told_by_the_socket_it_left(tmp_path, start, loading):
     process, address = start(f"ipc://{tmp_path}/p")
     end(process)
@@ -200,6 +203,7 @@ with BucketSender(sys.argv[1], window_bytes=1 << 18) as sender:
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_stopped_in_the_middle_is_silent_and_hears_so_when_it_goes_on(tmp_path):
     address = f"ipc://{tmp_path}/buckets"
     with WITHOUT_PADDLE.start("-c", _STOPPING_TRAINER, address, stderr=None, text=True) as process:
@@ -241,6 +245,7 @@ def test_a_rank_that_meets_itself_at_its_publisher_s_port_goes_on_waiting(loadin
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MOONCAKE], indirect=True)
 def test_who_floods_a_publisher_keeps_it_from_nobody_and_fills_nothing(start):
     """All that is not what ranks say, while it has nothing to give; then somebody asks."""

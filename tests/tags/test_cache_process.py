@@ -142,6 +142,7 @@ def test_a_rebuild_that_fails_there_leaves_nobody_serving(served: GroupWithCache
     assert served.controller.update(tags=K).missing == ()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("tags", [W, K], ids=["weights", "KV cache"])
 def test_it_gives_back_the_half_that_the_ranks_did_though_it_saw_nothing_but_the_abort(
     served: GroupWithCache, tags: frozenset[Tag]

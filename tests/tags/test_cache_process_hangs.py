@@ -81,6 +81,7 @@ def reports(group: LivingGroup) -> list[str]:
         return [each.facts["message"] for each in read_ndjson(lines) if each.kind == kinds.WAIT_EXPIRED]
 
 
+@pytest.mark.slow
 def test_an_action_of_it_that_takes_too_long_is_named_by_its_controller_and_by_itself(make) -> None:
     group, controller = make(deadlines={"action_s": {"release_kv_cache": 1.0}})
     group.order(CACHE, "release_kv", "hold")
@@ -97,6 +98,7 @@ def test_an_action_of_it_that_takes_too_long_is_named_by_its_controller_and_by_i
     assert controller.clear().sentence()
 
 
+@pytest.mark.slow
 def test_the_deadline_of_a_command_counts_for_it_although_the_controller_is_stopped(make) -> None:
     group, controller = make()
     group.publish(2)
@@ -136,6 +138,7 @@ def test_it_ends_what_a_dead_controller_left_where_no_rank_can(make) -> None:
     eventually(lambda: controller.status().over)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("how", ["stopped", "hanging"])
 def test_a_keeper_replaces_one_that_keeps_a_decided_command_from_its_end(tmp_path, how) -> None:
     group = LivingGroup(tmp_path, load=0.5, config={"kv_cache_process": True})

@@ -166,6 +166,7 @@ def test_ranks_fail_and_keep_their_half_together(make_group: Callable[..., Livin
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("tags", [W, K], ids=["weights", "KV cache"])
 def test_a_clear_of_one_half_that_fails_where_another_rank_is_done_ends_with_that_half_gone_everywhere(
     make_group: Callable[..., LivingGroup], tags: frozenset[Tag]
@@ -190,6 +191,7 @@ def test_a_clear_of_one_half_that_fails_where_another_rank_is_done_ends_with_tha
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow_but("KV cache")
 @pytest.mark.parametrize("tags", [W, K], ids=["weights", "KV cache"])
 def test_a_half_that_cannot_be_given_back_is_a_fault_of_that_rank_alone(
     make_group: Callable[..., LivingGroup], tags: frozenset[Tag]

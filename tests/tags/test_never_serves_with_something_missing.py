@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant
 from lone_rank import SPECS
@@ -33,6 +34,6 @@ class TaggedCommands(InMemoryWork, GroupMachine):
             assert admits == {True}
 
 
-TestTaggedCommands = TaggedCommands.TestCase
+TestTaggedCommands = pytest.mark.slow(TaggedCommands.TestCase)
 #: There are few states, and ten commands come to all of them.
 TestTaggedCommands.settings = settings(stateful_step_count=10, max_examples=20)

@@ -68,6 +68,7 @@ class Served(InMemoryWork):
         return runner
 
 
+@pytest.mark.slow_but("*-stage_weights", "*-flip_weights", "abort")
 class TestTheGoodEngine(Served, RunnerContract):
     plans = ("hot",)
     ways = ("raises",)
@@ -90,6 +91,7 @@ def test_the_contract_finds_a_scheduler_that_breaks_a_promise(scheduler, tmp_pat
     assert SEEDED[scheduler] in "; ".join(found)
 
 
+@pytest.mark.slow_but("ResumeAdmittingDoesNothing")
 @pytest.mark.parametrize("scheduler", SEEDED, ids=lambda scheduler: scheduler.__name__)
 def test_the_machine_finds_a_scheduler_that_breaks_a_promise(scheduler):
     machine = type("Broken", (Served, GroupMachine), {"scheduler": scheduler})

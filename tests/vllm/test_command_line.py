@@ -96,6 +96,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_vllm_has_not_is_refused_by_its_name(commanded):
     for named, words in REFUSED.items():
         code, _, err = commanded.wsm(*words)

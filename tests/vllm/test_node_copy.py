@@ -46,6 +46,7 @@ def large(tmp_path):
     return [write_checkpoint(tmp_path / name, fill, LARGE) for name, fill in (("one", 1.0), ("two", 2.0))]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_ranks_of_a_node_read_a_version_once(large):
     one, two = large
@@ -69,6 +70,7 @@ def test_the_ranks_of_a_node_read_a_version_once(large):
         engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("at", ["prepare", "load"])
 def test_what_killed_ranks_have_left_in_shared_memory_goes_with_the_next_read(large, at):

@@ -72,6 +72,7 @@ def test_a_push_without_a_name_gets_one_of_its_own(one):
     played(one, play, **PUSHES)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("where", ["start", NAMES[0], NAMES[2], "finish"])
 def test_a_push_that_fails_anywhere_on_one_rank_ends_with_the_version_before(one, rank, where):

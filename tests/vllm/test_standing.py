@@ -76,6 +76,7 @@ def test_where_vllm_answers_no_text_nothing_says_that_it_serves(one, stop):
     played(one, play, transfers="wsm+nccl")
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_say_whether_it_is_paused_keeps_nobody_waiting(one):
     async def play(at):
         assert (await said(at))["serving"]

@@ -82,6 +82,7 @@ def test_a_digest_that_differs_on_one_rank_is_refused_and_nothing_is_paused(one,
     played(one, play)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("after", [0, 2, 3])
 def test_a_reload_that_fails_on_one_rank_ends_with_the_version_before_on_all(one, two, rank, after):
@@ -145,6 +146,7 @@ def test_a_version_that_makes_other_parameters_than_at_its_first_load_is_no_vers
     played(one, play, fingerprints=True)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("packs", [True, False])
 def test_packed_parameters_have_no_fingerprint(one, two, packs):
     async def play(engine):
@@ -193,6 +195,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("words", DAMAGES)
 def test_a_version_of_other_tensors_is_refused_by_every_rank_before_anything_is_paused(one, tmp_path, words):
     shapes, name = DAMAGES[words]
@@ -336,6 +339,7 @@ def test_an_engine_that_is_dead_serves_nothing(one, two):
     played(one, play)
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_answer_in_time_serve_nothing_until_they_do(one, two):
     async def play(engine):
         answered = asyncio.Event()
@@ -370,6 +374,7 @@ class HeardEngine(ProcessEngine):
         return await asyncio.to_thread(asyncio.run, super().call(question))
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named_where_all_are_waited_for(one):
     engine = HeardEngine(one)
     stopped = engine.workers[1].process.pid

@@ -126,6 +126,7 @@ def test_a_rank_does_not_settle_in_the_segment_of_a_dead_run(join, tmp_path):
     assert CommandWord.unpack(segment.words[segment.layout.command]).epoch == 1
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("was_killed", [False, True])
 def test_a_rank_does_not_settle_there_while_its_next_owner_still_looks_at_it(join, tmp_path, was_killed):
     any_run = dataclasses.replace(TWO, run_id="")

@@ -19,6 +19,7 @@ from wsm.controller.errors import ActionOverdueError, RankFailedError
 from wsm.testing import Fault, InMemoryRequests, InMemoryRunner, LocalGroup, RunnerContract, load_bytes
 
 
+@pytest.mark.slow_but("*-release_weights", "*-load_weights", "*-flip_weights", "abort")
 class TestAnEngineThatHasEverySurface(InMemoryWork, RunnerContract):
     plans = ("clear", "update", "update_in_place", "hot")
     ways = ("raises", "is not done", "lacks something")

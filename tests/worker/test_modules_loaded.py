@@ -68,6 +68,7 @@ def test_the_version_is_told_without_numpy_and_without_the_library() -> None:
     assert not loaded & {"numpy", "yaml", "structlog", "wsm.worker", "wsm.controller", "wsm.strategies"}
 
 
+@pytest.mark.slow_but
 @pytest.mark.processes
 @pytest.mark.parametrize("hot", [False, True], ids=["in place", "hot"])
 def test_the_first_updates_of_a_rank_import_nothing(tmp_path: Path, hot: bool) -> None:

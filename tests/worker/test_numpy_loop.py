@@ -41,6 +41,7 @@ def loop(tmp_path):
     process.stdout.close()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_it_waits_for_its_first_version_and_answers_by_the_one_that_it_was_given(loop):
     loop.stdin.write("3\n")

@@ -128,6 +128,7 @@ def test_another_version_is_named_although_it_answers_alike(night: Path) -> None
     assert "and this is version 9.9" in found.other_builds[0]
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     "facts", [{}, {"look": {}}, {"look": {"command": "zz"}}, {"happened": {"event": "DANCE"}}]
 )

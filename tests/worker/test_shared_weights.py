@@ -46,6 +46,7 @@ def publish(group, tmp_path):
         yield publish_version
 
 
+@pytest.mark.slow
 def test_a_group_is_updated_from_shared_memory_and_serves_what_was_shared(group, publish):
     publish(1)
     group.start()
@@ -74,6 +75,7 @@ def streamed(make_group, tmp_path):
     )
 
 
+@pytest.mark.slow
 @incident("dynamo#13912")
 def test_a_group_is_updated_from_buckets_while_the_trainer_commands(streamed, tmp_path):
     group = streamed
@@ -121,6 +123,7 @@ def test_what_a_trainer_hands_in_wrongly_fails_the_update_with_that_cause_and_th
             assert group.update(2).serving
 
 
+@pytest.mark.slow
 def test_hot_updates_stage_from_shared_memory_and_from_buckets(group, publish, streamed, tmp_path):
     publish(1)
     group.start()
@@ -146,6 +149,7 @@ def test_hot_updates_stage_from_shared_memory_and_from_buckets(group, publish, s
     streamed.assert_steps_are_pure([1, 2, 3])
 
 
+@pytest.mark.slow
 def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transport(make_group, tmp_path):
     sender = FakeSender(bucket_bytes=1024)
     group = make_group(
@@ -204,6 +208,7 @@ def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transpor
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow
 @pytest.mark.needs("mooncake")
 def test_a_group_reads_its_versions_from_registered_memory(make_group, tmp_path):
     address = f"ipc://{tmp_path}/publisher"

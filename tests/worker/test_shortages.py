@@ -39,6 +39,7 @@ def test_a_rank_without_a_descriptor_gives_its_memory_back_and_serves_again(make
     assert controller.update(2).version == "2"
 
 
+@pytest.mark.slow_but("hot")
 @pytest.mark.parametrize("hot", [False, True], ids=["in place", "hot"])
 def test_an_update_that_finds_no_descriptor_keeps_what_served_and_works_afterwards(make_group, hot):
     group = make_group()

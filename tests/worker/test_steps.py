@@ -194,6 +194,7 @@ def test_every_poll_of_a_rank_that_follows_its_peers_sees_a_broken_one(tmp_path,
         assert {other.poll() for _ in range(3)} == {HOLD}
 
 
+@pytest.mark.slow_but
 @pytest.mark.processes
 @pytest.mark.parametrize("stands", [False, True], ids=["before it stands", "while it stands"])
 def test_a_rank_that_breaks_in_a_step_that_it_joined_fails_the_command(group, stands):

@@ -51,6 +51,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_stream_that_does_not_fit_leaves_the_version_before_serving(rank, sender, wrong):
     lone = rank()

@@ -88,6 +88,7 @@ def test_a_load_may_return_what_it_loaded_as_a_type_with_facts_of_its_own(make_l
     assert wsm.Loaded.of(said).facts() == said
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     "said",
     [

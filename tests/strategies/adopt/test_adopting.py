@@ -622,6 +622,7 @@ print(json.dumps([sorted(seen), wrong]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_an_adoption_that_was_killed_anywhere_is_finished_by_the_same_call(tmp_path):
     seen, wrong = json.loads(WITHOUT_PADDLE.run("-c", KILLED_EVERYWHERE, tmp_path))

@@ -160,6 +160,7 @@ def test_a_cancellation_is_seen_while_no_thread_has_come_to_the_end_of_a_chunk(m
     assert not loading_threads()
 
 
+@pytest.mark.slow_but("digest-1", "no thread-1", "no thread-3")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize(
     "failing", ["digest", "read", "no memory", "cancelled", "progress", "small", "no thread", "nothing"]

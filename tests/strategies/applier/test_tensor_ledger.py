@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -86,6 +87,7 @@ SPECS = some.builds(
 )
 
 
+@pytest.mark.slow
 @given(some.lists(SPECS, max_size=40, unique_by=lambda spec: spec.name))
 def test_every_set_of_names_comes_back_as_it_was(specs):
     text = text_of(specs)
@@ -105,6 +107,7 @@ def test_names_that_are_patterns_with_ranges_fit_however_many_they_are():
     assert tensors_in(text) == {spec.name: spec for spec in specs}
 
 
+@pytest.mark.slow
 def test_a_set_without_pattern_that_is_too_long_has_no_text():
     some_of_them = [spec for spec in experts(300) if digest_of(spec.name.encode())[0] in "0123"]
     assert text_of(some_of_them) is None

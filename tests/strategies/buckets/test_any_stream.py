@@ -186,6 +186,7 @@ def test_damage_that_looks_like_a_trainer_s_fault_is_called_damage(case):
     check(case)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(cases())
 def test_both_sides_have_all_bytes_or_a_typed_error_and_a_good_version_afterwards(case):

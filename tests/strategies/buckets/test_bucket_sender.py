@@ -159,6 +159,7 @@ def test_what_fails_in_the_trainer_before_it_talks_is_told_to_the_ranks_and_is_t
         sending.result()
 
 
+@pytest.mark.slow
 def test_a_rank_that_asks_for_another_version_than_the_one_that_failed_is_told_so(over_ipc, threads):
     with (
         pytest.raises(errors.VersionMismatchError, match="version 5 was asked for"),
@@ -415,6 +416,7 @@ def address(tmp_path):
     return f"ipc://{tmp_path}/buckets"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("standing_still", ["trainer", "rank"])
 def test_no_word_about_many_small_buckets_is_lost_while_one_side_stands_still(
     address, threads, standing_still
@@ -528,6 +530,7 @@ def test_a_rank_that_stands_still_keeps_no_other_from_its_version(over_ipc, laun
     assert sending.result().digests == {rank: digest_of_shard(1, rank) for rank in range(2)}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_window_of_a_rank_that_was_killed_in_the_middle_serves_the_next_version(
     over_ipc, launch, threads

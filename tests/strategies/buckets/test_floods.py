@@ -63,6 +63,7 @@ def address(request, tmp_path):
     return "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/buckets"
 
 
+@pytest.mark.slow
 def test_floods_of_every_kind_keep_no_sender_from_its_deadline_its_ranks_or_its_size(address, start, threads):
     trainer, address = start("-c", _TRAINER, address)
     before = peak_bytes(trainer.pid)
@@ -171,6 +172,7 @@ def test_a_rank_that_cannot_begin_is_named_with_its_reason_when_its_time_is_over
         pending.result()
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("said", ["endless parts", "large messages", "no ZMQ"])
 def test_who_floods_a_rank_in_a_trainer_s_place_is_named_at_the_deadline(tmp_path, said, start):
     """Whoever has taken the path of a living trainer."""

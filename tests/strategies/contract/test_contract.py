@@ -32,6 +32,7 @@ def test_every_registered_strategy_keeps_the_contract() -> None:
     assert {arrival.strategy for arrival in ARRIVALS.values()} == set(STRATEGIES)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(("version", "threads"), [(7, 1), (None, 2)], ids=["asked for", "announced"])
 def test_a_good_version_arrives_whole_and_the_report_says_what_it_was(arrival, version, threads):
     arrival.publish(7, A)
@@ -48,6 +49,7 @@ def test_a_good_version_arrives_whole_and_the_report_says_what_it_was(arrival, v
     assert report.adopted_bytes == 0
 
 
+@pytest.mark.slow_but
 def test_versions_a_b_a_leave_the_bytes_of_a(arrival):
     rank = Rank(arrival)
     reports = [rank.require_next(version, state) for version, state in ((1, A), (2, B), (3, A))]
@@ -58,6 +60,7 @@ def test_versions_a_b_a_leave_the_bytes_of_a(arrival):
 TRANSPOSED = frozenset({"embed.weight", "layer.0.weight", "large.weight", "second.weight", "nothing"})
 
 
+@pytest.mark.slow_but
 def test_a_target_with_exchanged_axes_gets_them_exchanged_and_reports_what_came(arrival):
     rank = Rank(arrival)
     rank.target = MemoryTarget((spec for spec, _ in A.values()), transposed=TRANSPOSED)
@@ -73,6 +76,7 @@ def test_a_target_with_exchanged_axes_gets_them_exchanged_and_reports_what_came(
             assert bytes(rank.target.writable(name)) == came.T.tobytes(), name
 
 
+@pytest.mark.slow_but
 def test_a_version_beside_one_that_serves_gets_its_axes_exchanged_too(arrival):
     rank = Rank(arrival)
     rank.target = MemoryTarget((spec for spec, _ in A.values()), transposed=TRANSPOSED)
@@ -105,6 +109,7 @@ def with_alias(state: State, names: str) -> State:
     return {**{name: row for name, row in state.items() if names == "both" or name != spec.name}, **alias}
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("names", ["both", "alias first", "alias only"])
 def test_a_tied_tensor_is_applied_once_under_whichever_of_its_names_it_comes(arrival, names):
     rank = tied_rank(arrival, tied="large.weight")
@@ -117,6 +122,7 @@ def test_a_tied_tensor_is_applied_once_under_whichever_of_its_names_it_comes(arr
     assert rank.tainted == 2
 
 
+@pytest.mark.slow_but
 def test_other_bytes_under_another_name_of_a_tied_tensor_are_refused(arrival):
     spec, data = A["large.weight"]
     other = bytes([data[0] ^ 1, *data[1:]])
@@ -131,6 +137,7 @@ def test_other_bytes_under_another_name_of_a_tied_tensor_are_refused(arrival):
     assert rank.holds(A)
 
 
+@pytest.mark.slow_but("ipc_snapshot, resliced")
 def test_a_name_that_the_target_does_not_declare_tied_is_unknown(arrival):
     arrival.publish(1, {**A, "tied": (TensorSpec("tied", "F32", (8, 16)), A["head.weight"][1])})
     rank = Rank(arrival, serving=B)
@@ -141,6 +148,7 @@ def test_a_name_that_the_target_does_not_declare_tied_is_unknown(arrival):
     assert rank.tainted or rank.holds(B)
 
 
+@pytest.mark.slow_but
 @incident("sglang#31621")
 def test_looking_at_a_version_moves_nothing_and_a_load_can_follow(arrival):
     arrival.publish(5, A)
@@ -162,6 +170,7 @@ def wrongs() -> list[object]:
     return [pytest.param(wrong, id=wrong.value) for wrong in Wrong]
 
 
+@pytest.mark.slow_but("snapshot-*", "*-a tensor of the model is missing")
 @incident("FastDeploy#6052", "tokenspeed#1373")
 @pytest.mark.processes
 @pytest.mark.parametrize("wrong", wrongs())
@@ -186,6 +195,7 @@ def test_what_is_wrong_is_a_typed_error_and_a_good_version_loads_afterwards(arri
     rank.require_next(4, A)
 
 
+@pytest.mark.slow_but
 def test_damaged_bytes_are_found_on_several_threads_too(arrival):
     rank = Rank(arrival, serving=B)
     expected = arrival.publish_wrong(3, A, Wrong.FLIPPED_BIT)
@@ -195,6 +205,7 @@ def test_damaged_bytes_are_found_on_several_threads_too(arrival):
     rank.require_next(4, A, threads=2)
 
 
+@pytest.mark.slow_but("delta-cancelled")
 @pytest.mark.parametrize("failing", ["damaged bytes", "cancelled"])
 def test_a_failed_load_keeps_no_memory_of_the_model_until_a_collector_comes(arrival, failing):
     target = WatchedTarget(spec for spec, _ in A.values())
@@ -217,6 +228,7 @@ def stop_at(count: int) -> Callable[[], bool]:
     return lambda: next(asked, None) is None
 
 
+@pytest.mark.slow_but
 @incident("NeMo-RL#3274")
 @pytest.mark.parametrize(("count", "threads"), [(0, 1), (1, 2), (4, 1), (4, 2)])
 def test_a_load_can_be_cancelled_between_chunks_and_repeated(arrival, count, threads):
@@ -230,6 +242,7 @@ def test_a_load_can_be_cancelled_between_chunks_and_repeated(arrival, count, thr
     rank.require_next(2, A)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("threads", [1, 2])
 def test_progress_grows_to_the_bytes_of_all_tensors(arrival, threads):
     arrival.publish(1, A)
@@ -248,6 +261,7 @@ def test_progress_grows_to_the_bytes_of_all_tensors(arrival, threads):
         assert len(seen) > len(A)  # the large tensor is reported in between, too
 
 
+@pytest.mark.slow_but
 def test_a_target_that_fails_ends_the_load_and_the_next_one_works(arrival):
     class Broken(MemoryTarget):
         def writable(self, name):
@@ -263,6 +277,7 @@ def test_a_target_that_fails_ends_the_load_and_the_next_one_works(arrival):
     rank.require_next(2, A)
 
 
+@pytest.mark.slow_but
 def test_a_part_of_the_tensors_arrives_where_that_is_asked_for(arrival):
     part = {name: B[name] for name in B if name != "layer.0.bias"}
     arrival.publish(1, part)
@@ -273,6 +288,7 @@ def test_a_part_of_the_tensors_arrives_where_that_is_asked_for(arrival):
     assert report.digest == digest_of_state({**A, **part})
 
 
+@pytest.mark.slow_but
 def test_what_is_allowed_by_name_is_left_out(arrival):
     state = {**A, "stranger": (A["steps"][0].__class__("stranger", "U8", (3,)), b"abc")}
     arrival.publish(1, state)
@@ -282,6 +298,7 @@ def test_what_is_allowed_by_name_is_left_out(arrival):
     assert (report.tensors, report.bytes) == (len(A), BYTES)
 
 
+@pytest.mark.slow_but
 def test_many_failures_leave_no_descriptor_open(arrival):
     rank = Rank(arrival)
     for version in (1, 2):  # a publisher may alternate between two places

@@ -53,6 +53,7 @@ def trainer_that_does_not_look() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("name", "index", "threads"),
     [("second.weight", 500_000, 2), ("large.weight", 0, 1), ("layer.0.bias", 23, 1)],
@@ -73,6 +74,7 @@ def test_nan_is_refused_by_name_and_a_good_version_loads_afterwards(arrival, nam
     assert rank.holds(BETTER)
 
 
+@pytest.mark.slow_but
 def test_nan_in_memory_with_its_axes_exchanged_is_refused_at_its_place_in_the_source(arrival):
     rank = Rank(arrival)
     rank.target = MemoryTarget((spec for spec, _ in GOOD.values()), transposed={"second.weight"})
@@ -85,6 +87,7 @@ def test_nan_in_memory_with_its_axes_exchanged_is_refused_at_its_place_in_the_so
     assert rank.holds(GOOD)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("arrival", as_parameters(PUBLISHED_ANEW), indirect=True)
 def test_a_promise_that_comes_with_the_same_tensors_is_made(arrival):
     bad = with_nan(GOOD, "large.weight", 7)
@@ -97,6 +100,7 @@ def test_a_promise_that_comes_with_the_same_tensors_is_made(arrival):
             rank.load(1)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize("arrival", as_parameters(TOLD_AT_ONCE), indirect=True)
 @pytest.mark.parametrize(("name", "index"), [("second.weight", 520_000), ("layer.0.bias", 3)])
 def test_a_trainer_that_promises_finite_weights_is_told_where_they_are_not(arrival, name, index):

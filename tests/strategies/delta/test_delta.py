@@ -277,6 +277,7 @@ def test_a_base_that_changes_under_the_load_is_found_by_the_result(deltas):
     assert caught.value.touched
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(
     shapes=st.lists(

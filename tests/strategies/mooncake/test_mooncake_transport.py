@@ -293,6 +293,7 @@ def test_a_rank_that_dies_gives_its_lease_back(publisher):
     publisher.withdraw(wait_s=60)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_stops_while_it_is_read_is_a_typed_error_within_the_deadline(trainer, ranks):
     process, address = trainer
     rank = ranks(address, silence_s=0.5, **SMALL)
@@ -371,6 +372,7 @@ def test_an_engine_on_loopback_cannot_be_reached_from_elsewhere_nor_by_inheritan
     engine.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_kept_to_this_host_is_refused(monkeypatch):
     monkeypatch.setattr(mooncake_engine, "_PORTS", range(1, 2))
     with raising("engine-exposed", match="only 1 of the two"):
@@ -431,6 +433,7 @@ def test_a_missing_system_library_is_named_with_what_to_install(monkeypatch):
         Engine(EngineSettings())
 
 
+@pytest.mark.slow
 def test_many_loads_leave_no_thread_and_no_descriptor(tmp_path):
     def held() -> tuple[int, int]:
         gc.collect()

@@ -150,6 +150,7 @@ def test_a_publisher_has_as_many_connections_as_it_may_and_the_oldest_that_reads
         assert not select.select(made[1:], [], [], 0.1)[0]
 
 
+@pytest.mark.slow
 def test_a_connection_that_fails_as_it_is_taken_keeps_no_rank_from_the_publisher(
     tmp_path, server, monkeypatch
 ):
@@ -167,6 +168,7 @@ def test_a_connection_that_fails_as_it_is_taken_keeps_no_rank_from_the_publisher
     assert failed
 
 
+@pytest.mark.slow
 def test_revoking_waits_for_no_rank_even_if_none_of_them_reads(tmp_path, server):
     with contextlib.ExitStack() as stack:
         ranks = [RankLease(f"ipc://{tmp_path}/p", UNOBSERVED, silence_s=60) for _ in range(3)]

@@ -269,6 +269,7 @@ def test_a_strategy_reads_its_own_section_and_one_of_wsms(shelf):
     assert Sources(config).of(1) == SnapshotSource("/d", 1, world_size=7)
 
 
+@pytest.mark.slow_but
 @pytest.mark.parametrize(
     ("section", "text"),
     [

@@ -69,6 +69,7 @@ def test_what_is_wrong_is_refused_by_its_file_before_anything_is_touched(config,
     assert not tainted
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_the_command_line_plans_for_it_and_reads_it(config, tmp_path):
     publish(tmp_path, 7, ARRAYS)

@@ -392,6 +392,7 @@ def _states(draw):
     return state
 
 
+@pytest.mark.slow
 @given(_states(), st.integers(1, 300), st.integers(0, 3))
 def test_any_state_dict_in_any_parts_is_loaded_as_it_was(state, part_bytes, device_id):
     with tempfile.TemporaryDirectory() as directory:

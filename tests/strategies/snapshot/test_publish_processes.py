@@ -114,6 +114,7 @@ print(json.dumps([operations, lost, wrong]))
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["beside", "replaced", "replaced in two renames"])
 def test_a_publisher_killed_anywhere_leaves_whole_versions_and_room_for_the_next(tmp_path, way):
     """Where a file system cannot exchange two names, the next publisher puts back what was in between."""
@@ -123,6 +124,7 @@ def test_a_publisher_killed_anywhere_leaves_whole_versions_and_room_for_the_next
     assert lost == (way == "replaced in two renames")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [pytest.param("", marks=pytest.mark.slow), "1"])
 def test_readers_find_whole_versions_at_any_moment_while_they_are_replaced(tmp_path, asked):
     first_publication(tmp_path)
@@ -138,6 +140,7 @@ def test_readers_find_whole_versions_at_any_moment_while_they_are_replaced(tmp_p
             assert mixed == 0
 
 
+@pytest.mark.slow
 @incident("FastDeploy#6852")
 def test_a_load_holds_no_memory_beside_the_target(tmp_path):
     """Measured by the kernel: the process' peak grows by much less than one part (64 MiB)."""

@@ -96,6 +96,7 @@ def loaded(root, state, rank: int, ranks: int, **options):
     return report
 
 
+@pytest.mark.slow_but("1-2")
 @pytest.mark.parametrize("written", [1, 2, 4])
 @pytest.mark.parametrize("read", [1, 2, 4])
 def test_every_rank_loads_what_slicing_the_whole_model_gives(tmp_path, whole, written, read):

@@ -49,6 +49,7 @@ def lock_all_that_can_be_opened(directory: Path, kind: int) -> list[int]:
     return held
 
 
+@pytest.mark.slow_but
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
 def test_a_reader_that_locks_what_it_can_blocks_neither_the_publisher_nor_another_reader(place, kind):

@@ -153,6 +153,7 @@ def found(place: Place, root: Path, ranks: int, version: str | None = None) -> t
     return one, set().union(*contents)
 
 
+@pytest.mark.slow_but
 @incident("prime-rl#1492")
 def test_each_process_puts_its_own_shard_and_nothing_is_seen_before_one_seals_them(place, tmp_path):
     with Trainer(place, tmp_path, 3) as trainer:
@@ -177,6 +178,7 @@ def test_each_process_puts_its_own_shard_and_nothing_is_seen_before_one_seals_th
         assert found(place, tmp_path, 3) == ("5", {5})
 
 
+@pytest.mark.slow_but
 def test_it_seals_what_was_heard_and_nothing_else(place, tmp_path):
     with Trainer(place, tmp_path, 2) as trainer, Trainer(place, tmp_path, 3) as wider:
         digests = trainer.put(1, 7)
@@ -257,6 +259,7 @@ def killed(place: Place, root: Path, ranks: int, call: str, line: int) -> bool:
     return died
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "every"),
     [

@@ -164,6 +164,7 @@ def test_a_tensor_that_the_manifest_describes_otherwise_is_refused(sender, sourc
     assert model.tainted == 1
 
 
+@pytest.mark.slow
 def test_a_sender_that_always_sends_something_is_ended_by_the_limit_of_the_whole(sender, source):
     sender.send(make_paddle_state(), step_id="1", wrong="dribble")
     rsync = source(config={"session_total_timeout_s": 2}, verify_checksum=False)
@@ -188,6 +189,7 @@ def test_what_a_rank_does_with_the_tensors_does_not_count_as_waiting_for_them(se
     assert load(rsync, target, name="rsync", version=1).verified == len(state)
 
 
+@pytest.mark.slow_but
 @incident("FastDeploy C2-25")
 @pytest.mark.parametrize("raised", [ConnectionError("no route"), None], ids=["raises", "hangs"])
 def test_an_object_that_cannot_be_initialized_is_cleaned_up_and_not_used_again(

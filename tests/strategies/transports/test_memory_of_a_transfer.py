@@ -88,12 +88,14 @@ def measured(sender):
     return measure
 
 
+@pytest.mark.slow
 def test_what_the_settings_say_is_announced_and_is_no_less_than_what_is_taken(measured):
     announced, taken = measured(bucket_size_mb=16, num_buffers=2, materialize_tensors=False)
     assert announced == 2 * BUCKET + BATCH_BYTES
     assert BUCKET < taken < announced + NOISE
 
 
+@pytest.mark.slow
 def test_what_is_collected_before_the_model_is_touched_is_announced_too(measured):
     announced, taken = measured(bucket_size_mb=16, num_buffers=2, materialize_tensors=False, check="whole")
     assert announced == 2 * BUCKET + BATCH_BYTES + COUNT * SIZE
