@@ -85,18 +85,10 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         replace(WEIGHT_CHART, rows=tuple(row for row in WEIGHT_CHART.rows if row.event is not E.FAIL)),
         "unused event: weights FAIL",
     ),
-    "a state without an explanation": (
-        replace(WEIGHT_CHART, meanings={}),
-        "unexplained state: weights NORMAL",
-    ),
     "a state that nothing leads to": (never_prepared(WEIGHT_CHART), "unreachable state: weights PREPARED"),
     "a state without a way out": (
         without(WEIGHT_CHART, W.FAULTED, E.CLEAR),
         "trap state: weights FAULTED",
-    ),
-    "a final state with a way out": (
-        replace(WEIGHT_CHART, final=frozenset({W.FAULTED})),
-        "final state: weights FAULTED",
     ),
     "work that cannot succeed": (
         without(WEIGHT_CHART, W.CLEARING, E.CLEARED),

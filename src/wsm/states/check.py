@@ -108,14 +108,11 @@ def _only_known_names(chart: Chart) -> Iterator[TableFault]:
             yield _found("unknown event", chart, row, f"{row.event!r} is no event of this machine")
 
 
-def _every_name_is_used(chart: Chart) -> Iterator[TableFault]:
+def _every_event_is_taken(chart: Chart) -> Iterator[TableFault]:
     used = {row.event for row in chart.rows}
     for event in chart.events:
         if event not in used:
             yield _found("unused event", chart, event, "no row takes it")
-    for state in chart.states:
-        if state not in chart.meanings:
-            yield _found("unexplained state", chart, state, "it has no meaning in one line")
 
 
 def _one_row_per_case(chart: Chart) -> Iterator[TableFault]:
@@ -142,13 +139,10 @@ def _every_state_is_reachable(chart: Chart) -> Iterator[TableFault]:
             yield _found("unreachable state", chart, state, f"no way leads there from {chart.initial.name}")
 
 
-def _only_final_states_are_traps(chart: Chart) -> Iterator[TableFault]:
+def _no_state_is_a_trap(chart: Chart) -> Iterator[TableFault]:
     for state in chart.states:
-        leaves = any(row.source is state and row.dest is not state for row in chart.rows)
-        if not leaves and state not in chart.final:
-            yield _found("trap state", chart, state, "nothing leads out, and it is not final")
-        if leaves and state in chart.final:
-            yield _found("final state", chart, state, "it is marked final and can be left")
+        if not any(row.source is state and row.dest is not state for row in chart.rows):
+            yield _found("trap state", chart, state, "nothing leads out")
 
 
 def _work_succeeds_or_fails(chart: Chart) -> Iterator[TableFault]:
@@ -235,10 +229,10 @@ def _found(check: str, chart: Chart, what: Row | State | Event, problem: str) ->
 
 
 _CHECKS: tuple[Callable[[Chart], Iterator[TableFault]], ...] = (
-    _every_name_is_used,
+    _every_event_is_taken,
     _one_row_per_case,
     _every_state_is_reachable,
-    _only_final_states_are_traps,
+    _no_state_is_a_trap,
     _work_succeeds_or_fails,
     _decisions_decide,
     _a_new_epoch_begins_with_nothing,

@@ -122,19 +122,18 @@ class Row:
 class Chart:
     """A table with what the checks and the diagrams must know about it besides its rows.
 
-    `working`: states in which work is going on, with the event that says that it succeeded. `deciding`:
-    states that only a decision of the group ends. `final`: states that are never left, except by a new epoch.
+    `meanings`: its states in the order in which they are shown, each in one line. `working`: states in which
+    work is going on, with the event that says that it succeeded. `deciding`: states that only a decision of
+    the group ends.
     """
 
     machine: MachineName
     rows: tuple[Row, ...]
-    states: tuple[State, ...]
     events: tuple[Event, ...]
     initial: State
     meanings: Mapping[State, str]
     working: Mapping[State, Event]
     deciding: frozenset[State] = frozenset()
-    final: frozenset[State] = frozenset()
     _index: dict[tuple[State, Event], tuple[Row, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -143,6 +142,11 @@ class Chart:
             key = (row.source, row.event)
             index[key] = (*index.get(key, ()), row)
         object.__setattr__(self, "_index", index)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Its states."""
+        return tuple(self.meanings)
 
     def rows_for(self, state: State, event: Event) -> tuple[Row, ...]:
         """Return the rows of one pair, in the table's order; none where the event is refused."""
@@ -208,28 +212,25 @@ WEIGHT_TABLE: tuple[Row, ...] = (
     ),
     Row(_W.UPDATING, _E.PREPARED, _W.PREPARED, note="all that can fail is done and verified"),
     Row(_W.UPDATING, _E.ABORT, _W.NORMAL, Guard.KEPT, note="what was begun is undone; as before the command"),
-    Row(
-        _W.UPDATING,
-        _E.ABORT,
-        _W.CLEARING,
-        Guard.DROPPED,
-        note="some rank's weights are not whole, or this one held none",
-        plans=(DISCARD, DISCARD_WEIGHTS),
-    ),
     # decision
     Row(_W.PREPARED, _E.COMMIT, _W.NORMAL, note="all ranks are PREPARED with matching manifests"),
     Row(_W.PREPARED, _E.ABORT, _W.NORMAL, Guard.KEPT, note="what was done is undone; as before the command"),
-    Row(
-        _W.PREPARED,
-        _E.ABORT,
-        _W.CLEARING,
-        Guard.DROPPED,
-        note="some rank's weights are not whole, or this one held none",
-        plans=(DISCARD, DISCARD_WEIGHTS),
+    *(
+        Row(
+            state,
+            _E.ABORT,
+            _W.CLEARING,
+            Guard.DROPPED,
+            note="some rank's weights are not whole, or this one held none",
+            plans=(DISCARD, DISCARD_WEIGHTS),
+        )
+        for state in (_W.UPDATING, _W.PREPARED)
     ),
     # the KV cache was to go alone, and did not
-    Row(_W.NORMAL, _E.FAIL, _W.FAULTED, note="a teardown of the KV cache alone failed"),
-    Row(_W.CLEARED, _E.FAIL, _W.FAULTED, note="a teardown of the KV cache alone failed"),
+    *(
+        Row(state, _E.FAIL, _W.FAULTED, note="a teardown of the KV cache alone failed")
+        for state in (_W.NORMAL, _W.CLEARED)
+    ),
     # repair
     Row(
         _W.FAULTED,
@@ -281,7 +282,6 @@ KV_TABLE: tuple[Row, ...] = (
 WEIGHT_CHART = Chart(
     machine=MachineName.WEIGHTS,
     rows=WEIGHT_TABLE,
-    states=(_W.NORMAL, _W.CLEARING, _W.CLEARED, _W.UPDATING, _W.PREPARED, _W.FAULTED),
     events=tuple(_E),
     initial=_W.CLEARED,
     meanings={
@@ -299,7 +299,6 @@ WEIGHT_CHART = Chart(
 KV_CHART = Chart(
     machine=MachineName.KV,
     rows=KV_TABLE,
-    states=(_K.NORMAL, _K.CLEARING, _K.CLEARED, _K.UPDATING),
     events=tuple(_F),
     initial=_K.CLEARED,
     meanings={
@@ -321,7 +320,6 @@ ADMISSION_TABLE: tuple[Row, ...] = (
 ADMISSION_CHART = Chart(
     machine=MachineName.ADMISSION,
     rows=ADMISSION_TABLE,
-    states=(_A.OPEN, _A.HELD),
     events=tuple(_G),
     initial=_A.OPEN,
     meanings={
