@@ -49,6 +49,12 @@ def viewed_group(name: str) -> Iterator[GroupView]:
         yield group
 
 
+def image_of(name: str) -> SegmentImage:
+    """Return a copy of a group's segment; raises as :func:`known_group`."""
+    with known_group(name):
+        return SegmentImage.read(segment_path(name))
+
+
 def read_config(file: Path, group: str | None = None) -> WsmConfig:
     """Read a group's configuration, which may stand under ``group`` in the file of an engine.
 

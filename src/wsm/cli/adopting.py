@@ -105,8 +105,8 @@ def adopting(
         settings = settings_of_group(
             config,
             roots=asked["roots"] or (directory,),
-            way=AdoptWay(asked["way"]),
-            relabel=Relabel(asked["relabel"]),
+            way=asked["way"],
+            relabel=asked["relabel"],
             placements=None if asked["placements"] is None else placement_hook(asked["placements"]),
             names=names_from_files(asked["names_file"], asked["trained_file"]),
             retain=Retention(keep=asked["keep"]),
@@ -145,6 +145,8 @@ def settings_of_group(
     strategy = strategy_called(config.strategy)
     names = names or names_from_files(config.training_names, config.names_to_training)
     names = stripping(names, config.names.strip)
+    of_words = {"way": AdoptWay, "relabel": Relabel}
+    said |= {name: kind(said[name]) for name, kind in of_words.items() if name in said}
     return adopt_settings(
         strategy, config.strategy_sections(), config.ranks, placements=placements, names=names, **said
     )

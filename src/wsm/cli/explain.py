@@ -7,13 +7,11 @@ from pathlib import Path
 import click
 
 from wsm.cli._base import FAILED, WRONG_USAGE, CommandEndedError, answer, command, json_option, show_json
-from wsm.cli._groups import known_group
+from wsm.cli._groups import image_of
 from wsm.cli._remote import server_of, server_url
 from wsm.cli.journal import Story
 from wsm.errors import WsmError
-from wsm.signals.errors import SegmentMissingError
 from wsm.signals.names import segment_path
-from wsm.signals.segment import SegmentImage
 from wsm.status import Explanation, GroupStatus, explain, facts_of_file
 from wsm.status.reading import facts_with_locks
 from wsm.status.text import TRANSITIONS
@@ -64,20 +62,14 @@ def explain_command(name: str, last: int, as_json: bool) -> None:
 def _explained(name: str) -> Explanation:
     """Return what is known; what is no segment is wrong usage, and one that is there and broken a failure."""
     if "/" in name:
-        path = Path(name)
-        return _readable(facts_of_file(path.name.removeprefix("wsm."), path.resolve()), WRONG_USAGE)
-    with known_group(name):
-        path = segment_path(name)
+        path, exit_code = Path(name), WRONG_USAGE
+        facts = facts_of_file(path.name.removeprefix("wsm."), path.resolve())
+    else:
+        exit_code = FAILED
         try:
-            image = SegmentImage.read(path)
-        except SegmentMissingError:
-            raise
+            facts = facts_with_locks(name, segment_path(name), image_of(name))
         except WsmError as error:
-            return _readable(GroupStatus(name, problem=str(error)), FAILED)
-        return explain(facts_with_locks(name, path, image))
-
-
-def _readable(facts: GroupStatus, exit_code: int) -> Explanation:
+            facts = GroupStatus(name, problem=str(error))
     explanation = explain(facts)
     if facts.problem:
         raise CommandEndedError(f"{explanation.group} {explanation.headline}", exit_code=exit_code)

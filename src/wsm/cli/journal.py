@@ -27,7 +27,7 @@ from wsm.cli._base import (
     show,
     show_text,
 )
-from wsm.cli._groups import known_group
+from wsm.cli._groups import image_of
 from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
 from wsm.journal import entry as kinds
@@ -37,9 +37,7 @@ from wsm.journal.replay import ImpossibleEntry, Replay
 from wsm.journal.spans import extent, journal_spans, trace_text
 from wsm.labels import is_unnamed
 from wsm.printable import printable
-from wsm.signals.names import segment_path
 from wsm.signals.owner_settings import settings_in
-from wsm.signals.segment import SegmentImage
 from wsm.status.text import COLUMNS
 
 #: The most entries of later controllers that may stand before one that is late.
@@ -113,8 +111,7 @@ class _Ring(_JournalFile):
 
 def _of_group(name: str) -> list[_JournalFile]:
     """Return the journals of a group of this host: its files, or else the rings of its segment."""
-    with known_group(name):
-        image = SegmentImage.read(segment_path(name))
+    image = image_of(name)
     directory = settings_in(image.settings).journals
     files = [] if directory is None else sorted(directory.glob("*.ndjson"))
     *ranks, controllers = image.journals

@@ -7,10 +7,8 @@ from pathlib import Path
 import click
 
 from wsm.cli._base import EXISTING_DIRECTORY, command, show, show_text, wrong_usage
-from wsm.cli._groups import known_group
+from wsm.cli._groups import image_of
 from wsm.metrics.exporter import ALIASES, Exporter
-from wsm.signals.names import segment_path
-from wsm.signals.segment import SegmentImage
 
 
 @command
@@ -56,8 +54,7 @@ def metrics(name: str | None, address: str | None, aliases: tuple[str, ...], jou
         _serve(exporter, address)
         return
     if name is not None and journals is None:
-        with known_group(name):
-            SegmentImage.read(segment_path(name))
+        image_of(name)  # or it is no group
     show_text(exporter.answer()[2].decode().rstrip("\n"))
 
 

@@ -65,6 +65,7 @@ of_surfaces = options(
     click.option(
         "--sleep-level-1",
         type=click.Choice(["refuse", "as-2"]),
+        callback=lambda _context, _option, said: None if said is None else said == "as-2",
         help="vLLM's sleep that keeps weights in host memory: refuse it, or let them go, and load the "
         "version again at the wake-up. Default: as-2 for AReaL, whose trainer asks for nothing else.",
     ),
@@ -173,8 +174,6 @@ def surfaces_named(
     """
     from wsm.cli.adopting import settings_of_group  # noqa: PLC0415 - what adopts, for such commands only
     from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting, standing  # noqa: PLC0415 - as in listening()
-    from wsm.strategies.adopt.adopt import AdoptWay  # noqa: PLC0415 - what adopts
-    from wsm.strategies.adopt.record import Relabel  # noqa: PLC0415 - what adopts
 
     asked = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in asked if name not in SURFACES]
@@ -182,14 +181,8 @@ def surfaces_named(
         raise click.UsageError(f"there is no surface {unknown[0]!r}; there are {', '.join(SURFACES)}")
     adopt = stands = None
     if said["roots"]:
-        settings = settings_of_group(
-            config(),
-            roots=said["roots"],
-            way=AdoptWay(said["way"]),
-            relabel=Relabel(said["relabel"]),
-        )
+        settings = settings_of_group(config(), **{name: said[name] for name in ("roots", "way", "relabel")})
         adopt, stands = adopting(settings), standing(settings)
-    lets_go = None if said["sleep_level_1"] is None else said["sleep_level_1"] == "as-2"
     surface_options = SurfaceOptions(
         adopt=adopt,
         stands=stands,
@@ -197,7 +190,7 @@ def surfaces_named(
         served_model_name=said["served_model_name"],
         server_info=dict(said["server_info"]),
         fastdeploy_generation=said["fastdeploy_generation"],
-        sleep_level_1_as_2=lets_go,
+        sleep_level_1_as_2=said["sleep_level_1"],
     )
     return tuple(SURFACES[name](surface_options) for name in asked or SURFACES)
 
