@@ -17,8 +17,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import venv
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -39,6 +41,10 @@ COMMANDS = {
 }
 
 
+#: All that are tried would name their group alike.
+ONE_GROUP = threading.Lock()
+
+
 def main() -> int:
     """Build, install, and try; return 1 if anything was not as promised."""
     if sys.argv[1:2] == ["--inside"]:
@@ -49,14 +55,21 @@ def main() -> int:
         [wheel] = place.glob("wsm-*.whl")
         if dead := re.findall(r"\]\((?!https?:)[^)]*\)", metadata_of(wheel)):
             raise SystemExit(f"the package's page has links that lead nowhere: {dead}")
-        for extra in ["", *sorted(extras_of(wheel) - NOT_INSTALLED)]:
-            sys.stdout.write(f"{wheel.name}, {extra or 'without extras'}\n")
-            sys.stdout.flush()
-            environment = place / (extra or "bare")
-            install(wheel, extra, environment)
-            run([environment / "bin/python", __file__, "--inside", extra], cwd=environment)
-            try_commands(environment)
+        extras = ["", *sorted(extras_of(wheel) - NOT_INSTALLED)]
+        with ThreadPoolExecutor(max_workers=2) as two:  # one downloads while the other one imports
+            for said in two.map(lambda extra: try_extra(wheel, extra, place / (extra or "bare")), extras):
+                sys.stdout.write(f"{said}\n")
+                sys.stdout.flush()
     return 0
+
+
+def try_extra(wheel: Path, extra: str, environment: Path) -> str:
+    """Install the wheel with one extra, use it, and return what was tried."""
+    install(wheel, extra, environment)
+    run([environment / "bin/python", __file__, "--inside", extra], cwd=environment)
+    with ONE_GROUP:
+        try_commands(environment)
+    return f"{wheel.name}, {extra or 'without extras'}"
 
 
 def extras_of(wheel: Path) -> set[str]:
@@ -74,11 +87,11 @@ def metadata_of(wheel: Path) -> str:
 
 def install(wheel: Path, extra: str, place: Path) -> None:
     """Put the wheel with one extra, in the pinned versions, into a new environment."""
-    venv.create(place, with_pip=True, symlinks=True)
-    python = place / "bin/python"
+    venv.create(place, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", place / "bin/python"]
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    run([python, "-m", "pip", "install", "-q", "-c", REPOSITORY / "constraints.txt", wanted])
-    run([python, "-m", "pip", "check"])
+    run([*pip, "install", "-q", "-c", REPOSITORY / "constraints.txt", wanted])
+    run([*pip, "check"])
 
 
 def try_commands(place: Path) -> None:

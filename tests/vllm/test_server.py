@@ -26,7 +26,7 @@ REFUSALS = dict.fromkeys(["missing", "unknown"], "not-covered") | {"shape": "sha
 SAY = ("status", "explain", "ready")
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(scope="module", params=["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def server(request, models, tmp_path_factory):
     """With float32 vLLM packs its weights on a CPU: most parameters are empty."""
     terms = json.dumps({"wsm": {"fingerprints": True}})
@@ -266,6 +266,7 @@ def test_a_server_without_the_worker_extension_does_not_start_and_says_why(start
         start()
 
 
+@pytest.mark.slow_but("load")
 @pytest.mark.parametrize("at", ["prepare", "load"])
 def test_a_worker_that_dies_in_an_update_takes_the_server_with_it_and_nothing_is_committed(start, models, at):
     server = start(*EXTENSION)
@@ -276,6 +277,7 @@ def test_a_worker_that_dies_in_an_update_takes_the_server_with_it_and_nothing_is
         server.process.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_an_extension_that_raises_closes_the_gate_until_a_restart(start, models):
     server = start(*EXTENSION)
     with server.fault(rank=0, kind="raise", at="prepare"):
@@ -289,6 +291,7 @@ def test_an_extension_that_raises_closes_the_gate_until_a_restart(start, models)
     assert "restart vLLM" in server.call("GET", "/wsm/v1/explain")[1]["text"]
 
 
+@pytest.mark.slow
 def test_answers_that_another_extension_put_out_of_step_are_no_votes(start, models):
     server = start(*EXTENSION, plugins="wsm,other")
     assert server.call("POST", "/other")[0] == 200
@@ -313,6 +316,7 @@ def test_a_call_that_never_returns_closes_the_gate(start, models):
     sweep("vllm-copy-")  # the next rank that reads does so; rank 0 had read, and was ended in its load
 
 
+@pytest.mark.slow
 def test_nothing_answers_once_the_api_server_is_killed_between_votes_and_load(start, models):
     server = start(*EXTENSION)
     with server.fault(rank=0, kind="orphan", at="load"):
