@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from wsm.cli.diagrams import HEADINGS, event_of, heading_of, table
-from wsm.states.check import Command, Pair, beside, explore, states_of
+from wsm.states.check import Command, Pair, beside, explore, plans_on, states_of
 from wsm.states.joint import FORBIDDEN, NEEDS, NOTHING_HELD, STALE, Need, chart_of, serving
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, Todo, When
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART, Chart, Guard, Row, State
@@ -161,7 +161,7 @@ def _state(chart: Chart, state: State) -> Iterator[str]:
         ("event", "next state", "what it means"),
         [(event_of(row), f"**{row.dest.name}**", row.note) for row in rows],
     )
-    running = [row for row in rows if row.plans and row.dest in chart.working]
+    running = [row for row in rows if plans_on(row)]
     if running:
         links = (f"[{event_of(row)}](plans.md#{_anchor(heading_of(chart, row))})" for row in running)
         yield f"Plans that run: {', '.join(links)}."

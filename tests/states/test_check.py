@@ -21,7 +21,6 @@ from wsm.states.check import (
 )
 from wsm.states.joint import NEEDS, JointState
 from wsm.states.phases import Phase
-from wsm.states.plan_key import CLEAR, DISCARD
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Guard, Row
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
 from wsm.states.words import Operation
@@ -74,7 +73,7 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         "ambiguous rows: weights NORMAL clear",
     ),
     "two rows with one guard": (
-        plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, Guard.KEPT, plans=(DISCARD,))),
+        plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, Guard.KEPT)),
         "ambiguous rows: weights PREPARED abort",
     ),
     "a guard without its opposite": (
@@ -99,7 +98,7 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         "no failure: weights UPDATING",
     ),
     "a decision that something else ends": (
-        plus(WEIGHT_CHART, Row(W.PREPARED, E.CLEAR, W.CLEARING, plans=(CLEAR,))),
+        plus(WEIGHT_CHART, Row(W.PREPARED, E.CLEAR, W.CLEARING)),
         "decision: weights PREPARED",
     ),
     "a decision that cannot be taken": (
@@ -122,13 +121,9 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         redirected(WEIGHT_CHART, W.FAULTED, E.CLEAR, W.CLEARED),
         "unknown memory: weights FAULTED clear: only a teardown leads out of FAULTED",
     ),
-    "work without a plan": (
-        replace(WEIGHT_CHART, rows=tuple(replace(row, plans=()) for row in WEIGHT_CHART.rows)),
-        "no plan: weights NORMAL clear",
-    ),
-    "a plan without work": (
-        plus(WEIGHT_CHART, Row(W.NORMAL, E.ABORT, W.NORMAL, plans=(DISCARD,))),
-        "idle plan: weights NORMAL abort",
+    "work that no command begins": (
+        plus(WEIGHT_CHART, Row(W.FAULTED, E.UPDATE, W.UPDATING)),
+        "no plan: weights FAULTED update",
     ),
 }
 

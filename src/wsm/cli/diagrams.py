@@ -31,7 +31,7 @@ from wsm.cli._base import (
 )
 from wsm.cli._groups import read_config
 from wsm.errors import InternalError
-from wsm.states.check import check_everything
+from wsm.states.check import check_everything, plans_on
 from wsm.states.fleet import FLEET_MEANINGS, FLEET_TABLE, FleetState
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, When
 from wsm.states.plan_key import DISCARD, HOLD, HOLD_WITHOUT_KV_CACHE, REJOIN, RELEASE, Repair
@@ -263,7 +263,7 @@ def _machine(chart: Chart) -> StateDiagram:
             state.name: chart.meanings[state]
             for state in sorted(chart.states, key=lambda each: each is not chart.initial)
         },
-        [(row.source.name, row.dest.name, _with_plans(chart, row)) for row in chart.rows],
+        [(row.source.name, row.dest.name, _with_plans(row)) for row in chart.rows],
         kind_of,
         _marks_of(chart),
     )
@@ -274,14 +274,13 @@ def _marks_of(chart: Chart) -> list[str]:
     marks = []
     if any(row.guard is not None for row in chart.rows):
         marks.append("event [whether the group keeps what it had, or drops it, as its ABORT says]")
-    if any(row.plans and row.dest in chart.working for row in chart.rows):
+    if any(map(plans_on, chart.rows)):
         marks.append(f"{PLAN_MARK}a plan that runs on this edge, as what is asked and held says")
     return marks
 
 
-def _with_plans(chart: Chart, row: Row) -> str:
-    plans = row.plans if row.dest in chart.working else ()
-    return "<br/>".join((event_of(row), *(f"{PLAN_MARK}{plan}" for plan in plans)))
+def _with_plans(row: Row) -> str:
+    return "<br/>".join((event_of(row), *(f"{PLAN_MARK}{plan}" for plan in plans_on(row))))
 
 
 def event_of(row: Row) -> str:
@@ -373,9 +372,9 @@ def plans_page(plans: Plans, *, of: str) -> str:
     parts = [f"# Plans of {of}", _PLANS_PREFACE]
     for chart in CHARTS:
         for row in chart.rows:
-            if row.plans and row.dest in chart.working:
+            if keys := plans_on(row):
                 parts += [f"## {heading_of(chart, row)}", f"{row.note[0].upper()}{row.note[1:]}."]
-                parts += _compared([plans.named(key) for key in row.plans])
+                parts += _compared([plans.named(key) for key in keys])
     held = [plans.named(key) for key in (HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE)]
     parts += ["## Hold and release", _HELD, *_compared(held)]
     parts += ["## A new epoch", _NEW_EPOCH, *_compared([plans.named(REJOIN), plans.named(DISCARD)])]

@@ -26,7 +26,7 @@ from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.fleet import fleet_faults
 from wsm.states.group import PERMITS, ROWS, CommandStage, GroupRow, GroupWhen, Writes, by_stage, processes_of
-from wsm.states.joint import FORBIDDEN, START, JointState, serving, step
+from wsm.states.joint import FORBIDDEN, START, JointState, chart_of, serving, step
 from wsm.states.machine import ChartMachine, Edge
 from wsm.states.phases import (
     ABORTABLE,
@@ -40,7 +40,7 @@ from wsm.states.phases import (
     Todo,
     When,
 )
-from wsm.states.plan_key import OF_ADMISSION, Request
+from wsm.states.plan_key import OF_ADMISSION, PLANS, PlanKey, Request
 from wsm.states.rank import OF_THE_RANK, OF_THE_WORDS
 from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState, sentence_of
@@ -190,12 +190,10 @@ def _work_has_a_plan(chart: Chart) -> Iterator[TableFault]:
     if chart.machine is not MachineName.WEIGHTS:  # the KV cache's work is part of the weights' plans
         return
     for row in chart.rows:
-        begins = row.dest in chart.working and row.source is not row.dest
-        if begins and not row.plans:
-            yield _found("no plan", chart, row, f"work begins in {row.dest.name} and no plan is named")
-        # What a new epoch does to a rank is done before its machine hears of it: there is no way to fail it.
-        if row.plans and row.dest not in chart.working and row.event.value != _LOST:
-            yield _found("idle plan", chart, row, f"a plan is named and no work is done in {row.dest.name}")
+        if row.dest in chart.working and row.source is not row.dest and not plans_on(row):
+            yield _found(
+                "no plan", chart, row, f"work begins in {row.dest.name} and no command runs a plan there"
+            )
 
 
 def _no_event_is_a_method(chart: Chart) -> Iterator[TableFault]:
@@ -639,6 +637,46 @@ def _passed(moment: CommandMoment, course: Course) -> Iterator[CommandMoment]:
 
 def _asks_for(conditions: Iterable[When], request: Request) -> bool:
     return all(request in _OF_THE_REQUEST.get(condition, Request) for condition in conditions)
+
+
+def plans_on(row: Row) -> tuple[PlanKey, ...]:
+    """Return the plans that run on an edge: commands, and ways out of them, begin to work by it."""
+    return tuple(key for key in PLANS if key in _plans_by_row().get(row, ()))
+
+
+@functools.cache
+def _plans_by_row() -> Mapping[Row, set[PlanKey]]:
+    found: dict[Row, set[PlanKey]] = {}
+    for moment in moments():
+        for course, plan in _planned(moment):
+            row = _into_work(moment.joint, course)
+            if row is not None and plan is not None:
+                found.setdefault(row, set()).add(plan)
+    return found
+
+
+def _planned(moment: CommandMoment) -> Iterator[tuple[Course, PlanKey | None]]:
+    """Iterate over what may begin here, the command's own work or a way out, with the plan that it runs."""
+    asked, joint = moment.asked, moment.joint
+    if asked is None or moment.passing or moment.discards:
+        return
+    if joint == asked.before and command_events.objection(asked, Course(joint)) is None:
+        yield Course.led(joint, partial(command_events.begin, asked)), asked.plan
+    if moment.phase is Phase.SETTLING:
+        for way_out in (command_events.drop,) if moment.torn else (command_events.drop, command_events.keep):
+            course = Course(joint)
+            yield course, way_out(asked, course).plan
+
+
+def _into_work(before: JointState, course: Course) -> Row | None:
+    """Return the first row of a course that leads into work."""
+    for event, after in course.fired:
+        chart = chart_of(event)
+        source, dest = before.of(chart.machine), after.of(chart.machine)
+        if dest in chart.working:
+            return next(row for row in chart.rows_for(source, event) if row.dest is dest)
+        before = after
+    return None
 
 
 Pair: TypeAlias = tuple[WeightState, KVState]

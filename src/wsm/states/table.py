@@ -56,16 +56,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wsm.states.errors import require_bools
-from wsm.states.plan_key import (
-    DISCARD,
-    DISCARD_HELD_WEIGHTS,
-    DISCARD_KV_CACHE,
-    DISCARD_WEIGHTS,
-    PLANS,
-    REJOIN,
-    Half,
-    PlanKey,
-)
 from wsm.states.vocabulary import Admission, AdmissionEvent, KVEvent, KVState, WeightEvent, WeightState
 
 State = WeightState | KVState | Admission
@@ -106,8 +96,8 @@ class Guard(enum.Enum):
 class Row:
     """One transition.
 
-    `dest`: where it ends; the source again where an event is taken in without a change. `plans`: the work
-    that it starts: the first one usually, another one as the note says.
+    `dest`: where it ends; the source again where an event is taken in without a change. Which plans run on it
+    follows from the commands (:func:`.check.plans_on`).
     """
 
     source: State
@@ -115,7 +105,6 @@ class Row:
     dest: State
     guard: Guard | None = None
     note: str = ""
-    plans: tuple[PlanKey, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,8 +161,6 @@ class Chart:
 
 _W, _E = WeightState, WeightEvent
 _K, _F = KVState, KVEvent
-#: Weights that a plan leaves where they are.
-_AT_REST = (Half.STAYS, Half.AWAY)
 
 WEIGHT_TABLE: tuple[Row, ...] = (
     # clear
@@ -182,7 +169,6 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.CLEAR,
         _W.CLEARING,
         note="every rank stands; discard where a rank had not begun when the group chose to drop",
-        plans=tuple(key for key in PLANS if key.weights is Half.GOES),
     ),
     Row(_W.CLEARING, _E.CLEARED, _W.CLEARED, note="the memory is measured to be free"),
     Row(_W.CLEARING, _E.FAIL, _W.FAULTED, note="a teardown action raised, or memory is still held"),
@@ -191,24 +177,16 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.ABORT,
         _W.CLEARING,
         note="a clear that failed elsewhere: a rank that has begun goes on to clear",
-        plans=(DISCARD, DISCARD_HELD_WEIGHTS),
     ),
     Row(_W.CLEARED, _E.CLEAR, _W.CLEARED, note="nothing to do"),
     Row(_W.CLEARED, _E.ABORT, _W.CLEARED, note="nothing to take back"),
     # update
-    Row(
-        _W.CLEARED,
-        _E.UPDATE,
-        _W.UPDATING,
-        note="the boot load is an update like any other",
-        plans=tuple(key for key in PLANS if key.weights is Half.COMES),
-    ),
+    Row(_W.CLEARED, _E.UPDATE, _W.UPDATING, note="the boot load is an update like any other"),
     Row(
         _W.NORMAL,
         _E.UPDATE,
         _W.UPDATING,
         note="without giving memory back first; hot where the new weights stand beside the old already",
-        plans=tuple(key for key in PLANS if key.weights is Half.REPLACED),
     ),
     Row(_W.UPDATING, _E.PREPARED, _W.PREPARED, note="all that can fail is done and verified"),
     Row(_W.UPDATING, _E.ABORT, _W.NORMAL, Guard.KEPT, note="what was begun is undone; as before the command"),
@@ -222,7 +200,6 @@ WEIGHT_TABLE: tuple[Row, ...] = (
             _W.CLEARING,
             Guard.DROPPED,
             note="some rank's weights are not whole, or this one held none",
-            plans=(DISCARD, DISCARD_WEIGHTS),
         )
         for state in (_W.UPDATING, _W.PREPARED)
     ),
@@ -232,46 +209,21 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         for state in (_W.NORMAL, _W.CLEARED)
     ),
     # repair
-    Row(
-        _W.FAULTED,
-        _E.CLEAR,
-        _W.CLEARING,
-        note="teardown is idempotent",
-        plans=(DISCARD, DISCARD_HELD_WEIGHTS),
-    ),
+    Row(_W.FAULTED, _E.CLEAR, _W.CLEARING, note="teardown is idempotent"),
     # a new epoch
-    Row(
-        _W.CLEARED,
-        _E.LOST,
-        _W.CLEARED,
-        note="a new epoch; all that was held was given back before",
-        plans=(REJOIN,),
-    ),
+    Row(_W.CLEARED, _E.LOST, _W.CLEARED, note="a new epoch; all that was held was given back before"),
 )
 
 KV_TABLE: tuple[Row, ...] = (
-    Row(
-        _K.NORMAL,
-        _F.CLEAR,
-        _K.CLEARING,
-        note="release begins, beside that of the weights or alone",
-        plans=tuple(key for key in PLANS if key.kv is Half.GOES and key.weights in _AT_REST),
-    ),
+    Row(_K.NORMAL, _F.CLEAR, _K.CLEARING, note="release begins, beside that of the weights or alone"),
     Row(_K.CLEARING, _F.CLEARED, _K.CLEARED, note="blocks and prefix tree are gone"),
-    Row(
-        _K.CLEARING,
-        _F.CLEAR,
-        _K.CLEARING,
-        note="asked again: release is idempotent",
-        plans=(DISCARD_KV_CACHE,),
-    ),
+    Row(_K.CLEARING, _F.CLEAR, _K.CLEARING, note="asked again: release is idempotent"),
     Row(_K.CLEARED, _F.CLEAR, _K.CLEARED, note="nothing to do"),
     Row(
         _K.CLEARED,
         _F.UPDATE,
         _K.UPDATING,
         note="rebuild begins, for weights that are loaded, or over those that are there",
-        plans=tuple(key for key in PLANS if key.kv is Half.COMES and key.weights in _AT_REST),
     ),
     Row(_K.NORMAL, _F.UPDATE, _K.UPDATING, note="blocks of the old weights are forgotten, memory is kept"),
     Row(_K.UPDATING, _F.REBUILT, _K.NORMAL, note="a cache without blocks of other weights stands"),
