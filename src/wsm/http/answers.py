@@ -116,11 +116,6 @@ def status_of(error: BaseException) -> int:
     return _STATUSES.get(error.code, 503 if error.retryable else by_family)
 
 
-def is_final(error: BaseException) -> bool:
-    """Whether the same input would fail in the same way, so that its failure is worth remembering."""
-    return status_of(error) == 422
-
-
 def failed(error: BaseException, *, request_id: str | None = None) -> HttpAnswer:
     """Return the answer to a request that ended in an error."""
     status = status_of(error)

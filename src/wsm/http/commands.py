@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import enum
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -178,7 +177,8 @@ class Commands:
         self.directory = directory
         self._options = {"engine_words": engine_words, "journal_directory": journal_directory}
         self._lock = threading.Lock()
-        self._running: dict[str, _CommandUnderWay] = {}
+        # As they are kept, by their names, with the ends that their callers wait for.
+        self._running: dict[str, tuple[dict[str, Any], Future[Receipt]]] = {}
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-read")
         self._followers = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-follow")  # they wait for a file
         self._attaching = threading.Lock()
@@ -290,11 +290,9 @@ class Commands:
         found = self.kept.request(request_id)
         if found is None:
             raise errors.request_unknown(request_id=request_id)
-        server = _server_of(found.pop("server", None))
+        elsewhere = _lives_elsewhere(found.pop("server", None))
         with self._lock:
-            lives = request_id in self._running
-        if server is not None and server.pid != os.getpid():
-            lives = server.is_known_alive
+            lives = request_id in self._running if elsewhere is None else elsewhere
         if found["state"] == "running" and not lives:
             found["state"] = "lost"  # the server that had begun it ended
         return found
@@ -386,12 +384,11 @@ class Commands:
 
     async def clear(self, origin: Origin, **keywords: Any) -> Receipt:
         """Release weights, KV cache or both; keywords and errors as :meth:`wsm.Controller.clear`."""
-        return await self.run(
-            origin,
-            "clear",
-            keywords,
-            lambda controller, name: controller.clear(request_id=name, **keywords),
-        )
+
+        def clear(controller: Controller, request_id: str) -> Receipt:
+            return controller.clear(request_id=request_id, **keywords)
+
+        return await self.run(origin, "clear", keywords, clear)
 
     async def update(
         self, origin: Origin, version: str | int | None = None, *, source: str | None = None, **keywords: Any
@@ -408,7 +405,7 @@ class Commands:
             What names the content: path and digest. Content that failed, and would fail again, answers the
             recorded failure and reaches no rank.
         """
-        return await self._update(origin, "update", version, source, keywords)
+        return await self._update("update", origin, {"version": version, **keywords}, source)
 
     async def prepare(
         self, origin: Origin, version: str | int | None = None, *, source: str | None = None, **keywords: Any
@@ -417,17 +414,12 @@ class Commands:
 
         The request id of `origin` holds the decision; no process does, so it outlives this server.
         """
-        return await self._update(origin, "prepare", version, source, keywords)
+        return await self._update("prepare", origin, {"version": version, **keywords}, source)
 
     async def _update(
-        self,
-        origin: Origin,
-        operation: str,
-        version: str | int | None,
-        source: str | None,
-        keywords: Mapping[str, Any],
+        self, operation: str, origin: Origin, keywords: Mapping[str, Any], source: str | None
     ) -> Receipt:
-        asked = {"version": version, "owner": origin.owner, **keywords}
+        asked = {"owner": origin.owner, **keywords}
         after = After(asked["after"]) if asked.get("after") in _AFTER else None
         self._require_fit(source)
 
@@ -477,9 +469,11 @@ class Commands:
     async def abort(self, origin: Origin, prepared: str | None = None, **keywords: Any) -> Receipt:
         """Take back what was prepared; None: whatever was. As :meth:`wsm.Controller.abort`."""
         asked = {"prepared": prepared, **keywords}
-        return await self.run(
-            origin, "abort", asked, lambda controller, _: controller.abort(prepared, **keywords)
-        )
+
+        def abort(controller: Controller, _: str) -> Receipt:
+            return controller.abort(prepared, **keywords)
+
+        return await self.run(origin, "abort", asked, abort)
 
     async def reopen(self, surface: str) -> None:
         """Let a closed hold be an ordinary one, since an update of this surface has succeeded."""
@@ -522,16 +516,23 @@ class Commands:
         WsmError
             As the command.
         """
-        request_id = uuid.uuid4().hex if origin.request_id is None else checked_request_id(origin.request_id)
-        same = {name: value for name, value in asked.items() if name not in _TIMES}  # patience is no request
-        begun = _CommandUnderWay(request_id, operation, origin, _kept_arguments(same), source)
-        end = self._begun(begun, command).end
-        return await asyncio.shield(asyncio.wrap_future(end))
+        name = origin.request_id
+        plain = plain_arguments({each: said for each, said in asked.items() if each not in _TIMES})
+        text = json.dumps(plain, sort_keys=True).encode()
+        request = {
+            "request_id": uuid.uuid4().hex if name is None else checked_request_id(name),
+            "operation": operation,
+            "surface": origin.surface,
+            "traceparent": origin.traceparent,
+            "asked": plain if len(text) <= _MOST_ARGUMENTS else {"sha256": hashlib.sha256(text).hexdigest()},
+            "server": ProcessIdentity.current(),
+        }
+        return await asyncio.shield(asyncio.wrap_future(self._begun(request, command, source)))
 
     def close(self, wait_s: Wait = 0.0) -> None:
         """Let go of the group, once commands under way are over or `wait_s` has passed."""
         deadline = time.monotonic() + wait_s
-        wait([running.end for running in self._running.values()], max(deadline - time.monotonic(), 0))
+        wait([end for _, end in self._running.values()], max(deadline - time.monotonic(), 0))
         for pool in (self._readers, self._followers):
             pool.shutdown(wait=False, cancel_futures=True)
         for attached in (self._group, self._left or ()):
@@ -546,96 +547,72 @@ class Commands:
     # The parts ----------------------------------------------------------------------------------------------
 
     def _begun(
-        self, asked: _CommandUnderWay, command: Callable[[Controller, str], Receipt]
-    ) -> _CommandUnderWay:
+        self, request: dict[str, Any], command: Callable[[Controller, str], Receipt], source: str | None
+    ) -> Future[Receipt]:
         """Begin a command in a thread of its own, unless its request id names one that runs here."""
+        name, end = request["request_id"], Future[Receipt]()
         with self._lock:
-            running = self._running.get(asked.request_id)
-            if running is not None:
-                asked.require_same(running.operation, running.asked)
-                return running
-            if len(self._running) >= MOST_COMMANDS and self.kept.request(asked.request_id) is None:
+            if name in self._running:
+                _require_same(request, self._running[name][0])
+                return self._running[name][1]
+            if len(self._running) >= MOST_COMMANDS and self.kept.request(name) is None:
                 raise errors.server_busy(running=len(self._running))
-            self._running[asked.request_id] = asked
+            self._running[name] = request, end
+        end.set_running_or_notify_cancel()  # a caller that stops waiting cancels nothing
 
         def run() -> None:
             try:
-                receipt, error = self._done(asked, command), None
-            except BaseException as raised:  # noqa: BLE001 - who waits gets it, whatever it is
-                receipt, error = None, raised
-            with self._lock:
-                self._running.pop(asked.request_id, None)
-            if receipt is not None:
-                asked.end.set_result(receipt)
-            else:
-                asked.end.set_exception(error)
+                try:
+                    receipt = self._done(request, command, source)
+                finally:
+                    with self._lock:
+                        del self._running[name]
+                end.set_result(receipt)
+            except BaseException as error:  # noqa: BLE001 - who waits gets it, whatever it is
+                end.set_exception(error)
 
         in_trace = contextvars.copy_context().run  # of the request that is answered
         try:
             threading.Thread(target=in_trace, args=(run,), name="wsm-http", daemon=True).start()
         except RuntimeError:  # the kernel grants none
             with self._lock:
-                del self._running[asked.request_id]
+                del self._running[name]
             raise errors.server_busy(running=len(self._running)) from None
-        return asked
+        return end
 
-    def _done(self, asked: _CommandUnderWay, command: Callable[[Controller, str], Receipt]) -> Receipt:
-        """Do a command, unless it was done, or is done by another server, whose end is waited for."""
+    def _done(
+        self, request: dict[str, Any], command: Callable[[Controller, str], Receipt], source: str | None
+    ) -> Receipt:
+        """Do a command, and keep its end; one that was done, or that another server does, has its end."""
         controller, access = self._now()
-        run_id = access.group.segment.run_id
-        while (standing := self._claim(asked, run_id)) is not None:
-            asked.require_same(standing["operation"], standing["asked"])
+        name, request["run_id"] = request["request_id"], access.group.segment.run_id
+        while standing := self.kept.claim(_told(request, "running"), partial(_is_free, request)):
+            _require_same(request, standing)
             while standing["state"] == "running":
                 time.sleep(_FOLLOWED_S)
-                standing = self.request(asked.request_id)
+                standing = self.request(name)
             if standing["state"] == "succeeded":
                 return Receipt.from_mapping(standing["receipt"])
             if standing["state"] == "failed":
                 raise answers.error_of(standing, status=500)
-        return self._driven(asked, run_id, lambda: command(controller, asked.request_id))
-
-    def _claim(self, asked: _CommandUnderWay, run_id: str) -> dict[str, Any] | None:
-        """Keep that a command begins here; return the request of its name that is done, or runs elsewhere."""
-
-        def is_free(kept: dict[str, Any]) -> bool:
-            if (kept["operation"], kept["asked"]) != (asked.operation, asked.asked):
-                return False
-            if kept["state"] == "succeeded":
-                return bool(kept["run_id"] != run_id)
-            return kept["state"] != "running" or not _runs_elsewhere(kept)
-
-        return self.kept.claim(self._record(asked, run_id, state="running"), is_free)
-
-    def _driven(self, asked: _CommandUnderWay, run_id: str, command: Callable[[], Receipt]) -> Receipt:
-        """Bring one command to its end, and keep that."""
         try:
-            receipt = structs.replace(command(), request_id=asked.request_id)
-            if asked.operation in ("update", "commit") and asked.source is not None:
-                self.closed_holds.reopen(asked.origin.surface, sent=True)
-            told = dict(receipt.to_mapping())
-            self.kept.keep(self._record(asked, run_id, state="succeeded", receipt=told))
+            receipt = structs.replace(command(controller, name), request_id=name)
+            if request["operation"] in ("update", "commit") and source is not None:
+                self.closed_holds.reopen(request["surface"], sent=True)
+            self.kept.keep(_told(request, "succeeded", receipt=dict(receipt.to_mapping())))
         except BaseException as error:
-            told = answers.error_mapping(error)
-            if not isinstance(error, WsmError):
-                log.logger("http").error(log.REQUEST_FAILED, operation=asked.operation, error=repr(error))
-            elif asked.source is not None and answers.is_final(error):
-                self.kept.remember(_UNFIT, asked.source, {"run_id": run_id, "error": told})
-            self.kept.keep(self._record(asked, run_id, state="failed", error=told))
+            self._failed(request, source, error)
             raise
         return receipt
 
-    def _record(self, asked: _CommandUnderWay, run_id: str, **what: Any) -> dict[str, Any]:
-        return {
-            "request_id": asked.request_id,
-            "operation": asked.operation,
-            "surface": asked.origin.surface,
-            "traceparent": asked.origin.traceparent,
-            "asked": asked.asked,
-            "run_id": run_id,
-            "server": ProcessIdentity.current(),
-            "at": time.time(),
-            **what,
-        }
+    def _failed(self, request: dict[str, Any], source: str | None, error: BaseException) -> None:
+        """Keep that a command has failed; and of its source, where that would fail again."""
+        told = answers.error_mapping(error)
+        if not isinstance(error, WsmError):
+            log.logger("http").error(log.REQUEST_FAILED, operation=request["operation"], error=repr(error))
+        elif source is not None and answers.status_of(error) == 422:
+            self.kept.remember(_UNFIT, source, {"run_id": request["run_id"], "error": told})
+        self.kept.keep(_told(request, "failed", error=told))
 
     def _require_fit(self, source: str | None) -> None:
         failure = None if source is None else self.kept.note(_UNFIT, source)
@@ -677,55 +654,41 @@ class Commands:
         return segment.path.with_name(f"{segment.path.name}.http")
 
 
-@dataclass
-class _CommandUnderWay:
-    request_id: str
-    operation: str
-    origin: Origin
-    asked: dict[str, Any]
-    source: str | None
-    end: Future[Receipt] = field(default_factory=Future)
-
-    def __post_init__(self) -> None:
-        self.end.set_running_or_notify_cancel()  # a caller that stops waiting cancels nothing
-
-    def require_same(self, operation: str, asked: Mapping[str, Any]) -> None:
-        """Refuse a request id that names another request (code ``request-id-used``)."""
-        if (operation, asked) != (self.operation, self.asked):
-            raise errors.request_id_used(request_id=self.request_id, operation=operation)
+def _what_is_asked(request: Mapping[str, Any]) -> tuple[Any, ...]:
+    return request["operation"], request["asked"]
 
 
-def _kept_arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments as they are kept and compared: those that are long by their digest."""
-    plain = plain_arguments(asked)
-    text = json.dumps(plain, sort_keys=True).encode()
-    return plain if len(text) <= _MOST_ARGUMENTS else {"sha256": hashlib.sha256(text).hexdigest()}
+def _require_same(request: Mapping[str, Any], standing: Mapping[str, Any]) -> None:
+    """Refuse a request id that names another request (code ``request-id-used``)."""
+    if _what_is_asked(request) != _what_is_asked(standing):
+        raise errors.request_id_used(request_id=request["request_id"], operation=standing["operation"])
 
 
-def _runs_elsewhere(kept: Mapping[str, Any]) -> bool:
-    """Whether another server that lives runs a request."""
-    server = _server_of(kept.get("server"))
-    return server is not None and server.pid != os.getpid() and server.is_known_alive
+def _told(request: Mapping[str, Any], state: str, **what: Any) -> dict[str, Any]:
+    """Return a request as it is kept now."""
+    return {**request, "at": time.time(), "state": state, **what}
 
 
-def _server_of(kept: object) -> ProcessIdentity | None:
-    """Return the server that has kept a request, as it said; None: it did not."""
+def _is_free(request: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
+    """Whether a request may begin although its name is kept: the one before it came to no end that counts."""
+    if _what_is_asked(kept) != _what_is_asked(request):
+        return False
+    if kept["state"] == "succeeded":
+        return bool(kept["run_id"] != request["run_id"])
+    return kept["state"] != "running" or not _lives_elsewhere(kept.get("server"))
+
+
+def _lives_elsewhere(kept: object) -> bool | None:
+    """Whether the server that has kept a request lives; None: it is this one, or has not said who it is."""
     try:
-        return ProcessIdentity(*map(int, kept))  # type: ignore[call-overload] # what is none is a TypeError
+        server = ProcessIdentity(*map(int, kept))  # type: ignore[call-overload] # what is none is a TypeError
     except (TypeError, ValueError):
         return None
+    return None if server.pid == os.getpid() else server.is_known_alive
 
 
 def plain_arguments(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments as JSON has them, those that say nothing left out: to be sent, kept and compared."""
     given = {key: value for key, value in asked.items() if value is not None}
-    plain: dict[str, Any] = json.loads(json.dumps(given, default=_plain_value, sort_keys=True))
+    plain: dict[str, Any] = json.loads(answers.json_bytes(given))
     return plain
-
-
-def _plain_value(value: object) -> object:
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, frozenset | set):
-        return sorted(str(_plain_value(each)) for each in value)
-    return str(value)
