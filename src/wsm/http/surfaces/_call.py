@@ -18,7 +18,6 @@ import httpx
 import msgspec
 from msgspec import structs
 from starlette.requests import Request
-from starlette.types import ASGIApp
 
 from wsm.errors import GroupError, RefusedError, WsmError
 from wsm.http import errors
@@ -141,6 +140,8 @@ class Call:
     ----------
     receipt : Receipt or None
         Of the last command that its verb has given; its answer says it, too.
+    wait_s : float
+        Seconds that its commands wait for another to end.
     """
 
     def __init__(self, served: ServedSurface, request: Request, commands: Commands) -> None:
@@ -148,15 +149,16 @@ class Call:
         self.surface, self.options = served.name, served.options
         self.path = request.url.path.rstrip("/")
         self.receipt: Receipt | None = None
+        self.wait_s = self.options.deadline_s
 
     def origin(self, part: str = "") -> Origin:
         """Return where a command comes from; of several for one request each has a part of its name."""
         key = self.request.headers.get("idempotency-key")
         return Origin(self.surface, key and f"{key}{part}", self.request.headers.get("traceparent"))
 
-    def _times(self, wait_s: float | None = None) -> dict[str, Any]:
-        deadline_s = self.options.deadline_s
-        return {"deadline_s": deadline_s, "wait_s": deadline_s if wait_s is None else wait_s}
+    @property
+    def _times(self) -> dict[str, Any]:
+        return {"deadline_s": self.options.deadline_s, "wait_s": self.wait_s}
 
     # Admission ----------------------------------------------------------------------------------------------
 
@@ -179,7 +181,7 @@ class Call:
         try:
             await self._engine_does(self.served.pauses)
             self.receipt = await self.commands.hold(
-                self.origin(part), in_flight=in_flight, kv_policy=kv_policy, **self._times()
+                self.origin(part), in_flight=in_flight, kv_policy=kv_policy, **self._times
             )
         finally:
             self.served.pausing -= 1
@@ -190,7 +192,7 @@ class Call:
         parts = self.begun()
         if parts is not None and parts.receipt is None:  # its trainer is behind its end, and brought nothing
             await self._remember(None)
-        self.receipt = await self.commands.release(self.origin(part), **self._times())
+        self.receipt = await self.commands.release(self.origin(part), **self._times)
         await self.engine_resumes()
         return self.receipt
 
@@ -206,39 +208,24 @@ class Call:
         GroupError
             If it fails (code ``engine-refused``), or does not answer in time.
         """
-        engine, request = self.behind(), self.request
-        if engine is None:
+        engine, request = getattr(self.request.app.state, "rest", None), self.request
+        if engine is None or self.options.requests is not None:  # requests for text are this server's
             return
-        own = self.path.endswith(path)  # else it is a step of another verb
-        headers = [each for each in request.headers.raw if own and each[0] not in _OF_THE_CONNECTION]
-        client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(engine, raise_app_exceptions=False),
-            base_url=str(request.base_url),
-            timeout=None,  # noqa: S113 - the wait has its own
-        )
-        async with client:
-            asking = client.post(
-                f"{path}?{request.url.query}" if own and request.url.query else path,
-                content=await request.body() if own else b"",
-                headers=headers,
-            )
+        given: dict[str, Any] = {}
+        if self.path.endswith(path):  # else it is a step of another verb
+            headers = [each for each in request.headers.raw if each[0] not in _OF_THE_CONNECTION]
+            given = {"params": request.url.query, "content": await request.body(), "headers": headers}
+        through = httpx.ASGITransport(engine, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=through, base_url=str(request.base_url)) as client:
             try:
-                answer = await asyncio.wait_for(asking, self.options.deadline_s)
+                answer = await asyncio.wait_for(client.post(path, **given), self.options.deadline_s)
+                done = answer.status_code < 400 or answer.status_code in _NO_SUCH_VERB
                 why = f"{answer.status_code} {answer.text[:200]!r}"
             except asyncio.TimeoutError:
-                answer, why = None, f"no answer within {self.options.deadline_s:g} s"
-        if answer is None or (answer.status_code >= 400 and answer.status_code not in _NO_SUCH_VERB):
-            raise GroupError(
-                f"the engine does not do its part, {path}: {why}; see the engine's log, and ask again",
-                code="engine-refused",
-                path=path,
-                why=why,
-            )
-
-    def behind(self) -> ASGIApp | None:
-        """Return the engine's app if requests for text are its own, and None where they are this server's."""
-        rest: ASGIApp | None = getattr(self.request.app.state, "rest", None)
-        return rest if self.options.requests is None else None
+                done, why = False, f"no answer within {self.options.deadline_s:g} s"
+        if not done:
+            message = f"the engine does not do its part, {path}: {why}; see the engine's log, and ask again"
+            raise GroupError(message, code="engine-refused", path=path, why=why)
 
     async def flush(self) -> None:
         """Have no block left in the KV cache that a new request could read.
@@ -274,9 +261,8 @@ class Call:
                 return
             why = status.headline
         if why:
-            raise RefusedError(
-                f"the KV cache is not flushed: {why}; ask again later", code="not-flushed", why=why
-            )
+            message = f"the KV cache is not flushed: {why}; ask again later"
+            raise RefusedError(message, code="not-flushed", why=why)
         held = await self.commands.hold(
             self.origin("-hold"),
             in_flight=InFlightPolicy.DRAIN,
@@ -293,27 +279,20 @@ class Call:
 
     # Memory -------------------------------------------------------------------------------------------------
 
-    async def sleep(
-        self, tags: frozenset[Tag], mode: PauseMode | None = None, *, wait_s: float | None = None
-    ) -> Receipt:
+    async def if_open(self, in_flight: InFlightPolicy) -> InFlightPolicy | None:
+        """Return what becomes of requests that run; None: a hold has said that already."""
+        return in_flight if (await self.commands.status()).hold is None else None
+
+    async def sleep(self, tags: frozenset[Tag], mode: PauseMode | None = None) -> Receipt:
         """Let the memory of one half or of both go; `mode`: what becomes of requests that no hold has."""
-        in_flight = None
-        if mode is not None and (await self.commands.status()).hold is None:
-            in_flight = _PAUSES[mode][0]
+        in_flight = None if mode is None else await self.if_open(_PAUSES[mode][0])
         self.receipt = await self.commands.clear(
-            self.origin("-clear"), tags=tags, in_flight=in_flight, **self._times(wait_s)
+            self.origin("-clear"), tags=tags, in_flight=in_flight, **self._times
         )
         return self.receipt
 
     async def wake(
-        self,
-        tags: frozenset[Tag],
-        *,
-        version: str | None,
-        serve: bool = False,
-        wait_s: float | None = None,
-        force: bool = False,
-        part: str = "-update",
+        self, tags: frozenset[Tag], version: str | None, *, force: bool = False, serve: bool = False
     ) -> Receipt | None:
         """Bring back what is missing of the tags; None: nothing was, and nothing was done.
 
@@ -323,28 +302,24 @@ class Call:
             What is asked for.
         version : str or None
             Of weights that are missing; None: the newest.
-        serve : bool
-            Whether the hold of this surface ends with it, once nothing is missing any more.
-        wait_s : float or None
-            Seconds to wait for another command to end; None: as long as the deadline.
         force : bool
             Whether weights are loaded whatever their label has meant before.
-        part : str
-            The command's part of the request's name.
+        serve : bool
+            Whether the hold of this surface ends with it, once nothing is missing any more.
         """
         missing = missing_of(await self.commands.status())
         wanted = tags & missing
         if not wanted:
             return None
-        now, _ = await self.commands.hold_now()
-        serves = serve and wanted == missing and (Tag.WEIGHTS in wanted or now.may_release)
+        weights = Tag.WEIGHTS in wanted
+        serves = serve and wanted == missing and (weights or (await self.commands.hold_now())[0].may_release)
         self.receipt = await self.commands.update(
-            self.origin(part),
-            version if Tag.WEIGHTS in wanted else None,
+            self.origin("-announced" if force and version is None else "-update"),
+            version if weights else None,
             tags=wanted,
-            force=force and Tag.WEIGHTS in wanted,
+            force=force and weights,
             after=After.SERVE if serves else After.AS_BEFORE,
-            **self._times(wait_s),
+            **self._times,
         )
         return self.receipt
 
@@ -396,16 +371,7 @@ class Call:
         await asyncio.to_thread(remember, _PULLED, destination, [directory, label, *adopted])
         return adopted
 
-    async def load(
-        self,
-        *,
-        directory: str | None,
-        label: str | None,
-        abort_requests: bool = False,
-        drains: bool = False,
-        keep_paused: bool = False,
-        **loading: Any,
-    ) -> Receipt:
+    async def load(self, directory: str | None, label: str | None, **how: Any) -> Receipt:
         """Update the group to a directory, or to a published label; in an update in parts, prepare it.
 
         Parameters
@@ -414,13 +380,7 @@ class Call:
             The trainer's; None: `label` is published already, and None for that is the newest.
         label : str or None
             What the trainer calls it.
-        abort_requests : bool
-            Whether running requests are ended, also those that a hold has set aside.
-        drains : bool
-            Whether they are waited for otherwise, where the group is not held.
-        keep_paused : bool
-            Whether the group is held behind the update.
-        **loading
+        **how
             Further keywords of :meth:`wsm.Controller.update`.
         """
         version, source, warning = label, None, None
@@ -428,22 +388,11 @@ class Call:
             version, source, warning = await self._adopted(directory, label)
         parts = self.begun()
         if parts is not None:
-            self.receipt = await self._prepare(
-                parts, version, source=source, asked=label or asked_label(version or "")
-            )
+            asked = label or asked_label(version or "")
+            self.receipt = await self._prepare(parts, version, source=source, asked=asked)
             return self.receipt
-        in_flight = InFlightPolicy.ABORT if abort_requests else None
-        if drains and in_flight is None and (await self.commands.status()).hold is None:
-            in_flight = InFlightPolicy.DRAIN
-        receipt = await self.commands.update(
-            self.origin(),
-            version,
-            source=source,
-            in_flight=in_flight,
-            after=After.HELD if keep_paused else After.AS_BEFORE,
-            **self._times(),
-            **loading,
-        )
+        how = {"after": After.AS_BEFORE, **self._times, **how}
+        receipt = await self.commands.update(self.origin(), version, source=source, **how)
         said = [each for each in (receipt.warning, warning) if isinstance(each, str)]
         self.receipt = structs.replace(receipt, warning="; ".join(said) or None)
         return self.receipt
@@ -496,12 +445,10 @@ class Call:
         if parts.receipt is not None:
             if parts.receipt.version == version:
                 return parts.receipt
-            raise RefusedError(
-                f"version {parts.receipt.version} is prepared, and this update is to be finished, or begun "
-                "anew, before another",
-                code="prepared-already",
-                version=parts.receipt.version,
-            )
+            held = parts.receipt.version
+            todo = "this update is to be finished, or begun anew, before another"
+            message = f"version {held} is prepared, and {todo}"
+            raise RefusedError(message, code="prepared-already", version=held)
         await self._abort_prepared()  # of a server that was killed before it could remember
         origin = self.origin()
         name = origin.request_id or uuid.uuid4().hex
@@ -512,7 +459,7 @@ class Call:
             hot=True,
             hot_fallback=HotFallback.IN_PLACE,
             lease_s=self.options.lease_s,
-            **self._times(),
+            **self._times,
         )
         prepared = name if receipt.outcome is Outcome.PREPARED else None
         await self._remember(

@@ -141,16 +141,16 @@ async def sleep(call: Call, query: TagsQuery) -> Envelope[CommandResult]:
     return _enveloped(await _asleep(call, query))
 
 
-async def _wake(call: Call, tags: frozenset[Tag], **how: Any) -> Receipt | None:
+async def _wake(call: Call, tags: frozenset[Tag], *, serve: bool = False) -> Receipt | None:
     """Bring back what lies there now under the label served last; if that is gone, what is announced."""
     last = await call.last_version()
     if last is not None and not is_unnamed(last):
         try:
-            return await call.wake(tags, version=last, force=True, **how)
+            return await call.wake(tags, last, force=True, serve=serve)
         except WsmError as error:
             if error.context.get("error") not in VERSION_GONE:
                 raise
-    return await call.wake(tags, version=None, force=True, part="-announced", **how)
+    return await call.wake(tags, None, force=True, serve=serve)
 
 
 async def _awake(call: Call, query: TagsQuery) -> Receipt:
@@ -204,7 +204,7 @@ async def update(call: Call, asked: ControlUpdateBody) -> UpdateEnvelope:
         raise RefusedError(
             "Pause LLM Engine first before calling updating weights: POST /v1/pause", code="not-paused"
         )
-    receipt = await call.load(directory=None, label=label, force=True, **options)
+    receipt = await call.load(None, label, force=True, **options)
     costs = [
         RankCost(
             each.rank, receipt.version, receipt.seconds, each.facts.get("sync_s"), each.facts.get("apply_s")
@@ -254,7 +254,7 @@ _Legacy = LegacyAnswer | HttpAnswer | Response
 async def clear_load_weight(call: Call) -> _Legacy:
     """Let weights and KV cache go."""
     is_control = call.options.fastdeploy_generation == "2.6"
-    clears = _asleep(call, TagsQuery()) if is_control else call.sleep(ALL_TAGS, wait_s=0)
+    clears = _asleep(call, TagsQuery()) if is_control else call.sleep(ALL_TAGS)
     return await _legacy(call, "clear", clears)
 
 
@@ -262,12 +262,14 @@ async def clear_load_weight(call: Call) -> _Legacy:
 async def update_model_weight(call: Call) -> _Legacy:
     """Bring weights and KV cache back."""
     is_control = call.options.fastdeploy_generation == "2.6"
-    updates = _awake(call, TagsQuery()) if is_control else _wake(call, ALL_TAGS, wait_s=0)
+    updates = _awake(call, TagsQuery()) if is_control else _wake(call, ALL_TAGS)
     return await _legacy(call, "update", updates)
 
 
 async def _legacy(call: Call, asked: str, command: Awaitable[object]) -> _Legacy:
-    status, message = 200, f"model weight is {'cleared' if asked == 'clear' else 'updated'}"
+    generation, status = call.options.fastdeploy_generation, 200
+    message = f"model weight is {'cleared' if asked == 'clear' else 'updated'}"
+    call.wait_s = call.wait_s if generation == "2.6" else 0.0
     try:
         await command
     except BadInputError:
@@ -275,7 +277,7 @@ async def _legacy(call: Call, asked: str, command: Awaitable[object]) -> _Legacy
     except WsmError as error:
         running = (await call.commands.status()).operation
         status, message = legacy_refusal(error, asked=asked, running=running)
-    if call.options.fastdeploy_generation == "2.4":
+    if generation == "2.4":
         return PlainTextResponse("") if status == 200 else PlainTextResponse(message, 404)
     return HttpAnswer(status, LegacyAnswer(message))
 

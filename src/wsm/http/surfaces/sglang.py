@@ -23,6 +23,7 @@ from wsm.http.surfaces._verbs import (
     VerbTable,
     named_version,
 )
+from wsm.states.vocabulary import After, InFlightPolicy
 
 
 class SglangFailure(Struct):
@@ -108,13 +109,11 @@ class FromDiskAnswer(DoneAnswer):
 @SGLANG("POST /update_weights_from_disk", brings=True)
 async def update_from_disk(call: Call, asked: FromDiskBody) -> FromDiskAnswer:
     """Update to a directory; inside an update in parts, prepare it."""
-    receipt = await call.load(
-        directory=asked.model_path,
-        label=label_of(asked.weight_version),
-        abort_requests=asked.abort_all_requests,
-        drains=True,
-        keep_paused=asked.keep_pause,
-    )
+    ends = asked.abort_all_requests
+    in_flight = InFlightPolicy.ABORT if ends else await call.if_open(InFlightPolicy.DRAIN)
+    after = After.HELD if asked.keep_pause else After.AS_BEFORE
+    label = label_of(asked.weight_version)
+    receipt = await call.load(asked.model_path, label, in_flight=in_flight, after=after)
     return FromDiskAnswer(receipt.sentence(), success=True)
 
 
@@ -174,7 +173,7 @@ async def release_memory(call: Call, asked: MemoryBody) -> None:
 @SGLANG("GET /resume_memory_occupation", "POST /resume_memory_occupation", changes=True)
 async def resume_memory(call: Call, asked: MemoryBody) -> None:
     """Bring back what is missing, in the version that was held."""
-    await call.wake(tags_of(asked.tags), version=await call.last_version())
+    await call.wake(tags_of(asked.tags), await call.last_version())
 
 
 class RelabelledAnswer(Struct):

@@ -24,7 +24,7 @@ from wsm.http.surfaces._verbs import (
     VerbTable,
     named_version,
 )
-from wsm.states.vocabulary import ALL_TAGS
+from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy
 
 #: Transfers for which nothing has to be set up.
 _DISK = ("disk", "filesystem", "file", "fs")
@@ -164,7 +164,7 @@ async def update(call: Call, asked: UpdateWeightsBody) -> DoneAnswer | Refusal:
     info = asked.update_info or UpdateInfo(asked.weight_dir)
     if info.path is None and info.version is None:
         return Refusal(Reason.PUSH)  # what names neither describes tensors
-    await call.load(directory=info.path, label=label_of(info.version))
+    await call.load(info.path, label_of(info.version))
     return DoneAnswer("Weights updated", status="ok")
 
 
@@ -240,7 +240,7 @@ class WakeQuery(Struct):
 @VLLM("POST /wake_up")
 async def wake(call: Call, query: WakeQuery) -> Response:
     """Bring back what is missing, in the version that was held."""
-    await call.wake(tags_of(query.tags), version=await call.last_version())
+    await call.wake(tags_of(query.tags), await call.last_version())
     return Response()
 
 
@@ -332,7 +332,7 @@ class LoadBody(Struct):
 @AREAL("POST /areal_update_weights", brings=True)
 async def areal_update(call: Call, asked: LoadBody) -> DoneAnswer:
     """Update to a directory."""
-    receipt = await call.load(directory=asked.model_path, label=None, abort_requests=True)
+    receipt = await call.load(asked.model_path, None, in_flight=InFlightPolicy.ABORT)
     return DoneAnswer(receipt.sentence(), success=True)
 
 
