@@ -10,7 +10,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -215,29 +215,22 @@ def _sockets(at: Listening) -> Iterator[tuple[list[socket.socket], str]]:
         yield [made], f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-#: What each server here is told, whatever it serves.
-_ALWAYS: Mapping[str, Any] = {
-    "http": _CheckedProtocol,
-    "ws": "none",
-    "proxy_headers": False,
-    "server_header": False,
-    "log_config": None,
-    "timeout_keep_alive": _IDLE_S,
-}
-
-
-def _server(app: ASGIApp, at: Listening) -> uvicorn.Server:
-    config = uvicorn.Config(
-        app,
-        **_ALWAYS,
-        loop="asyncio",
-        access_log=False,
-        log_level="warning",
-        timeout_graceful_shutdown=ENDING_S,
-        ssl_certfile=None if at.certificate is None else str(at.certificate),
-        ssl_keyfile=None if at.key is None else str(at.key),
-    )
-    return uvicorn.Server(config)
+def _server(
+    app: ASGIApp, at: Listening, kind: type[uvicorn.Server] = uvicorn.Server, **other: Any
+) -> uvicorn.Server:
+    told: dict[str, Any] = {
+        "http": _CheckedProtocol,
+        "ws": "none",
+        "loop": "asyncio",
+        "proxy_headers": False,
+        "server_header": False,
+        "access_log": False,
+        "log_config": None,
+        "log_level": "warning",
+        "timeout_keep_alive": _IDLE_S,
+        "timeout_graceful_shutdown": ENDING_S,
+    }
+    return kind(uvicorn.Config(app, ssl_certfile=at.certificate, ssl_keyfile=at.key, **{**told, **other}))
 
 
 class _ServerWithin(uvicorn.Server):
@@ -256,7 +249,8 @@ async def serve_within(app: ASGIApp, at: Listening) -> None:
     BadInputError
         If another process listens there (code ``bad-http-address``).
     """
-    server = _ServerWithin(uvicorn.Config(app, **_ALWAYS, lifespan="off", timeout_graceful_shutdown=1))
+    logs: dict[str, Any] = {"access_log": True, "log_level": None}
+    server = _server(app, at, _ServerWithin, **logs, lifespan="off", timeout_graceful_shutdown=1)
     with _sockets(at) as (sockets, _):
         try:
             await server.serve(sockets)

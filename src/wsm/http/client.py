@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, Generic, TypeVar, final
 from urllib.parse import quote
 
 import httpx
@@ -29,30 +28,29 @@ _DEADLINES: Final = {"update": 300.0, "prepare": 300.0}
 _Http = TypeVar("_Http")
 
 
-class _Asking:
+class _Asking(Generic[_Http]):
     """What both clients share: where the server is, what is sent, and what its answers mean."""
 
-    def __init__(self, url: str, token: str | None, group: str | None) -> None:
-        self.url = url
-        said = {"Authorization": token and f"Bearer {token}", "X-Wsm-Group": group}
-        self._headers = {name: value for name, value in said.items() if value is not None}
+    _client: _Http
 
-    def _made(self, kind: Callable[..., _Http], transport: object, over_uds: Callable[..., object]) -> _Http:
-        """Return the client of httpx; raises BadInputError (``bad-http-address``)."""
-        path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
-        try:
-            parsed = httpx.URL("http://localhost" if path is not None else self.url)
-        except httpx.InvalidURL as error:
-            raise errors.bad_address(address=self.url, problem=str(error)) from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise errors.bad_address(address=self.url, problem="say http://HOST:PORT or unix:PATH")
-        return kind(
-            base_url=parsed,
-            headers=self._headers,
+    def _begin(
+        self, kind: Callable[..., _Http], uds: Callable[..., object], url: str, transport: object, **said: Any
+    ) -> None:
+        """Make the client of httpx; raises BadInputError (``bad-http-address``)."""
+        self.url = url
+        path = url.removeprefix("unix:") if url.startswith("unix:") else None
+        base = parsed_url(
+            "http://localhost" if path is not None else url, "say http://HOST:PORT or unix:PATH"
+        )
+        token, group = said["token"], said["group"]
+        headers = {"Authorization": token and f"Bearer {token}", "X-Wsm-Group": group}
+        self._client = kind(
+            base_url=base,
+            headers={name: value for name, value in headers.items() if value is not None},
             trust_env=False,
             timeout=_ANSWER_S,
-            verify=parsed.scheme == "https",  # else no certificate is looked at, and reading them takes 20 ms
-            transport=transport or (None if path is None else over_uds(uds=path, verify=False)),
+            verify=base.scheme == "https",  # else no certificate is looked at, and reading them takes 20 ms
+            transport=transport or (None if path is None else uds(uds=path, verify=False)),
         )
 
     def _command(self, operation: str, request_id: str | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +96,7 @@ class _Asking:
 
 @typed_calls
 @final
-class Client(_Asking):
+class Client(_Asking[httpx.Client]):
     """Commands a group through a server of wsm. Blocks; safe for threads.
 
     Parameters
@@ -121,8 +119,7 @@ class Client(_Asking):
         transport: httpx.BaseTransport | None = None,
         group: str | None = None,
     ) -> None:
-        super().__init__(url, token, group)
-        self._client = self._made(httpx.Client, transport, httpx.HTTPTransport)
+        self._begin(httpx.Client, httpx.HTTPTransport, url, transport, token=token, group=group)
 
     def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
         """Give one command; an error that the group raised is raised by its own type.
@@ -178,15 +175,13 @@ class Client(_Asking):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 @typed_calls
 @final
-class AsyncClient(_Asking):
+class AsyncClient(_Asking[httpx.AsyncClient]):
     """As :class:`Client`, for coroutines. To cancel a call leaves its command as it is, under its request id.
 
     Parameters
@@ -203,8 +198,7 @@ class AsyncClient(_Asking):
         transport: httpx.AsyncBaseTransport | None = None,
         group: str | None = None,
     ) -> None:
-        super().__init__(url, token, group)
-        self._client = self._made(httpx.AsyncClient, transport, httpx.AsyncHTTPTransport)
+        self._begin(httpx.AsyncClient, httpx.AsyncHTTPTransport, url, transport, token=token, group=group)
 
     async def command(self, operation: str, request_id: str | None = None, **keywords: Any) -> Receipt:
         """As :meth:`Client.command`."""
@@ -253,10 +247,19 @@ class AsyncClient(_Asking):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def parsed_url(url: str, needs: str) -> httpx.URL:
+    """Return the URL of a server; raises BadInputError (``bad-http-address``), which says what it `needs`."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise errors.bad_address(address=url, problem=str(error)) from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise errors.bad_address(address=url, problem=needs)
+    return parsed
 
 
 def _place_of(request_id: str) -> str:

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from wsm.errors import WsmError
 from wsm.http import errors
 from wsm.http.answers import send_failure
+from wsm.http.client import parsed_url
 
 #: Headers of one connection, which end with it.
 HOP_BY_HOP: Final = frozenset(
@@ -40,18 +41,10 @@ class Upstream:
     """
 
     def __init__(self, url: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        try:
-            base = httpx.URL(url)
-        except httpx.InvalidURL as error:
-            raise errors.bad_address(address=url, problem=str(error)) from None
-        if (
-            base.scheme not in ("http", "https")
-            or not base.host
-            or base.path not in ("", "/")
-            or base.userinfo
-        ):
-            problem = "an upstream is http://HOST:PORT, without a path"
-            raise errors.bad_address(address=url, problem=problem)
+        needs = "an upstream is http://HOST:PORT, without a path"
+        base = parsed_url(url, needs)
+        if base.path not in ("", "/") or base.userinfo:
+            raise errors.bad_address(address=url, problem=needs)
         self._base = base
         self._client = httpx.AsyncClient(
             transport=transport,
@@ -94,8 +87,7 @@ class Upstream:
             await asyncio.wait({forwarding, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (forwarding, leaving):
-                if not task.done():
-                    task.cancel()
+                task.cancel()
             await asyncio.wait({forwarding, leaving})
         if not forwarding.cancelled():
             forwarding.result()
@@ -106,9 +98,6 @@ class Upstream:
         except (httpx.HTTPError, ClientDisconnect) as error:
             reason = f"{type(error).__name__}: {error}"
             await send_failure(errors.upstream_unreachable(url=str(self._base), reason=reason), send)
-            return
-        except httpx.InvalidURL as error:
-            await send_failure(errors.bad_body(field="path", problem=str(error)), send)
             return
         except WsmError as error:
             await send_failure(error, send)
@@ -129,7 +118,10 @@ class Upstream:
         if dotted or "\\" in scope["path"] or not scope["path"].isprintable():
             raise errors.bad_body(field="path", problem="it has empty or dotted parts, or what no path has")
         query = scope.get("query_string", b"")
-        url = self._base.copy_with(raw_path=path + (b"?" + query if query else b""))
+        try:
+            url = self._base.copy_with(raw_path=path + (b"?" + query if query else b""))
+        except httpx.InvalidURL as error:
+            raise errors.bad_body(field="path", problem=str(error)) from None
         headers = [each for each in _kept(scope["headers"]) if each[0] not in (b"host", b"expect")]
         # Not by the client: it would say of itself what a caller did not, as that it takes zstd.
         return httpx.Request(scope["method"], url, headers=headers, content=content)
