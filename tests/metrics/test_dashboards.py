@@ -96,7 +96,7 @@ def samples() -> list[Any]:
     for kind in (kinds.ACTION_FINISHED, kinds.ACTION_FAILED, kinds.STEP_BROKEN, kinds.WAIT_EXPIRED):
         history.take(JournalEntry(kind, 1, 1, 0, 1, 1, {"name": "load", "seconds": 1.0, "version": "1"}))
     server = ServerCounts()
-    server.requests.add(1.0, "/pause", "POST", 200)
+    server.requests.took(1.0, "/pause", "POST", 200)
     server.unsupported.add("sglang", "/update_weights_from_tensor")
     open_group = SITUATIONS["a hot update that failed"]
     held = structs.replace(open_group.committed, hold=Hold("h", "trainer"))

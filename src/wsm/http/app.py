@@ -233,7 +233,7 @@ class _RequestCounter:
             await self._app({**scope, _ROUTE: routes}, receive, counted)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._requests.add(time.monotonic() - begun, routes[0] if routes else "other", method, status)
+            self._requests.took(time.monotonic() - begun, routes[0] if routes else "other", method, status)
 
 
 class _Places:

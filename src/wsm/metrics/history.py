@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from wsm.journal import entry as kinds
@@ -53,34 +53,21 @@ class Durations:
         return found
 
 
-class _Named(defaultdict[tuple[str, ...], Durations]):
-    """Durations by what they are of; past so many names all others are one."""
+class _ByNames(defaultdict[tuple[str, ...], Any]):
+    """Counts, or durations, by the names that they are of; past so many names all others are one."""
 
-    def __init__(self) -> None:
-        super().__init__(Durations)
+    def add(self, *names: object) -> None:
+        """Count one more."""
+        self[self._labels(names)] += 1
 
-    def add(self, seconds: object, *names: object) -> None:
-        """Count one more, if that is a time at all."""
-        if not isinstance(seconds, (int, float)) or not math.isfinite(seconds) or seconds < 0:
-            return
-        self[self.key(*names)].add(seconds)
+    def took(self, seconds: object, *names: object) -> None:
+        """Count one more duration, if that is a time at all."""
+        if isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds >= 0:
+            self[self._labels(names)].add(seconds)
 
-    def key(self, *names: object) -> tuple[str, ...]:
-        """Return the names as labels."""
+    def _labels(self, names: Iterable[object]) -> tuple[str, ...]:
         labels = tuple(str(name)[:_LONGEST_NAME] for name in names)
         return labels if labels in self or len(self) < _MOST_NAMES else ("other",) * len(labels)
-
-
-class _Counted(defaultdict[tuple[str, ...], float]):
-    """Counts by what they are of; past so many names all others are one."""
-
-    def __init__(self) -> None:
-        super().__init__(float)
-
-    def add(self, *names: object, by: float = 1) -> None:
-        """Count more."""
-        labels = tuple(str(name)[:_LONGEST_NAME] for name in names)
-        self[labels if labels in self or len(self) < _MOST_NAMES else ("other",) * len(labels)] += by
 
 
 class ServerCounts:
@@ -99,7 +86,7 @@ class ServerCounts:
     """
 
     def __init__(self) -> None:
-        self.requests, self.unsupported = _Named(), _Counted()
+        self.requests, self.unsupported = _ByNames(Durations), _ByNames(int)
         self.texts_waiting = self.file_faults = 0
 
 
@@ -132,11 +119,13 @@ class JournalCounts:
     """
 
     def __init__(self) -> None:
-        self.commands, self.pauses, self.staging = _Named(), _Named(), _Named()
-        self.actions, self.loads = _Named(), _Named()
+        self.commands, self.pauses, self.staging, self.actions, self.loads = (
+            _ByNames(Durations) for _ in range(5)
+        )
         self.loads[()] = Durations()  # has no labels, so it is told from the beginning
-        self.command_errors, self.action_errors = _Counted(), _Counted()
-        self.events, self.decisions = _Counted(), _Counted()
+        self.command_errors, self.action_errors, self.events, self.decisions = (
+            _ByNames(int) for _ in range(4)
+        )
         self.loaded_bytes = 0.0
         self.lost_lines = self.unreadable_lines = 0
         self.open: tuple[str, int] | None = None
@@ -154,9 +143,9 @@ class JournalCounts:
             self.events.add(entry.rank, entry.kind)
 
     def _finished(self, facts: Mapping[str, Any]) -> None:
-        self.actions.add(facts.get("seconds"), facts.get("name"))
+        self.actions.took(facts.get("seconds"), facts.get("name"))
         if "version" in facts:
-            self.loads.add(facts.get("seconds"))
+            self.loads.took(facts.get("seconds"))
 
     def _of_controller(self, entry: JournalEntry) -> None:
         if entry.kind == kinds.COMMAND_ISSUED:
@@ -178,9 +167,9 @@ class JournalCounts:
         self, issued: JournalEntry, at_ns: int, ended: str, facts: Mapping[str, Any] | None = None
     ) -> None:
         operation, told = _operation(issued), facts or {}
-        self.commands.add(max(at_ns - issued.at_ns, 0) / 1e9, operation, ended)
-        self.pauses.add(told.get("pause_s"), operation)
-        self.staging.add(told.get("staging_s"), operation)
+        self.commands.took(max(at_ns - issued.at_ns, 0) / 1e9, operation, ended)
+        self.pauses.took(told.get("pause_s"), operation)
+        self.staging.took(told.get("staging_s"), operation)
         if "error" in told:
             self.command_errors.add(operation, told["error"])
         loaded = told.get("bytes")
