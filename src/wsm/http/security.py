@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import ipaddress
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -87,31 +87,27 @@ class Security:
         framing = _unsound_framing(headers)
         if framing is not None:
             return errors.bad_body(field="headers", problem=framing)
+        said = dict(headers)
         method = "GET" if method == "HEAD" else method
-        granted = self._granted(method, path, headers)
-        if granted is not None:
-            return None if granted else errors.forbidden(why="this token may only read")
-        if b"authorization" in dict(headers) and self.admin is not None:
-            return errors.unauthorized()
-        if (method, path) in _OPEN:
+        is_admin, is_read = self._tokens(said.get(b"authorization", b""))
+        reads = self._may_be_read(method, path)
+        if is_admin or (is_read and reads):
             return None
-        if not self._needs_no_token(peer):
+        if is_read:
+            return errors.forbidden(why="this token may only read")
+        is_wrong = b"authorization" in said and self.admin is not None
+        if (method, path) in _OPEN and not is_wrong:
+            return None
+        if is_wrong or not self._needs_no_token(peer):
             return errors.unauthorized()
-        reads = method == "GET" and self._may_be_read(method, path)
-        return self._as_browser(peer, headers, by_page_alone=method == "GET" and not reads)
+        return self._as_browser(peer, said, by_page_alone=method == "GET" and not reads)
 
-    def _granted(self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]]) -> bool | None:
-        """Whether a token of ours that the request brings is enough; None: it brings none."""
-        said = [value for name, value in headers if name == b"authorization"]
-        if len(said) != 1 or said[0][:7].lower() != b"bearer ":
-            return None
-        token = said[0][7:].strip()
+    def _tokens(self, said: bytes) -> tuple[bool, bool]:
+        """Whether what is said is the token for everything, and the one for what only reads."""
+        token = said[7:].strip() if said[:7].lower() == b"bearer " else b""
         # Both are compared, always: how long it takes says nothing.
         is_admin = self.admin is not None and hmac.compare_digest(token, self.admin.encode())
-        is_read = self.read is not None and hmac.compare_digest(token, self.read.encode())
-        if not (is_admin or is_read):
-            return None
-        return is_admin or self._may_be_read(method, path)
+        return is_admin, self.read is not None and hmac.compare_digest(token, self.read.encode())
 
     def _may_be_read(self, method: str, path: str) -> bool:
         path = path.rstrip("/")
@@ -130,28 +126,27 @@ class Security:
         return untold or any(address in network for network in self.trusted)
 
     def _as_browser(
-        self, peer: str | None, headers: Sequence[tuple[bytes, bytes]], *, by_page_alone: bool
+        self, peer: str | None, headers: Mapping[bytes, bytes], *, by_page_alone: bool
     ) -> WsmError | None:
         """Return why a request that needs no token is refused: a page may have made a browser ask it.
 
         With `by_page_alone` it is one that a page can have asked without a word of where it comes from, and
         that may change something: a GET over plain HTTP, whose ``Referer`` was left out.
         """
-        named = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        if peer is not None and (len(named) != 1 or not self._is_own(_host_of(named[0]))):
-            host = ", ".join(named)
+        by_name = {name: value.decode("latin-1") for name, value in headers.items()}
+        host = by_name.get(b"host", "")
+        if peer is not None and not self._is_own(_host_of(host)):
             return RefusedError(
                 f"the Host {host[:200]!r} is no address and no declared name of this server; ask it by its "
                 "address, start it with --allow-host, or give a token",
                 code="misdirected",
                 host=host,
             )
-        by_name = {name: value.decode("latin-1") for name, value in headers}
         if by_name.get(b"sec-fetch-site", "none") not in ("none", "same-origin"):
             return errors.forbidden(why="a page of another site asks for it")
         for header in (b"origin", b"referer"):
             said = by_name.get(header)
-            if said is not None and _place_of(said) != (named or [""])[0].lower():
+            if said is not None and _place_of(said) != host.lower():
                 return errors.forbidden(why=f"its {header.decode()} is {said[:100]!r}")
         told = by_name.keys() & {b"sec-fetch-site", b"origin", b"referer"}
         if by_page_alone and not told and by_name.get(b"user-agent", "").startswith("Mozilla/"):
