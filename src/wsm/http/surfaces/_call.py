@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, final
+from typing import Any, Literal, TypeAlias, final
 
 import httpx
 import msgspec
@@ -38,8 +38,6 @@ from wsm.states.vocabulary import (
 )
 from wsm.status import GroupStatus
 from wsm.strategies.adopt.record import asked_label
-
-_Answered = TypeVar("_Answered")
 
 #: Seconds after which a group serves again that stood still only to have its KV cache flushed.
 _FLUSH_LEASE_S = 30.0
@@ -325,16 +323,13 @@ class Call:
 
     # Weights ------------------------------------------------------------------------------------------------
 
-    async def bringing(
-        self, verb: Callable[[], Awaitable[_Answered]], *, brought: Callable[[_Answered], bool]
-    ) -> _Answered:
+    async def bringing(self, verb: Callable[[], Awaitable[Any]]) -> Any:
         """Do a verb that brings weights: where it fails, the hold of this surface is closed.
 
         Else a trainer that looks at no answer, or resumes in a ``finally``, would have the old weights served
-        under the new name. `brought`: whether its answer says that it did it, and was not refused.
+        under the new name. A verb that gives no command is refused.
         """
-        before: str | None = None
-        read = False
+        read, before = False, None
         try:
             await self.request.body()  # raises here where it is not whole
             read, before = True, await self.last_version()
@@ -351,7 +346,7 @@ class Call:
                 before=before if read else await self.last_version(),
             )
             raise
-        if brought(answer) and self.begun() is None:  # else it is its end that decides
+        if self.receipt is not None and self.begun() is None:  # else it is its end that decides
             await self.commands.reopen(self.surface)
         return answer
 
@@ -500,27 +495,22 @@ class Call:
             )
         if label is not None and str(label) not in (parts.asked, receipt.version):
             raise _label_differs(str(label), receipt.version)
-        if parts.prepared is None:  # it was held already, and is to be held still
-            await self._remember(None)
-            held = (await self.commands.status()).version
-            if held != receipt.version:
-                raise _label_differs(receipt.version or "", held)
-        else:
-            try:
+        try:
+            if parts.prepared is not None:
                 receipt = await self.commands.commit(self.origin(), parts.prepared, source=parts.source)
-            except WsmError as error:
-                if not error.retryable:  # else it is open still, and the caller is told to ask again
-                    await self._remember(None)
-                raise
-            await self._remember(None)
+            elif (held := (await self.commands.status()).version) != receipt.version:
+                raise _label_differs(receipt.version or "", held)  # it was held, and was to be held still
+        except WsmError as error:
+            if not error.retryable:  # else it is open still, and the caller is told to ask again
+                await self._remember(None)
+            raise
+        await self._remember(None)
         self.receipt = receipt
         return receipt
 
     async def _remember(self, parts: UpdateInParts | None) -> None:
-        said: dict[str, Any] | None = None
-        if parts is not None:
-            receipt = None if parts.receipt is None else dict(parts.receipt.to_mapping())
-            said = {**structs.asdict(parts), "receipt": receipt}
+        receipt = parts and parts.receipt and dict(parts.receipt.to_mapping())
+        said = None if parts is None else {**structs.asdict(parts), "receipt": receipt}
         await asyncio.to_thread(self.commands.kept.remember, _BEGUN, self.surface, said)
 
     def _lease_over(self) -> float:

@@ -283,10 +283,7 @@ class VerbTable:
                     given["asked"] = as_struct(without_nulls(object_of(await request.body())), body)
                 return await row.does(call, **given)
 
-            if row.brings:
-                said = await call.bringing(act, brought=lambda said: not isinstance(said, Refusal))
-            else:
-                said = await act()
+            said = await (call.bringing(act) if row.brings else act())
             return await self._refused(call, path, said) if isinstance(said, Refusal) else _answer(call, said)
 
         several = get_args(answer) if get_origin(answer) in (Union, UnionType) else (answer,)
