@@ -13,7 +13,7 @@ from wsm.http.answers import HttpAnswer, failed
 from wsm.http.bodies import Label, Text, Texts, as_struct, label_of, object_of, query_of, without_nulls
 from wsm.http.surfaces import SURFACES, SurfaceOptions, fastdeploy, sglang, vllm
 from wsm.http.surfaces._call import tags_of
-from wsm.http.surfaces._verbs import Reason, Refusal
+from wsm.http.surfaces._verbs import Reason, Refusal, TagsQuery
 from wsm.signals.errors import RoleBusyError
 from wsm.states.vocabulary import ALL_TAGS, Tag
 
@@ -101,7 +101,7 @@ def test_what_a_query_says_of_a_truth_value_is_true_or_false_and_nothing_near_it
         with pytest.raises(BadInputError) as caught:
             query_of(QueryParams(said), vllm.PauseQuery)
         assert caught.value.context["field"] == said.partition("=")[0]
-    assert query_of(QueryParams("tags=a&tags=b&of=others"), vllm.WakeQuery).tags == ["a", "b"]
+    assert query_of(QueryParams("tags=a&tags=b&of=others"), TagsQuery).tags == ["a", "b"]
 
 
 def test_a_label_may_be_a_number_and_becomes_text() -> None:

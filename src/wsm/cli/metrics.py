@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from wsm.cli._base import EXISTING_DIRECTORY, command, show, show_text, wrong_usage
 from wsm.cli._groups import image_of
-from wsm.metrics.exporter import ALIASES, Exporter
+from wsm.metrics.exporter import Alias, Exporter
 
 
 @command
@@ -21,7 +22,7 @@ from wsm.metrics.exporter import ALIASES, Exporter
 )
 @click.option(
     "--aliases",
-    type=click.Choice(ALIASES),
+    type=click.Choice(get_args(Alias)),
     multiple=True,
     help="Repeat the metrics of weight updates under these names.",
 )
@@ -31,7 +32,7 @@ from wsm.metrics.exporter import ALIASES, Exporter
     metavar="DIRECTORY",
     help="The journals of NAME, where its owner names none.",
 )
-def metrics(name: str | None, address: str | None, aliases: tuple[str, ...], journals: Path | None) -> None:
+def metrics(name: str | None, address: str | None, aliases: tuple[Alias, ...], journals: Path | None) -> None:
     """Print the metrics of the group NAME, or of every group of this host.
 
     They are read off the group's shared memory and its journals, so no process of it is asked, and a dead

@@ -202,17 +202,15 @@ def error_of(said: object, *, status: int) -> WsmError:
         Of the answer.
     """
     told = said.get("error") if isinstance(said, dict) else None
-    if not isinstance(told, dict) or not isinstance(told.get("message"), str):
-        family = GroupError if status >= 500 else RefusedError
-        return family(f"the server answered {status}, and no error of wsm: {said!r}", code="http-status")
-    name, code, context = told.get("type"), told.get("code"), told.get("context")
     kind: type[WsmError] = GroupError if status >= 500 else RefusedError
+    if not isinstance(told, dict) or not isinstance(told.get("message"), str):
+        return kind(f"the server answered {status}, and no error of wsm: {said!r}", code="http-status")
+    name, code, context = told.get("type"), told.get("code"), told.get("context")
     if isinstance(name, str) and name.endswith("Error"):
         kind = getattr(wsm, name, kind)
     error = kind.__new__(kind)
-    facts = {str(key): value for key, value in (context if isinstance(context, dict) else {}).items()}
-    own = {key: value for key, value in facts.items() if key not in ("message", "code", "unfit")}
-    WsmError.__init__(
-        error, told["message"], code=code if isinstance(code, str) else None, unfit=status == 422, **own
-    )
+    own = {str(key): value for key, value in context.items()} if isinstance(context, dict) else {}
+    own = {key: value for key, value in own.items() if key not in ("message", "code", "unfit")}
+    code = code if isinstance(code, str) else None
+    WsmError.__init__(error, told["message"], code=code, unfit=status == 422, **own)
     return error

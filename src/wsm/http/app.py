@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -83,13 +84,13 @@ def create_app(
         for route in named:
             offered.setdefault((route.method, route.path), (surface, route))
     in_hold = {path: each.in_hold for each in reversed(surfaces) for path in each.data_paths}
-    places = [] if most_texts is None else [(asyncio.Semaphore(most_texts), most_texts)]
-    limited = [Middleware(_Places, *each) for each in places]
+    most = sys.maxsize if most_texts is None else most_texts
+    free = asyncio.Semaphore(most)
     routes = []
     for surface, route in offered.values():
         ours = rest is None or not route.of_engine
         endpoint: Any = _endpoint(route, surface, group) if ours else _Rest(group, {}, rest)
-        limits = limited if route.path in in_hold else []
+        limits = [Middleware(_Places, free, most)] if route.path in in_hold else []
         for path in (route.path, f"{route.path}/"):  # some trainers write it so
             made = Route(path, endpoint, methods=[route.method], middleware=limits)
             if not route.reads and made.methods is not None:
@@ -100,9 +101,7 @@ def create_app(
     app.state.rest = rest
     app.state.offered = [route for _, route in offered.values()]
     app.state.adopt = next((each.adopt for each in surfaces if each.adopt is not None), None)
-    app.router.default = _Rest(group, in_hold, rest)
-    for each in places:
-        app.router.default = _Places(app.router.default, *each)
+    app.router.default = _Places(_Rest(group, in_hold, rest), free, most)
     guarded: ASGIApp = app
     if security is not None:
         readable = {key for key, (_, route) in offered.items() if route.reads}

@@ -227,9 +227,8 @@ class Commands:
 
     async def is_held(self) -> bool:
         """Whether the group stands still. One look at memory, unless the group was started anew."""
-        segment = self._group[1].group.segment
-        if segment.inode_changed():
-            return await self.read(lambda: self._now()[1].group.view().committed.held)
+        if self._group[1].group.segment.inode_changed():
+            await self.read(self._now)
         return self._group[1].group.view().committed.held
 
     def held_record(self) -> CommittedRecord:

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Literal, TypeAlias
 
 from wsm.clock import monotonic_ns
-from wsm.errors import BadInputError, RefusedError, WsmError
+from wsm.errors import RefusedError, WsmError
 from wsm.metrics.follow import Followed
 from wsm.metrics.history import ServerCounts
 from wsm.signals.names import check_name, segment_path
@@ -20,7 +20,7 @@ from wsm.status.reading import facts_with_locks
 from wsm.typed import typed_calls
 
 #: Whose names of metrics there are aliases for.
-ALIASES: Final = ("vllm",)
+Alias: TypeAlias = Literal["vllm"]
 
 
 @typed_calls
@@ -56,7 +56,7 @@ class Exporter:
         self,
         name: str | None = None,
         *,
-        aliases: Collection[str] = (),
+        aliases: Collection[Alias] = (),
         journals: str | Path | None = None,
         directory: str | Path | None = None,
         server: ServerCounts | None = None,
@@ -66,13 +66,6 @@ class Exporter:
                 "metrics are written by prometheus_client, which is not installed; "
                 "install the extra: pip install 'wsm[metrics]'",
                 code="metrics-not-installed",
-            )
-        unknown = sorted(set(aliases) - set(ALIASES))
-        if unknown:
-            raise BadInputError(
-                f"there are no aliases for {unknown[0]!r}; there are for {', '.join(ALIASES)}",
-                code="unknown-metric-aliases",
-                aliases=tuple(unknown),
             )
         self._name = None if name is None else check_name(name)
         self._aliases = tuple(aliases)

@@ -55,6 +55,12 @@ class FinishBody(Struct):
     weight_version: Label | None = None
 
 
+class TagsQuery(Struct):
+    """Of the verbs that let memory go, and bring it back."""
+
+    tags: list[str] = []
+
+
 class RelabelBody(Struct):
     """Of ``/update_weight_version``."""
 
@@ -326,15 +332,8 @@ def _answer(call: Call, said: Any) -> HttpAnswer | Response:
         return HttpAnswer(200, said)
     if hasattr(said, "wsm") and said.wsm is UNSET:
         receipt = call.receipt
-        said.wsm = ToldReceipt(
-            receipt.request_id,
-            receipt.outcome.value,
-            receipt.version,
-            receipt.manifest_digest,
-            receipt.serving,
-            receipt.sentence(),
-            receipt.warning,
-        )
+        done = (receipt.request_id, receipt.outcome.value, receipt.version, receipt.manifest_digest)
+        said.wsm = ToldReceipt(*done, receipt.serving, receipt.sentence(), receipt.warning)
     return HttpAnswer(200, said, receipt_headers(call.receipt))
 
 

@@ -19,7 +19,7 @@ from wsm.http.answers import HttpAnswer, ToldError
 from wsm.http.bodies import Label, Texts, label_of, texts_of
 from wsm.http.surface import InHold
 from wsm.http.surfaces._call import Call, tags_of
-from wsm.http.surfaces._verbs import Reason, VerbTable
+from wsm.http.surfaces._verbs import Reason, TagsQuery, VerbTable
 from wsm.labels import is_unnamed
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
@@ -123,22 +123,12 @@ async def is_paused(call: Call) -> Envelope[PausedResult]:
     return Envelope(_name_of(call), PausedResult((await call.commands.status()).hold is not None))
 
 
-class TagsQuery(Struct):
-    """Of ``/v1/sleep`` and ``/v1/wakeup``."""
-
-    tags: list[str] = []
-
-
-async def _asleep(call: Call, query: TagsQuery) -> Receipt:
-    tags = tags_of(query.tags)
-    await call.pause(part="-pause")
-    return await call.sleep(tags)
-
-
 @FASTDEPLOY("POST /v1/sleep")
 async def sleep(call: Call, query: TagsQuery) -> Envelope[CommandResult]:
     """Hold the group, and let its memory go."""
-    return _enveloped(await _asleep(call, query))
+    tags = tags_of(query.tags)
+    await call.pause(part="-pause")
+    return _enveloped(await call.sleep(tags))
 
 
 async def _wake(call: Call, tags: frozenset[Tag], *, serve: bool = False) -> Receipt | None:
@@ -254,7 +244,7 @@ _Legacy = LegacyAnswer | HttpAnswer | Response
 async def clear_load_weight(call: Call) -> _Legacy:
     """Let weights and KV cache go."""
     is_control = call.options.fastdeploy_generation == "2.6"
-    clears = _asleep(call, TagsQuery()) if is_control else call.sleep(ALL_TAGS)
+    clears: Awaitable[object] = sleep(call, TagsQuery()) if is_control else call.sleep(ALL_TAGS)
     return await _legacy(call, "clear", clears)
 
 

@@ -20,6 +20,7 @@ from wsm.http.surfaces._verbs import (
     Reason,
     Refusal,
     RelabelBody,
+    TagsQuery,
     ToldReceipt,
     VerbTable,
     named_version,
@@ -231,14 +232,8 @@ async def sleep(call: Call, query: SleepQuery) -> StateAnswer | Response | Refus
     return Response()
 
 
-class WakeQuery(Struct):
-    """Of ``/wake_up``."""
-
-    tags: list[str] = []
-
-
 @VLLM("POST /wake_up")
-async def wake(call: Call, query: WakeQuery) -> Response:
+async def wake(call: Call, query: TagsQuery) -> Response:
     """Bring back what is missing, in the version that was held."""
     await call.wake(tags_of(query.tags), await call.last_version())
     return Response()
