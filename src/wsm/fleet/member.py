@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from wsm import log
-from wsm.errors import WsmError
+from wsm.errors import RefusedError, WsmError
 from wsm.fleet.rolling import other_content
 from wsm.http.commands import Commands, Origin
-from wsm.http.errors import fleet_stale, not_the_fleets
 from wsm.http.native.schema import FleetAnswer
 from wsm.states.epochs import Backoff
 from wsm.states.fleet import FleetTarget, admits, generation_of, replica_state, takes
@@ -77,7 +76,12 @@ class FleetMember:
         """
         target = self.target
         if not admits(digest, target):
-            raise fleet_stale(group=group, digest=digest, generation=_number(target))
+            number = _number(target)
+            by = "its fleet, which has no target yet," if target is None else f"target {number} of its fleet"
+            todo = "ask another replica, and bring this one to the target: wsm fleet update"
+            message = f"{group} holds digest {digest}, which {by} does not allow; {todo}"
+            said: dict[str, Any] = {"group": group, "digest": digest, "generation": number}
+            raise RefusedError(message, code="fleet-stale", **said)
 
     def require_own(self, label: str | None, digest: str | None) -> None:
         """Refuse an update to what the target, read now, does not allow, unless it is detached. Blocks.
@@ -91,8 +95,15 @@ class FleetMember:
         """
         target = None if self._detached else self.look()
         if not (self._detached or takes(label, digest, target)):
-            served_at = address(self._store)
-            raise not_the_fleets(label=label, digest=digest, generation=_number(target), fleet=served_at)
+            fleet, number = address(self._store), _number(target)
+            by = f"target {number} of the fleet at {fleet}"
+            by = by if target else f"the fleet at {fleet}, which has no target yet,"
+            what = "what was asked for" if label is None else f"version {label}"
+            what += "" if digest is None else f" with digest {digest}"
+            todo = "bring the whole fleet to it by wsm fleet update, or abort what is prepared here"
+            said: dict[str, Any] = {"label": label, "digest": digest, "generation": number, "fleet": fleet}
+            message = f"{what} is not what {by} allows, and was not committed; {todo}"
+            raise RefusedError(message, code="not-the-fleets", **said)
 
     def standing(self, digest: str | None, *, serving: bool, step: str | None = None) -> FleetAnswer:
         """Return what a group that holds this counts as, by the target as it is now. Blocks.

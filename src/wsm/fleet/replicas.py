@@ -16,9 +16,8 @@ import msgspec
 
 from wsm.errors import BadInputError, RefusedError, coded
 from wsm.http.client import AsyncClient
-from wsm.http.security import is_loopback
+from wsm.http.security import is_loopback, token_lines
 from wsm.payload import PayloadError, convert
-from wsm.shared_directory import ForeignPathError, read_ours
 
 _LIST_S = 30.0
 
@@ -162,13 +161,7 @@ class Connections:
 
 
 def _tokens(file: Path) -> Mapping[str, str]:
-    try:
-        if file.stat().st_mode & 0o077:
-            raise bad_replicas(where=str(file), problem="other users may use the tokens; chmod 600 it")
-        lines = read_ours(file).decode("utf-8", "replace").splitlines()
-    except (OSError, ForeignPathError) as error:
-        raise bad_replicas(where=str(file), problem=str(error)) from None
-    pairs = [line.split() for line in lines if line.strip() and not line.startswith("#")]
+    pairs = token_lines(file, lambda problem: bad_replicas(where=str(file), problem=problem))
     if any(len(pair) != 2 for pair in pairs):
         raise bad_replicas(where=str(file), problem="a line is not 'PREFIX TOKEN'")
     return dict(pairs)

@@ -161,34 +161,10 @@ class FleetReport:
     went_back: bool = False
 
 
-@coded("no-way-back")
-def no_way_back(*, label: str | None) -> RefusedError:
-    """The version before is not in the store as it was."""
-    return RefusedError(
-        f"the version before ({label}) is not in the store with its digest, so there is no way back; nothing "
-        "was changed: publish it again, or say on_failure=stop"
-    )
-
-
 @coded("not-published")
 def not_published(*, label: str, store: str) -> BadInputError:
     """A store has no such version."""
     return BadInputError(f"{store} has no whole version {label}; publish it there first")
-
-
-@coded("no-status")
-def no_status(*, problem: str) -> GroupError:
-    """What a replica answers is no status of a group."""
-    return GroupError(f"what it answers is no status of a group: {problem}; is it a server of wsm?")
-
-
-@coded("not-serving")
-def not_serving(*, generation: int | None, newest: int) -> GroupError:
-    """A replica has loaded the target's content, and takes no text."""
-    return GroupError(
-        f"it has loaded what target {newest} names and does not serve it, by target {generation}; see what "
-        "holds it (wsm explain), and whether its server reads the same store"
-    )
 
 
 @coded("other-content")
@@ -197,12 +173,6 @@ def other_content(*, found: str | None, wanted: str) -> GroupError:
     return GroupError(
         f"it has loaded digest {found}, and the target's is {wanted}; its label means another content"
     )
-
-
-@coded("step-timeout")
-def step_timeout(*, step: str, seconds: float) -> GroupError:
-    """A replica has not answered a step in time."""
-    return GroupError(f"it has not answered its {step} within {seconds:g} s")
 
 
 class _SupersededError(Exception):
@@ -361,7 +331,10 @@ def _announced(
         if terms.on_failure == FleetFailure.BACK:
             label = None if target.before is None else target.before.label
             if way_back(target, None if label is None else content_of(terms.store, label)) is None:
-                raise no_way_back(label=label)
+                lacks = f"the version before ({label}) is not in the store with its digest"
+                todo = "nothing was changed: publish it again, or say on_failure=stop"
+                message = f"{lacks}, so there is no way back; {todo}"
+                raise RefusedError(message, code="no-way-back", label=label)
         if target is newest or set_target(terms.store, target):
             return target
 
@@ -422,8 +395,10 @@ class Roll:
         try:
             said = convert(_Status, await self._within(seconds or _LOOK_S, "look", replica.status()))
         except (WsmError, PayloadError) as error:
-            told = error if isinstance(error, WsmError) else no_status(problem=str(error))
-            self._tell_error(row, FleetEvent.SILENT, told)
+            if isinstance(error, PayloadError):
+                why = f"what it answers is no status of a group: {error}; is it a server of wsm?"
+                error = GroupError(why, code="no-status", problem=str(error))
+            self._tell_error(row, FleetEvent.SILENT, error)
             return None
         serving, generation = said.takes_text(self._terms.owner), self._target.generation
         answer = LookAnswer(row.looks, generation, said.manifest_digest, serving)
@@ -443,7 +418,14 @@ class Roll:
             raise other_content(found=row.digest, wanted=self._target.content.digest)
         newest = self._target.generation
         by = said.fleet.generation if said.fleet else newest
-        raise not_serving(generation=by if said.over else None, newest=newest)  # as where a hold just ends
+        by = by if said.over else None  # as where a hold just ends
+        raise GroupError(
+            f"it has loaded what target {newest} names and does not serve it, by target {by}; see what holds "
+            "it (wsm explain), and whether its server reads the same store",
+            code="not-serving",
+            generation=by,
+            newest=newest,
+        )
 
     async def _step(self, row: ReplicaRow, replica: ReplicaClient, said: _Status) -> None:
         """Prepare a replica and commit it in its turn; in place where it has no room for both versions."""
@@ -557,4 +539,5 @@ class Roll:
             try:
                 return await asyncio.wait_for(asked, seconds)
             except asyncio.TimeoutError:
-                raise step_timeout(step=step, seconds=seconds) from None
+                message = f"it has not answered its {step} within {seconds:g} s"
+                raise GroupError(message, code="step-timeout", step=step, seconds=seconds) from None

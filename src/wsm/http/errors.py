@@ -15,33 +15,6 @@ def unsupported(*, verb: str, reason: str, use_instead: str) -> RefusedError:
     return RefusedError(f"{verb} is not supported: {reason}; use {use_instead} instead")
 
 
-@coded("fleet-stale")
-def fleet_stale(*, group: str, digest: str | None, generation: int | None) -> RefusedError:
-    """What a replica holds is not what its fleet's target allows."""
-    by = "its fleet, which has no target yet," if generation is None else f"target {generation} of its fleet"
-    return RefusedError(
-        f"{group} holds digest {digest}, which {by} does not allow; ask another replica, and bring this one "
-        "to the target: wsm fleet update"
-    )
-
-
-@coded("not-the-fleets")
-def not_the_fleets(
-    *, label: str | None, digest: str | None, generation: int | None, fleet: str
-) -> RefusedError:
-    """An update, or a commit, of what the target of a replica's fleet does not allow."""
-    what = "what was asked for" if label is None else f"version {label}"
-    if digest is not None:
-        what += f" with digest {digest}"
-    by = f"target {generation} of the fleet at {fleet}"
-    if generation is None:
-        by = f"the fleet at {fleet}, which has no target yet,"
-    return RefusedError(
-        f"{what} is not what {by} allows, and was not committed; bring the whole fleet to it by wsm fleet "
-        "update, or abort what is prepared here"
-    )
-
-
 @coded("not-all")
 def not_all(*, verb: str, table: Sequence[Mapping[str, object]]) -> RefusedError:
     """A command of many groups was not done by all of them."""

@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import ipaddress
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -22,7 +22,7 @@ from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
 from wsm.http.answers import send_failure
 from wsm.http.bodies import MOST_TEXT_BYTES
-from wsm.shared_directory import read_ours
+from wsm.shared_directory import ForeignPathError, read_ours
 from wsm.typed import CountFrom0, Seconds, typed_calls
 
 #: Headers of one request. What forwards them takes time that grows with the square of their number.
@@ -209,28 +209,39 @@ def read_tokens(file: Path) -> tuple[str, str | None]:
         If it has no admin token, a short one, other users can read it, or it cannot be read (code
         ``bad-token-file``).
     """
-    try:
-        if file.stat().st_mode & 0o077:
-            raise errors.bad_token_file(file=str(file), problem="other users may use it; chmod 600 it")
-        content = read_ours(file)
-    except OSError as error:
-        raise errors.bad_token_file(file=str(file), problem=error.strerror or str(error)) from None
+
+    def bad_file(problem: str) -> WsmError:
+        return errors.bad_token_file(file=str(file), problem=problem)
+
     found: dict[str, str] = {}
-    for line in content.decode("utf-8", "replace").splitlines():
-        words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
+    for words in token_lines(file, bad_file):
         if len(words) != 2 or words[0] not in ("admin", "read") or words[0] in found:
-            raise errors.bad_token_file(
-                file=str(file), problem="a line is neither 'admin TOKEN' nor 'read TOKEN'"
-            )
+            raise bad_file("a line is neither 'admin TOKEN' nor 'read TOKEN'")
         if len(words[1]) < _LEAST_TOKEN or not words[1].isascii():
-            problem = f"the {words[0]} token has not {_LEAST_TOKEN} ASCII characters or more"
-            raise errors.bad_token_file(file=str(file), problem=problem)
+            raise bad_file(f"the {words[0]} token has not {_LEAST_TOKEN} ASCII characters or more")
         found[words[0]] = words[1]
     if "admin" not in found or found["admin"] == found.get("read"):
-        raise errors.bad_token_file(file=str(file), problem="it has no admin token of its own")
+        raise bad_file("it has no admin token of its own")
     return found["admin"], found.get("read")
+
+
+def token_lines(file: Path, refused: Callable[[str], WsmError]) -> list[list[str]]:
+    """Return the words of each line of a file that no other user may read, but of comments.
+
+    Raises
+    ------
+    WsmError
+        What `refused` makes of its problem, if it cannot be read, or others can.
+    """
+    try:
+        if file.stat().st_mode & 0o077:
+            raise refused("other users may use it; chmod 600 it")
+        lines = read_ours(file).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise refused(error.strerror or str(error)) from None
+    except ForeignPathError as error:
+        raise refused(str(error)) from None
+    return [line.split() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
 def networks(texts: Iterable[str]) -> tuple[_Network, ...]:

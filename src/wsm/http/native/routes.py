@@ -44,15 +44,11 @@ NATIVE: Final = "native"
 _AT_ONCE_S: Final = 0.1
 
 
-def origin_of(request: Request, surface: str) -> Origin:
-    """Return where the command of a request comes from: its ``Idempotency-Key`` is the request id."""
-    return Origin(surface, request.headers.get("idempotency-key"), request.headers.get("traceparent"))
-
-
 def _command(operation: str) -> Callable[[Request, Commands], Any]:
     async def command(request: Request, commands: Commands) -> HttpAnswer:
         asked = as_struct(object_of(await request.body()), BODIES[operation]).keywords()
-        origin = origin_of(request, asked.pop("surface", NATIVE))
+        name, trace = map(request.headers.get, ("idempotency-key", "traceparent"))
+        origin = Origin(asked.pop("surface", NATIVE), name, trace)
         if operation in ("commit", "abort"):
             asked["prepared"] = asked.pop("request_id", None)
         warning: str | None = None
