@@ -209,14 +209,15 @@ class Call:
         engine, request = getattr(self.request.app.state, "rest", None), self.request
         if engine is None or self.options.requests is not None:  # requests for text are this server's
             return
-        given: dict[str, Any] = {}
+        asked: dict[str, Any] = {"url": path}
         if self.path.endswith(path):  # else it is a step of another verb
             headers = [each for each in request.headers.raw if each[0] not in _OF_THE_CONNECTION]
-            given = {"params": request.url.query, "content": await request.body(), "headers": headers}
+            url = f"{path}?{request.url.query}" if request.url.query else path
+            asked = {"url": url, "content": await request.body(), "headers": headers}
         through = httpx.ASGITransport(engine, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=through, base_url=str(request.base_url)) as client:
             try:
-                answer = await asyncio.wait_for(client.post(path, **given), self.options.deadline_s)
+                answer = await asyncio.wait_for(client.post(**asked), self.options.deadline_s)
                 done = answer.status_code < 400 or answer.status_code in _NO_SUCH_VERB
                 why = f"{answer.status_code} {answer.text[:200]!r}"
             except asyncio.TimeoutError:
