@@ -219,6 +219,7 @@ def test_a_file_system_that_hangs_is_waited_for_once_and_written_when_it_answers
     [
         *("{", "7", '{"request_id": "a"}', '{"state": null}', '{"state": "succeeded", "receipt": {}}'),
         *('{"state": "running", "request_id": "a"}', json.dumps({**request("a"), "state": 7})),
+        json.dumps({**request("a"), "asked": []}),
     ],
 )
 def test_a_request_that_lacks_what_its_readers_need_is_left_out(path: Path, damaged: str) -> None:

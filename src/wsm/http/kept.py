@@ -47,12 +47,6 @@ _TABLE: Final = (
     "PRIMARY KEY (kind, name))"
 )
 
-#: What every request that is kept says of itself.
-_FIELDS: Final = {
-    **dict.fromkeys(("request_id", "operation", "surface", "run_id", "state"), str),
-    "asked": dict,
-}
-
 
 #: What is kept under a kind and a name, as JSON; None: nothing any more.
 _KeptRow: TypeAlias = tuple[str, str, str | None]
@@ -230,14 +224,14 @@ class _RequestFile:
     def _exchange(self, saying: _Saying) -> None:
         if not (self._connection or self._unwritten or saying.say or self._path.exists()):
             return  # nothing is to be kept yet
-        connection, is_new = self._open()
+        connection = self._open()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            is_new = self._prepared(connection) or is_new
+            self._prepare(connection)
             news = "SELECT kind, name, value, change FROM kept WHERE change > ? ORDER BY change"
             found = connection.execute(news, (self._seen,)).fetchall()
             known = {(kind, name) for kind, name, *_ in found}
-            lacking = [row for row in self._kept.rows() if is_new and row[:2] not in known]
+            lacking = [row for row in self._kept.rows() if self._seen == 0 and row[:2] not in known]
             self._kept.take(row[:3] for row in found)
             self._kept.take(self._unwritten)
             said = [*lacking, *self._unwritten, *saying.rows()]
@@ -255,8 +249,8 @@ class _RequestFile:
         self._seen = last + len(said)
         self._unwritten.clear()
 
-    def _prepared(self, connection: sqlite3.Connection) -> bool:
-        """Make the table where there is none yet; whether there was none."""
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Make the table where there is none yet."""
         [(version,)] = connection.execute("PRAGMA user_version")
         if version not in (0, _VERSION):
             raise sqlite3.OperationalError(f"it is of version {version}, and this wsm reads {_VERSION}")
@@ -266,7 +260,6 @@ class _RequestFile:
                 self._kept.found_fault(self._path, "it was emptied; this server writes what it knows again")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
             self._seen = 0
-        return bool(version == 0)
 
     def _trim(self, connection: sqlite3.Connection) -> None:
         """Delete what is too old to be kept; what is only forgotten is told to others for as long."""
@@ -281,12 +274,12 @@ class _RequestFile:
         ]
         connection.executemany("DELETE FROM kept WHERE kind = ? AND name = ?", gone)
 
-    def _open(self) -> tuple[sqlite3.Connection, bool]:
-        """Open the file, and another one that lies there by now; whether that was done besides."""
+    def _open(self) -> sqlite3.Connection:
+        """Open the file, and another one that lies there by now, of which nothing is read yet."""
         if self._connection is not None:
             with suppress(OSError):
                 if self._path.stat().st_ino == self._inode:
-                    return self._connection, False
+                    return self._connection
             self._close()
         descriptor = open_to_append(self._path)  # refuses what is not ours
         self._inode = os.fstat(descriptor).st_ino
@@ -296,7 +289,7 @@ class _RequestFile:
         self._connection.execute("PRAGMA synchronous = FULL")
         [(page_bytes,)] = self._connection.execute("PRAGMA page_size")
         self._connection.execute(f"PRAGMA max_page_count = {_FILE_BYTES // page_bytes}")
-        return self._connection, True
+        return self._connection
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -315,7 +308,8 @@ def _is_request(value: str) -> bool:
         said = json.loads(value)
         if said["state"] == "succeeded":
             Receipt.from_mapping(said["receipt"])
-        return all(isinstance(said[name], kind) for name, kind in _FIELDS.items())
+        texts = [said[name] for name in ("request_id", "operation", "surface", "run_id", "state")]
+        return isinstance(said["asked"], dict) and all(isinstance(each, str) for each in texts)
     return False
 
 
