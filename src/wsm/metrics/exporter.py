@@ -62,17 +62,13 @@ class Exporter:
         server: ServerCounts | None = None,
     ) -> None:
         if importlib.util.find_spec("prometheus_client") is None:
-            raise RefusedError(
-                "metrics are written by prometheus_client, which is not installed; "
-                "install the extra: pip install 'wsm[metrics]'",
-                code="metrics-not-installed",
-            )
+            lacks = "metrics are written by prometheus_client, which is not installed"
+            fix = "install the extra: pip install 'wsm[metrics]'"
+            raise RefusedError(f"{lacks}; {fix}", code="metrics-not-installed")
         self._name = None if name is None else check_name(name)
-        self._aliases = tuple(aliases)
         self._journals = None if journals is None else Path(journals)
         self._directory = None if directory is None else Path(directory)
-        self._started_s = time.time()
-        self._server = server
+        self._said: dict[str, Any] = {"started_s": time.time(), "aliases": (*aliases,), "server": server}
         self._scraping = threading.Lock()
         self._followed: dict[str, Followed] = {}
         self._known: dict[str, GroupStatus] = {}
@@ -87,13 +83,7 @@ class Exporter:
         with self._scraping:
             names = [self._name] if self._name is not None else existing_groups(self._directory)
             read = [self._read(name) for name in names]
-            return families(
-                read,
-                now_ns=monotonic_ns(),
-                started_s=self._started_s,
-                aliases=self._aliases,
-                server=self._server,
-            )
+            return families(read, now_ns=monotonic_ns(), **self._said)
 
     def answer(self, accept: str = "") -> tuple[int, Sequence[tuple[str, str]], bytes]:
         """Return status, headers and body for a GET of ``/metrics``.
@@ -129,9 +119,6 @@ def answered(collector: Any, accept: str) -> tuple[int, Sequence[tuple[str, str]
     except (TypeError, ValueError):  # a version that it cannot compare
         encode, content_type = choose_encoder("")
     body = encode(collector)  # it asks for no more than collect()
-    headers = (
-        ("Content-Type", content_type),
-        ("Content-Length", str(len(body))),
-        ("Cache-Control", "no-store"),
-    )
+    length = str(len(body))
+    headers = ("Content-Type", content_type), ("Content-Length", length), ("Cache-Control", "no-store")
     return 200, headers, body

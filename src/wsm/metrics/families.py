@@ -8,41 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    StateSetMetricFamily,
-)
+from prometheus_client import core
 
 import wsm
-from wsm.journal import entry as kinds
-from wsm.metrics.history import Durations, JournalCounts, ServerCounts
+from wsm.metrics.history import EVENTS, Durations, JournalCounts, ServerCounts
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import Operation
 from wsm.status import GroupStatus
 from wsm.status.facts import ALIVE, DEAD, NEVER, STOPPED, UNKNOWN, RankStatus
 from wsm.status.rules import find
 
+_Counter, _Histogram = core.CounterMetricFamily, core.HistogramMetricFamily
+_Info = core.InfoMetricFamily
 _LIVES: Final = (ALIVE, STOPPED, DEAD, NEVER, UNKNOWN)
 _STEPS: Final = ("running", "parked", "broken")
-_OPERATIONS: Final = (
-    Operation.CLEAR,
-    Operation.UPDATE,
-    Operation.HOT_UPDATE,
-    Operation.HOLD,
-    Operation.RELEASE,
-)
-
-#: Counters of entries that a night is looked at for, by their kind.
-_EVENTS: Final = {
-    kinds.STARTED: ("wsm_rank_starts", "Processes that began as this rank."),
-    kinds.RANK_LOST: ("wsm_ranks_lost", "Times that a controller found the process of this rank gone."),
-    kinds.STEP_BROKEN: ("wsm_steps_broken", "Steps that raised."),
-    kinds.WAIT_EXPIRED: ("wsm_waits_expired", "Waits that passed their deadline, or actions that did."),
-    kinds.INTERRUPTED: ("wsm_interruptions", "Times that communicators were broken under a collective."),
-}
 
 #: Names of vLLM, for dashboards that know them; what they are aliases of.
 VLLM: Final = "vllm"
@@ -63,7 +42,7 @@ class _Families:
 
     def gauge(self, name: str, text: str, value: float | None, **labels: object) -> None:
         if value is not None:
-            self.add(GaugeMetricFamily, name, text, float(value), **labels)
+            self.add(core.GaugeMetricFamily, name, text, float(value), **labels)
 
     def add(self, kind: Any, name: str, text: str, sample: Any, **labels: object) -> None:
         """Add a number; of an info what its labels say; of a state set whether each state is."""
@@ -72,9 +51,9 @@ class _Families:
 
     def one_of(self, name: str, text: str, now: str | None, states: Iterable[str], **labels: object) -> None:
         """Add a state set: 1 for the state that it is in, 0 for the others."""
-        self.add(StateSetMetricFamily, name, text, {each: each == now for each in states}, **labels)
+        self.add(core.StateSetMetricFamily, name, text, {each: each == now for each in states}, **labels)
 
-    def by(self, kind: Any, name: str, text: str, found: Mapping[tuple[str, ...], Any], *names: str) -> None:
+    def by(self, kind: Any, name: str, text: str, found: Mapping[Any, Any], *names: str) -> None:
         """Add counts, or durations, by `names`, which the keys of `found` are values of."""
         family = self._family(kind, name, text, (*self._labels, *names))
         for key, each in sorted(found.items()):
@@ -119,18 +98,18 @@ def families(
     """
     told = _Families({})
     text = "The version of wsm that exports this."
-    told.add(InfoMetricFamily, "wsm_build", text, {"version": wsm.__version__})
+    told.add(_Info, "wsm_build", text, {"version": wsm.__version__})
     told.gauge("wsm_exporter_start_time_seconds", "When this exporter began to count.", started_s)
     if server is not None:
         text = "Requests that this server answered, until the last byte of their answers."
         names = "route", "method", "status"
-        told.by(HistogramMetricFamily, "wsm_http_request_seconds", text, server.requests, *names)
+        told.by(_Histogram, "wsm_http_request_seconds", text, server.requests, *names)
         text = "Requests for text that wait in a hold."
         told.gauge("wsm_http_texts_waiting", text, server.texts_waiting)
         text = "Times that the file of requests was found damaged or emptied, or could not be used any more."
-        told.add(CounterMetricFamily, "wsm_http_requests_file_faults", text, server.file_faults)
+        told.add(_Counter, "wsm_http_requests_file_faults", text, server.file_faults)
         text = "Verbs of trainers that this server refused, since they cannot be honoured."
-        told.by(CounterMetricFamily, "wsm_http_unsupported", text, server.unsupported, "surface", "verb")
+        told.by(_Counter, "wsm_http_unsupported", text, server.unsupported, "surface", "verb")
     for facts, history in groups:
         of_group = told.of(group=facts.name)
         _group(of_group, facts)
@@ -147,32 +126,32 @@ def _group(told: _Families, facts: GroupStatus) -> None:
     told.gauge("wsm_serving", "Whether every rank may step.", facts.serving)
     text = "What 'wsm explain' finds first; 1 for the rule that applies."
     found = find(facts)
-    told.add(InfoMetricFamily, "wsm_finding", text, {"finding": found.code})
+    told.add(_Info, "wsm_finding", text, {"finding": found.code})
     text = "The ranks that this finding is about, and the action that they keep from its end."
     for rank in found.ranks:
         said = {"finding": found.code, "action": found.action}
-        told.add(InfoMetricFamily, "wsm_finding_rank", text, said, rank=rank)
+        told.add(_Info, "wsm_finding_rank", text, said, rank=rank)
     if facts.problem:
         return
     version = facts.version
     command, hold = facts.command, facts.hold
     told.gauge("wsm_held", "Whether the group stands under a hold.", hold is not None)
     if hold is not None:
-        told.add(InfoMetricFamily, "wsm_hold", "Whose hold that is.", {"owner": hold.owner})
+        told.add(_Info, "wsm_hold", "Whose hold that is.", {"owner": hold.owner})
     text = "Whether that hold is released by force alone, since an update was refused or failed."
     told.gauge("wsm_hold_closed", text, facts.closed is not None)
     text = "Seconds until the lease of the hold runs out; absent: it has none."
     told.gauge("wsm_hold_lease_left_seconds", text, facts.lease_left_s)
     if version is not None:
         text = "The version that the group has committed."
-        told.add(InfoMetricFamily, "wsm_version", text, {"version": version})
+        told.add(_Info, "wsm_version", text, {"version": version})
     if facts.epoch:
         text = "Incarnation of the group; grows when a rank is replaced."
         told.gauge("wsm_epoch", text, command.epoch)
         told.gauge("wsm_sequence", "Number of the last command.", command.sequence)
     text = "Whether a command of this kind is under way."
     kind = None if facts.over else facts.asked_operation
-    for operation in _OPERATIONS:
+    for operation in (each for each in Operation if each.is_open):
         told.gauge("wsm_command_in_flight", text, operation is kind, operation=operation.name.lower())
     text = "Seconds that the caller of a prepared command has left for its decision; absent: none is asked."
     told.gauge("wsm_decision_left_seconds", text, facts.decision_left_s)
@@ -214,29 +193,27 @@ def _rank(told: _Families, rank: RankStatus) -> None:
 
 def _history(told: _Families, history: JournalCounts, now_ns: int) -> None:
     text = "From a command's word to the answer of its controller."
-    told.by(HistogramMetricFamily, "wsm_command_seconds", text, history.commands, "operation", "outcome")
+    told.by(_Histogram, "wsm_command_seconds", text, history.commands, "operation", "outcome")
     text = "The longest time that a rank could not serve, of commands that were carried out."
-    told.by(HistogramMetricFamily, "wsm_pause_seconds", text, history.pauses, "operation")
+    told.by(_Histogram, "wsm_pause_seconds", text, history.pauses, "operation")
     text = "Time that hot updates staged their version beside the one that served."
-    told.by(HistogramMetricFamily, "wsm_staging_seconds", text, history.staging, "operation")
-    told.by(HistogramMetricFamily, "wsm_action_seconds", "Actions of all ranks.", history.actions, "action")
-    told.by(HistogramMetricFamily, "wsm_load_seconds", "Loads of a version on one rank.", history.loads)
+    told.by(_Histogram, "wsm_staging_seconds", text, history.staging, "operation")
+    told.by(_Histogram, "wsm_action_seconds", "Actions of all ranks.", history.actions, "action")
+    told.by(_Histogram, "wsm_load_seconds", "Loads of a version on one rank.", history.loads)
     text = "Commands that were refused or failed, by the error's code."
-    told.by(CounterMetricFamily, "wsm_command_errors", text, history.command_errors, "operation", "error")
+    told.by(_Counter, "wsm_command_errors", text, history.command_errors, "operation", "error")
     text = "Actions that failed, by the error's code or type."
-    told.by(CounterMetricFamily, "wsm_action_errors", text, history.action_errors, "rank", "action", "error")
-    told.by(CounterMetricFamily, "wsm_decisions", "Decisions of controllers.", history.decisions, "decision")
-    for kind, (name, text) in _EVENTS.items():
-        found: dict[tuple[str, ...], float] = {
-            (rank,): count for (rank, event), count in history.events.items() if event == kind
-        }
-        told.by(CounterMetricFamily, name, text, found, "rank")
+    told.by(_Counter, "wsm_action_errors", text, history.action_errors, "rank", "action", "error")
+    told.by(_Counter, "wsm_decisions", "Decisions of controllers.", history.decisions, "decision")
+    for kind, (name, text) in EVENTS.items():
+        found = {(rank,): count for (rank, event), count in history.events.items() if event == kind}
+        told.by(_Counter, name, text, found, "rank")
     text = "Bytes of weights that committed updates loaded, on all ranks."
-    told.add(CounterMetricFamily, "wsm_loaded_bytes", text, history.loaded_bytes)
+    told.add(_Counter, "wsm_loaded_bytes", text, history.loaded_bytes)
     text = "Looks at a ring of the segment that found lines gone which were never counted."
-    told.add(CounterMetricFamily, "wsm_journal_gaps", text, history.lost_lines)
+    told.add(_Counter, "wsm_journal_gaps", text, history.lost_lines)
     text = "Lines of journals that are none, as a kill or a full disk leaves them."
-    told.add(CounterMetricFamily, "wsm_journal_unreadable_lines", text, history.unreadable_lines)
+    told.add(_Counter, "wsm_journal_unreadable_lines", text, history.unreadable_lines)
     if history.open is not None:
         operation, at_ns = history.open
         text = "Age of the command whose end nothing has told yet."
@@ -246,22 +223,14 @@ def _history(told: _Families, history: JournalCounts, now_ns: int) -> None:
 
 def _as_vllm(told: _Families, facts: GroupStatus, history: JournalCounts) -> None:
     """Tell the two metrics that vLLM has of weight updates, under its names."""
-    every = Durations()
+    every, updates = Durations(), (Operation.UPDATE, Operation.HOT_UPDATE)
     for (operation, _), each in history.commands.items():
-        if operation in (Operation.UPDATE.name.lower(), Operation.HOT_UPDATE.name.lower()):
+        if operation in [update.name.lower() for update in updates]:
             every.counts = [mine + more for mine, more in zip(every.counts, each.counts, strict=True)]
             every.total_s += each.total_s
+    name = "vllm:rl_weight_update_operation_duration_seconds"
     text = "Alias of wsm_command_seconds, for updates."
-    found: dict[tuple[str, ...], Durations] = {(_VLLM_OPERATION,): every}
-    told.by(
-        HistogramMetricFamily, "vllm:rl_weight_update_operation_duration_seconds", text, found, "operation"
-    )
-    open_now = not facts.problem and not facts.over
-    updates = open_now and facts.asked_operation in (Operation.UPDATE, Operation.HOT_UPDATE)
-    text = "Alias of wsm_command_in_flight, for updates."
-    told.gauge(
-        "vllm:rl_weight_update_operations_in_flight",
-        text,
-        updates,
-        operation=_VLLM_OPERATION,
-    )
+    told.by(_Histogram, name, text, {(_VLLM_OPERATION,): every}, "operation")
+    is_open = not facts.problem and not facts.over and facts.asked_operation in updates
+    name, text = "vllm:rl_weight_update_operations_in_flight", "Alias of wsm_command_in_flight, for updates."
+    told.gauge(name, text, is_open, operation=_VLLM_OPERATION)

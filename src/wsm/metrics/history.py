@@ -8,6 +8,7 @@ is counted anew by each exporter.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -32,6 +33,16 @@ UNTOLD: Final = "untold"
 _UNNAMED: Final = "ended"
 
 
+#: Counters of entries that a night is looked at for, by their kind.
+EVENTS: Final = {
+    kinds.STARTED: ("wsm_rank_starts", "Processes that began as this rank."),
+    kinds.RANK_LOST: ("wsm_ranks_lost", "Times that a controller found the process of this rank gone."),
+    kinds.STEP_BROKEN: ("wsm_steps_broken", "Steps that raised."),
+    kinds.WAIT_EXPIRED: ("wsm_waits_expired", "Waits that passed their deadline, or actions that did."),
+    kinds.INTERRUPTED: ("wsm_interruptions", "Times that communicators were broken under a collective."),
+}
+
+
 class Durations:
     """How often something took how long."""
 
@@ -46,11 +57,7 @@ class Durations:
 
     def buckets(self) -> list[tuple[str, int]]:
         """Return how many took at most so long, the last of them any time."""
-        found, so_far = [], 0
-        for bound, count in zip((*map(str, BOUNDS), "+Inf"), self.counts, strict=True):
-            so_far += count
-            found.append((bound, so_far))
-        return found
+        return list(zip((*map(str, BOUNDS), "+Inf"), itertools.accumulate(self.counts), strict=True))
 
 
 class _ByNames(defaultdict[tuple[str, ...], Any]):
@@ -119,13 +126,11 @@ class JournalCounts:
     """
 
     def __init__(self) -> None:
-        self.commands, self.pauses, self.staging, self.actions, self.loads = (
-            _ByNames(Durations) for _ in range(5)
-        )
+        self.commands, self.pauses, self.staging = (_ByNames(Durations) for _ in range(3))
+        self.actions, self.loads = _ByNames(Durations), _ByNames(Durations)
         self.loads[()] = Durations()  # has no labels, so it is told from the beginning
-        self.command_errors, self.action_errors, self.events, self.decisions = (
-            _ByNames(int) for _ in range(4)
-        )
+        self.command_errors, self.action_errors = _ByNames(int), _ByNames(int)
+        self.events, self.decisions = _ByNames(int), _ByNames(int)
         self.loaded_bytes = 0.0
         self.lost_lines = self.unreadable_lines = 0
         self.open: tuple[str, int] | None = None
@@ -139,7 +144,7 @@ class JournalCounts:
             self._finished(entry.facts)
         elif entry.kind == kinds.ACTION_FAILED:
             self.action_errors.add(entry.rank, entry.facts.get("name"), entry.facts.get("error"))
-        elif entry.kind in _EVENTS:
+        elif entry.kind in EVENTS:
             self.events.add(entry.rank, entry.kind)
 
     def _finished(self, facts: Mapping[str, Any]) -> None:
@@ -150,7 +155,7 @@ class JournalCounts:
     def _of_controller(self, entry: JournalEntry) -> None:
         if entry.kind == kinds.COMMAND_ISSUED:
             if self._issued is not None:
-                self._over(self._issued, entry.at_ns, UNTOLD)
+                self._over(self._issued, entry.at_ns, UNTOLD, {})
             self._issued = entry
             self.open = _operation(entry), entry.at_ns
         elif entry.kind == kinds.COMMAND_OVER:
@@ -163,10 +168,8 @@ class JournalCounts:
         elif entry.kind == kinds.RANK_LOST:
             self.events.add(entry.facts.get("lost"), entry.kind)
 
-    def _over(
-        self, issued: JournalEntry, at_ns: int, ended: str, facts: Mapping[str, Any] | None = None
-    ) -> None:
-        operation, told = _operation(issued), facts or {}
+    def _over(self, issued: JournalEntry, at_ns: int, ended: str, told: Mapping[str, Any]) -> None:
+        operation = _operation(issued)
         self.commands.took(max(at_ns - issued.at_ns, 0) / 1e9, operation, ended)
         self.pauses.took(told.get("pause_s"), operation)
         self.staging.took(told.get("staging_s"), operation)
@@ -175,15 +178,6 @@ class JournalCounts:
         loaded = told.get("bytes")
         if isinstance(loaded, int) and loaded > 0:
             self.loaded_bytes += loaded
-
-
-#: What a rank writes down that a night is looked at for.
-_EVENTS: Final = (
-    kinds.STARTED,
-    kinds.STEP_BROKEN,
-    kinds.WAIT_EXPIRED,
-    kinds.INTERRUPTED,
-)
 
 
 def _operation(issued: JournalEntry) -> str:
