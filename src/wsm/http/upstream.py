@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 import httpx
@@ -15,11 +15,11 @@ from wsm.http import errors
 from wsm.http.answers import send_failure
 from wsm.http.client import parsed_url
 
-#: Headers of one connection, which end with it.
-HOP_BY_HOP: Final = frozenset(
+#: Headers of one connection, which end with it; and those of the server that was asked.
+_OF_THE_CONNECTION: Final = frozenset(
     {
-        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
-        *("te", "trailer", "transfer-encoding", "upgrade", "http2-settings"),
+        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
+        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings", b"host", b"expect"),
     }
 )
 
@@ -103,7 +103,7 @@ class Upstream:
             await send_failure(error, send)
             return
         try:
-            headers = _kept([(name.lower(), value) for name, value in answer.headers.raw])
+            headers = passed_on([(name.lower(), value) for name, value in answer.headers.raw])
             await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
             async for part in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -122,7 +122,7 @@ class Upstream:
             url = self._base.copy_with(raw_path=path + (b"?" + query if query else b""))
         except httpx.InvalidURL as error:
             raise errors.bad_body(field="path", problem=str(error)) from None
-        headers = [each for each in _kept(scope["headers"]) if each[0] not in (b"host", b"expect")]
+        headers = passed_on(scope["headers"])
         # Not by the client: it would say of itself what a caller did not, as that it takes zstd.
         return httpx.Request(scope["method"], url, headers=headers, content=content)
 
@@ -134,15 +134,9 @@ class Upstream:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-def _kept(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return the headers that pass from one connection to the next."""
-    listed = {
-        name.strip().lower()
-        for key, value in headers
-        if key == b"connection"
-        for name in value.decode("latin-1").split(",")
-    }
-    dropped = {
-        name.encode("latin-1") for name in HOP_BY_HOP | listed if name not in ("content-length", "host")
-    }
-    return [(name, value) for name, value in headers if name not in dropped]
+    said = list(headers)
+    named = [value.lower().split(b",") for name, value in said if name == b"connection"]
+    listed = {name.strip() for each in named for name in each} - {b"content-length"}
+    return [each for each in said if each[0] not in _OF_THE_CONNECTION | listed]

@@ -24,6 +24,7 @@ from wsm.http import errors
 from wsm.http.answers import status_of
 from wsm.http.commands import AdoptedDirectory, Commands, Origin
 from wsm.http.surface import SurfaceOptions
+from wsm.http.upstream import passed_on
 from wsm.receipt import Outcome, Receipt
 from wsm.states.holding import ClosedBy
 from wsm.states.vocabulary import (
@@ -41,9 +42,6 @@ from wsm.strategies.adopt.record import asked_label
 
 #: Seconds after which a group serves again that stood still only to have its KV cache flushed.
 _FLUSH_LEASE_S = 30.0
-
-#: Headers that an engine's handler gets of its own.
-_OF_THE_CONNECTION = (b"host", b"content-length", b"transfer-encoding", b"connection", b"expect")
 
 #: Statuses of an engine that has no such verb.
 _NO_SUCH_VERB = (404, 405, 501)
@@ -211,9 +209,8 @@ class Call:
             return
         asked: dict[str, Any] = {"url": path}
         if self.path.endswith(path):  # else it is a step of another verb
-            headers = [each for each in request.headers.raw if each[0] not in _OF_THE_CONNECTION]
             url = f"{path}?{request.url.query}" if request.url.query else path
-            asked = {"url": url, "content": await request.body(), "headers": headers}
+            asked = {"url": url, "content": await request.body(), "headers": passed_on(request.headers.raw)}
         through = httpx.ASGITransport(engine, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=through, base_url=str(request.base_url)) as client:
             try:
