@@ -69,7 +69,7 @@ def test_an_update_that_is_to_serve_under_anothers_hold_brings_nothing(
         return group.update(7, after=after, owner="http:vllm")
 
     with raising("held-by-another"):
-        holds.update(update, after=After.SERVE, tags=None, owner="http:vllm")
+        holds.update(update, tags=None, owner="http:vllm")
     assert group.controller.status().version == "6"
 
 
@@ -86,7 +86,7 @@ def test_a_kv_cache_opens_no_closed_hold_and_is_not_brought_in_vain(
         return group.update(after=after, tags=cache, owner="http:vllm")
 
     with raising(errors.hold_closed):
-        holds.update(update, after=After.SERVE, tags=cache, owner="http:vllm")
+        holds.update(update, tags=cache, owner="http:vllm")
     assert group.memory() == before
 
 
@@ -103,5 +103,5 @@ def test_an_update_whose_hold_was_forced_open_meanwhile_is_answered_by_what_it_h
             if after is After.SERVE:
                 group.release(force=True)
 
-    receipt = holds.update(update, after=After.SERVE, tags=None, owner="http:vllm")
+    receipt = holds.update(update, tags=None, owner="http:vllm")
     assert (receipt.version, receipt.hold) == ("6", None)

@@ -112,19 +112,16 @@ class ClosedHolds:
         self,
         command: Callable[[After], Receipt],
         *,
-        after: After,
         tags: frozenset[Tag] | None,
         owner: str,
         decides_later: bool = False,
     ) -> Receipt:
-        """Do an update, which opens a closed hold only by what it has brought.
+        """Do an update that is to serve, and opens a closed hold only by what it has brought.
 
         Parameters
         ----------
         command : callable
-            ``command(after)`` does it, whole.
-        after : After
-            What its caller wants of admission behind it.
+            ``command(after)`` does it, whole; `after`: what is wanted of admission behind it.
         tags : frozenset of Tag or None
             What it is about; None: all.
         owner : str
@@ -135,13 +132,13 @@ class ClosedHolds:
         Raises
         ------
         RefusedError
-            If the group is to serve, and its hold is another's (code ``held-by-another``), or closed and
-            nothing was brought that could open it (``hold-closed``).
+            If the hold is another's (code ``held-by-another``), or closed and nothing was brought that could
+            open it (``hold-closed``).
         """
-        if after is After.SERVE and self._waiting:
+        if self._waiting:
             self.require_none()
         try:
-            return command(after)
+            return command(After.SERVE)
         except RefusedError as error:
             closed = self.now()[1]
             brings = not decides_later and (tags is None or Tag.WEIGHTS in tags)

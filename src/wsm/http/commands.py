@@ -71,8 +71,6 @@ _MOST_ARGUMENTS: Final = 4096
 #: Keywords that a request which is sent again may have otherwise.
 _TIMES: Final = frozenset({"deadline_s", "settle_s", "wait_s"})
 
-_AFTER: Final = frozenset({*After, *(each.value for each in After)})
-
 _Read = TypeVar("_Read")
 
 
@@ -419,17 +417,15 @@ class Commands:
         self, operation: str, origin: Origin, keywords: Mapping[str, Any], source: str | None
     ) -> Receipt:
         asked = {"owner": origin.owner, **keywords}
-        after = After(asked["after"]) if asked.get("after") in _AFTER else None
         self._require_fit(source)
 
         def give(controller: Controller, request_id: str) -> Receipt:
             update = partial(self._update_as_allowed, controller)
             done = controller.lease if operation == "prepare" else update
-            if after is None:  # or none that there is, which it says
+            if asked.get("after") not in (After.SERVE, After.SERVE.value):
                 return done(request_id=request_id, **asked)
             return self.closed_holds.update(
-                lambda left: done(request_id=request_id, **{**asked, "after": left}),
-                after=after,
+                lambda after: done(request_id=request_id, **{**asked, "after": after}),
                 tags=asked.get("tags"),
                 owner=origin.owner,
                 decides_later=operation == "prepare",
