@@ -156,6 +156,13 @@ class Call:
     def _times(self) -> dict[str, Any]:
         return {"deadline_s": self.options.deadline_s, "wait_s": self.wait_s}
 
+    async def _give(self, operation: str, part: str, **asked: Any) -> Receipt:
+        """Give one command of this request, of which its answer will tell."""
+        command = getattr(self.commands, operation)
+        receipt: Receipt = await command(self.origin(part), **{**self._times, **asked})
+        self.receipt = receipt
+        return receipt
+
     # Admission ----------------------------------------------------------------------------------------------
 
     async def pause(
@@ -176,21 +183,18 @@ class Call:
         self.served.pausing += 1
         try:
             await self._engine_does(self.served.pauses)
-            self.receipt = await self.commands.hold(
-                self.origin(part), in_flight=in_flight, kv_policy=kv_policy, **self._times
-            )
+            return await self._give("hold", part, in_flight=in_flight, kv_policy=kv_policy)
         finally:
             self.served.pausing -= 1
-        return self.receipt
 
     async def resume(self, part: str = "") -> Receipt:
         """Release what this surface holds; of an open group it is a success."""
         parts = self.begun()
         if parts is not None and parts.receipt is None:  # its trainer is behind its end, and brought nothing
             await self._remember(None)
-        self.receipt = await self.commands.release(self.origin(part), **self._times)
+        receipt = await self._give("release", part)
         await self.engine_resumes()
-        return self.receipt
+        return receipt
 
     async def engine_resumes(self) -> None:
         """Have an engine's own scheduler go on, once the group does."""
@@ -282,10 +286,7 @@ class Call:
     async def sleep(self, tags: frozenset[Tag], mode: PauseMode | None = None) -> Receipt:
         """Let the memory of one half or of both go; `mode`: what becomes of requests that no hold has."""
         in_flight = None if mode is None else await self.if_open(_PAUSES[mode][0])
-        self.receipt = await self.commands.clear(
-            self.origin("-clear"), tags=tags, in_flight=in_flight, **self._times
-        )
-        return self.receipt
+        return await self._give("clear", "-clear", tags=tags, in_flight=in_flight)
 
     async def wake(
         self, tags: frozenset[Tag], version: str | None, *, force: bool = False, serve: bool = False
@@ -309,15 +310,10 @@ class Call:
             return None
         weights = Tag.WEIGHTS in wanted
         serves = serve and wanted == missing and (weights or (await self.commands.hold_now())[0].may_release)
-        self.receipt = await self.commands.update(
-            self.origin("-announced" if force and version is None else "-update"),
-            version if weights else None,
-            tags=wanted,
-            force=force and weights,
-            after=After.SERVE if serves else After.AS_BEFORE,
-            **self._times,
-        )
-        return self.receipt
+        part = "-announced" if force and version is None else "-update"
+        version, force = version if weights else None, force and weights
+        after = After.SERVE if serves else After.AS_BEFORE
+        return await self._give("update", part, version=version, tags=wanted, force=force, after=after)
 
     # Weights ------------------------------------------------------------------------------------------------
 
@@ -384,8 +380,8 @@ class Call:
             asked = label or asked_label(version or "")
             self.receipt = await self._prepare(parts, version, source=source, asked=asked)
             return self.receipt
-        how = {"after": After.AS_BEFORE, **self._times, **how}
-        receipt = await self.commands.update(self.origin(), version, source=source, **how)
+        how = {"version": version, "source": source, "after": After.AS_BEFORE, **how}
+        receipt = await self._give("update", "", **how)
         said = [each for each in (receipt.warning, warning) if isinstance(each, str)]
         self.receipt = structs.replace(receipt, warning="; ".join(said) or None)
         return self.receipt
