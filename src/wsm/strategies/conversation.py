@@ -39,6 +39,9 @@ _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[0-9A-Za-z.-]+):([0-9]{1,5}|\*)")
 # A socket's address on Linux holds 108 characters, the last of them zero.
 _LONGEST_PATH, _LAST_PORT = 107, 0xFFFF
 
+# How long to wait before a peer that is not there, or has nothing yet, is asked again.
+_AGAIN_S = 0.1
+
 _T = TypeVar("_T")
 
 
@@ -118,8 +121,17 @@ class Meeting:
         self._begun_s = time.monotonic()
         self._gone_s: float | None = None
         self._met = False
+        self._again_s = 0.0
         #: What the peer has answered instead of its offer, to be told at the end.
         self.told: Abort | None = None
+
+    def asks_again(self) -> bool:
+        """Whether it is time to ask once more; true at first."""
+        now_s = time.monotonic()
+        if now_s < self._again_s:
+            return False
+        self._again_s = now_s + _AGAIN_S
+        return True
 
     def wait(self, *, there: bool, left: bool = False) -> None:
         """Take in whether the peer is there now, or has `left`; raise if it was waited for long enough.

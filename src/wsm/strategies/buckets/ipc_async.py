@@ -64,15 +64,20 @@ class _Receiver:
         """
         source = self._source
         hello = wire.Hello(source.rank, source.world_size, version, look)
-        meeting = Meeting(self._peer, source.connect_s, source.silence_s)
+        meeting, asked = Meeting(self._peer, source.connect_s, source.silence_s), False
         while True:
             if self._socket.look():
+                asked = False
+            if not asked and meeting.asks_again():
                 self._say(hello)
+                asked = True
             message = self._next(hello)
             if isinstance(message, wire.Init):
                 self._init = message
                 return
-            if message is not None:
+            if isinstance(message, Abort):
+                meeting.told, asked = message, False
+            elif message is not None:
                 raise self._unusable(f"it is a {type(message).__name__}, its offer was due")
             self._observer.stop_if_cancelled(len(self._specs))
             meeting.wait(there=self._socket.lives, left=self._socket.left)
@@ -230,7 +235,7 @@ class _Receiver:
         if frame is None:
             return None
         message = wire.from_trainer(frame, self._peer)
-        if isinstance(message, Abort):
+        if isinstance(message, Abort) and (wanted is None or message.reason != "busy"):
             raise refused(wanted, message, self._peer)
         return message
 

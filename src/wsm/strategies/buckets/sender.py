@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -176,7 +176,7 @@ _GLANCE_S = 0.02
 _LAST_WORDS_S = 1.0
 # Messages that are heard before all the rest is looked after again, however many there are.
 _HEARD_AT_ONCE = 64
-# Connections that may have an Init and not be ready, and that may wait for the next version.
+# Connections that may have an Init and not be ready.
 _MOST_ASKING = 64
 _NAP_S = 0.005
 
@@ -194,9 +194,6 @@ class _SendingLoop:
     version: str
     streams: Mapping[int, RankStream]
     clock: Clock
-    _: KW_ONLY
-    #: Those that asked for another version, of a rank that has this one.
-    early: dict[bytes, wire.Hello]
     failed: Abort | None = None
 
     def __post_init__(self) -> None:
@@ -205,10 +202,6 @@ class _SendingLoop:
         self._ranks: dict[bytes, RankStream] = {}
         for stream in self.streams.values():
             stream.turn_s = self._now_s()
-        asking = dict(self.early)
-        self.early.clear()
-        for who, hello in asking.items():
-            self._welcome(who, hello)
 
     def run(self, *, join_s: float, silence_s: float, cancelled: Callable[[], bool]) -> None:
         """Talk until every rank is done; raise what the first rank that fails did, and tell all others."""
@@ -271,17 +264,19 @@ class _SendingLoop:
         stream, refusal = self.streams.get(hello.rank), why_not(hello, self.version, len(self.streams))
         other = refusal is not None and refusal.reason == "version"
         if other and not hello.look and stream is not None and stream.stage is Stage.DONE:
-            _keep(self.early, who, hello)  # it has this version; the next one may be what it asks for
+            self._say(who, Abort("busy", "version-mismatch", "the next version is not sent yet"))
         elif self.failed is not None and not other:
             self._say(who, self.failed)
         elif refusal is not None:
             self._say(who, refusal)
         elif stream is None or not (hello.look or stream.stage in (Stage.WAITING, Stage.OFFERED)):
-            self._say(who, Abort("busy", "rank-busy", f"rank {hello.rank} receives already"))
+            self._say(who, Abort("rank", "rank-busy", f"rank {hello.rank} receives already"))
         else:
             if not hello.look:
                 stream.stage = Stage.OFFERED
-                _keep(self._offered, who, stream)
+                self._offered[who] = stream
+                if len(self._offered) > _MOST_ASKING:
+                    del self._offered[next(iter(self._offered))]
             self._say(who, stream.offer)
 
     def _look_at_deadlines(self, join_s: float, silence_s: float) -> None:
@@ -307,13 +302,6 @@ class _SendingLoop:
 
     def _now_s(self) -> float:
         return self.clock.monotonic_ns() / 1_000_000_000
-
-
-def _keep(asking: dict[bytes, Any], who: bytes, what: object) -> None:
-    """Remember who asks, and forget who asked first where there are too many."""
-    asking[who] = what
-    while len(asking) > _MOST_ASKING:
-        del asking[next(iter(asking))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +419,6 @@ class BucketSender:
         self._memory_directory = memory_directory
         self._clock = clock or SystemClock()
         self._segments: dict[int, OwnedSegment] = {}
-        self._early: dict[bytes, wire.Hello] = {}
         self._channel: TrainerSocket = sockets().TrainerSocket(address)
         self.address = self._channel.address
         # Which version is being sent, by which thread, and whether that is to end.
@@ -521,7 +508,7 @@ class BucketSender:
                 for rank in sorted(shards)
             }
             total = sum(stream.nbytes for stream in streams.values())
-            loop = _SendingLoop(self._channel, version, streams, self._clock, early=self._early)
+            loop = _SendingLoop(self._channel, version, streams, self._clock)
             loop.run(join_s=join_s, silence_s=silence_s, cancelled=lambda: self._closing or cancelled())
             return SendReport(
                 version=version,
@@ -558,7 +545,7 @@ class BucketSender:
 
         def refuse(failed: Abort) -> None:
             with suppress(RefusedError), self._alone(label):
-                loop = _SendingLoop(self._channel, label, {}, self._clock, early=self._early, failed=failed)
+                loop = _SendingLoop(self._channel, label, {}, self._clock, failed)
                 while not (self._closing or left.is_set()):
                     loop.listen(_GLANCE_S)
 

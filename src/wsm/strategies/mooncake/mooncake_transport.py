@@ -49,8 +49,6 @@ from wsm.typed import Count, Seconds, typed
 
 # How long a wait lasts before cancellation and deadlines are looked at again.
 _LOOK_S = 0.02
-# How long to wait before a publisher that is not there, or has nothing yet, is asked again.
-_AGAIN_S = 0.1
 # How long one attempt to connect may take, in which no cancellation is seen.
 _CONNECT_S = 1.0
 
@@ -88,13 +86,12 @@ class RankLease:
         PeerSilentError, PeerFailedError, BadInputError, LoadCancelledError
             If there is no proper answer.
         """
-        meeting, again_s = Meeting(self.peer, connect_s, self._silence_s), 0.0
+        meeting = Meeting(self.peer, connect_s, self._silence_s)
         while True:
             self._observer.stop_if_cancelled(0)
             answer, left = None, False
             try:
-                if not self._asked and time.monotonic() >= again_s:
-                    again_s = time.monotonic() + _AGAIN_S
+                if not self._asked and meeting.asks_again():
                     self._ask(ask)
                 if self._socket is None:
                     time.sleep(_LOOK_S)
