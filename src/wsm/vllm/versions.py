@@ -27,6 +27,7 @@ from wsm.errors import BadInputError, RefusedError, UnfitError
 from wsm.strategies.adopt.checkpoint import open_checkpoint
 from wsm.strategies.adopt.checkpoint_files import CheckpointFiles
 from wsm.strategies.applier.coverage import check_coverage
+from wsm.strategies.conversation import Wanted
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.observer import UNOBSERVED
@@ -113,8 +114,8 @@ class HeldCheckpoint:
                     for spec, read_into in part.content.readers()
                 ]
             elif place.store is not None:
-                opened = CheckpointFiles(place.store).open(place.version, 0, UNOBSERVED)
-                offer = stack.enter_context(opened)
+                wanted = Wanted(0, None, place.version, look=False)
+                offer = stack.enter_context(CheckpointFiles(place.store).open(wanted, UNOBSERVED))
                 tensors, published = list(offer.known or ()), offer.manifest_digest
                 if any(tensor.check_chunk for tensor in tensors):
                     problem = f"version {place.version} was published in parts for several ranks"

@@ -30,6 +30,7 @@ from wsm.strategies import (
     load,
     with_manifest,
 )
+from wsm.strategies.conversation import Wanted
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.transports import _foreign as batches
 from wsm.strategies.transports._foreign import ForeignThread
@@ -210,10 +211,11 @@ def test_an_object_that_cannot_be_initialized_is_cleaned_up_and_not_used_again(
     sender.send(described(make_paddle_state(), 1), step_id="1")
     with monkeypatch.context() as patched:
         patched.setattr(FakeCheckpointTransfer, "initialize", initialize)
-        with pytest.raises(GroupError), transport.open("1", 0, UNOBSERVED):
+        with pytest.raises(GroupError), transport.open(Wanted(0, None, "1", look=False), UNOBSERVED):
             pytest.fail("it opened")
     release.set()
-    with transport.open("1", 0, UNOBSERVED) as offer:  # by the same transport: nobody has closed it
+    # By the same transport: nobody has closed it.
+    with transport.open(Wanted(0, None, "1", look=False), UNOBSERVED) as offer:
         assert offer.version == "1"
     transport.close()
     assert len(made) == 2

@@ -31,6 +31,7 @@ from wsm.strategies import (
 )
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.applier.apply import apply_tensors
+from wsm.strategies.conversation import Wanted
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
@@ -52,18 +53,12 @@ class SnapshotTransport:
         self._close_error = close_error
 
     @contextlib.contextmanager
-    def open(
-        self, version: int | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
-    ) -> Iterator[Offer]:
+    def open(self, wanted: Wanted, observer: LoadObserver) -> Iterator[Offer]:
         self.opened += 1
-        source = SnapshotSource(self.directory, rank=rank, device_id=rank, world_size=world_size)
-        with IpcSnapshot().open(source, version, observer) as offer:
+        rank = wanted.rank
+        source = SnapshotSource(self.directory, rank=rank, device_id=rank, world_size=wanted.world_size)
+        with IpcSnapshot().open(source, wanted.version, observer) as offer:
             yield offer
-
-    def preview(
-        self, version: int | None, rank: int, *, world_size: int | None = None
-    ) -> contextlib.AbstractContextManager[Offer]:
-        return self.open(version, rank, UNOBSERVED, world_size=world_size)
 
     def close(self) -> None:
         self.closed += 1

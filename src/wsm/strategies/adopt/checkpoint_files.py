@@ -10,7 +10,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from wsm.errors import BadInputError
-from wsm.strategies.observer import UNOBSERVED, LoadObserver
+from wsm.strategies.conversation import Wanted
+from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.snapshot.source import SnapshotSource
@@ -36,22 +37,9 @@ class CheckpointFiles:
         )
         self._strategy = IpcSnapshot()
 
-    def open(
-        self,
-        version: str | None,
-        rank: int,  # noqa: ARG002 - every rank gets the same
-        observer: LoadObserver,
-        *,
-        world_size: int | None = None,  # noqa: ARG002 - as many ranks as there are get the same
-    ) -> AbstractContextManager[Offer]:
+    def open(self, wanted: Wanted, observer: LoadObserver) -> AbstractContextManager[Offer]:
         """Open a version; see :class:`wsm.strategies.transports.by_version.Transport`."""
-        return self._strategy.open(self._source, version, observer)
-
-    def preview(
-        self, version: str | None, rank: int, *, world_size: int | None = None
-    ) -> AbstractContextManager[Offer]:
-        """Look at a version."""
-        return self.open(version, rank, UNOBSERVED, world_size=world_size)
+        return self._strategy.open(self._source, wanted.version, observer)
 
     def close(self) -> None:
         """Do nothing: nothing is kept."""

@@ -30,17 +30,19 @@ from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
 from wsm import log
 from wsm.errors import GroupError, WsmError
 from wsm.shared_directory import require
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.conversation import Abort, Meeting, refused, socket_for
+from wsm.strategies.conversation import Abort, Meeting, Wanted, refused, socket_for
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.mooncake import _lease_messages as say
 from wsm.strategies.mooncake.source import EngineSettings, MooncakeConfig
 from wsm.strategies.mooncake.transfer_engine import Engine
-from wsm.strategies.observer import UNOBSERVED, LoadObserver
+from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor, not_to_be_read
 from wsm.strategies.peer_errors import PeerDiedError, PeerSilentError, peer_message
 from wsm.strategies.strategy import Sections
@@ -435,10 +437,10 @@ class MooncakeTransport:
         self._publisher: object = None
 
     @contextmanager
-    def open(
-        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
-    ) -> Iterator[Offer]:
+    def open(self, wanted: Wanted, observer: LoadObserver) -> Iterator[Offer]:
         """Get a lease on the version and begin to read it. Blocks until its first bytes are here.
+
+        Who only looks gets no lease, and needs no engine.
 
         Raises
         ------
@@ -451,7 +453,10 @@ class MooncakeTransport:
             If there is no engine here. Nothing was changed.
         """
         with closing(RankLease(self.address, observer, silence_s=self.silence_s)) as lease:
-            grant = lease.ask(say.Ask(rank, world_size, version, look=False), self.connect_s)
+            grant = lease.ask(say.Ask(*msgspec.structs.astuple(wanted)), self.connect_s)
+            if wanted.look:
+                yield self._offer(grant, lease.peer, None)
+                return
             engine, plan = self._meet(grant, lease), ReadPlan(grant.regions, self.span_bytes)
             reader = SpanReader(engine, grant.session, plan, self._buffers, lease, self.silence_s)
             reader.begin()
@@ -467,13 +472,6 @@ class MooncakeTransport:
         except WsmError as error:
             self.close()
             _log.warning("lease.ended_early", transport=self.name, version=version, error=str(error))
-
-    @contextmanager
-    def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
-        """Ask to look only: no lease, no engine."""
-        with closing(RankLease(self.address, UNOBSERVED, silence_s=self.silence_s)) as lease:
-            grant = lease.ask(say.Ask(rank, world_size, version, look=True), self.connect_s)
-            yield self._offer(grant, lease.peer, None)
 
     def close(self) -> None:
         """Let the engine and the buffers go. Idempotent."""

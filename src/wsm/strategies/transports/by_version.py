@@ -25,7 +25,8 @@ from wsm.config_reading import OptionFault, typed_section
 from wsm.errors import BadInputError
 from wsm.named import NamedObjects
 from wsm.strategies import errors
-from wsm.strategies.errors import VersionMismatchError, listed
+from wsm.strategies.conversation import Wanted
+from wsm.strategies.errors import listed
 from wsm.strategies.files.shard_source import device_index_from_environment, place_fault
 from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
@@ -55,10 +56,8 @@ class Transport(Protocol):
         """What a configuration calls it."""
         ...
 
-    def open(
-        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
-    ) -> AbstractContextManager[Offer]:
-        """Connect if need be, and offer the shard of `rank`. Blocks until it is known what will come.
+    def open(self, wanted: Wanted, observer: LoadObserver) -> AbstractContextManager[Offer]:
+        """Connect if need be, and offer the shard of the rank. Blocks until it is known what will come.
 
         Leaving the context normally says that every tensor was applied and verified; leaving it with an
         exception, that the load has failed. The connection stays in both cases; the strategy closes it after
@@ -66,14 +65,13 @@ class Transport(Protocol):
 
         Parameters
         ----------
-        version : str or None
-            The version that it must be; None for the newest that the transport itself can find.
-        rank : int
-            Global rank of the shard.
+        wanted : Wanted
+            Rank and version (None: the newest that the transport itself can find), and for how many ranks it
+            must have been made, if that is checked. With ``look`` no byte of a tensor moves, and a load can
+            follow: a transport that cannot look without receiving offers no tensors, undeclared, and the
+            version that it was asked for.
         observer : LoadObserver
             Asked for cancellation during every wait.
-        world_size : int, optional
-            Number of ranks that the version must have been made for; not checked if not given.
 
         Raises
         ------
@@ -83,16 +81,6 @@ class Transport(Protocol):
             If the peer is silent, dead, or gave up. Nothing was changed.
         wsm.errors.RefusedError
             If what the transport needs is not installed.
-        """
-        ...
-
-    def preview(
-        self, version: str | None, rank: int, *, world_size: int | None = None
-    ) -> AbstractContextManager[Offer]:
-        """Open like :meth:`open`, to look only: no byte of a tensor moves, and a load can follow.
-
-        A transport that cannot look without receiving offers no tensors, undeclared, and the version that
-        it was asked for.
         """
         ...
 
@@ -411,7 +399,12 @@ class ByVersion(Strategy):
 
     @contextmanager
     def open(
-        self, source: RsyncSource, version: str | None, observer: LoadObserver = UNOBSERVED
+        self,
+        source: RsyncSource,
+        version: str | None,
+        observer: LoadObserver = UNOBSERVED,
+        *,
+        look: bool = False,
     ) -> Iterator[Offer]:
         """Let the transport offer the version. Blocks until it is known what will come.
 
@@ -424,28 +417,32 @@ class ByVersion(Strategy):
             was published last, or without a directory the one that the transport announces.
         observer : LoadObserver
             Asked for cancellation during every wait.
+        look : bool
+            Only look at what would come.
 
         Raises
         ------
         BadInputError
             If a directory was to say which version is meant, and does not.
-        wsm.strategies.errors.VersionMismatchError
-            If the transport offers another one.
         wsm.errors.WsmError
             What :meth:`Transport.open` raises.
         """
-        wanted = _wanted(source, version)
-        opened = source.transport.open(wanted, source.rank, observer, world_size=source.world_size)
-        with _closed_after_an_error(source.transport), opened as offer:
-            yield _as_asked(offer, wanted, source)
+        if version is None and source.directory is not None:
+            version = newest_version(source.directory)
+            if version is None:
+                raise errors.version_file_missing(file=f"{source.directory}/{VERSION_FILE}")
+        wanted = Wanted(source.rank, source.world_size, version, look)
+        try:
+            with source.transport.open(wanted, observer) as offer:
+                chunk, whole = source.chunk_tensors, source.whole
+                yield replace(offer, chunk_tensors=chunk, whole=whole, unwritten=source.unwritten)
+        except BaseException:
+            self.close(source)  # the state in which a stream was left is not known
+            raise
 
-    @contextmanager
-    def preview(self, source: RsyncSource, version: str | None) -> Iterator[Offer]:
+    def preview(self, source: RsyncSource, version: str | None) -> AbstractContextManager[Offer]:
         """Look at what :meth:`open` would offer."""
-        wanted = _wanted(source, version)
-        opened = source.transport.preview(wanted, source.rank, world_size=source.world_size)
-        with _closed_after_an_error(source.transport), opened as offer:
-            yield _as_asked(offer, wanted, source)
+        return self.open(source, version, look=True)
 
     def retired_from(self, sections: Sections) -> str | None:
         """Return the directory that versions are published in, where the transport reads them there."""
@@ -455,41 +452,11 @@ class ByVersion(Strategy):
 
     def close(self, source: RsyncSource) -> None:
         """Let the transport's connection go. Never raises."""
-        _close(source.transport)
-
-
-@contextmanager
-def _closed_after_an_error(transport: Transport) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        _close(transport)  # the state in which a stream was left is not known
-        raise
-
-
-def _close(transport: Transport) -> None:
-    try:
-        transport.close()
-    except Exception as error:  # noqa: BLE001 - the load's own error must be seen, not this one
-        text = f"{type(error).__name__}: {error}"
-        _log.warning(log.TRANSPORT_NOT_CLOSED, transport=transport.name, error=text)
-
-
-def _wanted(source: RsyncSource, version: str | None) -> str | None:
-    """Return the version to ask the transport for; None where there is no directory, and it must know."""
-    if version is not None or source.directory is None:
-        return version
-    newest = newest_version(source.directory)
-    if newest is None:
-        raise errors.version_file_missing(file=f"{source.directory}/{VERSION_FILE}")
-    return newest
-
-
-def _as_asked(offer: Offer, wanted: str | None, source: RsyncSource) -> Offer:
-    if wanted is not None and offer.version is not None and offer.version != wanted:
-        where = ", ".join(offer.files)
-        raise VersionMismatchError(requested=wanted, found=offer.version, where=where)
-    return replace(offer, chunk_tensors=source.chunk_tensors, whole=source.whole, unwritten=source.unwritten)
+        try:
+            source.transport.close()
+        except Exception as error:  # noqa: BLE001 - the load's own error must be seen, not this one
+            text = f"{type(error).__name__}: {error}"
+            _log.warning(log.TRANSPORT_NOT_CLOSED, transport=source.transport.name, error=text)
 
 
 @typed

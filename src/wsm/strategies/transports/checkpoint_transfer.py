@@ -23,12 +23,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.errors import BadInputError, GroupError, RefusedError, UnfitError, WsmError, error_name
 from wsm.strategies import errors as strategies_errors
+from wsm.strategies.conversation import Wanted
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -223,18 +224,14 @@ class TensorStream:
     ----------
     transport : CheckpointTransferTransport
         Who brings it, and for how long it may be waited for, in all for a part of it and for the whole.
-    version : str
-        What was asked for.
-    rank, world_size : int
-        Whose tensors, of how many ranks.
+    wanted : Wanted
+        What was asked for, by its version's name.
     observer : LoadObserver
         Asked for cancellation during every wait.
     """
 
     transport: CheckpointTransferTransport
-    version: str
-    rank: int
-    world_size: int | None
+    wanted: Wanted
     observer: LoadObserver
 
     def __post_init__(self) -> None:
@@ -279,7 +276,7 @@ class TensorStream:
             if digest is None:  # the ranks have nothing to compare
                 digest, scope = manifest.seal, ManifestScope.RANK
         return Offer(
-            version=self.version,
+            version=self.wanted.version,
             tensors=self._tensors(batches, None if manifest is not None else first),
             files=(self.peer,),
             manifest_digest=digest,
@@ -292,8 +289,9 @@ class TensorStream:
 
     def _checked(self, data: memoryview) -> StreamManifest:
         manifest = StreamManifest.decode(bytes(data), file=f"the manifest from {self.peer}")
-        whose = (None, None) if manifest.whole else (self.rank, self.world_size)
-        manifest.require(self.version, *whose, where=self.peer)
+        wanted = self.wanted
+        whose = (None, None) if manifest.whole else (wanted.rank, wanted.world_size)
+        manifest.require(wanted.version, *whose, where=self.peer)
         if not manifest.rows:
             raise strategies_errors.empty_snapshot(where=self.peer)
         return manifest
@@ -468,10 +466,10 @@ class CheckpointTransferTransport:
         return self.verify_checksum if self.requires_manifest is None else self.requires_manifest
 
     @contextmanager
-    def open(
-        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
-    ) -> Iterator[Offer]:
-        """Receive `version`, as ``Transport.open`` says; connect the first time.
+    def open(self, wanted: Wanted, observer: LoadObserver) -> Iterator[Offer]:
+        """Receive what is `wanted`, as ``Transport.open`` says; connect the first time.
+
+        A stream cannot be looked at without receiving it.
 
         Raises
         ------
@@ -482,30 +480,15 @@ class CheckpointTransferTransport:
         BadInputError, wsm.strategies.errors.ManifestError, VersionMismatchError
             If the stream is not what was asked for. Nothing was changed.
         """
-        version = self._named(version)
-        if self._whose != (rank, world_size):
-            self._connect(rank, world_size, observer)
-        stream = TensorStream(self, version, rank, world_size, observer)
-        yield stream.offer(lambda: self._begin(version))
-
-    @contextmanager
-    def preview(
-        self,
-        version: str | None,
-        rank: int,  # noqa: ARG002 - of the protocol
-        *,
-        world_size: int | None = None,  # noqa: ARG002 - of the protocol
-    ) -> Iterator[Offer]:
-        """Say which version would be asked for: a stream cannot be looked at without receiving it."""
-        yield Offer(
-            version=self._named(version),
-            tensors=iter(()),
-            files=(self.peer,),
-            manifest_digest=None,
-            manifest_scope=ManifestScope.LOADED,
-            peak_extra_bytes=self.options.peak_extra_bytes(None, keep=self.keep),
-            declared=False,
-        )
+        wanted = structs.replace(wanted, version=self._named(wanted.version))
+        if wanted.look:
+            held = self.options.peak_extra_bytes(None, keep=self.keep)
+            scope, peers = ManifestScope.LOADED, (self.peer,)
+            yield Offer(wanted.version, iter(()), peers, None, scope, peak_extra_bytes=held, declared=False)
+            return
+        if self._whose != (wanted.rank, wanted.world_size):
+            self._connect(wanted, observer)
+        yield TensorStream(self, wanted, observer).offer(lambda: self._begin(wanted.version))
 
     def close(self) -> None:
         """Let the package clean up, and end its thread. Blocks some seconds at most. Idempotent."""
@@ -534,16 +517,16 @@ class CheckpointTransferTransport:
         except Exception as error:  # a foreign package may raise anything
             raise PeerFailedError(peer=self.peer, error=error_name(error), reason=str(error)) from error
 
-    def _connect(self, rank: int, world_size: int | None, observer: LoadObserver) -> None:
+    def _connect(self, wanted: Wanted, observer: LoadObserver) -> None:
         self.close()
-        made, limit_s = self._maker(rank, world_size), self.options.discover_timeout_s
+        made, limit_s = self._maker(wanted.rank, wanted.world_size), self.options.discover_timeout_s
         try:
             self._transfer = self.call(made, limit_s, "its connection", observer)
             self.call(self._transfer.initialize, limit_s, "its connection", observer)
         except BaseException:
             self.close()  # what cannot be initialized is not tried again
             raise
-        self._whose = rank, world_size
+        self._whose = wanted.rank, wanted.world_size
 
     def _named(self, version: str | None) -> str:
         """Return the version to ask for; over IPC there is one only, whatever it is called."""
@@ -587,7 +570,7 @@ class CheckpointTransferTransport:
             arguments.setdefault("qsize", 2)
         return lambda: transfer(config_type(**arguments))
 
-    def _begin(self, version: str) -> Any:
+    def _begin(self, version: str | None) -> Any:
         if self.interface is Interface.STREAM:
             self._begun = self._transfer.receive_stream(step_id=version, verify_checksum=self.verify_checksum)
         else:
