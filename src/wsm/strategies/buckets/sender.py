@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -377,7 +377,7 @@ class Sending:
 
 
 @typed_calls
-class BucketSender:
+class BucketSender(AbstractContextManager["BucketSender"]):
     """Listens for ranks and streams versions to them; use it in ``with``. One version at a time.
 
     Parameters
@@ -589,9 +589,6 @@ class BucketSender:
         self._channel.close()
         while self._segments:
             self._segments.popitem()[1].close()
-
-    def __enter__(self) -> BucketSender:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -16,7 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ _LOOK_EVERY_S = 0.01
 
 
 @typed_calls
-class SharedDeviceTensors:
+class SharedDeviceTensors(AbstractContextManager["SharedDeviceTensors"]):
     """Device tensors of one trainer process, published version by version to one rank; use it in ``with``.
 
     Parameters
@@ -228,9 +228,6 @@ class SharedDeviceTensors:
                 waited_s=wait_s,
             )
         self._lock.release(remove=True)
-
-    def __enter__(self) -> SharedDeviceTensors:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

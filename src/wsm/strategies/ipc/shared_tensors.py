@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +71,7 @@ class SharedReport(TrainerReport):
 
 
 @typed_calls
-class SharedTensors:
+class SharedTensors(AbstractContextManager["SharedTensors"]):
     """Shared memory of one trainer, published version by version; use it in ``with``.
 
     Parameters
@@ -202,9 +202,6 @@ class SharedTensors:
             self._segments.pop().close()
         if self._lock is not None:
             self._lock.release()
-
-    def __enter__(self) -> SharedTensors:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -344,9 +341,6 @@ class SharedVersion(PutVersion[SharedReport]):
         super().__init__(version, world_size, shared._job)
         self._shared, self._finite = shared, finite
         self._created = 0
-
-    def __enter__(self) -> SharedVersion:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Take back what was put, if an error leaves; else it waits for its seal until the next but one."""

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -366,7 +366,7 @@ class MooncakeReport(TrainerReport):
 
 
 @typed_calls
-class MooncakePublisher:
+class MooncakePublisher(AbstractContextManager["MooncakePublisher"]):
     """Publishes versions to ranks that read them; use it in ``with``. One version at a time.
 
     Parameters
@@ -540,9 +540,6 @@ class MooncakePublisher:
         self._leases.close()
         self._engine.close()
         self._memory.close()
-
-    def __enter__(self) -> MooncakePublisher:  # noqa: PYI034 - typing has Self from Python 3.11 on
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -80,8 +80,6 @@ _STAGING_PREFIX = ".staging-"
 _WHOLE, _MEMBERS = "whole", "members.lock"
 # Each further attempt takes a publisher that removed the directory of dead processes as we entered it.
 _ATTEMPTS = 64
-
-StagedT = TypeVar("StagedT", bound="StagedVersion")
 
 
 @dataclass(frozen=True)
@@ -279,9 +277,6 @@ class StagedVersion(PutVersion[PublishReport]):
         if self._membership.is_open:
             _remove_dead(self._stage, self._membership)
             self._release()
-
-    def __enter__(self: StagedT) -> StagedT:  # noqa: PYI019 - typing has Self from Python 3.11 on
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.discard()

@@ -163,6 +163,7 @@ def check_ranks(version: str, shards: Mapping[int, object]) -> None:
 
 
 ReportT = TypeVar("ReportT", bound=TrainerReport)
+PutT = TypeVar("PutT", bound="PutVersion[Any]")
 
 
 class PutVersion(Generic[ReportT]):
@@ -190,6 +191,9 @@ class PutVersion(Generic[ReportT]):
         self._world_size, self._job = world_size, job
         self._begun_s = time.monotonic()
         self._sealed: tuple[Mapping[int, str], ReportT] | None = None
+
+    def __enter__(self: PutT) -> PutT:  # noqa: PYI019 - typing has Self from Python 3.11 on
+        return self
 
     def _sealed_before(self, digests: Mapping[int, str]) -> ReportT | None:
         """Return what this process has sealed already; None: it has not, and every rank was heard of."""
