@@ -14,7 +14,7 @@ from fuzz.sealed import sealed_formats
 from fuzz.texts import text_formats
 from wsm.errors import BadInputError
 from wsm.strategies.buckets import wire
-from wsm.strategies.conversation import HEAD_BYTES, Abort, frame_of
+from wsm.strategies.conversation import HEAD_BYTES, Abort, frame_of, message_in
 from wsm.strategies.delta._blocks import Block, BlockKind, table_problem
 from wsm.strategies.delta._codec import BlockError
 from wsm.strategies.delta._codec import decode as unfold
@@ -145,8 +145,8 @@ def _to_trainer() -> Format:
     )
     return Format(
         name="bucket message to a trainer",
-        reader=wire.from_rank,
-        decode=partial(wire.from_rank, peer="a peer"),
+        reader=message_in,
+        decode=lambda data: wire.from_rank(data, "a peer"),
         encode=frame_of,
         samples=tuple(frame_of(message)[16:] for message in messages),
         dress=_digested,
@@ -172,7 +172,7 @@ def _to_rank() -> Format:
     )
     return Format(
         name="bucket message to a rank",
-        reader=wire.from_trainer,
+        reader=message_in,
         decode=_from_trainer,
         encode=frame_of,
         samples=tuple(frame_of(message)[16:] for message in messages),
@@ -190,7 +190,7 @@ def _ask() -> Format:
     cut = say.LENGTH_BYTES + HEAD_BYTES
     return Format(
         name="mooncake question",
-        reader=say.ask_of,
+        reader=message_in,
         decode=lambda data: say.ask_of(data[say.LENGTH_BYTES :]),
         encode=say.to_bytes,
         samples=(say.to_bytes(say.Ask(0, 2, None, look=False))[cut:],),
@@ -215,7 +215,7 @@ def _answer() -> Format:
     grants = grants_of("3", {0: shard, 1: shard}, publisher=digest_of(b""), session="127.0.0.1:1234")
     return Format(
         name="mooncake answer",
-        reader=say.answer_of,
+        reader=message_in,
         decode=_from_publisher,
         encode=say.to_bytes,
         samples=tuple(say.to_bytes(each)[cut:] for each in (grants[0], Abort("version", "old", "no", "2"))),

@@ -79,15 +79,13 @@ class TransposedMemory:
                 count = min(self._columns - column, len(elements))
                 self._there[matrix, column : column + count, row] = elements[:count]
             else:
-                rows = min(len(elements) // self._columns, self._rows - row, max(_ROWS, self._fitting()))
+                fitting = BLOCK_BYTES // (self._columns * self._there.itemsize)
+                rows = min(len(elements) // self._columns, self._rows - row, max(_ROWS, fitting))
                 count = rows * self._columns
                 block = elements[:count].reshape(rows, self._columns)
                 _turn(block, self._there[matrix, :, row : row + rows])
             at += count
             elements = elements[count:]
-
-    def _fitting(self) -> int:
-        return BLOCK_BYTES // (self._columns * self._there.itemsize)
 
 
 def in_source_order(memory: memoryview, spec: TensorSpec) -> memoryview:

@@ -217,7 +217,11 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
             problem = f"{listed(absent)} {'are' if len(absent) > 1 else 'is'} not there"
             raise incomplete_checkpoint(path=where, problem=problem)
         parts = tuple(_part(directory, where, name, roots, stack) for name in chosen)
-        _check_index(where, weight_map, parts)
+        held = {(spec.name, Path(part.path).name) for part in parts for spec in part.content.specs()}
+        lost = sorted(name for name, file in weight_map.items() if (name, file) not in held)
+        if lost:
+            problem = f"its index names tensors that their files do not hold: {listed(lost)}"
+            raise incomplete_checkpoint(path=where, problem=problem)
         left_out = tuple(name for name in files if name not in chosen)
         for name in left_out:
             try:
@@ -346,14 +350,6 @@ def _index(
         problem = f"{found[0]} has no weight_map of tensors to files beside it"
         raise incomplete_checkpoint(path=where, problem=problem)
     return found[0], index.weight_map
-
-
-def _check_index(where: str, weight_map: Mapping[str, str], parts: Sequence[CheckpointPart]) -> None:
-    held = {(spec.name, Path(part.path).name) for part in parts for spec in part.content.specs()}
-    absent = sorted(name for name, file in weight_map.items() if (name, file) not in held)
-    if absent:
-        problem = f"its index names tensors that their files do not hold: {listed(absent)}"
-        raise incomplete_checkpoint(path=where, problem=problem)
 
 
 def open_below(

@@ -18,8 +18,9 @@ One message is one frame (:mod:`wsm.strategies.conversation`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -95,18 +96,9 @@ class End(PeerMessage, frozen=True):
 FromRank: TypeAlias = Hello | Ready | Ack | Done | Abort
 FromTrainer: TypeAlias = Init | Bucket | End | Abort
 
-_FROM_RANK: msgspec.json.Decoder[FromRank] = msgspec.json.Decoder(FromRank)
-_FROM_TRAINER: msgspec.json.Decoder[FromTrainer] = msgspec.json.Decoder(FromTrainer)
-
-
-def from_rank(frame: bytes, peer: str) -> FromRank:
-    """Return what a rank says; peer_message if the bytes are none of its messages."""
-    return message_in(_FROM_RANK, frame, peer)
-
-
-def from_trainer(frame: bytes, peer: str) -> FromTrainer:
-    """Return what a trainer says; peer_message if the bytes are none of its messages."""
-    return message_in(_FROM_TRAINER, frame, peer)
+#: Return what the other side says in a frame; peer_message if the bytes are none of its messages.
+from_rank: Callable[[bytes, str], FromRank] = partial(message_in, msgspec.json.Decoder(FromRank))
+from_trainer: Callable[[bytes, str], FromTrainer] = partial(message_in, msgspec.json.Decoder(FromTrainer))
 
 
 def specs_of(offer: Init, peer: str) -> tuple[TensorSpec, ...]:

@@ -297,12 +297,8 @@ class _LeasedMapping(mmap.mmap):
     lease: OwnDescriptor | None = None
 
 
-def _never(_name: str, _head: bytes) -> bool:
-    return False
-
-
 def sweep(
-    prefix: str, directory: str | None = None, *, needed: Callable[[str, bytes], bool] = _never
+    prefix: str, directory: str | None = None, *, needed: Callable[[str, bytes], bool] | None = None
 ) -> tuple[str, ...]:
     """Remove segments of this user that begin with `prefix` and have no owner; return their names.
 
@@ -314,7 +310,7 @@ def sweep(
         As given to :class:`OwnedSegment`.
     directory : str, optional
         Where to look; in this user's private directory by default.
-    needed : callable
+    needed : callable, optional
         ``needed(name, head)``: whether one stays all the same; `head` is its first :data:`HEAD_BYTES`.
     """
     try:
@@ -356,14 +352,14 @@ def _again(descriptor: int, access: int) -> OwnDescriptor:
     return OwnDescriptor(lambda: reopened(descriptor, access))
 
 
-def _sweep_one(path: Path, needed: Callable[[str, bytes], bool]) -> bool:
+def _sweep_one(path: Path, needed: Callable[[str, bytes], bool] | None) -> bool:
     """Remove a segment of ours that has no owner and is not needed; whether it was one."""
     with suppress(OSError, ForeignPathError):
         descriptor = OwnDescriptor(lambda: open_ours(path, os.O_RDONLY))
         try:
             if descriptor.is_byte_locked(_OWNER):
                 return False
-            if not needed(path.name, os.pread(descriptor.number, HEAD_BYTES, 0)):
+            if needed is None or not needed(path.name, os.pread(descriptor.number, HEAD_BYTES, 0)):
                 return remove_same(path, os.fstat(descriptor.number))
         finally:
             descriptor.close()

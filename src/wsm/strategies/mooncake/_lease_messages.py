@@ -15,6 +15,8 @@ big-endian), and its frame (:mod:`wsm.strategies.conversation`): the body's dige
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from ipaddress import IPv4Address
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -61,8 +63,9 @@ class Grant(PeerMessage, frozen=True):
 
 FromPublisher: TypeAlias = Grant | Abort
 
-_TO_PUBLISHER = msgspec.json.Decoder(Ask)
-_TO_RANK: msgspec.json.Decoder[FromPublisher] = msgspec.json.Decoder(FromPublisher)
+#: Return what the other side says in a frame; peer_message if the bytes are none of its messages.
+ask_of: Callable[[bytes], Ask] = partial(message_in, msgspec.json.Decoder(Ask), peer="a rank")
+answer_of: Callable[[bytes, str], FromPublisher] = partial(message_in, msgspec.json.Decoder(FromPublisher))
 
 
 def to_bytes(message: Ask | FromPublisher) -> bytes:
@@ -77,16 +80,6 @@ def frame_bytes(length: bytes, most: int, peer: str) -> int:
     if body > most:
         raise peer_message(peer=peer, problem=f"it announces {body} bytes, {most} are the most")
     return conversation.HEAD_BYTES + body
-
-
-def ask_of(frame: bytes) -> Ask:
-    """Return what a rank says; peer_message if the bytes are none of its messages."""
-    return message_in(_TO_PUBLISHER, frame, "a rank")
-
-
-def answer_of(frame: bytes, peer: str) -> FromPublisher:
-    """Return what a publisher says; peer_message if the bytes are none of its messages."""
-    return message_in(_TO_RANK, frame, peer)
 
 
 def check_grant(grant: Grant, peer: str) -> None:

@@ -297,7 +297,10 @@ def _bytes(spec: TensorSpec, value: Any) -> memoryview:
     if _is_array(buffer):
         # numpy's own view: custom dtypes (bfloat16, float8) have no buffer protocol of their own.
         buffer = buffer.ravel("C").view("u1") if buffer.size else b""
-    return _flat(spec.name, buffer)
+    view = _view(spec.name, buffer)
+    if not view.c_contiguous:
+        raise trainer_tensor(tensor=spec.name, problem="its buffer is not C-contiguous")
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _spec(name: object, value: Any) -> TensorSpec:
@@ -370,10 +373,3 @@ def _view(name: str, value: Any) -> memoryview:
         return memoryview(value)
     except TypeError as error:
         raise trainer_tensor(tensor=name, problem=f"it is a {type(value).__name__}") from error
-
-
-def _flat(name: str, buffer: Any) -> memoryview:
-    view = _view(name, buffer)
-    if not view.c_contiguous:
-        raise trainer_tensor(tensor=name, problem="its buffer is not C-contiguous")
-    return view.cast("B") if view.nbytes else memoryview(b"")
