@@ -16,6 +16,7 @@ from wsm.errors import InternalError
 from wsm.labels import recorded_version
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import RunningDigest
+from wsm.strategies.errors import empty_snapshot
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -164,7 +165,9 @@ class Offer:
     unwritten: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Take a number for its digits, as a strategy from elsewhere may say it."""
+        """Take a number for its digits, as others may say it; refuse an offer of nothing."""
+        if self.tensors == () or self.promised == ():
+            raise empty_snapshot(where=", ".join(self.files))
         if self.version is not None:
             object.__setattr__(self, "version", recorded_version(self.version))
 

@@ -59,7 +59,7 @@ def test_a_load_over_held_tensors_takes_only_what_lies_beside(source):
 
 
 def test_a_load_in_place_is_refused_by_what_the_strategy_holds_beside():
-    offer = Offer(7, (), (), None, ManifestScope.LOADED, peak_extra_bytes=10, declared=False)
+    offer = Offer(7, iter(()), (), None, ManifestScope.LOADED, peak_extra_bytes=10, declared=False)
     need = memory_need(offer, held())
     assert need == MemoryNeed(10, 0, released=False)
     with raising(admission.load_memory, match="in place does not fit"):
@@ -79,7 +79,8 @@ def test_a_stream_that_declares_nothing_brings_all_that_is_released():
 
 
 def test_a_checkpoint_for_the_loaders_of_models_fills_all_that_is_released():
-    offer = Offer(7, (), (), None, ManifestScope.LOADED, chunk_tensors=16)
+    tensor = OfferedTensor.of_bytes(SPECS[1], "here", memoryview(bytes(100)))
+    offer = Offer(7, (tensor,), (), None, ManifestScope.LOADED, chunk_tensors=16)
     assert memory_need(offer, MemoryTarget(SPECS)) == MemoryNeed(BYTES, 0, released=True)
 
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from wsm.errors import BadInputError
-from wsm.strategies import errors
 from wsm.strategies.buckets import wire
 from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource, sockets
 from wsm.strategies.conversation import Abort, Meeting, frame_of, refused
@@ -88,8 +87,6 @@ class _Receiver:
         identity = {"version": init.version, "publication": init.publication}
         shard = ShardIdentity(rank=init.rank, world_size=init.world_size, **identity)
         shard.require(version, source.rank, source.world_size, where=self._peer)
-        if not init.tensors:
-            raise errors.empty_snapshot(where=self._peer)
         self._specs = wire.specs_of(init, self._peer)
         self._digests = [digest_of(b"")] * len(self._specs)
         self._buckets = wire.cut(self._specs, init.bucket_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import ModuleType
 
 from wsm.config_reading import OptionFault, typed_section
@@ -29,6 +29,7 @@ class IpcAsyncConfig:
     """
 
     address: str = ""
+    _: KW_ONLY
     connect_s: Seconds = 60.0
     silence_s: Seconds = 10.0
     memory_directory: str | None = None
@@ -43,7 +44,7 @@ class IpcAsyncConfig:
 
 @typed
 @dataclass(frozen=True)
-class IpcAsyncSource:
+class IpcAsyncSource(IpcAsyncConfig):
     """One rank's way to the trainer that sends buckets.
 
     Parameters
@@ -56,12 +57,8 @@ class IpcAsyncSource:
         As for :class:`IpcAsyncConfig`.
     """
 
-    address: str
     rank: CountFrom0 = 0
     world_size: Count | None = None
-    connect_s: Seconds = 60.0
-    silence_s: Seconds = 10.0
-    memory_directory: str | None = None
 
 
 def sockets() -> ModuleType:

@@ -57,8 +57,6 @@ class PickledMetas:
         wsm.strategies.errors.ManifestError
             If a meta is none.
         """
-        if not self._metas:
-            raise strategies_errors.empty_snapshot(where=self.path)
         beside = version_beside(str(Path(self.path).parent), version)
         tensors = tuple(self._tensor(name, device_index) for name in self._metas)
         return Offer(
@@ -67,7 +65,7 @@ class PickledMetas:
             files=(self.path,),
             manifest_digest=None,
             manifest_scope=ManifestScope.LOADED,
-            peak_extra_bytes=max(tensor.spec.nbytes for tensor in tensors),
+            peak_extra_bytes=max((tensor.spec.nbytes for tensor in tensors), default=0),
         )
 
     def _tensor(self, name: str, device_index: int | None) -> OfferedTensor:

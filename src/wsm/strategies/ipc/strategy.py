@@ -163,8 +163,6 @@ def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held:
     _require(metas, source, version, file)
     if not metas.group:
         raise ManifestError(file=file, problem="it was put and not sealed")
-    if not metas.tensors:
-        raise strategies_errors.empty_snapshot(where=file)
     segments = {
         name: held.enter_context(
             closing(

@@ -35,7 +35,6 @@ import msgspec
 from wsm import log
 from wsm.errors import GroupError, WsmError
 from wsm.shared_directory import require
-from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.conversation import Abort, Meeting, Wanted, refused, socket_for
 from wsm.strategies.errors import LoadCancelledError
@@ -109,8 +108,6 @@ class RankLease:
             elif answer is not None:
                 answer.promise.require(ask.version, ask.rank, ask.world_size, where=self.peer)
                 say.check_grant(answer, self.peer)
-                if not answer.promise.rows:
-                    raise errors.empty_snapshot(where=self.peer)
                 self._tensors = len(answer.promise.rows)
                 return answer
             meeting.wait(there=self._socket is not None, left=left)

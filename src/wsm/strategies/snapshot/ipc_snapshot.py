@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from wsm.strategies import errors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.snapshot._resliced_shard import open_resliced
@@ -61,12 +60,9 @@ class IpcSnapshot(Strategy):
             found = find(source, version, stack)
             publication = found.publication
             if publication is not None and source.world_size not in (None, publication.world_size):
-                offer = open_resliced(found, publication, source, stack)
+                yield open_resliced(found, publication, source, stack)
             else:
-                offer = _own_shard(found, source, stack)
-            if not offer.tensors:
-                raise errors.empty_snapshot(where=", ".join(offer.files))
-            yield offer
+                yield _own_shard(found, source, stack)
 
 
 def _own_shard(found: FoundVersion, source: SnapshotSource, stack: ExitStack) -> Offer:

@@ -292,8 +292,6 @@ class TensorStream:
         wanted = self.wanted
         whose = (None, None) if manifest.whole else (wanted.rank, wanted.world_size)
         manifest.require(wanted.version, *whose, where=self.peer)
-        if not manifest.rows:
-            raise strategies_errors.empty_snapshot(where=self.peer)
         return manifest
 
     def _tensors(self, batches: Batches, first: Any) -> Iterator[OfferedTensor]:
