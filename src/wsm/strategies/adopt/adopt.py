@@ -32,7 +32,7 @@ import msgspec
 from wsm import log
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.printable import counted, size_text
-from wsm.shared_directory import create_ours
+from wsm.shared_directory import FileLock, create_ours
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.adopt.checkpoint import (
     Checkpoint,
@@ -53,7 +53,6 @@ from wsm.strategies.adopt.record import (
     mtimes_of,
 )
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.errors import PublisherBusyError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.files.safetensors import lay_out
@@ -63,7 +62,7 @@ from wsm.strategies.files.version_file import announced_version, write_version
 from wsm.strategies.promise import PromisedTensor, ShardIdentity
 from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest, VersionManifest, part_metadata
 from wsm.strategies.snapshot.placement import Placement, bad_placement, runs, whole_shape
-from wsm.strategies.snapshot.publish import SnapshotPublisher
+from wsm.strategies.snapshot.publish import SnapshotPublisher, StagedVersion
 from wsm.strategies.snapshot.slice_digests import SliceDigests, write_slice_promises
 from wsm.strategies.strategy import Sections, Strategy
 from wsm.strategies.tensor import TensorSpec
@@ -153,9 +152,6 @@ def _clone(descriptor: int, path: Path, *, durable: bool) -> None:
 PlacementHook: TypeAlias = Callable[[Mapping[str, TensorSpec]], Mapping[str, Placement]]
 
 _log = log.logger("strategies")
-
-# Each further attempt takes another process that adopted something between our look and our lock.
-_ATTEMPTS = 4
 
 
 class AdoptWay(enum.Enum):
@@ -324,28 +320,30 @@ def adopt(
         described = _Described(
             checkpoint, settings, label_for(_below(checkpoint.path, settings.roots), version)
         )
-        taken = None
-        for _ in range(_ATTEMPTS):
-            decision = described.decided()
-            if decision.already or (taken := described.taken(decision)) is not None:
-                break
-        else:
-            raise PublisherBusyError(directory=str(settings.into))
-        if taken is None:
-            described.announce_last(decision.label)
-        way, retired = (settings.way, ()) if taken is None else taken
+        decision, into = described.decided(), Path(settings.into)
+        taken: tuple[AdoptWay, tuple[str, ...]] = settings.way, ()
+        if not decision.already or _is_unannounced(into, decision.label):
+            lock = take_publisher_lock(into / VERSIONS_DIRECTORY, directory=into)
+            try:
+                decision = described.decided()  # another process may have adopted something meanwhile
+                if not decision.already:
+                    taken = described.taken(decision, lock)
+                elif _is_unannounced(into, decision.label):
+                    write_version(into, decision.label, durable=settings.durable, alone=True)
+            finally:
+                lock.release()
         adoption = Adoption(
             label=decision.label,
             asked=described.asked,
             source=checkpoint.path,
             digest=described.digest,
-            already=taken is None,
-            way=way,
+            already=decision.already,
+            way=taken[0],
             files=len(checkpoint.parts),
             bytes=checkpoint.nbytes,
             left_out=checkpoint.left_out,
             seconds=time.monotonic() - begun_s,
-            retired=retired,
+            retired=taken[1],
         )
     if adoption.warning is not None:
         _log.warning("adopted", version=adoption.label, warning=adoption.warning)
@@ -377,18 +375,13 @@ class _Described:
         known = known_labels(Path(self.settings.into), self.placements, self.settings.device_id)
         return decide(self.asked, self.digest, known, self.settings.relabel)
 
-    def taken(self, decision: Decision) -> tuple[AdoptWay, tuple[str, ...]] | None:
-        """Publish the files; return how they were taken in, and which older versions went for it.
-
-        None if another process changed what was decided before we had the lock.
-        """
+    def taken(self, decision: Decision, lock: FileLock) -> tuple[AdoptWay, tuple[str, ...]]:
+        """Publish the files under the lock; return how they were taken in, and which older versions went."""
         settings, into = self.settings, Path(self.settings.into)
         publisher = SnapshotPublisher(
             into, retain=settings.retain, replace=decision.replace, durable=settings.durable
         )
-        with publisher.version(decision.label) as staged:
-            if self.decided() != decision:
-                return None
+        with StagedVersion(publisher, decision.label, lock=lock) as staged:
             with staged.shard(0) as directory:
                 manifest, linked = self._put(directory, staged.identity(0))
 
@@ -443,20 +436,6 @@ class _Described:
         write_new(directory / manifest.name, manifest.encode(), durable=durable)
         return manifest, linked
 
-    def announce_last(self, label: str) -> None:
-        """Announce a version that stands, if it was published last: who published it died before that."""
-        into = Path(self.settings.into)
-        with suppress(BadInputError):  # a version.yaml that cannot be read announces nothing
-            if announced_version(into) == label:
-                return
-        if published_last(into, deltas=True) == label:
-            lock = take_publisher_lock(into / VERSIONS_DIRECTORY, directory=into)
-            try:
-                if published_last(into, deltas=True) == label:
-                    write_version(into, label, durable=self.settings.durable, alone=True)
-            finally:
-                lock.release()
-
     @property
     def _is_renamed(self) -> bool:
         """Whether the model calls a tensor otherwise than its file does."""
@@ -465,6 +444,14 @@ class _Described:
             for part, rows in zip(self.checkpoint.parts, self.tensors, strict=True)
             for spec, (own, _) in zip(part.content.specs(), rows, strict=True)
         )
+
+
+def _is_unannounced(into: Path, label: str) -> bool:
+    """Whether a version that stands was published last, and who published it died before it was announced."""
+    with suppress(BadInputError):  # a version.yaml that cannot be read announces nothing
+        if announced_version(into) == label:
+            return False
+    return published_last(into, deltas=True) == label
 
 
 def _below(path: Path | str, roots: Sequence[Path | str]) -> str:

@@ -176,7 +176,7 @@ class StagedDelta(StagedVersion):
         stays = self._is_as_good(standing, Published(DeltaManifest.of(self.shards), tuple(self.shards)))
         for rank in states:  # it is not needed, and the whole needs room
             shutil.rmtree(self._shard_directory(rank), ignore_errors=True)
-        with StagedVersion(self._publisher, self.version, within=self) as whole:
+        with StagedVersion(self._publisher, self.version, lock=self._lock) as whole:
             shown = whole.seal(
                 {rank: whole.put(rank, tensors) for rank, tensors in states.items()},
                 before_announcing=None if stays else partial(take_away, self.final),

@@ -214,8 +214,8 @@ class StagedVersion(PutVersion[PublishReport]):
         Where and how.
     version : str or int
         Its label.
-    within : StagedVersion, optional
-        Another publication into the same directory, which keeps other publishers out for both.
+    lock : FileLock, optional
+        That of all publishers into the directory, where the caller has it already.
 
     Attributes
     ----------
@@ -238,7 +238,7 @@ class StagedVersion(PutVersion[PublishReport]):
     _kind: type[ManifestOfAll] = VersionManifest
 
     def __init__(
-        self, publisher: SnapshotPublisher, version: str | int, *, within: StagedVersion | None = None
+        self, publisher: SnapshotPublisher, version: str | int, *, lock: FileLock | None = None
     ) -> None:
         super().__init__(version, publisher.world_size, publisher.job)
         self._publisher = publisher
@@ -248,11 +248,9 @@ class StagedVersion(PutVersion[PublishReport]):
         self._stage = self._place / f"{_STAGING_PREFIX}{self.version}-{self.publication}"
         self.path = self._stage / _WHOLE
         self.final = self._place / self.version
-        self._within = within
         self._visible: str | None = None
-        self._lock: FileLock | None = within._lock if within is not None else None
-        if within is None and self._job is None:
-            self._lock = self._take_lock()
+        self._lent = lock is not None
+        self._lock = self._take_lock() if lock is None and self._job is None else lock
         try:
             with self._storage():
                 self._place.mkdir(parents=True, exist_ok=True)
@@ -518,7 +516,7 @@ class StagedVersion(PutVersion[PublishReport]):
         return retention.take_publisher_lock(self._directory / VERSIONS_DIRECTORY, directory=self._directory)
 
     def _release(self) -> None:
-        if self._within is None and self._lock is not None:
+        if not self._lent and self._lock is not None:
             self._lock.release()
 
     def _stages(self) -> Iterator[Path]:
