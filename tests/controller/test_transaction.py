@@ -169,7 +169,6 @@ def test_a_partial_update_is_restored_by_the_load_options_of_the_version_that_it
     assert record.load == {"transfer_mode": "gdr", "verify_checksum": False}
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 def test_a_rank_that_dies_behind_a_deadline_is_not_to_blame_for_it(group):
     segment = group.segment
