@@ -39,11 +39,11 @@ from explorer.world import (
 from wsm.states import command_events, epochs
 from wsm.states import joint as tables
 from wsm.states import rank as protocol
-from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course, WayOut
+from wsm.states.command_events import Asked, CacheChange, Course, WayOut
 from wsm.states.errors import EpochUsedError
 from wsm.states.holding import held_after, in_flight_objection
 from wsm.states.phases import Do, Effect, Event, Happened, Move, Phase, RankState, Todo
-from wsm.states.plan_key import Half, Request
+from wsm.states.plan_key import Half
 from wsm.states.vocabulary import InFlightPolicy, KVState, Tag, WeightState
 from wsm.states.words import Operation
 
@@ -388,7 +388,7 @@ class RankMoves:
 
     def _asked(self, me: ParticipantState) -> Asked:
         """Return what is asked; a rank that lacks its KV cache alone keeps weights of the same version."""
-        request, tags, version = REQUESTS[me.state.operation], frozenset(self._says.tags), self._says.version
+        request, tags, version = me.state.operation, frozenset(self._says.tags), self._says.version
         same = version == me.version
         about = command_events.narrowed(request, tags, me.joint, same_version=same, reload=False)
         if about != tags and not same:
@@ -661,12 +661,12 @@ def votes_of(asked: Asked, *, steps: bool, long_plans: bool) -> tuple[bool, ...]
     in long plans, one in a teardown (communicators shut down). A helper is in no communicator.
     """
     plan = asked.plan
-    if plan is None or plan.operation is Request.HOT_UPDATE:
+    if plan is None or plan.operation is Operation.HOT_UPDATE:
         return ()
     votes: tuple[bool, ...] = (False,)
     if plan.loads:
         votes = (False, True) if plan.weights is Half.REPLACED else (True, False)
-    elif long_plans and plan.operation is Request.CLEAR and plan.weights is Half.GOES:
+    elif long_plans and plan.operation is Operation.CLEAR and plan.weights is Half.GOES:
         votes = (False, True)
     return votes if steps else tuple(vote for vote in votes if not vote)
 
@@ -702,7 +702,7 @@ def _finished(me: ParticipantState) -> ParticipantState:
     me = _fired(me, partial(command_events.finish, asked))
     if at_work and me.joint.kv is KVState.NORMAL:
         me = me._replace(blocks=0)
-    if asked.request is not Request.CLEAR:
+    if asked.request is not Operation.CLEAR:
         return me
     if (Tag.WEIGHTS in asked.tags and me.content) or (Tag.KV_CACHE in asked.tags and me.blocks):
         raise RuleBrokenError(

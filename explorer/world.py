@@ -22,12 +22,11 @@ from msgspec import msgpack
 from explorer.errors import RuleBrokenError
 from explorer.scope import Budget, Scope, Start
 from wsm.committed_record import CommittedRecord, named_by
-from wsm.states.command_events import REQUESTS, Asked
+from wsm.states.command_events import Asked
 from wsm.states.epochs import first_epoch
 from wsm.states.holding import UNKNOWN_HOLD
 from wsm.states.joint import START, JointState
 from wsm.states.phases import Phase, RankState, Todo
-from wsm.states.plan_key import Request
 from wsm.states.view import View
 from wsm.states.vocabulary import After, InFlightPolicy, KVState, Tag, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -187,7 +186,8 @@ class ParticipantState(NamedTuple):
         """The command at hand, once its work was set up; its request is that of the operation."""
         if self.about is None:
             return None
-        request = REQUESTS.get(self.state.operation, Request.CLEAR)
+        operation = self.state.operation
+        request = operation if operation.is_open else Operation.CLEAR
         return Asked(request, frozenset(self.about), self.before, begun=self.begun)
 
 

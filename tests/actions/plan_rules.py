@@ -14,8 +14,9 @@ from wsm.actions import names
 from wsm.actions.base import Plan
 from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import GroupKind
-from wsm.states.plan_key import GIVEN_BACK, Half, PlanKey, Request
+from wsm.states.plan_key import GIVEN_BACK, Half, PlanKey
 from wsm.states.vocabulary import ALL_TAGS, Tag
+from wsm.states.words import Operation
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Mirror:
         halves = self._halves(key)
         if not halves.isdisjoint({Half.AWAY, Half.COMES}):
             return False  # one of what it goes with was not there
-        if key.operation is Request.HOT_UPDATE:
+        if key.operation is Operation.HOT_UPDATE:
             return self.hot
         return self._goes(key) or (Half.REPLACED in halves and self.in_place == "both")
 
@@ -59,7 +60,7 @@ class Mirror:
         halves = self._halves(key)
         if not halves.isdisjoint({Half.AWAY, Half.GOES}):
             return False  # one of what it goes with is not there
-        if key.operation is Request.HOT_UPDATE:
+        if key.operation is Operation.HOT_UPDATE:
             return self.hot
         return Half.COMES in halves or (Half.REPLACED in halves and self.in_place != "neither")
 

@@ -24,7 +24,6 @@ from wsm.states.group import (
     Writes,
 )
 from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow, Phase, RankState, Todo, When
-from wsm.states.plan_key import Request
 from wsm.states.table import Row
 from wsm.states.view import View
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, WeightState
@@ -572,7 +571,7 @@ def a_hold_gives_memory_back():
     real = command_events.keep
 
     def keep(asked: command_events.Asked, machines: command_events.Machines) -> command_events.WayOut:
-        if asked.request is not Request.HOLD:
+        if asked.request is not Operation.HOLD:
             return real(asked, machines)
         return command_events.drop(asked, machines)._replace(plan=None)
 
@@ -585,7 +584,7 @@ def a_hold_needs_what_serves():
     real = command_events.objection
 
     def objection(asked: command_events.Asked, machines: command_events.Machines) -> str | None:
-        lacks = asked.request is Request.HOLD and asked.before.weights is not WeightState.NORMAL
+        lacks = asked.request is Operation.HOLD and asked.before.weights is not WeightState.NORMAL
         return "it lacks something" if lacks else real(asked, machines)
 
     return {(command_events, "objection"): objection}

@@ -13,15 +13,16 @@ from tests.incident import incident
 from wsm.states import command_events
 from wsm.states.command_events import Asked, CacheChange, Course, WayOut
 from wsm.states.joint import JointState, serving
-from wsm.states.plan_key import DISCARD, GIVEN_BACK, OF_ADMISSION, PLANS, Half, Request, plan_for
+from wsm.states.plan_key import DISCARD, GIVEN_BACK, OF_ADMISSION, PLANS, REQUESTS, Half, plan_for
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+from wsm.states.words import Operation
 
 W, K = WeightState, KVState
 AT_REST = [JointState(*pair) for pair in product((W.NORMAL, W.CLEARED, W.FAULTED), (K.NORMAL, K.CLEARED))]
 TAGS = [frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE}), ALL_TAGS]
 COMMANDS = [
     Asked(request, tags, before, keeps_kv=keeps)
-    for request, tags, before, keeps in product(Request, TAGS, AT_REST, (False, True))
+    for request, tags, before, keeps in product(REQUESTS, TAGS, AT_REST, (False, True))
 ]
 LEGAL = [asked for asked in COMMANDS if command_events.objection(asked, Course(asked.before)) is None]
 
@@ -32,7 +33,7 @@ def moments(asked: Asked) -> Iterator[JointState]:
     yield begun
     seen = {begun}
     waiting = [begun]
-    clears = asked.request is Request.CLEAR
+    clears = asked.request is Operation.CLEAR
     change = CacheChange.RELEASED if clears else CacheChange.READY
     while waiting:
         joint = waiting.pop()
@@ -60,13 +61,13 @@ def ends(way_out: Callable[[Course], WayOut], joint: JointState) -> list[JointSt
 def name(asked: Asked) -> str:
     tags = "+".join(sorted(tag.value for tag in asked.tags))
     keeps = ", keeps" if asked.keeps_kv else ""
-    return f"{asked.request.value} {tags}{keeps} at {asked.before.weights.name}+{asked.before.kv.name}"
+    return f"{asked.request.phrase} {tags}{keeps} at {asked.before.weights.name}+{asked.before.kv.name}"
 
 
 @pytest.mark.parametrize("asked", LEGAL, ids=name)
 def test_a_command_that_is_legal_is_led_to_its_end_by_the_tables(asked: Asked) -> None:
     end = finished(asked)
-    if asked.request is Request.CLEAR:
+    if asked.request is Operation.CLEAR:
         assert (Tag.WEIGHTS in asked.tags) <= (end.weights is W.CLEARED)
         assert (Tag.KV_CACHE in asked.tags) <= (end.kv is K.CLEARED)
         return
@@ -84,12 +85,12 @@ def test_a_command_that_is_legal_is_led_to_its_end_by_the_tables(asked: Asked) -
 def test_every_way_out_of_every_moment_ends_at_rest(asked: Asked) -> None:
     begun = replace(asked, begun=True)
     within = set(moments(asked))
-    if asked.request is not Request.CLEAR:
+    if asked.request is not Operation.CLEAR:
         within.add(finished(asked))
     for joint in within:
         for dropped in ends(partial(command_events.drop, begun), joint):
             assert dropped.weights in (W.CLEARED, W.NORMAL, W.FAULTED)
-            gone = asked.tags if asked.request is Request.CLEAR else ALL_TAGS
+            gone = asked.tags if asked.request is Operation.CLEAR else ALL_TAGS
             if dropped.weights is not W.FAULTED:
                 assert (Tag.WEIGHTS in gone) <= (dropped.weights is W.CLEARED)
                 assert (Tag.KV_CACHE in gone) <= (dropped.kv is K.CLEARED)
@@ -117,7 +118,7 @@ def test_a_command_that_has_not_begun_keeps_what_was_held(asked: Asked) -> None:
 
 @pytest.mark.parametrize("before", AT_REST, ids=lambda joint: f"{joint.weights.name}+{joint.kv.name}")
 def test_a_rank_that_cannot_read_what_was_asked_serves_nothing(before: JointState) -> None:
-    unreadable = Asked(Request.CLEAR, frozenset(), before)
+    unreadable = Asked(Operation.CLEAR, frozenset(), before)
     course = Course(before)
     ending = command_events.drop(unreadable, course)
     assert ending.plan is None
@@ -129,16 +130,19 @@ def test_a_rank_that_cannot_read_what_was_asked_serves_nothing(before: JointStat
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (Asked(Request.HOT_UPDATE, ALL_TAGS, JointState(W.CLEARED, K.NORMAL)), "weights that serve"),
+        (Asked(Operation.HOT_UPDATE, ALL_TAGS, JointState(W.CLEARED, K.NORMAL)), "weights that serve"),
         (
-            Asked(Request.CLEAR, TAGS[0], JointState(W.FAULTED, K.CLEARED)),
+            Asked(Operation.CLEAR, TAGS[0], JointState(W.FAULTED, K.CLEARED)),
             "clear weights and KV cache together",
         ),
         (
-            Asked(Request.UPDATE, TAGS[1], JointState(W.NORMAL, K.NORMAL)),
+            Asked(Operation.UPDATE, TAGS[1], JointState(W.NORMAL, K.NORMAL)),
             "nothing of the KV cache is missing",
         ),
-        (Asked(Request.UPDATE, ALL_TAGS, JointState(W.FAULTED, K.CLEARED)), "no way from FAULTED by update"),
+        (
+            Asked(Operation.UPDATE, ALL_TAGS, JointState(W.FAULTED, K.CLEARED)),
+            "no way from FAULTED by update",
+        ),
     ],
     ids=lambda value: name(value) if isinstance(value, Asked) else "",
 )
@@ -147,7 +151,7 @@ def test_a_command_that_is_illegal_says_why(asked: Asked, why: str) -> None:
 
 
 def test_a_faulted_rank_is_repaired_without_a_collective_action() -> None:
-    asked = Asked(Request.CLEAR, ALL_TAGS, JointState(W.FAULTED, K.CLEARING))
+    asked = Asked(Operation.CLEAR, ALL_TAGS, JointState(W.FAULTED, K.CLEARING))
     assert asked.plan is DISCARD
 
 
@@ -181,11 +185,11 @@ def test_a_plan_is_called_by_its_parts_and_no_two_plans_alike() -> None:
 
 
 @incident("FastDeploy C2-26")
-@pytest.mark.parametrize("request_", Request)
-def test_the_plan_for_a_request_moves_what_its_tags_name_and_is_not_there_yet(request_: Request) -> None:
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_the_plan_for_a_request_moves_what_its_tags_name_and_is_not_there_yet(request_: Operation) -> None:
     for tags, weights, kv in product(TAGS, (True, False), (True, False)):
         key = plan_for(request_, tags, weights=weights, kv=kv)
-        if request_ is Request.HOT_UPDATE:
+        if request_ is Operation.HOT_UPDATE:
             assert (key is not None) is (weights and kv)
             continue
         if request_ in OF_ADMISSION:
@@ -195,10 +199,10 @@ def test_the_plan_for_a_request_moves_what_its_tags_name_and_is_not_there_yet(re
             continue
         there = {Tag.WEIGHTS: weights, Tag.KV_CACHE: kv}
         wanted = {
-            tag: request_ is Request.UPDATE if tag in tags else there[tag]
+            tag: request_ is Operation.UPDATE if tag in tags else there[tag]
             for tag in (Tag.WEIGHTS, Tag.KV_CACHE)
         }
-        reloads = request_ is Request.UPDATE and Tag.WEIGHTS in tags
+        reloads = request_ is Operation.UPDATE and Tag.WEIGHTS in tags
         assert (key is None) is (wanted == there and not reloads)
         if key is not None:
             assert {tag: tag not in key.gone for tag in there} == wanted

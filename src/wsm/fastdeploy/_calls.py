@@ -19,7 +19,8 @@ from wsm.actions.surfaces import GroupKind, MemorySurface, ProcessGroupSurface
 from wsm.errors import BadInputError, WsmError
 from wsm.fastdeploy._configuration import WorkerFacts
 from wsm.signals.fastdeploy import LiveSignal
-from wsm.states.plan_key import COMMANDED, Half, Request
+from wsm.states.plan_key import COMMANDED, Half
+from wsm.states.words import Operation
 from wsm.strategies.errors import listed
 
 _log = log.logger("fastdeploy")
@@ -58,7 +59,7 @@ _BEHIND: Mapping[str, tuple[Fragment, str]] = {
 _SAID_OF = frozenset(
     str(key)
     for key in COMMANDED
-    if key.operation in (Request.CLEAR, Request.UPDATE) and (key.loads or key.weights is Half.GOES)
+    if key.operation in (Operation.CLEAR, Operation.UPDATE) and (key.loads or key.weights is Half.GOES)
 )
 
 #: What stands behind the weights word in 2025 and in 2026.

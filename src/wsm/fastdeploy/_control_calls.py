@@ -20,8 +20,9 @@ from wsm.actions.base import Action, ActionContext, Plans
 from wsm.actions.surfaces import GraphSurface, GroupKind, KVCacheSurface, Runner
 from wsm.errors import BadInputError, RefusedError
 from wsm.fastdeploy._calls import saying
-from wsm.states.plan_key import COMMANDED, DISCARDS, Request
+from wsm.states.plan_key import COMMANDED, DISCARDS
 from wsm.states.vocabulary import ALL_TAGS, Tag, TransferMode
+from wsm.states.words import Operation
 
 #: FastDeploy's names of what a request is about.
 TAGS = {"weight": Tag.WEIGHTS, "kv_cache": Tag.KV_CACHE}
@@ -32,7 +33,7 @@ DEADLINES_S = {"sleep": 45.0, "wakeup": 280.0, "update_weights": 45.0}
 #: Seconds that rank 0 waits besides, for ranks that are still inside; then it raises without them.
 REST_S = 3.0
 
-_PLANS = frozenset(str(key) for key in COMMANDED if key.operation in (Request.CLEAR, Request.UPDATE))
+_PLANS = frozenset(str(key) for key in COMMANDED if key.operation in (Operation.CLEAR, Operation.UPDATE))
 _TEARDOWNS = frozenset(map(str, DISCARDS))
 
 #: What a plan does before the method runs: graphs go before what they point at, a draft's, too.

@@ -22,7 +22,7 @@ from itertools import product
 from typing import TypeAlias, TypeVar
 
 from wsm.states import command_events, phases
-from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course
+from wsm.states.command_events import Asked, CacheChange, Course
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.fleet import fleet_faults
 from wsm.states.group import PERMITS, ROWS, CommandStage, GroupRow, GroupWhen, Writes, by_stage, processes_of
@@ -40,7 +40,7 @@ from wsm.states.phases import (
     Todo,
     When,
 )
-from wsm.states.plan_key import OF_ADMISSION, PLANS, PlanKey, Request
+from wsm.states.plan_key import OF_ADMISSION, PLANS, REQUESTS, PlanKey
 from wsm.states.rank import OF_THE_RANK, OF_THE_WORDS
 from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState, sentence_of
@@ -506,15 +506,15 @@ _SIMPLE = {
     Todo.UNDO: phases.Event.STOPPED,
 }
 #: Conditions that depend on what was asked, with what they want.
-_OF_THE_REQUEST: dict[When, frozenset[Request]] = {
-    When.CLEARS: frozenset({Request.CLEAR}),
-    When.RELEASES: frozenset({Request.RELEASE}),
-    When.HOT: frozenset({Request.HOT_UPDATE}),
-    When.HOT_ABORTED: frozenset({Request.HOT_UPDATE}),
-    When.HOT_COMMITTED: frozenset({Request.HOT_UPDATE}),
-    When.IN_PLACE: frozenset(Request) - {Request.HOT_UPDATE},
-    When.ABORTED: frozenset(Request) - {Request.HOT_UPDATE},
-    When.COMMITTED: frozenset({Request.UPDATE, *OF_ADMISSION}),
+_OF_THE_REQUEST: dict[When, frozenset[Operation]] = {
+    When.CLEARS: frozenset({Operation.CLEAR}),
+    When.RELEASES: frozenset({Operation.RELEASE}),
+    When.HOT: frozenset({Operation.HOT_UPDATE}),
+    When.HOT_ABORTED: frozenset({Operation.HOT_UPDATE}),
+    When.HOT_COMMITTED: frozenset({Operation.HOT_UPDATE}),
+    When.IN_PLACE: frozenset(REQUESTS) - {Operation.HOT_UPDATE},
+    When.ABORTED: frozenset(REQUESTS) - {Operation.HOT_UPDATE},
+    When.COMMITTED: frozenset({Operation.UPDATE, *OF_ADMISSION}),
 }
 
 
@@ -545,17 +545,17 @@ def _ahead_of(moment: CommandMoment) -> Iterator[CommandMoment]:
 
 def _taken_in(joint: JointState) -> Iterator[CommandMoment]:
     """Iterate over the commands that may come; of one that was aborted before, only that is read."""
-    for operation, request in REQUESTS.items():
-        about = (frozenset[Tag](),) if request in OF_ADMISSION else (ALL_TAGS,)
-        halves = _HALVES if request in (Request.CLEAR, Request.UPDATE) else ()
+    for request in REQUESTS:
+        about = (frozenset[Tag](),) if request.is_of_admission else (ALL_TAGS,)
+        halves = _HALVES if request in (Operation.CLEAR, Operation.UPDATE) else ()
         for tags, keeps in product((*halves, *about), (False, True)):
             asked = Asked(request, tags, joint, keeps_kv=keeps)
-            yield CommandMoment(Phase.BEGINNING, joint, operation, asked)
-            if request is Request.HOT_UPDATE:
+            yield CommandMoment(Phase.BEGINNING, joint, request, asked)
+            if request is Operation.HOT_UPDATE:
                 yield CommandMoment(Phase.SETTLING, joint, Operation.HOT_ABORT, asked, ends=Todo.KEEP)
             else:
                 yield CommandMoment(Phase.STOPPING, joint, Operation.ABORT, asked)
-    yield CommandMoment(Phase.STOPPING, joint, Operation.ABORT, Asked(Request.CLEAR, frozenset(), joint))
+    yield CommandMoment(Phase.STOPPING, joint, Operation.ABORT, Asked(Operation.CLEAR, frozenset(), joint))
 
 
 def _done(moment: CommandMoment, asked: Asked, todo: Todo) -> Iterator[CommandMoment]:
@@ -565,12 +565,12 @@ def _done(moment: CommandMoment, asked: Asked, todo: Todo) -> Iterator[CommandMo
     elif todo is Todo.BEGIN:
         legal = command_events.objection(asked, stays) is None
         yield from _told(moment, asked, phases.Event.BEGAN if legal else phases.Event.REFUSED, stays)
-    elif todo is Todo.ACCEPT and asked.request is not Request.HOT_UPDATE:  # that parks for the commit alone
+    elif todo is Todo.ACCEPT and asked.request is not Operation.HOT_UPDATE:  # that parks for the commit alone
         begun = replace(asked, begun=True)
         course = Course.led(joint, partial(command_events.begin, begun))
         yield from _told(replace(moment, asked=begun), begun, phases.Event.ACCEPTED, course)
     elif todo is Todo.RUN:
-        change = CacheChange.RELEASED if asked.request is Request.CLEAR else CacheChange.READY
+        change = CacheChange.RELEASED if asked.request is Operation.CLEAR else CacheChange.READY
         for course in (stays, Course.led(joint, partial(command_events.followed, change))):
             yield from _told(moment, asked, phases.Event.ACTION_DONE, course)
     elif todo is Todo.FINISH:
@@ -607,7 +607,7 @@ def _told(
 def _committed(moment: CommandMoment, asked: Asked) -> Iterator[CommandMoment]:
     """Iterate over a commit; the flip of a hot update begins, ends and commits in one call."""
     course = Course(moment.joint)
-    if asked.request is Request.HOT_UPDATE:
+    if asked.request is Operation.HOT_UPDATE:
         command_events.begin(asked, course)
         command_events.finish(asked, course)
     command_events.commit(course)
@@ -635,8 +635,8 @@ def _passed(moment: CommandMoment, course: Course) -> Iterator[CommandMoment]:
     return (replace(moment, joint=to, passing=True) for _, to in course.fired)
 
 
-def _asks_for(conditions: Iterable[When], request: Request) -> bool:
-    return all(request in _OF_THE_REQUEST.get(condition, Request) for condition in conditions)
+def _asks_for(conditions: Iterable[When], request: Operation) -> bool:
+    return all(request in _OF_THE_REQUEST.get(condition, REQUESTS) for condition in conditions)
 
 
 def plans_on(row: Row) -> tuple[PlanKey, ...]:

@@ -41,10 +41,8 @@ from wsm.states.plan_key import (
     DISCARD_KV_CACHE,
     DISCARD_WEIGHTS,
     HOT,
-    OF_ADMISSION,
     REJOIN,
     PlanKey,
-    Request,
     plan_for,
 )
 from wsm.states.table import Event
@@ -53,16 +51,6 @@ from wsm.states.words import Operation
 
 _AT_WORK = (WeightState.UPDATING, WeightState.CLEARING)
 _AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
-
-
-#: What the operation of a command word asks for.
-REQUESTS = {
-    Operation.CLEAR: Request.CLEAR,
-    Operation.UPDATE: Request.UPDATE,
-    Operation.HOT_UPDATE: Request.HOT_UPDATE,
-    Operation.HOLD: Request.HOLD,
-    Operation.RELEASE: Request.RELEASE,
-}
 
 
 class CacheChange(enum.Enum):
@@ -137,7 +125,7 @@ class Asked:
     weights. `begun`: whether the machines have left where they were before.
     """
 
-    request: Request
+    request: Operation
     tags: frozenset[Tag]
     before: JointState
     keeps_kv: bool = False
@@ -146,7 +134,7 @@ class Asked:
     @property
     def gives_back(self) -> frozenset[Tag]:
         """What no rank holds any more once the command is dropped; empty: unknown."""
-        return self.tags if self.request is Request.CLEAR else ALL_TAGS
+        return self.tags if self.request is Operation.CLEAR else ALL_TAGS
 
     @property
     def plan(self) -> PlanKey | None:
@@ -155,9 +143,9 @@ class Asked:
         Its collective actions are the same on every rank.
         """
         weights, kv = self.before.weights, self.before.kv
-        if self.request is Request.HOT_UPDATE:
+        if self.request is Operation.HOT_UPDATE:
             return HOT
-        if self.request in OF_ADMISSION:
+        if self.request.is_of_admission:
             return plan_for(self.request, self.tags, weights=True, kv=kv is KVState.NORMAL)
         if weights is WeightState.FAULTED:
             # It is repaired beside peers that are cleared already: no collective can be part of it.
@@ -194,7 +182,7 @@ def holds(tags: Collection[Tag], joint: JointState, *, same_version: bool) -> bo
 
 
 def narrowed(
-    request: Request, tags: frozenset[Tag], joint: JointState, *, same_version: bool, reload: bool
+    request: Operation, tags: frozenset[Tag], joint: JointState, *, same_version: bool, reload: bool
 ) -> frozenset[Tag]:
     """Return what a command is about on this rank: weights that are there already are left alone.
 
@@ -202,14 +190,14 @@ def narrowed(
     one, so all of them come to the same plan.
     """
     lacks_kv_only = joint.weights is WeightState.NORMAL and joint.kv is KVState.CLEARED
-    asked = request is Request.UPDATE and tags == ALL_TAGS and not reload
+    asked = request is Operation.UPDATE and tags == ALL_TAGS and not reload
     return frozenset({Tag.KV_CACHE}) if asked and same_version and lacks_kv_only else tags
 
 
 #: What wants weights and KV cache to be there, and why.
 _NEEDS_WHOLE = {
-    Request.HOT_UPDATE: "a hot update replaces weights that serve; update without it",
-    Request.RELEASE: "only a group that can serve is released",
+    Operation.HOT_UPDATE: "a hot update replaces weights that serve; update without it",
+    Operation.RELEASE: "only a group that can serve is released",
 }
 
 
@@ -218,23 +206,23 @@ def objection(asked: Asked, machines: Machines) -> str | None:
     joint = asked.before
     if asked.request in _NEEDS_WHOLE:
         return None if serving(joint.weights, joint.kv) else _NEEDS_WHOLE[asked.request]
-    if asked.request is Request.HOLD:
+    if asked.request is Operation.HOLD:
         return None
     faulted = joint.weights is WeightState.FAULTED
-    if faulted and asked.request is Request.CLEAR and asked.tags != ALL_TAGS:
+    if faulted and asked.request is Operation.CLEAR and asked.tags != ALL_TAGS:
         return "what a FAULTED rank holds is unknown; clear weights and KV cache together"
-    if asked.request is Request.UPDATE and asked.plan is None:
+    if asked.request is Operation.UPDATE and asked.plan is None:
         return f"nothing of {sentence_of(asked.tags)} is missing"
     first = _first_events(asked)[0]
     if machines.can(first):
         return None
     state = joint.weights if isinstance(first, WeightEvent) else joint.kv
-    return f"there is no way from {state.name} by {asked.request.value}"
+    return f"there is no way from {state.name} by {asked.request.phrase}"
 
 
 def begin(asked: Asked, machines: Machines) -> None:
     """Begin the transition: all ranks stand at the same step. For a hot update the flip begins here."""
-    if asked.request in OF_ADMISSION:
+    if asked.request.is_of_admission:
         return
     for event in _first_events(asked):
         machines.fire(event, kv_kept=asked.keeps_kv or event is not WeightEvent.UPDATE)
@@ -259,7 +247,7 @@ def followed(change: CacheChange, machines: Machines) -> None:
 
 def finish(asked: Asked, machines: Machines) -> None:
     """Say that everything which can fail is behind this rank."""
-    if asked.request is Request.CLEAR:
+    if asked.request is Operation.CLEAR:
         freed(machines)
     elif machines.joint.weights is WeightState.UPDATING:
         if Tag.KV_CACHE in asked.tags or machines.joint.kv is KVState.UPDATING:
@@ -293,22 +281,22 @@ def is_torn(joint: JointState) -> bool:
 
 def called_off(
     tags: frozenset[Tag] | None, *, clears: bool, of_admission: bool
-) -> tuple[Request, frozenset[Tag]]:
+) -> tuple[Operation, frozenset[Tag]]:
     """Return request and tags by which a rank ends a command that was aborted before it had begun here.
 
     `tags`: what the command's arguments name; None: they cannot be read, and what others give back is
     unknown. `clears`, `of_admission`: whether they say that it is a clear; a hold or a release.
     """
     if tags is None:
-        return Request.CLEAR, frozenset()
+        return Operation.CLEAR, frozenset()
     if of_admission:
-        return Request.HOLD, tags
-    return Request.CLEAR, tags if clears else ALL_TAGS
+        return Operation.HOLD, tags
+    return Operation.CLEAR, tags if clears else ALL_TAGS
 
 
 def keep(asked: Asked, machines: Machines) -> WayOut:
     """End an aborted command that touched no rank, after it was undone: hold what was held before."""
-    moves, joint = asked.request not in OF_ADMISSION, machines.joint
+    moves, joint = not asked.request.is_of_admission, machines.joint
     if moves and joint.weights is WeightState.FAULTED:
         return _drop_all(machines)
     if not (moves and asked.begun):
@@ -372,7 +360,7 @@ def lose(machines: Machines) -> None:
 
 
 def _first_events(asked: Asked) -> list[Event]:
-    clears = asked.request is Request.CLEAR
+    clears = asked.request is Operation.CLEAR
     events: list[Event] = []
     if Tag.WEIGHTS in asked.tags:
         events.append(WeightEvent.CLEAR if clears else WeightEvent.UPDATE)

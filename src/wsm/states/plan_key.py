@@ -13,20 +13,12 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from wsm.states.vocabulary import ALL_TAGS, Tag
+from wsm.states.words import Operation
 
-
-class Request(enum.Enum):
-    """What is asked of a rank."""
-
-    CLEAR = "clear"
-    UPDATE = "update"
-    HOT_UPDATE = "hot update"
-    HOLD = "hold"
-    RELEASE = "release"
-
-
+#: What can be asked of a rank.
+REQUESTS: Final = tuple(each for each in Operation if each.is_open)
 #: What moves nothing in memory, and admission only.
-OF_ADMISSION: Final = frozenset({Request.HOLD, Request.RELEASE})
+OF_ADMISSION: Final = frozenset({Operation.HOLD, Operation.RELEASE})
 
 
 class Repair(enum.Enum):
@@ -50,7 +42,7 @@ class Half(enum.Enum):
 #: A half that holds memory before the plan, and none behind it.
 GIVEN_BACK: Final = frozenset({Half.GOES, Half.WITHDRAWN})
 _MOVES = GIVEN_BACK | {Half.COMES, Half.REPLACED}
-_IN_PLACE = {Request.UPDATE: "update_in_place", Request.HOT_UPDATE: "hot"}
+_IN_PLACE: dict[Operation | Repair, str] = {Operation.UPDATE: "update_in_place", Operation.HOT_UPDATE: "hot"}
 _BESIDE_REPLACED = {Half.STAYS: "", Half.COMES: "_and_rebuild", Half.AWAY: "_only"}
 
 
@@ -62,22 +54,22 @@ class PlanKey(NamedTuple):
     not those that an update was bringing.
     """
 
-    operation: Request | Repair
+    operation: Operation | Repair
     weights: Half
     kv: Half
 
     def __str__(self) -> str:
         """Return the name, composed of the parts."""
         if self.weights is Half.REPLACED:
-            return f"{_IN_PLACE[Request(self.operation)]}{_BESIDE_REPLACED[self.kv]}"
-        stem = str(self.operation.value)
+            return f"{_IN_PLACE[self.operation]}{_BESIDE_REPLACED[self.kv]}"
+        stem = self.operation.name.lower()
         moved = [tag.value for tag, half in self.halves.items() if half in _MOVES]
         if self.operation in OF_ADMISSION and self.kv is Half.AWAY:
             return f"{stem}_without_kv_cache"
         if len(moved) != 1:
             return stem
         alone = Half.AWAY in self.halves.values()
-        if self.operation is Request.UPDATE:
+        if self.operation is Operation.UPDATE:
             return f"{stem}_{moved[0]}{'_only' if alone else ''}"
         held = self.operation is Repair.DISCARD and self.weights is Half.GOES
         return f"{stem}_{'remaining_' if alone else ''}{'held_' if held else ''}{moved[0]}"
@@ -108,7 +100,7 @@ class PlanKey(NamedTuple):
         return frozenset(tag for tag, half in self.halves.items() if half in GIVEN_BACK | {Half.AWAY})
 
 
-def plan_for(request: Request, tags: Collection[Tag], *, weights: bool, kv: bool) -> PlanKey | None:
+def plan_for(request: Operation, tags: Collection[Tag], *, weights: bool, kv: bool) -> PlanKey | None:
     """Return the plan for what is asked, given what is in memory; None where nothing is to do.
 
     A clear gives back what `tags` name of what is there. An update loads weights that are named, over others
@@ -119,14 +111,14 @@ def plan_for(request: Request, tags: Collection[Tag], *, weights: bool, kv: bool
     release leaves what is there, and a hold may forget the blocks of a KV cache. `weights`, `kv`: whether
     each is in memory.
     """
-    if request is Request.HOT_UPDATE:
+    if request is Operation.HOT_UPDATE:
         return HOT if weights and kv else None
     if request in OF_ADMISSION:
-        if request is Request.RELEASE:
+        if request is Operation.RELEASE:
             return RELEASE
         return HOLD if kv else HOLD_WITHOUT_KV_CACHE
-    moved = (Half.GOES, Half.AWAY) if request is Request.CLEAR else (Half.REPLACED, Half.COMES)
-    of_kv = (Half.GOES, Half.AWAY) if request is Request.CLEAR else (Half.STAYS, Half.COMES)
+    moved = (Half.GOES, Half.AWAY) if request is Operation.CLEAR else (Half.REPLACED, Half.COMES)
+    of_kv = (Half.GOES, Half.AWAY) if request is Operation.CLEAR else (Half.STAYS, Half.COMES)
     stays = (Half.STAYS, Half.AWAY)
     key = PlanKey(
         request,
@@ -136,16 +128,16 @@ def plan_for(request: Request, tags: Collection[Tag], *, weights: bool, kv: bool
     return None if _MOVES.isdisjoint(key[1:]) else key
 
 
-CLEAR: Final = PlanKey(Request.CLEAR, Half.GOES, Half.GOES)
-UPDATE: Final = PlanKey(Request.UPDATE, Half.COMES, Half.COMES)
-UPDATE_IN_PLACE: Final = PlanKey(Request.UPDATE, Half.REPLACED, Half.STAYS)
+CLEAR: Final = PlanKey(Operation.CLEAR, Half.GOES, Half.GOES)
+UPDATE: Final = PlanKey(Operation.UPDATE, Half.COMES, Half.COMES)
+UPDATE_IN_PLACE: Final = PlanKey(Operation.UPDATE, Half.REPLACED, Half.STAYS)
 #: Staged beside what serves; the KV cache stays.
-HOT: Final = PlanKey(Request.HOT_UPDATE, Half.REPLACED, Half.STAYS)
+HOT: Final = PlanKey(Operation.HOT_UPDATE, Half.REPLACED, Half.STAYS)
 
 #: The group stands still, and goes on; nothing moves in memory.
-HOLD: Final = PlanKey(Request.HOLD, Half.STAYS, Half.STAYS)
-HOLD_WITHOUT_KV_CACHE: Final = PlanKey(Request.HOLD, Half.STAYS, Half.AWAY)
-RELEASE: Final = PlanKey(Request.RELEASE, Half.STAYS, Half.STAYS)
+HOLD: Final = PlanKey(Operation.HOLD, Half.STAYS, Half.STAYS)
+HOLD_WITHOUT_KV_CACHE: Final = PlanKey(Operation.HOLD, Half.STAYS, Half.AWAY)
+RELEASE: Final = PlanKey(Operation.RELEASE, Half.STAYS, Half.STAYS)
 
 #: Whatever of both is in memory goes.
 DISCARD: Final = PlanKey(Repair.DISCARD, Half.GOES, Half.GOES)
@@ -162,7 +154,7 @@ _TAGS = (ALL_TAGS, *(frozenset({tag}) for tag in Tag))
 COMMANDED: Final = tuple(
     dict.fromkeys(
         key
-        for request, (weights, kv), tags in product(Request, _IN_MEMORY, _TAGS)
+        for request, (weights, kv), tags in product(REQUESTS, _IN_MEMORY, _TAGS)
         if (key := plan_for(request, tags, weights=weights, kv=kv)) is not None
     )
 )

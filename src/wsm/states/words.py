@@ -108,6 +108,11 @@ class Operation(enum.IntEnum):
     HOLD = 8
     RELEASE = 9
 
+    @property
+    def phrase(self) -> str:
+        """What errors and logs call it."""
+        return self.name.lower().replace("_", " ")
+
 
 #: What follows from an operation is kept on it: a rank asks at every look.
 for _each in Operation:

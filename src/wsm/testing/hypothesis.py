@@ -20,8 +20,9 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.receipt import Outcome
-from wsm.states.plan_key import COMMANDED, Request
+from wsm.states.plan_key import COMMANDED
 from wsm.states.vocabulary import ALL_TAGS, After, InFlightPolicy, KVPolicy, KVState, Tag, WeightState
+from wsm.states.words import Operation
 from wsm.strategies.tensor import WeightTarget
 from wsm.testing._engine import EngineUnderTest
 from wsm.testing._faults import BEHIND_A_DECISION, WAYS, Fault
@@ -45,7 +46,7 @@ _BEGINNING = st.none() | _REQUESTS  # the group as it is; or one that serves, wi
 _TAGS = st.sampled_from([ALL_TAGS, frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})])
 
 
-def _faults(request: Request) -> st.SearchStrategy[Fault | None]:
+def _faults(request: Operation) -> st.SearchStrategy[Fault | None]:
     """Draw no fault, or one in an action that the machine's engine has in a plan for such a request."""
     places = _drawn(lambda machine: list(product(machine.places(request), range(machine.ranks))))
     fault = places.map(lambda drawn: Fault(*[*drawn[0], drawn[1]]))
@@ -91,7 +92,7 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
         """Whether the engine can do this with running requests."""
         return policy in self._options.in_flight_policies
 
-    def places(self, request: Request) -> list[tuple[str, str, str]]:
+    def places(self, request: Operation) -> list[tuple[str, str, str]]:
         """List plan, action and way of everything that can fail in the plans for a request."""
         plans = [self._plans.named(key) for key in COMMANDED if key.operation is request]
         return [
@@ -104,7 +105,7 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
             for action, way in product(actions, ways)
         ]
 
-    @rule(tags=_TAGS, in_flight=st.none() | _POLICIES, requests=_BEGINNING, fault=_faults(Request.CLEAR))
+    @rule(tags=_TAGS, in_flight=st.none() | _POLICIES, requests=_BEGINNING, fault=_faults(Operation.CLEAR))
     def clear(self, requests: _Requests, fault: Fault | None, **options: Any) -> None:
         """Clear what the tags name."""
         with self._commanding(fault, requests):
@@ -118,7 +119,7 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
         force=st.booleans(),
         after=st.sampled_from((After.AS_BEFORE, *After)),
         owner=_OWNERS,
-        fault=_faults(Request.UPDATE),
+        fault=_faults(Operation.UPDATE),
     )
     def update(
         self, *, after: After, owner: str, requests: _Requests, fault: Fault | None, **options: Any
@@ -136,7 +137,7 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
         in_flight=_POLICIES,
         kv_policy=st.sampled_from((KVPolicy.KEEP, KVPolicy.DROP)),
         requests=_BEGINNING,
-        fault=_faults(Request.HOLD),
+        fault=_faults(Operation.HOLD),
     )
     def hold(self, owner: str, requests: _Requests, fault: Fault | None, **options: Any) -> None:
         """Hold the group, whatever it has in memory, or renew its hold; another's is refused."""
@@ -162,7 +163,7 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
         version=_VERSIONS,
         in_flight=st.none() | _POLICIES,
         requests=_BEGINNING,
-        fault=_faults(Request.HOT_UPDATE),
+        fault=_faults(Operation.HOT_UPDATE),
     )
     def update_hot(self, version: str, requests: _Requests, fault: Fault | None, **options: Any) -> None:
         """Update without standing still; what the engine or its state does not allow is refused.

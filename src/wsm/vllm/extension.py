@@ -32,7 +32,6 @@ from wsm.states import command_events
 from wsm.states.command_events import Asked
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
-from wsm.states.plan_key import Request
 from wsm.states.table import Event
 from wsm.states.vocabulary import ALL_TAGS
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
@@ -131,7 +130,7 @@ class RankSide:
         self._heard = CommandWord(1, 0, Operation.NONE)
         self._committed = CommittedWord(0, None)
         self._code = StatusCode.ATTACHED
-        self._asked = Asked(Request.UPDATE, ALL_TAGS, self._life.joint)
+        self._asked = Asked(Operation.UPDATE, ALL_TAGS, self._life.joint)
         self._begun = False
         self._is_half = False  # whether vLLM keeps of a load what another one would go on with
         self._reading: StagedRead | None = None  # of the command at hand; of the first version until then
@@ -212,7 +211,7 @@ class RankSide:
             return
         self._drop_staged()
         self._error, self._begun, self._code = None, False, StatusCode.DRAINING
-        self._asked = Asked(Request.UPDATE, ALL_TAGS, self._life.joint)
+        self._asked = Asked(Operation.UPDATE, ALL_TAGS, self._life.joint)
         refused = command_events.objection(self._asked, self)
         if refused is not None or command.operation is not Operation.UPDATE:
             self._code = StatusCode.REFUSED

@@ -46,9 +46,8 @@ from wsm.report import LABEL_MEANT, RankReport
 from wsm.states import command_events, epochs
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import RankState
-from wsm.states.plan_key import Request
 from wsm.states.vocabulary import Admission, After, KVState, Tag, UnknownTensors, WeightState
-from wsm.states.words import StatusCode
+from wsm.states.words import Operation, StatusCode
 from wsm.strategies.errors import source_changed
 from wsm.strategies.files.atomic_file import FileLook, first_changed
 from wsm.strategies.tensor import WeightTarget
@@ -215,9 +214,8 @@ class CommandReader:
     def arguments(self, state: RankState) -> bytes | None:
         """Return the arguments of the command at hand; None while what it means cannot be known (yet)."""
         data = self._argument_bytes(state)
-        request = command_events.REQUESTS[state.operation]
         known = self._work.find is None or state.rank == FINDER or self._told_version(state) is not None
-        if data is None or request is Request.CLEAR or known:
+        if data is None or state.operation is Operation.CLEAR or known:
             return data
         try:
             arguments = CommandArguments.from_bytes(data)
@@ -253,8 +251,8 @@ class CommandReader:
                 rank=state.rank,
                 step=state.step,
             )
-        request = command_events.REQUESTS[state.operation]
-        if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
+        request = state.operation
+        if arguments.version is None and request is not Operation.CLEAR and Tag.WEIGHTS in arguments.tags:
             arguments = structs.replace(arguments, version=self._announced_version(state, arguments))
         meant = None if arguments.version is None else self._digest_meant(state, arguments.version)
         promised, meant = (None, meant) if arguments.reload else (meant, None)
@@ -293,7 +291,7 @@ class CommandReader:
 
     def leaving(self, state: RankState) -> Run:
         """Make what gives back all that a rank holds, since its epoch has ended."""
-        return self._make(state, Request.CLEAR, CommandArguments("its epoch has ended"))
+        return self._make(state, Operation.CLEAR, CommandArguments("its epoch has ended"))
 
     # -- how a command ended -----------------------------------------------------------------------
 
@@ -497,7 +495,7 @@ class CommandReader:
     def _make(
         self,
         state: RankState,
-        request: Request,
+        request: Operation,
         arguments: CommandArguments,
         restored: RankReport | None = None,
         *,
@@ -511,7 +509,7 @@ class CommandReader:
             facts = {"bytes": 0, "tensors": 0, **self.resident.weights, **facts}
         done = WorkDone(facts=facts)
         # What a hot update replaced is to be let go by now, or measuring would still find it.
-        hot = request is Request.HOT_UPDATE
+        hot = request is Operation.HOT_UPDATE
         before = tuple(one for one in self._staging if not one.rest(0 if hot else _REST_S))
         staging = Staging(state.rank, self._tools.clock)
         self._staging = (*before, staging) if hot else before

@@ -19,7 +19,7 @@ from wsm.actions.base import Action, ActionContext, facts_kept_plain
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.errors import NoRoomError, raise_kept
-from wsm.states.plan_key import Request
+from wsm.states.words import Operation
 from wsm.worker._run import RankTools, Run
 from wsm.worker.errors import command_aborted
 
@@ -139,7 +139,7 @@ class HotRun(Run):
         staging: Staging,
         before: Sequence[Staging],
     ) -> None:
-        super().__init__(Request.HOT_UPDATE, arguments, context, tools)
+        super().__init__(Operation.HOT_UPDATE, arguments, context, tools)
         self._staging = staging
         self._before = before
         self._begun = self._over = False  # whether the thread was started; whether it failed, or was stopped

@@ -27,9 +27,9 @@ from wsm.states.holding import event_to, held_after, in_flight_objection
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event
-from wsm.states.plan_key import Request
 from wsm.states.table import Event as StateEvent
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag, WeightState
+from wsm.states.words import Operation
 from wsm.worker._watchdog import ActionWatch
 from wsm.worker.recording import Recorder
 
@@ -104,11 +104,11 @@ class Run:
     is_mixed = False
 
     def __init__(
-        self, request: Request, arguments: CommandArguments, context: ActionContext, tools: RankTools
+        self, request: Operation, arguments: CommandArguments, context: ActionContext, tools: RankTools
     ) -> None:
         keeps_kv = arguments.kv_policy is not KVPolicy.DROP
         self._asked = Asked(request, arguments.tags, tools.life.joint, keeps_kv=keeps_kv)
-        self._loads = request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags
+        self._loads = request is not Operation.CLEAR and Tag.WEIGHTS in arguments.tags
         serves = self._asked.plan
         self.plan = _NOTHING if serves is None else tools.plans.named(serves)
         self.done = context.done
@@ -117,7 +117,7 @@ class Run:
         self.held = held_after(arguments.after, held=context.held)
         keeps = context.in_flight is InFlightPolicy.KEEP
         self.sets_aside = self.held and keeps and (context.set_aside or not context.held)
-        cause = f"{request.value} {arguments.request_id}"
+        cause = f"{request.phrase} {arguments.request_id}"
         self.machines = RankMachines(tools, epoch=context.epoch, sequence=context.sequence, cause=cause)
         self.doing = "begin"
         self._seconds: list[ActionSeconds] = []
@@ -142,17 +142,17 @@ class Run:
         why = command_events.objection(self._asked, self.machines)
         if why is not None:
             raise RefusedError(
-                f"rank {context.rank} refuses {self._asked.request.value}: {why} (weights "
+                f"rank {context.rank} refuses {self._asked.request.phrase}: {why} (weights "
                 f"{joint.weights.name}, KV cache {joint.kv.name}); nothing was changed",
                 code="command-illegal",
                 rank=context.rank,
-                command=self._asked.request.value,
+                command=self._asked.request.phrase,
                 weights=joint.weights.name,
                 kv=joint.kv.name,
                 why=why,
             )
         self.plan.admit(context)
-        if context.held and self._asked.request is not Request.RELEASE:
+        if context.held and self._asked.request is not Operation.RELEASE:
             self._require_settled()
         version = context.version if self._loads else None
         self._tools.recorder.note(kinds.COMMAND_ADMITTED, plan=self.plan.name, version=version)
@@ -161,7 +161,7 @@ class Run:
 
     def stage(self) -> bool:
         """Go on with what runs beside the serving loop; return whether all of it is done."""
-        raise InternalError(f"{self._asked.request.value} stages nothing beside the serving loop")
+        raise InternalError(f"{self._asked.request.phrase} stages nothing beside the serving loop")
 
     def drained(self) -> bool:
         """Whether the in-flight policy is satisfied, so that the rank may park."""
