@@ -17,6 +17,7 @@ import sys
 import threading
 
 import wsm
+from tests.segment_bytes import segment_bytes
 from wsm.committed_record import CommittedRecord
 from wsm.controller import _drive
 from wsm.controller._transaction import Transaction
@@ -33,11 +34,12 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def store_half(slot: PayloadSlot, epoch: int, sequence: int, kind: int, data: bytes) -> None:
-    """Die while the bytes of a payload are stored, and their head is that of what stood there before."""
-    begin = slot._offset + 24
-    slot._memory.bytes[begin : begin + len(data) // 2] = data[: len(data) // 2]
-    die()
+def store_half(segment: Segment, slot: PayloadSlot, data: bytes) -> None:
+    """Die while the bytes of a record are stored, and their head is that of what stood there before."""
+    begin = segment.layout.records[segment.records.index(slot)] + 24
+    with segment_bytes(segment) as found:
+        found[begin : begin + len(data) // 2] = data[: len(data) // 2]
+        die()
 
 
 def die_at(point: str) -> None:
@@ -70,7 +72,9 @@ def die_at(point: str) -> None:
         if point == "before record":
             die()
         if point == "within record":
-            PayloadSlot.write_over = store_half
+            PayloadSlot.write_over = lambda slot, _epoch, _sequence, _kind, data: store_half(
+                segment, slot, data
+            )
         found = write_record(segment, epoch, written)
         if point == "after record":
             die()

@@ -11,6 +11,7 @@ from recovered_group import recovered
 
 from tests.labels import labels
 from tests.raising import raising
+from tests.segment_bytes import damage_records
 from wsm import Outcome, Tag
 from wsm.committed_record import (
     CommittedRecord,
@@ -46,11 +47,6 @@ def commit(segment: Segment, record: CommittedRecord) -> CommittedRecord:
     written = write_record(segment, 1, record)
     segment.words[segment.layout.committed] = record.word.pack()
     return written
-
-
-def spoil(segment: Segment) -> None:
-    for offset in segment.layout.records:
-        segment._memory.bytes[offset + 24] ^= 1
 
 
 @given(records)
@@ -93,13 +89,13 @@ def test_a_revision_of_the_same_commit_counts_from_its_writing_on_and_a_torn_one
         assert committed_record(segment).hold == Hold("h", "o", renewed_ns=renewed)
     assert committed_record(segment).revision == first.revision + 3
     place = next(place for place, slot in enumerate(segment.records) if slot.last()[0][2] == 4)
-    segment._memory.bytes[segment.layout.records[place] + 24] ^= 1
+    damage_records(segment, place)
     assert committed_record(segment).hold == Hold("h", "o", renewed_ns=3)
 
 
 def test_a_word_without_its_record_is_an_error_that_names_a_way_on(segment):
     commit(segment, CommittedRecord(5, "7", load_sequence=5))
-    spoil(segment)
+    damage_records(segment)
     with raising(CommittedRecordError, match=r"command 5 .*wsm update --version"):
         committed_record(segment)
     commit(segment, CommittedRecord(6, "8", load_sequence=6))
@@ -132,7 +128,7 @@ def test_a_group_whose_record_is_lost_says_so_serves_on_and_is_healed_by_a_load(
     group = make_group(load=0.3)
     with group.boot() as controller, Segment.attach(group.name, directory=group.directory) as segment:
         group.publish(2)
-        spoil(segment)
+        damage_records(segment)
         told = explain(read_facts(group.name, segment, lock_file=segment.lock_file))
         assert "does not know any more which version" in told.headline
         assert "--version" in " ".join(told.advice)
@@ -153,10 +149,10 @@ def test_an_epoch_begins_without_the_record_and_the_group_stays_cleared_until_it
         group.boot()
         group.publish(2)
         with Segment.attach(group.name, directory=group.directory) as segment:
-            spoil(segment)
+            damage_records(segment)
         kept.kill(1)
         assert kept.recover(1) is None
-        controller = group._controllers[0]
+        controller = group.controllers[0]
         eventually(lambda: controller.status().over)
         assert controller.status().state == "CLEARED"
         assert controller.update(2).version == "2"

@@ -124,4 +124,4 @@ def test_a_directory_of_a_controllers_own_tells_groups_that_follow_each_other_ap
 
 
 def segment_of(group):
-    return group._controllers[0]._access.group.segment
+    return group.controllers[0]._access.group.segment

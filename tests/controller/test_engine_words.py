@@ -89,7 +89,7 @@ def make_engine(make_group):
 
 
 def status(engine):
-    return engine.group._controllers[0].status()
+    return engine.group.controllers[0].status()
 
 
 @pytest.mark.slow

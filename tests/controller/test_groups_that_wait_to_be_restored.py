@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.segment_bytes import damage_arguments_slot
 from wsm.controller.group_view import GroupView
 from wsm.controller.recovery import Recovery, RecoveryConfig
 from wsm.errors import WsmError
@@ -61,8 +62,7 @@ def damage_arguments(lone) -> None:
     """Let nothing be read any more of what the last command says besides its word."""
     group = GroupView(lone.segment)
     word = group.view().command
-    slot = lone.segment.arguments(word.sequence)
-    slot._memory.bytes[slot._offset : slot._offset + 8] = bytes(8)
+    damage_arguments_slot(lone.segment, word.sequence)
     assert group.arguments(word) is None
     group.close()
 

@@ -120,7 +120,7 @@ def test_nine_holds_in_a_row_and_five_at_once_succeed(group, controller) -> None
 
     with ThreadPoolExecutor(5) as pool:
         outcomes = list(pool.map(ask, [controller, *others]))
-    assert [process._process.wait(60) for process in processes] == [0, 0]
+    assert [process.process.wait(60) for process in processes] == [0, 0]
     for process in processes:
         process.close()
     assert {one.name for one in outcomes} <= {"HELD", "HOLD_RENEWED"}

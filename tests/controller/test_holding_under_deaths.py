@@ -73,7 +73,7 @@ def test_a_hold_whose_controller_dies_is_what_was_decided_and_aborted_where_noth
         if command == "release":
             controller.hold(owner="trainer")
         program = Program(PROGRAM, group.name, str(group.directory), command, "0", point, "60")
-        assert program._process.wait(60) == -9
+        assert program.process.wait(60) == -9
         program.close()
         eventually(lambda: controller.status().over)
         decided = point in ("after decision", "within record", "before committed")
@@ -139,7 +139,7 @@ def test_a_hold_of_a_group_that_waits_to_be_restored_takes_no_debt_away(kept) ->
     for _ in range(2):
         group = kept.group
         program = Program(PROGRAM, group.name, str(group.directory), "update", "2", "before command", "60")
-        assert program._process.wait(60) == -9
+        assert program.process.wait(60) == -9
         program.close()
     assert kept.is_owed
     kept.kill(0)

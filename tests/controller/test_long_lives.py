@@ -37,7 +37,7 @@ def aged(make_group):
 @pytest.mark.parametrize("sequence", [2**16 - 3, MAX_SEQUENCE // 2])
 def test_commands_recoveries_and_journals_go_on_over_large_numbers(aged, sequence):
     kept = aged(sequence)
-    group, controller = kept.group, kept.group._controllers[0]
+    group, controller = kept.group, kept.group.controllers[0]
     for version in (2, 3):
         group.publish(version)
         controller.update(version, hot=version == 3)
@@ -57,7 +57,7 @@ def test_commands_recoveries_and_journals_go_on_over_large_numbers(aged, sequenc
 @pytest.mark.slow
 def test_the_last_commands_are_announced_then_refused_and_what_was_served_is_restored_still(aged):
     kept = aged(MAX_SEQUENCE - KEPT_SEQUENCES - 2)
-    group, controller = kept.group, kept.group._controllers[0]
+    group, controller = kept.group, kept.group.controllers[0]
     assert "1 more commands can be given" in " ".join(controller.status().advice)
     group.publish(2)
     assert controller.update(2).sequence == MAX_SEQUENCE - KEPT_SEQUENCES

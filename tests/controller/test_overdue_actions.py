@@ -49,7 +49,7 @@ def test_a_rank_that_hangs_in_its_load_is_named_with_the_action_and_those_who_wa
 
 def wait_until_it_was_seen(group, clock) -> str:
     """Advance until the controller has decided: it counts from when it first saw the action."""
-    controller = group._controllers[0]
+    controller = group.controllers[0]
 
     def decided() -> bool:
         clock.advance(301)

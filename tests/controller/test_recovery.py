@@ -45,7 +45,7 @@ def kept(make_group):
 
 
 def commander(kept):
-    return kept.group._controllers[0]
+    return kept.group.controllers[0]
 
 
 def load_of(kept):
@@ -172,7 +172,7 @@ def test_a_death_of_the_controller_and_of_a_prepared_rank_commits_what_all_had_p
     arguments = (kept.group.name, str(kept.group.directory), "update", "2", "before decision")
     controller = Program(CONTROLLER, *arguments)
     try:
-        assert controller._process.wait(60) == -9
+        assert controller.process.wait(60) == -9
     finally:
         controller.close()
     kept.kill(1)
@@ -432,7 +432,7 @@ def test_a_command_of_the_old_epoch_writes_nothing_into_the_new_one(kept):
         kept.recovery.dead.add(1)
         assert kept.recovery.turn() is GroupTodo.TAKE_ROLE
         controller.thaw()
-        assert controller._process.wait(60) != 0
+        assert controller.process.wait(60) != 0
     finally:
         controller.close()
     kept.group.revoke(1, "write")

@@ -41,7 +41,7 @@ def publish_part(kept, version: int, *names: str) -> None:
 def put_on(kept, version: int, *names: str):
     """Publish a part and put it on what is served; the digests of the version are those of the whole then."""
     publish_part(kept, version, *names)
-    receipt = kept.group._controllers[0].update(version, partial=True)
+    receipt = kept.group.controllers[0].update(version, partial=True)
     digests = {report.rank: report.digest for report in receipt.ranks}
     kept.group.published[version] = replace(kept.group.published[version], digests=digests)
     return receipt
@@ -73,7 +73,7 @@ def test_what_parts_were_put_on_is_kept_and_loaded_again_in_order_before_them(ke
         kept.group.await_steps()
     kept.group.assert_steps_are_pure([4])
     kept.group.publish(5)
-    whole = kept.group._controllers[0].update(5)
+    whole = kept.group.controllers[0].update(5)
     assert [report.bases for report in whole.ranks] == [(), ()]
     publish_part(kept, 6, "layer.bias")
     assert versions(kept) & {1, 2, 3, 4} == set()
@@ -83,7 +83,7 @@ def test_what_parts_were_put_on_is_kept_and_loaded_again_in_order_before_them(ke
 def test_a_rank_that_dies_before_it_says_that_it_has_committed_is_restored_by_what_it_prepared(kept):
     publish_part(kept, 2, "layer.bias")
     kept.group.order(1, "resume_admitting", "hold")
-    pending = kept.group._controllers[0].begin_update(2, partial=True)
+    pending = kept.group.controllers[0].begin_update(2, partial=True)
     kept.group.await_held(1, "resume_admitting")
     kept.kill(1)
     kept.group.revoke(1, "resume_admitting")
@@ -114,7 +114,7 @@ def test_a_part_on_what_nobody_keeps_is_reported_so_and_given_up_at_the_first_at
         kept.group.start()
         kept.group.controller().update(1)
         publish_part(kept, 2, "layer.bias")
-        receipt = kept.group._controllers[0].update(2, partial=True)
+        receipt = kept.group.controllers[0].update(2, partial=True)
         assert not receipt.restorable
         assert "no lost rank can be restored until a whole version is loaded" in receipt.sentence()
         kept.kill(1)

@@ -44,7 +44,7 @@ def dying(make_group):
 
 def killed(group, dying, command, version, point):
     program = dying(group, command, version, point)
-    assert program._process.wait(60) == -9
+    assert program.process.wait(60) == -9
 
 
 def codes(controller):

@@ -27,7 +27,7 @@ def test_a_controller_names_a_truncated_segment_before_within_and_after_a_comman
     controller = Program(PROGRAM, group.name, str(group.directory))
     try:
         said = controller.says("over")
-        assert controller._process.wait(60) == 0
+        assert controller.process.wait(60) == 0
     finally:
         controller.close()
     assert said["errors"] == {

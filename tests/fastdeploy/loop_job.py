@@ -54,7 +54,7 @@ class LoopJob:
         }
         self.programs: list[Program] = []
         self._controls = 0
-        self._controllers: list[wsm.Controller] = []
+        self.controllers: list[wsm.Controller] = []
         self.publish(1)
 
     def start(self) -> None:
@@ -81,7 +81,7 @@ class LoopJob:
         controller = wsm.Controller(
             f"fastdeploy-{self.ports[0]}", directory=self.settings.get("shared", self.directory)
         )
-        self._controllers.append(controller)
+        self.controllers.append(controller)
         return controller
 
     def asks(self, value: int, part: int = 0) -> None:
@@ -124,7 +124,7 @@ class LoopJob:
         return self.each_says("ended")
 
     def close(self) -> None:
-        for controller in self._controllers:
+        for controller in self.controllers:
             controller.close()
         for program in self.programs:
             program.close()

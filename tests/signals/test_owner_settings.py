@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.segment_bytes import segment_bytes
 from wsm.config import WsmConfig
 from wsm.group_segment import own_group
 from wsm.signals.owner_settings import OwnerSettings, owner_adds, owner_says, settings_in
@@ -34,14 +35,13 @@ def test_what_an_owner_said_that_died_does_not_stay(segment, tmp_path):
 
 
 def test_a_controller_that_reads_while_the_owner_writes_finds_the_journals_all_the_same(segment, tmp_path):
-    slot = segment.settings
-    place = slot._offset
-    slot._memory.bytes[place] ^= 1  # as half way through a write
+    def flip() -> None:
+        with segment_bytes(segment) as found:
+            found[segment.layout.settings] ^= 1
 
-    def written() -> None:
-        slot._memory.bytes[place] ^= 1
+    flip()  # as half way through a write
 
-    writer = threading.Timer(0.001, written)
+    writer = threading.Timer(0.001, flip)
     writer.start()
     try:
         assert settings_in(segment.settings).journals == Path(tmp_path / "journals")

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.segment_bytes import segment_bytes
 from wsm.journal.lines import MAX_LINE_BYTES, RING_BYTES, RING_CAPACITY, LineRing
 from wsm.signals.segment import Segment
 
@@ -74,12 +75,13 @@ def test_what_a_killed_writer_wrote_is_there_for_others(segment, name, launch):
 
 def test_whatever_bytes_stand_there_come_back_as_lines(segment, ring):
     begin = segment.layout.journal[1]
-    segment._memory.bytes[begin + 8 : begin + 8 + RING_CAPACITY] = bytes(range(256)) * (
-        RING_CAPACITY // 256
-    ) + bytes(RING_CAPACITY % 256)
-    for written in (1, RING_CAPACITY, RING_CAPACITY + 1, 2**63, 2**64 - 1):
-        segment._memory.bytes[begin : begin + 8] = written.to_bytes(8, "little")
-        assert all(isinstance(line, str) for line in ring.lines())
+    with segment_bytes(segment) as found:
+        found[begin + 8 : begin + 8 + RING_CAPACITY] = bytes(range(256)) * (RING_CAPACITY // 256) + bytes(
+            RING_CAPACITY % 256
+        )
+        for written in (1, RING_CAPACITY, RING_CAPACITY + 1, 2**63, 2**64 - 1):
+            found[begin : begin + 8] = written.to_bytes(8, "little")
+            assert all(isinstance(line, str) for line in ring.lines())
 
 
 class OvertakenMemory:

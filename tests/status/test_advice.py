@@ -23,6 +23,7 @@ from living_group import LivingGroup, Program, eventually
 import wsm
 import wsm.metrics
 from tests.cli.command_line import SEPARATE
+from tests.segment_bytes import damage_records
 from wsm.cli.main import run
 from wsm.config import config_from_mapping
 from wsm.controller.abandoned_commands import AbandonedCommands
@@ -268,8 +269,7 @@ def mixed(told: Told) -> None:
 
 def record_lost(told: Told) -> None:
     with Segment.attach(told.group.name, directory=told.group.directory) as segment:
-        for offset in segment.layout.records:
-            segment._memory.bytes[offset + 24] ^= 1
+        damage_records(segment)
 
 
 def dead(told: Told) -> None:

@@ -44,13 +44,13 @@ class Program:
     """A process that writes one JSON object per line."""
 
     def __init__(self, path: Path, *arguments: str, server: ForkServer = WITHOUT_PADDLE) -> None:
-        self._process = server.start(path, *arguments)
+        self.process = server.start(path, *arguments)
         self._rest = b""
         self.other_lines: list[str] = []
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def says(self, event: str, within_s: float = PATIENCE_S) -> dict[str, Any]:
         """The next object with that event; fails the test, with all that was written, if none comes."""
@@ -75,7 +75,7 @@ class Program:
         return lines
 
     def tell(self, line: str) -> None:
-        self._process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.write(line.encode() + b"\n")
 
     def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
@@ -86,8 +86,8 @@ class Program:
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(PATIENCE_S)
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; nothing is reaped."""
@@ -96,20 +96,20 @@ class Program:
     def has_ended(self) -> bool:
         """Whether the process is gone; it is reaped then, and :attr:`code` says how it ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0)
+            self.process.wait(0)
         return self.code is not None
 
     @property
     def code(self) -> int | None:
-        return self._process.returncode
+        return self.process.returncode
 
     def close(self) -> None:
-        self._process.close()
+        self.process.close()
 
     def _line(self, deadline: float) -> str | None:
         while b"\n" not in self._rest:
-            ready, _, _ = select.select([self._process.stdout], [], [], max(deadline - time.monotonic(), 0))
-            data = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            ready, _, _ = select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            data = os.read(self.process.stdout.fileno(), 65536) if ready else b""
             if not data:
                 return None
             self._rest += data
@@ -143,7 +143,7 @@ class LivingGroup:
         self._settings = settings
         self.programs: dict[int, Program] = {}
         self.published: dict[int, PublishReport] = {}
-        self._controllers: list[wsm.Controller] = []
+        self.controllers: list[wsm.Controller] = []
 
     def launch(self, rank: int, *, config: dict[str, Any] | None = None) -> Program:
         settings = {
@@ -172,12 +172,12 @@ class LivingGroup:
 
     def controller(self, **options: Any) -> wsm.Controller:
         controller = wsm.Controller(self.name, directory=self.directory, **options)
-        self._controllers.append(controller)
+        self.controllers.append(controller)
         return controller
 
     def codes(self) -> list[str]:
         """How far every rank is with the command."""
-        return [rank.code for rank in self._controllers[0].status().ranks]
+        return [rank.code for rank in self.controllers[0].status().ranks]
 
     def publish(self, version: int, *, seed: object = "") -> PublishReport:
         shards = {rank: shard_of(version, rank, seed) for rank in range(self.ranks)}
@@ -278,7 +278,7 @@ class LivingGroup:
     def close(self) -> None:
         for path in (self.directory / "orders").glob("*"):
             path.unlink()
-        for controller in self._controllers:
+        for controller in self.controllers:
             controller.close()
         for program in self.programs.values():
             program.close()

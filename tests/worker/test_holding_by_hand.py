@@ -9,6 +9,7 @@ from living_group import eventually
 from lone_rank import SPECS
 from msgspec import structs
 
+from tests.segment_bytes import damage_arguments_slot
 from wsm import HOLD, SERVE
 from wsm.actions.options import PlanOptions
 from wsm.command import ARGUMENTS_KIND, CommandArguments
@@ -250,7 +251,7 @@ def test_a_commit_whose_arguments_are_damaged_ends_as_it_was_decided_once_its_co
 
         def read_once(state: object) -> bytes | None:
             data: bytes | None = read(state)
-            slot._memory.bytes[slot._offset : slot._offset + 8] = bytes(8)  # damaged behind the rank's look
+            damage_arguments_slot(lone.segment, word.sequence)  # behind the rank's look
             return data
 
         lone.worker._loop.reader._argument_bytes = read_once
