@@ -324,6 +324,7 @@ def _of_group(name: str, journals: Path | None) -> list[Inventory]:
                 f"rank {rank} of group {name} holds no weights that it has verified, so they have no digest; "
                 f"see 'wsm status {name}'"
             )
+        rows = None if journals is None else read_ledger(journals, rank, report.digest)
         found.append(
             Inventory(
                 where=f"rank {rank} of group {name}",
@@ -332,7 +333,7 @@ def _of_group(name: str, journals: Path | None) -> list[Inventory]:
                 digest=report.digest,
                 manifest_digest=report.manifest_digest,
                 publication=report.facts.get("publication"),
-                tensors=_tensors(journals, rank, report.digest),
+                tensors=None if rows is None else tuple(TensorDigest(*row) for row in rows),
             )
         )
     return found
@@ -353,8 +354,3 @@ def _holds(view: View, rank: int) -> bool:
     """Whether a rank says in this epoch that its weights are whole and committed."""
     status = view.statuses[rank]
     return status.epoch == view.command.epoch and status.weights == WeightState.NORMAL
-
-
-def _tensors(journals: Path | None, rank: int, digest: str) -> tuple[TensorDigest, ...] | None:
-    rows = None if journals is None else read_ledger(journals, rank, digest)
-    return None if rows is None else tuple(TensorDigest(spec, found) for spec, found in rows)

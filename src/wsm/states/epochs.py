@@ -89,18 +89,12 @@ def restored_version(
     if of_admission and command.operation.is_commit:
         return committed if (holds if served is None else served) else None
     if command.operation.is_commit:
-        if not _commit_serves(view):
-            return None
-        return asked if view.unstored else committed
+        reached = [word for word in view.of_all() if word is not None and word.code in _PREPARED]
+        serves = all(word.weights != WeightState.CLEARED and word.kv != KVState.CLEARED for word in reached)
+        return (asked if view.unstored else committed) if serves else None
     if command.operation is Operation.CLEAR:
         return None
     return committed if (holds if is_over(view) or served is None else served) else None
-
-
-def _commit_serves(view: View) -> bool:
-    """Whether all that prepared or finished the committed command hold what a step needs."""
-    reached = [word for word in view.of_all() if word is not None and word.code in _PREPARED]
-    return all(word.weights != WeightState.CLEARED and word.kv != KVState.CLEARED for word in reached)
 
 
 def goal_word(view: View, goal: str | None, *, held: bool | None = None) -> CommittedWord | None:

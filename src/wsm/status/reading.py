@@ -124,7 +124,8 @@ def read_facts(
     committed, record_lost = reader.committed()
     hold = Hold.known(committed.hold)
     ranks = tuple(reader.rank(rank, command) for rank in range(source.participants))
-    arguments = _arguments(source, command)
+    data = source.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
+    arguments = None if data is None else _parsed(CommandArguments.from_bytes, data)
     owner, supervisor = source.owner, source.supervisor
     owner_life = NEVER if owner is None else reader.life_of(owner, OWNER_BYTE)
     supervisor_life = NEVER
@@ -139,7 +140,9 @@ def read_facts(
         if known is not None and same and _some_cleared(known.ranks):
             served = known.served_version
         else:
-            served = _served_before(reader.journal or tuple(read_journal(source)))
+            entries = reader.journal or read_journal(source)
+            told = [one.facts.get("version") for one in entries if one.kind == kinds.SERVED_VERSION]
+            served = told[-1] if told and isinstance(told[-1], str) else None
     facts = GroupStatus(
         name,
         damaged=tuple(reader.damaged),
@@ -325,11 +328,6 @@ def _life_of(identity: ProcessIdentity) -> str:
     return STOPPED if identity.is_stopped else ALIVE
 
 
-def _arguments(source: Source, command: CommandWord) -> CommandArguments | None:
-    data = source.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
-    return None if data is None else _parsed(CommandArguments.from_bytes, data)
-
-
 def _parsed(parse: Callable[[bytes], _Parsed], data: bytes) -> _Parsed | None:
     """Return what `data` says; None if this build cannot read it."""
     try:
@@ -368,12 +366,6 @@ def _bases(source: Source, version: str | None, committed: CommittedRecord) -> t
             if report is not None and report.bases and report.version == version:
                 return report.bases
     return ()
-
-
-def _served_before(journal: tuple[JournalEntry, ...]) -> str | None:
-    """Return the version that a rank said it serves, last."""
-    told = [one.facts.get("version") for one in journal if one.kind == kinds.SERVED_VERSION]
-    return told[-1] if told and isinstance(told[-1], str) else None
 
 
 def read_journal(source: Source) -> list[JournalEntry]:
