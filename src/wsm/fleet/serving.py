@@ -186,10 +186,9 @@ class FleetCommands(Commands):
         origin: Origin,
         version: str | int | None = None,
         *,
-        source: str | None = None,
         tags: frozenset[Tag] = ALL_TAGS,
         after: After = After.AS_BEFORE,
-        **keywords: Any,
+        **_: Any,
     ) -> Receipt:
         """Set the target to a version, and roll it; a half alone is loaded where it is missing.
 
@@ -200,7 +199,6 @@ class FleetCommands(Commands):
         WsmError
             As :func:`.rolling.update_async`.
         """
-        del source, keywords  # what rolls it has its own
         label = self._label_of(version)
         if after is After.HELD and self._held is None:
             await self.hold(origin)

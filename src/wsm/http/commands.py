@@ -8,6 +8,7 @@ in :mod:`.kept`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import hashlib
 import json
@@ -16,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from wsm import log
 from wsm.command import checked_request_id
 from wsm.committed_record import CommittedRecord
 from wsm.config import EngineWordsConfig
-from wsm.controller import Controller
+from wsm.controller import Controller, Pending
 from wsm.controller.group_view import GroupAccess
 from wsm.errors import RefusedError, WsmError
 from wsm.http import answers, errors
@@ -175,8 +176,8 @@ class Commands:
         self.directory = directory
         self._options = {"engine_words": engine_words, "journal_directory": journal_directory}
         self._lock = threading.Lock()
-        # As they are kept, by their names, with the ends that their callers wait for.
-        self._running: dict[str, tuple[dict[str, Any], Future[Receipt]]] = {}
+        # As they are kept, by their names, and as their callers wait for them.
+        self._running: dict[str, tuple[dict[str, Any], Pending]] = {}
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-read")
         self._followers = ThreadPoolExecutor(4, thread_name_prefix="wsm-http-follow")  # they wait for a file
         self._attaching = threading.Lock()
@@ -522,12 +523,14 @@ class Commands:
             "asked": plain if len(text) <= _MOST_ARGUMENTS else {"sha256": hashlib.sha256(text).hexdigest()},
             "server": ProcessIdentity.current(),
         }
-        return await asyncio.shield(asyncio.wrap_future(self._begun(request, command, source)))
+        return await self._begun(request, command, source)
 
     def close(self, wait_s: Wait = 0.0) -> None:
         """Let go of the group, once commands under way are over or `wait_s` has passed."""
         deadline = time.monotonic() + wait_s
-        wait([end for _, end in self._running.values()], max(deadline - time.monotonic(), 0))
+        for _, pending in [*self._running.values()]:
+            with contextlib.suppress(Exception):
+                pending.result(max(deadline - time.monotonic(), 0))
         for pool in (self._readers, self._followers):
             pool.shutdown(wait=False, cancel_futures=True)
         for attached in (self._group, self._left or ()):
@@ -543,37 +546,33 @@ class Commands:
 
     def _begun(
         self, request: dict[str, Any], command: Callable[[Controller, str], Receipt], source: str | None
-    ) -> Future[Receipt]:
+    ) -> Pending:
         """Begin a command in a thread of its own, unless its request id names one that runs here."""
-        name, end = request["request_id"], Future[Receipt]()
+        name = request["request_id"]
+        pending = Pending(name, lambda: None)
+
+        def work() -> Receipt:
+            try:
+                return self._done(request, command, source)
+            finally:
+                with self._lock:
+                    del self._running[name]
+
         with self._lock:
             if name in self._running:
                 _require_same(request, self._running[name][0])
                 return self._running[name][1]
             if len(self._running) >= MOST_COMMANDS and self.kept.request(name) is None:
                 raise errors.server_busy(running=len(self._running))
-            self._running[name] = request, end
-        end.set_running_or_notify_cancel()  # a caller that stops waiting cancels nothing
-
-        def run() -> None:
-            try:
-                try:
-                    receipt = self._done(request, command, source)
-                finally:
-                    with self._lock:
-                        del self._running[name]
-                end.set_result(receipt)
-            except BaseException as error:  # noqa: BLE001 - who waits gets it, whatever it is
-                end.set_exception(error)
-
+            self._running[name] = request, pending
         in_trace = contextvars.copy_context().run  # of the request that is answered
         try:
-            threading.Thread(target=in_trace, args=(run,), name="wsm-http", daemon=True).start()
+            threading.Thread(target=in_trace, args=(pending.run, work), name="wsm-http", daemon=True).start()
         except RuntimeError:  # the kernel grants none
             with self._lock:
                 del self._running[name]
             raise errors.server_busy(running=len(self._running)) from None
-        return end
+        return pending
 
     def _done(
         self, request: dict[str, Any], command: Callable[[Controller, str], Receipt], source: str | None

@@ -17,7 +17,7 @@ OWNERS: Final = "http:"
 
 
 class HoldState(enum.Enum):
-    """What the group stands under. The last three are closed holds."""
+    """What the group stands under. The last three are closed holds, by the names of what closes them."""
 
     OPEN = "open"
     FOREIGN = "held by a controller that is no surface"
@@ -82,12 +82,6 @@ _NEXT: Final[Mapping[HoldState, Mapping[HoldEvent, HoldState]]] = {
     HoldState.REFUSED: {HoldEvent.SENT: HoldState.HELD},  # a failure makes no refusal open more easily
 }
 
-_OF_CLOSED: Final = {
-    ClosedBy.REFUSED: HoldState.REFUSED,
-    ClosedBy.FAILED: HoldState.FAILED,
-    ClosedBy.DELAYED: HoldState.DELAYED,
-}
-
 
 def meaning(state: HoldState, event: HoldEvent | None = None) -> Meaning:
     """Return what a hold means, behind an event if there was one."""
@@ -99,7 +93,7 @@ def state_of(hold: Hold | None) -> HoldState:
     if hold is None:
         return HoldState.OPEN
     if hold.closed is not None:
-        return _OF_CLOSED[hold.closed.by]
+        return HoldState[hold.closed.by.name]
     return HoldState.HELD if hold.owner.startswith(OWNERS) else HoldState.FOREIGN
 
 

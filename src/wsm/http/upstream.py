@@ -58,9 +58,12 @@ class Upstream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request, and its answer as it comes; a client that leaves ends it upstream, too."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
-            return
-        if scope["type"] == "http":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self._client.aclose()
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "http":
             await self._pass(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,13 +128,6 @@ class Upstream:
         headers = passed_on(scope["headers"])
         # Not by the client: it would say of itself what a caller did not, as that it takes zstd.
         return httpx.Request(scope["method"], url, headers=headers, content=content)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._client.aclose()
-        await send({"type": "lifespan.shutdown.complete"})
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -56,23 +56,22 @@ def _operation(route: SurfaceRoute, path: str, schemas: Mapping[str, Any]) -> di
         parameters += [_parameter(each.name, "query", msgspec.json.schema(each.type)) for each in fields]
     # What is refused before a surface is asked has no shape of its own.
     failures = list(dict.fromkeys((route.failure, FailureAnswer)))
-    responses = {
-        str(status): _content([kind, *(failures if status >= 400 else ())], schemas)
-        for status, kind in route.answers.items()
+    kinds = {
+        str(status): [kind, *(failures if status >= 400 else ())] for status, kind in route.answers.items()
     }
-    responses["default"] = _content(failures, schemas)
     says = {"default": "refused, or failed: docs/http.md has the statuses", "202": "Location has the request"}
+    responses = {
+        status: {
+            "description": says.get(status, "done" if status < "3" else "not now"),
+            "content": _content(several, schemas),
+        }
+        for status, several in {**kinds, "default": failures}.items()
+    }
     said: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}_{path}").strip("_"),
         "summary": (route.handler.__doc__ or path).strip().splitlines()[0],
         "parameters": parameters,
-        "responses": {
-            status: {
-                "description": says.get(status, "done" if status < "3" else "not now"),
-                "content": content,
-            }
-            for status, content in responses.items()
-        },
+        "responses": responses,
     }
     if route.body is not None:
         said["requestBody"] = {"content": _content([route.body], schemas)}
@@ -81,13 +80,11 @@ def _operation(route: SurfaceRoute, path: str, schemas: Mapping[str, Any]) -> di
 
 def _content(kinds: list[Any], schemas: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a body of one of these kinds is."""
-    texts = {kind: {"schema": {"type": "string"}} for kind in kinds if isinstance(kind, str)}
+    found: dict[str, Any] = {kind: {"schema": {"type": "string"}} for kind in kinds if isinstance(kind, str)}
     known = [schemas[repr(kind)] for kind in kinds if not (kind is None or isinstance(kind, str))]
-    return (
-        {**texts, "application/json": {"schema": known[0] if len(known) == 1 else {"anyOf": known}}}
-        if known
-        else texts
-    )
+    if known:
+        found["application/json"] = {"schema": known[0] if len(known) == 1 else {"anyOf": known}}
+    return found
 
 
 def _parameter(name: str, place: str, schema: Mapping[str, Any]) -> dict[str, Any]:
