@@ -133,28 +133,24 @@ _ASK_THE_ENGINE = Advice(
 def find(group: GroupStatus) -> Finding:
     """Return the most important thing about a group."""
     found = next(filter(None, (rule(group) for rule in _RULES)), Finding("unknown", "does not serve"))
-    if found.code in _NOT_SERVING:
-        found = replace(found, before=group.version_before)
     commands = " ".join(one.marked for one in found.advice)
-    if group.controller_stopped and group.is_over and found.code not in _ABOUT_NO_ROLE:
-        role = f"{process(group.controller_pid)} has the controller role, and is stopped"
-        found = replace(
-            found,
-            code=found.code if group.serving else "controller-stopped",
-            because="; ".join(filter(None, (found.because, role))),
-            advice=(_let_go_on(group), *found.advice),
-        )
+    code, because, first, last = found.code, found.because, list[Advice](), list[Advice]()
+    role = f"{process(group.controller_pid)} has the controller role"
+    if group.controller_stopped and group.is_over and code not in _ABOUT_NO_ROLE:
+        code = code if group.serving else "controller-stopped"
+        because = "; ".join(filter(None, (because, f"{role}, and is stopped")))
+        first = [_let_go_on(group)]
     elif group.controller_pid is not None and group.is_over and f"{_MARK}wsm " in commands:
-        role = f"{process(group.controller_pid)} has the controller role still".capitalize()
-        wait = Advice(f"{role}, and a command of another is refused until it ends: wait (--wait 30).")
-        found = replace(found, advice=(wait, *found.advice))
+        told = f"{role} still".capitalize()
+        first = [Advice(f"{told}, and a command of another is refused until it ends: wait (--wait 30).")]
     if group.obeys_engine_alone and any(f"{_MARK}{each}" in commands for each in _REFUSED_BY_LOOPS):
-        found = replace(found, advice=(*found.advice, _ASK_THE_ENGINE))
+        last.append(_ASK_THE_ENGINE)
     if group.command.commands_left < FEW_SEQUENCES:
         ends = f"{group.command.commands_left} more commands can be given to this group. Before that end all"
-        restart = Advice(f"{ends} of its processes and start it again: it counts from 0 then.")
-        found = replace(found, advice=(*found.advice, restart))
-    return found
+        last.append(Advice(f"{ends} of its processes and start it again: it counts from 0 then."))
+    before = group.version_before if found.code in _NOT_SERVING else found.before
+    advice = (*first, *found.advice, *last)
+    return replace(found, code=code, because=because, before=before, advice=advice)
 
 
 # -- the rules, in the order of weight -----------------------------------------------------------
