@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.measuring import measure_before
 from wsm.actions.surfaces import CountedKVCacheSurface, KeepingKVCacheSurface, KVCacheSurface, require
@@ -39,7 +38,6 @@ class _OfCaches(Action):
 class ReleaseKVCache(_OfCaches):
     """Free the cache and forget the prefix tree. What it held cannot come back, so it counts as touching."""
 
-    name = names.RELEASE_KV_CACHE
     purpose = "free the KV cache and its prefix tree"
     touches_weights = True
 
@@ -54,7 +52,6 @@ class ReleaseKVCache(_OfCaches):
 
 
 class ReleaseAuxiliaryCache(ReleaseKVCache):
-    name = names.RELEASE_AUXILIARY_CACHE
     purpose = "free the auxiliary models' KV caches"
     of_main, of_auxiliaries = False, True
 
@@ -65,7 +62,6 @@ class RebuildKVCache(_OfCaches):
     `is_collective`: a process beside all ranks is asked for it, which answers once every rank has its own.
     """
 
-    name = names.REBUILD_KV_CACHE
     purpose = "allocate an empty KV cache"
 
     def __init__(self, *, is_collective: bool = False) -> None:
@@ -84,7 +80,6 @@ class RebuildKVCache(_OfCaches):
 
 
 class RebuildAuxiliaryCache(RebuildKVCache):
-    name = names.REBUILD_AUXILIARY_CACHE
     purpose = "allocate the auxiliary models' KV caches"
     of_main, of_auxiliaries = False, True
 
@@ -107,7 +102,6 @@ def carry_over(cache: KVCacheSurface, policy: KVPolicy, *, action: str) -> int |
 class ForgetKVCache(_OfCaches):
     """Drop the content of every block and the prefix tree, except for what the command keeps."""
 
-    name = names.FORGET_KV_CACHE
     purpose = "forget KV blocks of the old weights, unless kept"
 
     def __init__(self, *, weights_go: bool = False) -> None:
@@ -146,7 +140,6 @@ class ForgetKVCache(_OfCaches):
 
 
 class ForgetAuxiliaryCache(ForgetKVCache):
-    name = names.FORGET_AUXILIARY_CACHE
     purpose = "forget the auxiliary models' KV blocks, unless kept"
     of_main, of_auxiliaries = False, True
 
@@ -157,7 +150,6 @@ class FreeCachesForLoad(_OfCaches):
     FastDeploy does so where trainer and ranks share a device (IPC), or ``gdr_release_cache`` says so.
     """
 
-    name = names.FREE_CACHES_FOR_LOAD
     purpose = "give every KV cache's memory back, for the time of the load"
     of_auxiliaries = True
 
@@ -174,7 +166,6 @@ class FreeCachesForLoad(_OfCaches):
 
 
 class RebuildCachesAfterLoad(_OfCaches):
-    name = names.REBUILD_CACHES_AFTER_LOAD
     purpose = "allocate the KV caches again, empty"
     of_auxiliaries = True
 
@@ -187,7 +178,6 @@ class RebuildCachesAfterLoad(_OfCaches):
 
 
 class ResetAuxiliaryInputs(Action):
-    name = names.RESET_AUXILIARY_INPUTS
     purpose = "forget the auxiliary models' cached inputs"
 
     def run(self, context: ActionContext) -> None:
@@ -196,7 +186,6 @@ class ResetAuxiliaryInputs(Action):
 
 
 class EmptyAllocatorCache(Action):
-    name = names.EMPTY_ALLOCATOR_CACHE
     purpose = "return cached free blocks to the device"
 
     def run(self, context: ActionContext) -> None:

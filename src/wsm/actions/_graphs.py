@@ -5,7 +5,6 @@ The main model comes first, then draft models, which FastDeploy#7522 learnt by a
 
 from __future__ import annotations
 
-from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.measuring import AddressContract
 from wsm.actions.surfaces import GraphSurface, NamingGraphs, require
@@ -54,7 +53,6 @@ class _Graphs(Action):
 class DropMainGraphs(_Graphs):
     """Forget the main model's graphs, while the parameters that they point at still exist."""
 
-    name = names.DROP_MAIN_GRAPHS
     purpose = "drop the main model's CUDA graphs"
     draft = False
 
@@ -80,7 +78,6 @@ class DropMainGraphs(_Graphs):
 class DropDraftGraphs(DropMainGraphs):
     """Forget the draft (MTP) models' graphs, after the main model's and before any weights."""
 
-    name = names.DROP_DRAFT_GRAPHS
     purpose = "drop the draft models' CUDA graphs"
     draft = True
 
@@ -88,7 +85,6 @@ class DropDraftGraphs(DropMainGraphs):
 class CaptureMainGraphs(_Graphs):
     """Capture the main model's graphs for the new addresses, once weights and KV cache are there."""
 
-    name = names.CAPTURE_MAIN_GRAPHS
     purpose = "capture the main model's CUDA graphs"
     draft = False
     deadline_s = 300.0
@@ -111,6 +107,5 @@ class CaptureMainGraphs(_Graphs):
 class CaptureDraftGraphs(CaptureMainGraphs):
     """Capture the draft (MTP) models' graphs, after the main model's."""
 
-    name = names.CAPTURE_DRAFT_GRAPHS
     purpose = "capture the draft models' CUDA graphs"
     draft = True

@@ -84,7 +84,6 @@ class RestartGroup(Action):
 class AbandonGroups(Action):
     """Let go of every communicator alone: a peer is dead, so they are broken and no rank can meet on them."""
 
-    name = names.ABANDON_GROUPS
     purpose = "let go of the communicators that broke with a peer"
     touches_weights = True
 

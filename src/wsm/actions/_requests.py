@@ -7,7 +7,6 @@ after the command was accepted, so that a refused command has cost no answer. Re
 
 from __future__ import annotations
 
-from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, SteppedAction
 from wsm.actions.errors import PreconditionError
 from wsm.actions.surfaces import (
@@ -25,7 +24,6 @@ from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 class StopAdmitting(SteppedAction):
     """Admit no new request; under DRAIN, let the loop step until the running ones are finished."""
 
-    name = names.STOP_ADMITTING
     purpose = "admit no new request, drain if asked to"
 
     def run(self, context: ActionContext) -> None:
@@ -55,7 +53,6 @@ class SettleRequests(Action):
         Whether requests may be held with their blocks: only where weights come at once.
     """
 
-    name = names.SETTLE_REQUESTS
     purpose = "end or freeze what still runs"
 
     def __init__(self, *, break_off_drain: bool = False, may_hold: bool = True) -> None:
@@ -93,7 +90,6 @@ class SettleRequests(Action):
 class EndSetAside(Action):
     """Under a hold, end the requests that it has set aside, where nothing runs that has to be settled."""
 
-    name = names.END_SET_ASIDE
     purpose = "end what a hold has set aside"
 
     def run(self, context: ActionContext) -> None:
@@ -108,7 +104,6 @@ def _end_set_aside(context: ActionContext) -> int:
 class LoseRequests(Action):
     """Tell the clients of running requests that a rank was lost, and to ask again."""
 
-    name = names.LOSE_REQUESTS
     purpose = "answer what runs with an error that can be retried"
 
     def run(self, context: ActionContext) -> None:
@@ -121,7 +116,6 @@ class LoseRequests(Action):
 class ResumeAdmitting(Action):
     """Admit requests again. Runs after COMMIT only, never because something failed."""
 
-    name = names.RESUME_ADMITTING
     purpose = "admit requests again"
 
     def run(self, context: ActionContext) -> None:
@@ -135,7 +129,6 @@ class ResumeAdmitting(Action):
 class ResetInputs(Action):
     """Forget the input tensors cached from the last batch before the change (FastDeploy#7744)."""
 
-    name = names.RESET_INPUTS
     purpose = "forget cached input tensors"
 
     def run(self, context: ActionContext) -> None:
@@ -149,7 +142,6 @@ def _replay(context: ActionContext, action: str) -> RoutingReplaySurface:
 class ForgetRoutingReplay(Action):
     """Forget the records of all requests, except under KEEP, whose requests go on and still own theirs."""
 
-    name = names.FORGET_ROUTING_REPLAY
     purpose = "forget routing records of ended requests"
 
     def run(self, context: ActionContext) -> None:
@@ -161,7 +153,6 @@ class ForgetRoutingReplay(Action):
 class ResumeRoutingReplay(Action):
     """Go on recording, once the model is whole again (FastDeploy#6604)."""
 
-    name = names.RESUME_ROUTING_REPLAY
     purpose = "go on recording expert choices"
 
     def run(self, context: ActionContext) -> None:

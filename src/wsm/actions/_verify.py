@@ -8,7 +8,6 @@ was freed) and PREPARED means "loaded, verified, ready to step".
 
 from __future__ import annotations
 
-from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import (
@@ -29,7 +28,6 @@ RELEASED_FACTS = ("weights_released_bytes", "kv_released_bytes", "auxiliary_kv_r
 class VerifyCleared(Action):
     """What `tags` name holds no memory, and the memory is measurably free."""
 
-    name = names.VERIFY_CLEARED
     purpose = "measure that the memory is free"
 
     def __init__(self, proof: MemoryProof, tags: frozenset[Tag] = ALL_TAGS) -> None:
@@ -88,7 +86,6 @@ class VerifyingBytes(Action):
 
 
 class VerifyLoaded(VerifyingBytes):
-    name = names.VERIFY_LOADED
     purpose = "compare the resident bytes with the manifest"
 
     def __init__(self, digest: ResidentDigest, contract: AddressContract | None = None) -> None:
@@ -103,7 +100,6 @@ class VerifyLoaded(VerifyingBytes):
 
 
 class DeclareCleared(Action):
-    name = names.DECLARE_CLEARED
     purpose = "declare what was freed"
 
     def run(self, context: ActionContext) -> None:
@@ -120,7 +116,6 @@ class DeclarePrepared(Action):
     `has_weights`: the receipt names weights, loaded now or held all along.
     """
 
-    name = names.DECLARE_PREPARED
     purpose = "declare the version that is ready"
     measured_after = "update"
 
@@ -138,6 +133,5 @@ class DeclarePrepared(Action):
 
 
 class DeclareStaged(DeclarePrepared):
-    name = names.DECLARE_STAGED
     purpose = "declare the version that is staged"
     measured_after = "staging"

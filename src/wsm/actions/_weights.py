@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from wsm.actions import names
 from wsm.actions._verify import VerifyingBytes
 from wsm.actions.base import Action, ActionContext, Loaded
 from wsm.actions.errors import PreconditionError
@@ -30,7 +29,6 @@ from wsm.strategies.tensor import ReplaceableTarget, TensorSpec, WeightTarget
 class ReleaseWeights(Action):
     """Free the memory of every parameter and buffer, auxiliary models' included."""
 
-    name = names.RELEASE_WEIGHTS
     purpose = "free every parameter and buffer"
     touches_weights = True
 
@@ -83,7 +81,6 @@ class LoadWeights(Action):
     command unmarked: the group keeps what it had.
     """
 
-    name = names.LOAD_WEIGHTS
     purpose = "load the version through the configured strategy"
     touches_weights = True
     deadline_s = 600.0
@@ -104,7 +101,6 @@ class ProcessLoaded(Action):
     the final layout, as a snapshot does, is left as it is.
     """
 
-    name = names.PROCESS_LOADED
     purpose = "process what the models' loaders have written"
     touches_weights = True
     deadline_s = 300.0
@@ -137,7 +133,6 @@ class PlanStagingMemory(Action):
     own shard stands for theirs. An unknown figure is believed to suffice.
     """
 
-    name = names.PLAN_STAGING_MEMORY
     purpose = "see that a second version fits beside the served one"
 
     def run(self, context: ActionContext) -> None:
@@ -190,7 +185,6 @@ def staged_weights(context: ActionContext, action: str) -> StagedWeights:
 
 
 class StageWeights(Action):
-    name = names.STAGE_WEIGHTS
     purpose = "load the version beside the one that serves"
     deadline_s = 600.0
 
@@ -204,7 +198,6 @@ class StageWeights(Action):
 
 
 class VerifyStaged(VerifyingBytes):
-    name = names.VERIFY_STAGED
     purpose = "compare the staged bytes with the manifest"
 
     def run(self, context: ActionContext) -> None:
@@ -212,7 +205,6 @@ class VerifyStaged(VerifyingBytes):
 
 
 class MakeFlipReady(Action):
-    name = names.MAKE_FLIP_READY
     purpose = "check addresses, and prepare the flip of every tensor"
 
     def __init__(self, contract: AddressContract | None = None) -> None:
@@ -251,7 +243,6 @@ class FlipWeights(Action):
     What served before is let go later, by the thread that staged: that takes time, and the pause must not.
     """
 
-    name = names.FLIP_WEIGHTS
     purpose = "let the staged version take the served one's place"
     touches_weights = True
 

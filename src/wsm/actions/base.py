@@ -28,6 +28,7 @@ import abc
 import contextlib
 import enum
 import functools
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
@@ -245,13 +246,18 @@ LoadFunction = Callable[[ActionContext, WeightTarget], Loaded | Mapping[str, Any
 Around: TypeAlias = Callable[["Action", ActionContext, Callable[[], None]], None]
 
 
+#: Where the words of a class's name meet.
+_WORDS_OF_A_CLASS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
 class Action(abc.ABC):
     """One unit of work.
 
     Attributes
     ----------
     name, purpose : str
-        One of :mod:`wsm.actions.names`, unique within a plan; and a short phrase for diagrams and reviewers.
+        Its name, unique within a plan: that of its class (``LoadWeights``: ``load_weights``) where it says
+        none; wsm's own are in :mod:`wsm.actions.names`. And a short phrase for diagrams and reviewers.
     collective : bool
         Whether :meth:`run` needs every rank inside at the same time; it is entered after a vote only.
     touches_weights : bool
@@ -274,6 +280,11 @@ class Action(abc.ABC):
     deadline_s: float = 60.0
     plan: str = ""
     around: Around | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Name an action that says what it is for after its class, unless it says a name."""
+        if "purpose" in vars(cls) and "name" not in vars(cls):
+            cls.name = _WORDS_OF_A_CLASS.sub("_", cls.__name__).lower()
 
     def precondition(self, context: ActionContext) -> None:  # noqa: B027 - most actions have none
         """Raise :class:`wsm.actions.errors.PreconditionError` if the work must not begin; change nothing."""
