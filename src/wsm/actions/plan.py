@@ -17,9 +17,20 @@ from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.options import Addition, PlanOptions, plan_options
 from wsm.actions.surfaces import GroupKind
-from wsm.states.plan_key import GIVEN_BACK, HOLD, PLANS, UPDATE_IN_PLACE, Half, PlanKey, Repair
+from wsm.states.plan_key import (
+    CLEAR,
+    GIVEN_BACK,
+    HOLD,
+    HOT,
+    PLANS,
+    RELEASE,
+    UPDATE,
+    UPDATE_IN_PLACE,
+    Half,
+    PlanKey,
+    Repair,
+)
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
-from wsm.states.words import Operation
 from wsm.typed import typed
 
 _Engine: TypeAlias = Callable[[PlanOptions], object]
@@ -92,20 +103,20 @@ def _keys(where: Callable[[PlanKey], bool]) -> frozenset[PlanKey]:
     return frozenset(filter(where, PLANS))
 
 
-_HOT = _keys(lambda key: key.operation is Operation.HOT_UPDATE)
+_HOT = _keys(lambda key: key.operation is HOT.operation)
 _HOLDS, _IN_PLACE = frozenset({HOLD}), frozenset({UPDATE_IN_PLACE})
-_RELEASES = _keys(lambda key: key.operation is Operation.RELEASE)
+_RELEASES = _keys(lambda key: key.operation is RELEASE.operation)
 _REJOINS = _keys(lambda key: key.operation is Repair.REJOIN)
-_UPDATES = _keys(lambda key: key.operation is Operation.UPDATE)
+_UPDATES = _keys(lambda key: key.operation is UPDATE.operation)
 _GIVES_BACK = _keys(lambda key: key.gives_back)
 _GIVES_WEIGHTS = _keys(lambda key: key.weights in GIVEN_BACK)
 _GIVES_KV = _keys(lambda key: key.kv is Half.GOES)
-_CLEARS_WEIGHTS = _keys(lambda key: key.operation is Operation.CLEAR and key.weights is Half.GOES)
+_CLEARS_WEIGHTS = _keys(lambda key: key.operation is CLEAR.operation and key.weights is Half.GOES)
 _BRINGS_WEIGHTS = _keys(lambda key: key.weights is Half.COMES)
 _BRINGS_KV = _keys(lambda key: key.kv is Half.COMES)
 _LOADS = _UPDATES & _keys(lambda key: key.loads)
 _READY = _UPDATES & _keys(lambda key: key.serves)
-_SETTLES = _GIVES_BACK | _keys(lambda key: key.weights is Half.REPLACED or key.operation is Operation.HOLD)
+_SETTLES = _GIVES_BACK | _keys(lambda key: key.weights is Half.REPLACED or key.operation is HOLD.operation)
 #: Weights and KV cache were both there, and one of them goes or is replaced.
 _ENDS_BOTH = _IN_PLACE | _keys(
     lambda key: key.gives_back and Half.AWAY not in key and key.weights is not Half.WITHDRAWN
@@ -247,7 +258,7 @@ def _plan(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
     staging = parts.pop("staging", [])
     made = {part: tuple(actions) for part, actions in parts.items()}
     # A release does nothing to requests: it is never refused for want of a scheduler that could keep them.
-    releases = key.operation is Operation.RELEASE
+    releases = key.operation is RELEASE.operation
     plan = Plan(
         key=key,
         **{**made, "actions": (*staging, *made.get("actions", ()))},
@@ -263,9 +274,9 @@ def _plan(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
 
 
 def _kv_policies(key: PlanKey, options: PlanOptions) -> frozenset[KVPolicy]:
-    if isinstance(key.operation, Repair) or key.operation is Operation.RELEASE:
+    if isinstance(key.operation, Repair) or key.operation is RELEASE.operation:
         return frozenset(KVPolicy)
-    if key.operation is Operation.HOLD:
+    if key.operation is HOLD.operation:
         return frozenset({KVPolicy.DROP, KVPolicy.KEEP})
     if key.kv is not Half.STAYS or (options.releases_cache and key == UPDATE_IN_PLACE):
         return frozenset({KVPolicy.DROP})
