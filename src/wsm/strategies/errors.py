@@ -271,6 +271,17 @@ class StorageError(RefusedError):
 
 
 @contextmanager
+def reading(file: str) -> Iterator[None]:
+    """Turn what the operating system refuses within into an UnreadableFileError, unless there is no file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise UnreadableFileError(file=file, reason=str(error)) from error
+
+
+@contextmanager
 def storing(path: Path | str) -> Iterator[None]:
     """Turn what the file system refuses within into a StorageError."""
     try:

@@ -21,7 +21,7 @@ from wsm.errors import RefusedError, UnfitError
 from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.dtype_names import PADDLE_DTYPES, paddle_name
-from wsm.strategies.errors import UnreadableFileError, storing
+from wsm.strategies.errors import UnreadableFileError, reading, storing
 from wsm.strategies.files.atomic_file import sync_directory
 from wsm.strategies.files.safetensors import (
     PREFIX_BYTES,
@@ -161,10 +161,10 @@ def open_part(
     except FileNotFoundError as error:
         raise UnreadableFileError(file=path, reason="it vanished, or is a link to nothing") from error
     try:
-        pickled = is_pickle(descriptor)
-    except OSError as error:
+        pickled = is_pickle(descriptor, path)
+    except BaseException:
         os.close(descriptor)
-        raise UnreadableFileError(file=path, reason=str(error)) from error
+        raise
     if not pickled:
         return SafetensorsFile(descriptor, path, expected)
     if not allow_pickle:
@@ -180,9 +180,10 @@ def open_part(
     return PickleFile(descriptor, path)
 
 
-def is_pickle(descriptor: int) -> bool:
-    """Whether an open file begins as a pickle and could be no safetensors file; OSError if unreadable."""
-    head = os.pread(descriptor, _SNIFF_BYTES, 0)
+def is_pickle(descriptor: int, file: str) -> bool:
+    """Whether an open file begins as a pickle and could be no safetensors file."""
+    with reading(file):
+        head = os.pread(descriptor, _SNIFF_BYTES, 0)
     if len(head) < 2 or head[0] != 0x80 or head[1] not in _PICKLE_PROTOCOLS:
         return False
     # A safetensors header of 1152 bytes begins with 80 04 as well; only that one goes on with '{' and fits.
@@ -250,9 +251,7 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
 def _is_pickle(path: Path) -> bool:
     descriptor = _open(path)
     try:
-        return is_pickle(descriptor)
-    except OSError as error:
-        raise UnreadableFileError(file=str(path), reason=error.strerror or str(error)) from error
+        return is_pickle(descriptor, str(path))
     finally:
         os.close(descriptor)
 

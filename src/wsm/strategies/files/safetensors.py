@@ -32,7 +32,7 @@ import msgspec
 from wsm.errors import UnfitError
 from wsm.strategies import errors
 from wsm.strategies.digest import digest_of, running_digest
-from wsm.strategies.errors import UnreadableFileError
+from wsm.strategies.errors import reading
 from wsm.strategies.files.atomic_file import read_all, write_all
 from wsm.strategies.promise import Count, Extents, parse
 from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec
@@ -331,10 +331,8 @@ class SafetensorsFile:
 
     def _bytes(self, position: int, length: int) -> bytes:
         """Return up to `length` bytes; fewer at the end of the file, which the parser then reports."""
-        try:
+        with reading(self.path):
             return os.pread(self._descriptor, length, position)
-        except OSError as error:
-            raise UnreadableFileError(file=self.path, reason=str(error)) from error
 
 
 _CHUNK_BYTES = 1 << 21  # digested and written while it is in a shared cache

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from wsm.errors import BadInputError, UnfitError
 from wsm.own_descriptor import OwnDescriptor, path_of, reopened
-from wsm.strategies.errors import UnreadableFileError, not_a_regular_file
+from wsm.strategies.errors import UnreadableFileError, not_a_regular_file, reading
 from wsm.strategies.files.snapshot_names import DELTA_MANIFEST, VERSION_MANIFEST, VERSIONS_DIRECTORY
 
 _CAREFULLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -76,15 +76,12 @@ class SnapshotDirectory:
     def __init__(self, path: str, *, boundary: str | None = None) -> None:
         self.path = path
         self._lease: OwnDescriptor | None = None
-        try:
+        with reading(path):
             self._boundary = os.path.realpath(path if boundary is None else boundary)
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise
-        except NotADirectoryError as error:
-            raise not_a_regular_file(file=path, found="file", expected="directory") from error
-        except (OSError, ValueError) as error:
-            raise UnreadableFileError(file=path, reason=str(error)) from error
+            try:
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except NotADirectoryError as error:
+                raise not_a_regular_file(file=path, found="file", expected="directory") from error
         try:
             self._require_inside(path, path_of(self._descriptor))
         except BaseException:
@@ -114,10 +111,8 @@ class SnapshotDirectory:
         UnreadableFileError
             If it cannot be listed.
         """
-        try:
+        with reading(self.path):
             return sorted(os.listdir(self._descriptor))  # noqa: PTH208 - a Path cannot list a descriptor
-        except OSError as error:
-            raise UnreadableFileError(file=self.path, reason=str(error)) from error
 
     def locate(self, name: str) -> str:
         """Return the path of `name`, for messages."""
@@ -138,12 +133,8 @@ class SnapshotDirectory:
             If the operating system refuses.
         """
         path = self.locate(name)
-        try:
+        with reading(path):
             descriptor = self._open_following(name)
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError) as error:
-            raise UnreadableFileError(file=path, reason=str(error)) from error
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             os.close(descriptor)
@@ -160,13 +151,10 @@ class SnapshotDirectory:
         wsm.strategies.errors.BadInputError
             As :meth:`open`, and if reading fails.
         """
-        with os.fdopen(self.open(name), "rb") as file:
-            try:
-                if os.fstat(file.fileno()).st_size > limit:
-                    return None
-                data = file.read(limit + 1)
-            except OSError as error:
-                raise UnreadableFileError(file=self.locate(name), reason=str(error)) from error
+        with os.fdopen(self.open(name), "rb") as file, reading(self.locate(name)):
+            if os.fstat(file.fileno()).st_size > limit:
+                return None
+            data = file.read(limit + 1)
         return None if len(data) > limit else data
 
     def close(self) -> None:

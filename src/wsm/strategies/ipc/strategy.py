@@ -17,7 +17,7 @@ from wsm import log
 from wsm.errors import BadInputError, GroupError, RefusedError, UnfitError, WsmError, coded, raise_kept
 from wsm.shared_directory import read_ours
 from wsm.strategies import errors as strategies_errors
-from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMismatchError, listed
+from wsm.strategies.errors import ManifestError, VersionMismatchError, listed, reading
 from wsm.strategies.files.part_file import is_pickle
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.ipc._abandoned import remove_abandoned
@@ -139,23 +139,20 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
     except FileNotFoundError as error:
         present = [other for other in directory.names() if is_metas_file(other)]
         raise _not_found(file=path, present=present) from error
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            if is_pickle(descriptor):
-                if not source.allow_pickle:
-                    raise UnfitError(
-                        f"{path} is in pickle format, which may run any code when read, and is refused; "
-                        "publish with wsm.strategies.SharedTensors, or set allow_pickle: true if you trust "
-                        "its writer",
-                        code="pickled-metas-refused",
-                        file=path,
-                    )
-                return PickledMetas(descriptor, path)
-            if os.fstat(descriptor).st_size > MAX_METAS_BYTES:
-                raise ManifestError(file=path, problem=f"it is larger than {MAX_METAS_BYTES} bytes")
-            return file.read(MAX_METAS_BYTES)
-        except OSError as error:
-            raise UnreadableFileError(file=path, reason=str(error)) from error
+    with os.fdopen(descriptor, "rb") as file, reading(path):
+        if is_pickle(descriptor, path):
+            if not source.allow_pickle:
+                raise UnfitError(
+                    f"{path} is in pickle format, which may run any code when read, and is refused; "
+                    "publish with wsm.strategies.SharedTensors, or set allow_pickle: true if you trust "
+                    "its writer",
+                    code="pickled-metas-refused",
+                    file=path,
+                )
+            return PickledMetas(descriptor, path)
+        if os.fstat(descriptor).st_size > MAX_METAS_BYTES:
+            raise ManifestError(file=path, problem=f"it is larger than {MAX_METAS_BYTES} bytes")
+        return file.read(MAX_METAS_BYTES)
 
 
 def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held: ExitStack) -> Offer:
