@@ -61,7 +61,7 @@ class Wanted(PeerMessage, frozen=True):
 class Abort(PeerMessage, frozen=True):
     """The peer gives up, or nothing: the kind of reason, its error's type and text, what it has instead."""
 
-    reason: Literal["failed", "version", "rank", "world_size", "busy", "cancelled"]
+    reason: Literal["failed", "version", "rank", "world_size", "busy"]
     error: ShortWord
     text: ShortWord
     found: Label | Count | None = None

@@ -51,8 +51,8 @@ class _Receiver:
         self._held = ExitStack()
         self._held.callback(self._socket.close)
         self._specs: tuple[TensorSpec, ...] = ()
-        # The bucket that is read, what lies in it by tensor and begin, and whether it is acknowledged.
-        self._number, self._acknowledged = -1, True
+        # The bucket that is read, and what lies in it by tensor and begin.
+        self._number = -1
         self._pieces: dict[tuple[int, int], tuple[wire.Piece, str]] = {}
 
     def ask(self, version: str | None, *, look: bool) -> None:
@@ -175,7 +175,7 @@ class _Receiver:
         self._read_segment(BEGIN_IN_PAGE + place, destination)
 
     def _verify(self, index: int, spec: TensorSpec, end: int, digest: RunningDigest) -> None:
-        """Compare a complete piece with its promise; after a bucket's last one, acknowledge it."""
+        """Compare a complete piece with its promise."""
         begin = end - 1 - (end - 1) % self._init.bucket_bytes
         piece, expected = self._pieces[index, begin]
         if end < piece.end:
@@ -184,8 +184,6 @@ class _Receiver:
         if actual != expected:
             origin = f"bucket {self._number} of {self._peer}"
             raise DigestMismatchError(tensor=spec.name, origin=origin, expected=expected, actual=actual)
-        if (index, begin) == self._last:
-            self._acknowledge()
 
     def _next_bucket(self) -> None:
         """Acknowledge the bucket that was read and take in the next one. Blocks."""
@@ -198,17 +196,15 @@ class _Receiver:
         if bucket.number != number or tuple(row[:-1] for row in bucket.tensors) != rows:
             came = f"bucket {bucket.number} of {len(bucket.tensors)} tensors"
             raise self._unusable(f"it is {came}, bucket {number} of {len(rows)} was due")
-        self._number, self._acknowledged = number, False
+        self._number = number
         self._pieces.clear()
         for piece, row in zip(due, bucket.tensors, strict=True):
             self._pieces[piece.tensor, piece.begin] = piece, row[-1]
             self._digests[piece.tensor] = row[-1]
-        self._last = due[-1].tensor, due[-1].begin
         self._due = next(self._buckets, None)
 
     def _acknowledge(self) -> None:
-        if not self._acknowledged:
-            self._acknowledged = True
+        if self._number >= 0:
             self._say(wire.Ack(self._number))
 
     def _receive(self, expected: str) -> wire.FromTrainer:

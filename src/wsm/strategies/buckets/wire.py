@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -117,11 +117,8 @@ def specs_of(offer: Init, peer: str) -> tuple[TensorSpec, ...]:
 
 def abort_of(error: BaseException) -> Abort:
     """Return what a peer hears of an error."""
-    reason: Literal["cancelled", "failed"] = "failed"
-    if error_name(error) in ("send-cancelled", "load-cancelled"):
-        reason = "cancelled"
     text = str(error) if isinstance(error, WsmError) else repr(error)
-    return Abort(reason, error_name(error), text[:2000].encode(errors="replace").decode())
+    return Abort("failed", error_name(error), text[:2000].encode(errors="replace").decode())
 
 
 @dataclass(frozen=True)
