@@ -79,14 +79,14 @@ BAD = {
     "header beyond the limit": ((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", "larger than"),
     "wrong magic": (file_with(b"[]"), "does not begin with"),
     "blank first": (file_with(b" {}"), "does not begin with"),
-    "not UTF-8": (file_with(b'{"\xff": 1}'), "not UTF-8"),
+    "not UTF-8": (file_with(b'{"\xff": 1}'), "utf-8"),
     "not JSON": (file_with(b"{]"), "not JSON"),
     "nested too deeply": (file_with(b'{"a":' + b"[" * 200_000), "nested too deeply|not JSON"),
     "duplicated name": (
         file_with(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":1}', b"x"),
         "'a' occurs twice",
     ),
-    "NaN": (file_with(b'{"a": NaN}'), "NaN"),
+    "NaN": (file_with(b'{"a": NaN}'), "not JSON"),
     "field missing": (
         file_with({"a": {"dtype": "U8", "shape": [1]}}),
         "'a': .*missing.*`data_offsets`",
