@@ -84,12 +84,13 @@ def test_two_bytes_are_enough_to_refuse_a_pickle_which_stays_open_nowhere(snapsh
     assert open_below(snapshot.root) == []
 
 
-def test_a_disk_that_fails_where_a_file_begins_names_the_file(snapshot, monkeypatch):
+def test_a_disk_that_fails_where_a_file_begins_names_the_file_which_stays_open_nowhere(snapshot, monkeypatch):
     snapshot.root.mkdir()
     (snapshot.root / NAME).write_bytes(b"\x80\x04")
     monkeypatch.setattr(os, "pread", Mock(side_effect=OSError(errno.EIO, "the disk fails")))
     with pytest.raises(errors.UnreadableFileError, match=f"{NAME}.*the disk fails"):
         inspect(snapshot.source())
+    assert open_below(snapshot.root) == []
 
 
 def test_a_safetensors_file_whose_length_looks_like_a_pickle_is_none(snapshot):

@@ -129,6 +129,14 @@ def test_an_edited_manifest_is_found_by_its_seal():
         ShardManifest.decode(data, file="m")
 
 
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"{]", b"[" * 200_000], ids=["nothing", "no text", "no JSON", "deep"]
+)
+def test_what_is_no_json_is_no_manifest(data):
+    with pytest.raises(errors.ManifestError, match="it is not JSON"):
+        ShardManifest.decode(data, file="m")
+
+
 def test_another_layout_is_refused_and_says_so():
     with pytest.raises(errors.ManifestError, match="layout is not 2"):
         ShardManifest.decode(sealed({**fields_of(shard()), "layout": 1}), file="m")
