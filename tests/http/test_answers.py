@@ -14,7 +14,7 @@ import wsm
 from tests.sources import syntax_of
 from wsm.controller.errors import DecisionHeldError
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
-from wsm.http.answers import error_mapping, error_of, failed, status_of, untold
+from wsm.http.answers import error_mapping, error_of, failed, response_of, status_of, untold
 from wsm.http.native.schema import BODIES
 from wsm.report import FailureReport
 from wsm.states.vocabulary import Tag, WeightState
@@ -121,7 +121,7 @@ def test_what_an_error_knows_is_told_as_values_and_never_as_their_text() -> None
         "final": True,
         "left_s": 1.5,
     }
-    told = json.loads(failed(RefusedError("no", **known)).content())["error"]["context"]
+    told = json.loads(response_of(failed(RefusedError("no", **known))).body)["error"]["context"]
     assert told == {
         "ranks": [0, 1],
         "tags": sorted([Tag.WEIGHTS.value, Tag.KV_CACHE.value]),

@@ -73,10 +73,6 @@ class HttpAnswer:
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def content(self) -> bytes:
-        """Return the body as it is sent."""
-        return b"" if self.body is None else json_bytes(self.body)
-
 
 class ToldError(msgspec.Struct):
     """An error: its public type, as docs/errors.md lists it, and what it carries."""
@@ -133,8 +129,9 @@ def failed(error: BaseException, *, request_id: str | None = None) -> HttpAnswer
 
 def response_of(answer: HttpAnswer) -> Response:
     """Return an answer as the framework sends it."""
-    kind = {} if answer.body is None else {"Content-Type": "application/json"}
-    return Response(answer.content(), answer.status, {**kind, **answer.headers})
+    if answer.body is None:
+        return Response(b"", answer.status, answer.headers)
+    return Response(json_bytes(answer.body), answer.status, answer.headers, "application/json")
 
 
 async def send_failure(error: BaseException, send: Send, headers: Mapping[str, str] | None = None) -> None:

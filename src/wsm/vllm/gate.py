@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wsm.errors import RefusedError, WsmError
 from wsm.http import errors
-from wsm.http.answers import failed
+from wsm.http.answers import failed, response_of
 from wsm.http.native._events import event_stream
 from wsm.http.native._openapi import document
 from wsm.http.surface import SurfaceRoute
@@ -88,8 +88,7 @@ class Gate:
         try:
             answer = await self._answer(request, request.url.path, request.method)
         except WsmError as error:
-            told = failed(error)
-            answer = Response(told.content(), told.status, told.headers, "application/json")
+            answer = response_of(failed(error))
         await (answer or app)(scope, receive, send)
 
     async def _answer(self, request: Request, path: str, method: str) -> ASGIApp | None:

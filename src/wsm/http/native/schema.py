@@ -24,6 +24,7 @@ from wsm.controller._command_request import (
 )
 from wsm.http.answers import ToldError
 from wsm.http.bodies import Label, Text
+from wsm.journal.entry import JournalEntry
 from wsm.receipt import Receipt
 from wsm.states.fleet import FleetState
 from wsm.states.holding import ClosedHold, Hold
@@ -189,18 +190,6 @@ _ExplainedRank: Final = _told(
 )
 
 
-class TransitionAnswer(msgspec.Struct):
-    """A line of a journal."""
-
-    kind: str
-    at_ns: int
-    wall_ns: int
-    rank: int
-    epoch: int
-    sequence: int
-    facts: dict[str, Any]
-
-
 class RequestAnswer(msgspec.Struct):
     """What became of a request."""
 
@@ -216,6 +205,8 @@ class RequestAnswer(msgspec.Struct):
     error: ToldError | None = None
 
 
+#: A line of a journal.
+_Transition: Final = _told("TransitionAnswer", get_type_hints(JournalEntry))
 _OF_COMMANDS: Final = _kinds(GroupStatus, EXPLAINED_OF_COMMANDS)
 
 #: As ``wsm explain --json`` prints it, without the tracebacks, which stay on the host.
@@ -224,6 +215,6 @@ ExplanationAnswer: Final = _told(
     {name: kind for name, kind in get_type_hints(Explanation).items() if name != "facts"},
     **{name: kind | None for name, kind in _OF_COMMANDS.items()},
     **_kinds(GroupStatus, (*EXPLAINED_OF_GROUPS, "damaged")),
-    transitions=list[TransitionAnswer],
+    transitions=list[_Transition],  # type: ignore[valid-type] # made above
     ranks=list[_ExplainedRank],  # type: ignore[valid-type] # made above
 )

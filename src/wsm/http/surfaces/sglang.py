@@ -255,12 +255,9 @@ async def check(call: Call, asked: CheckerBody) -> CheckerAnswer | HttpAnswer | 
     if asked.action not in ("checksum", "compare"):
         return Refusal(Reason.BASELINE, closes=False)
     digest = (await call.commands.facts()).committed.digest
-    if asked.action == "checksum" or asked.baseline in (None, digest):
-        return CheckerAnswer(success=True, message="the weights have this digest", per_engine_checksum=digest)
-    other = CheckerAnswer(
-        success=False, message="the weights have another digest", per_engine_checksum=digest
-    )
-    return HttpAnswer(400, other)
+    same = asked.action == "checksum" or asked.baseline in (None, digest)
+    said = CheckerAnswer(same, f"the weights have {'this' if same else 'another'} digest", digest)
+    return said if same else HttpAnswer(400, said)
 
 
 class Load(Struct):
