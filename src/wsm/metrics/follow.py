@@ -8,7 +8,7 @@ story, and what left them between two looks is lost, and counted.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from wsm.signals.segment import SegmentImage
 _CHUNK_BYTES: Final = 1 << 20
 
 #: Most lines of a file, which nothing is counted of; its kind stands near the beginning of a line.
-_UNCOUNTED: Final = tuple(f'"kind":"{kind}"'.encode() for kind in (kinds.INPUT, kinds.WORD_WRITTEN))
+_UNCOUNTED: Final = tuple(f'"kind":"{kind}"' for kind in (kinds.INPUT, kinds.WORD_WRITTEN))
 _KIND_WITHIN: Final = 60
 
 
@@ -45,8 +45,7 @@ class Followed:
         self.history = JournalCounts()
         self._directory = directory
         self._files: dict[Path, _File] = {}
-        self._run_id = ""
-        self._seen: list[int] = []
+        self._seen: dict[str, list[int]] = {}  # of each ring, by the run of its group
 
     def look(self, image: SegmentImage | None) -> None:
         """Take in what is new; `image` is None where the segment cannot be read any more."""
@@ -62,24 +61,21 @@ class Followed:
 
     def _look_at_rings(self, image: SegmentImage) -> None:
         rings = image.journals
-        if self._run_id != image.run_id or len(self._seen) != len(rings):
-            self._run_id, self._seen = image.run_id, [0] * len(rings)
+        seen = self._seen.setdefault(image.run_id, [0] * len(rings))
         for place, ring in enumerate(rings):
-            lines, self._seen[place], lost = ring.lines_since(self._seen[place])
+            lines, seen[place], lost = ring.lines_since(seen[place])
             self.history.lost_lines += lost
-            self._take([f"{line}\n".encode() for line in (lines[1:] if lost else lines)])
+            self._take(lines[1:] if lost else lines)
 
-    def _take(self, lines: list[bytes]) -> None:
+    def _take(self, lines: Iterable[str]) -> None:
         for line in lines:
             if any(kind in line[:_KIND_WITHIN] for kind in _UNCOUNTED):
                 continue
             try:
-                entries = read_ndjson([line.decode("utf-8", "replace")])
+                for entry in read_ndjson([line]):
+                    self.history.take(entry)
             except JournalFormatError:
                 self.history.unreadable_lines += 1
-                continue
-            for entry in entries:
-                self.history.take(entry)
 
 
 class _File:
@@ -90,7 +86,7 @@ class _File:
         self._inode = 0
         self._offset = 0
 
-    def new_lines(self) -> Iterator[list[bytes]]:
+    def new_lines(self) -> Iterator[list[str]]:
         """Yield whole lines that are new, some at a time; nothing where the file cannot be read."""
         try:
             # Nothing that stands there is acted on, so it may be any user's.
@@ -108,6 +104,6 @@ class _File:
                     return  # a line that is not whole yet
                 end = end or len(data)
                 self._offset += end
-                yield data[:end].splitlines(keepends=True)
+                yield data[:end].decode("utf-8", "replace").split("\n")
         finally:
             os.close(descriptor)
