@@ -17,19 +17,7 @@ from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.options import Addition, PlanOptions, plan_options
 from wsm.actions.surfaces import GroupKind
-from wsm.states.plan_key import (
-    CLEAR,
-    GIVEN_BACK,
-    HOLD,
-    HOT,
-    PLANS,
-    RELEASE,
-    UPDATE,
-    UPDATE_IN_PLACE,
-    Half,
-    PlanKey,
-    Repair,
-)
+from wsm.states.plan_key import GIVEN_BACK, HOLD, HOT, PLANS, RELEASE, UPDATE_IN_PLACE, Half, PlanKey, Repair
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
 from wsm.typed import typed
 
@@ -107,11 +95,11 @@ _HOT = _keys(lambda key: key.operation is HOT.operation)
 _HOLDS, _IN_PLACE = frozenset({HOLD}), frozenset({UPDATE_IN_PLACE})
 _RELEASES = _keys(lambda key: key.operation is RELEASE.operation)
 _REJOINS = _keys(lambda key: key.operation is Repair.REJOIN)
-_UPDATES = _keys(lambda key: key.operation is UPDATE.operation)
+_UPDATES = _keys(lambda key: key.operation is UPDATE_IN_PLACE.operation)
 _GIVES_BACK = _keys(lambda key: key.gives_back)
 _GIVES_WEIGHTS = _keys(lambda key: key.weights in GIVEN_BACK)
 _GIVES_KV = _keys(lambda key: key.kv is Half.GOES)
-_CLEARS_WEIGHTS = _keys(lambda key: key.operation is CLEAR.operation and key.weights is Half.GOES)
+_CLEARS_WEIGHTS = _keys(lambda key: key.weights is Half.GOES and not isinstance(key.operation, Repair))
 _BRINGS_WEIGHTS = _keys(lambda key: key.weights is Half.COMES)
 _BRINGS_KV = _keys(lambda key: key.kv is Half.COMES)
 _LOADS = _UPDATES & _keys(lambda key: key.loads)

@@ -94,10 +94,9 @@ class GroupMachine(EngineUnderTest, RuleBasedStateMachine):
 
     def places(self, request: Operation) -> list[tuple[str, str, str]]:
         """List plan, action and way of everything that can fail in the plans for a request."""
-        plans = [self._plans.named(key) for key in COMMANDED if key.operation is request]
         return [
             (plan.name, action.name, way)
-            for plan in plans
+            for plan in (self._plans.named(key) for key in COMMANDED if key.operation is request)
             for actions, ways in (
                 (plan.staging if plan.staged else plan.actions, WAYS),
                 (plan.flip if plan.staged else (), BEHIND_A_DECISION),
