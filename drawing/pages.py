@@ -12,8 +12,7 @@ from wsm.states.check import Command, Pair, beside, explore, plans_on, states_of
 from wsm.states.joint import FORBIDDEN, NEEDS, NOTHING_HELD, STALE, Need, chart_of, serving
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, Todo, When
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART, Chart, Guard, Row, State
-from wsm.states.vocabulary import Tag
-from wsm.states.words import Operation
+from wsm.states.vocabulary import sentence_of
 
 _TRANSITIONS = """\
 Written by `python -m drawing` from `wsm/states/table.py` and `wsm/states/joint.py`; do not edit it here.
@@ -55,8 +54,6 @@ _DOES = {
     Todo.KEEP: "keeps what it had",
     Todo.DROP: "gives everything back",
 }
-
-_ABOUT = {frozenset(Tag): "both", frozenset[Tag](): "unreadable"}
 
 _INDEX = """\
 Everything here is written by `python -m drawing` (`make diagrams`) from the tables that decide; `python -m
@@ -285,17 +282,14 @@ def _pairs(pairs: frozenset[Pair]) -> str:
 
 
 def _commands(commands: Iterable[Command]) -> str:
-    told: dict[Operation, list[str]] = {}
-    for operation, tags in sorted(commands, key=lambda each: (each[0], sorted(map(str, each[1] or ())))):
-        if tags is not None:
-            told.setdefault(operation, []).append(_ABOUT.get(tags) or ", ".join(tag.value for tag in tags))
-    of = "; ".join(
+    found = [
         operation.name
         if operation.is_hot or operation.is_of_admission
-        else f"{operation.name} of {', '.join(about)}"
-        for operation, about in told.items()
-    )
-    return f"{of}: " if of else ""
+        else f"{operation.name} of {sentence_of(tags) if tags else 'what cannot be read'}"
+        for operation, tags in sorted(commands, key=lambda each: (each[0], sorted(map(str, each[1] or ()))))
+        if tags is not None
+    ]
+    return f"{', '.join(found)}: " if found else ""
 
 
 def _when(conditions: Iterable[When]) -> str:
