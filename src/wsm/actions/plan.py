@@ -2,7 +2,7 @@
 
 A plan has those rows of :data:`STEPS` that stand in plans of its key, for an engine that has what they act
 on. What a configuration does not need, or a change of one half only (:mod:`wsm.states.plan_key`) leaves out,
-is absent, never skipped at run time. A row carries the reason for its place: the incident or the fact.
+is absent, never skipped at run time. The reason for a row's place stands above it: the incident or the fact.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
 from wsm.typed import typed
 
 _Engine: TypeAlias = Callable[[PlanOptions], object]
+_Keys: TypeAlias = frozenset[PlanKey]
 
 
 class Step(NamedTuple):
@@ -31,8 +32,6 @@ class Step(NamedTuple):
     ----------
     where, engine : frozenset of PlanKey, callable
         The plans that have it, of an engine for which ``engine(options)`` is true.
-    why : str
-        Why it stands there, or why those plans need it.
     needs : tuple of str
         What the action is made of, by keyword (:func:`_arguments`).
     part : str
@@ -41,9 +40,8 @@ class Step(NamedTuple):
 
     name: str
     action: Callable[..., Action]
-    where: frozenset[PlanKey]
+    where: _Keys
     engine: _Engine
-    why: str
     needs: tuple[str, ...] = ()
     part: str = "actions"
 
@@ -63,28 +61,15 @@ def _arguments(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> dict[s
     }
 
 
-def _step(
-    action: type[Action],
-    where: frozenset[PlanKey],
-    engine: _Engine,
-    why: str,
-    *needs: str,
-    part: str = "actions",
-) -> Step:
-    return Step(action.name, action, where, engine, why, needs, part)
+def _step(action: type[Action], where: _Keys, engine: _Engine, *needs: str, part: str = "actions") -> Step:
+    return Step(action.name, action, where, engine, needs, part)
 
 
-def _of_kind(
-    action: Callable[[GroupKind], Action],
-    kind: GroupKind,
-    where: frozenset[PlanKey],
-    engine: _Engine,
-    why: str,
-) -> Step:
+def _of_kind(action: Callable[[GroupKind], Action], kind: GroupKind, where: _Keys, engine: _Engine) -> Step:
     def has(options: PlanOptions) -> bool:
         return kind in options.group_kinds and bool(engine(options))
 
-    return Step(action(kind).name, functools.partial(action, kind), where, has, why)
+    return Step(action(kind).name, functools.partial(action, kind), where, has)
 
 
 def _keys(where: Callable[[PlanKey], bool]) -> frozenset[PlanKey]:
@@ -128,97 +113,92 @@ def _processes(options: PlanOptions) -> bool:
     return options.processes_loaded and not options.cache_only
 
 
-_STEPS_WHY = "a drained scheduler has to step, and a parked rank does not"
-_REQUESTS_WHY = "a request that still runs would read what goes away"
-_RECORDS_WHY = "running requests still record (FastDeploy#6569)"
-_GRAPHS_WHY = (
-    "graphs point at parameters and cache blocks; clearing these first hangs, and so does draft before main "
-    "(FastDeploy#7522)"
-)
-_GROUPS_WHY = "destroying DeepEP is collective over its group, which must live (DeepEP#571)"
-_OUTER_WHY = "a group is created after the ones that it is part of"
-_INNER_WHY = "what was created last goes first, on every rank alike (slime#2331)"
-_BUFFER_WHY = "the buffer is created on a living EP group, and what fails there fails before a byte is loaded"
-_EMPTY_WHY = "the allocator hands back only what was released to it"
-_FREE_WHY = "released memory is free for others once the allocator has handed it back"
-_MEASURE_WHY = "memory is believed to be free after the last release, not before (slime#579)"
-_FACTS_WHY = "a receipt needs its facts"
-_PROOF_WHY = "nothing is offered for commit before its bytes were read again"
-_VERIFIED_WHY = "nothing is built on weights that were not verified"
-_STAGED_WHY = "after the decision nothing may fail any more, so everything that can comes before"
-_BLOCKS_WHY = "blocks that other weights computed are not offered, unless the KV policy says so"
-_HOLD_WHY = "a hold that fails leaves the cache as it was"
-_MTP_WHY = "MTP's cache is laid out beside the main one"
-_INPUTS_WHY = "cached inputs belong to the batch before (FastDeploy#7744)"
-_CAPTURE_WHY = "graphs record the addresses of loaded weights and of the new cache (FastDeploy#3773)"
-_WARM_UP_WHY = "warm-up passes of a capture must not be recorded"
-_READY_WHY = "PREPARED means ready to step (FastDeploy#3773)"
-
 _CAPTURING = ("capture_is_collective", "contract")
 
-#: Every action, in the order that all plans have.
+#: Every action, in the order that all plans have; above it, why it stands there, or why those plans need it.
 STEPS: Final[tuple[Step, ...]] = (
-    _step(_weights.PlanStagingMemory, _HOT, _with_weights, "what has no room fails first", part="admission"),
-    _step(_weights.StageWeights, _HOT, _with_weights, _PROOF_WHY, part="staging"),
-    _step(_weights.VerifyStaged, _HOT, _with_weights, _PROOF_WHY, "digest", part="staging"),
-    _step(_weights.MakeFlipReady, _HOT, _with_weights, _STAGED_WHY, "contract", part="staging"),
-    _step(_verify.DeclareStaged, _HOT, lambda _: True, _STAGED_WHY, "has_weights", part="staging"),
-    _step(
-        _requests.StopAdmitting,
-        frozenset(PLANS) - _RELEASES,
-        _with_weights,
-        _STEPS_WHY,
-        part="before_parking",
-    ),
-    _step(_requests.LoseRequests, _REJOINS, _with_weights, "clients are told before anything can fail"),
-    _step(_groups.AbandonDeepEPBuffer, _REJOINS, lambda of: of.has_deepep, "it lives on a group"),
-    _step(_groups.AbandonGroups, _REJOINS, lambda of: of.group_kinds, "they broke with a peer"),
+    # what has no room fails first
+    _step(_weights.PlanStagingMemory, _HOT, _with_weights, part="admission"),
+    # nothing is offered for commit before its bytes were read again
+    _step(_weights.StageWeights, _HOT, _with_weights, part="staging"),
+    _step(_weights.VerifyStaged, _HOT, _with_weights, "digest", part="staging"),
+    # after the decision nothing may fail any more, so everything that can comes before
+    _step(_weights.MakeFlipReady, _HOT, _with_weights, "contract", part="staging"),
+    _step(_verify.DeclareStaged, _HOT, lambda _: True, "has_weights", part="staging"),
+    # a drained scheduler has to step, and a parked rank does not
+    _step(_requests.StopAdmitting, frozenset(PLANS) - _RELEASES, _with_weights, part="before_parking"),
+    # clients are told before anything can fail
+    _step(_requests.LoseRequests, _REJOINS, _with_weights),
+    # it lives on a group
+    _step(_groups.AbandonDeepEPBuffer, _REJOINS, lambda of: of.has_deepep),
+    # they broke with a peer
+    _step(_groups.AbandonGroups, _REJOINS, lambda of: of.group_kinds),
+    # a group is created after the ones that it is part of
+    *(_of_kind(_groups.RestartGroup, kind, _BRINGS_WEIGHTS, _restarts) for kind in _groups.RESTART_ORDER),
+    # the buffer is created on a living EP group, and what fails there fails before a byte is loaded
+    _step(_groups.RecreateDeepEPBuffer, _BRINGS_WEIGHTS, lambda of: of.has_deepep),
+    # a request that still runs would read what goes away
+    _step(_requests.SettleRequests, _SETTLES, _with_weights, "break_off_drain", "may_hold"),
+    # running requests still record (FastDeploy#6569)
+    _step(_requests.ForgetRoutingReplay, _HOT | _ENDS_BOTH, lambda of: of.routing_replay),
+    # graphs point at parameters and cache blocks; clearing these first hangs, and so does draft before main
+    # (FastDeploy#7522)
+    _step(_graphs.DropMainGraphs, _ENDS_BOTH, lambda of: of.has_graphs, *_CAPTURING),
+    _step(_graphs.DropDraftGraphs, _ENDS_BOTH, lambda of: of.has_draft_graphs, _CAPTURING[0]),
+    # destroying DeepEP is collective over its group, which must live (DeepEP#571)
+    _step(_groups.ClearDeepEPBuffer, _CLEARS_WEIGHTS, lambda of: of.has_deepep),
+    # a load needs their room
+    _step(_caches.FreeCachesForLoad, _IN_PLACE, lambda of: of.releases_cache),
+    # the allocator hands back only what was released to it
+    _step(_weights.ReleaseWeights, _GIVES_WEIGHTS, _with_weights),
+    # nothing is offered for commit before its bytes were read again
+    _step(_weights.LoadWeights, _LOADS, _with_weights),
+    # no engine computes with a checkpoint
+    _step(_weights.ProcessLoaded, _LOADS, _processes, "digest"),
+    # nothing is built on weights that were not verified
+    _step(_verify.VerifyLoaded, _LOADS, _with_weights, "digest", "contract"),
+    # after the decision nothing may fail any more, so everything that can comes before
+    _step(_weights.FlipWeights, _HOT, _with_weights, "contract"),
+    # cached inputs belong to the batch before (FastDeploy#7744)
+    _step(_requests.ResetInputs, _HOT | _LOADS | _READY, _with_weights),
+    _step(_caches.ResetAuxiliaryInputs, _HOT | _LOADS | _READY, lambda of: of.auxiliaries),
+    # steps need them again
+    _step(_caches.RebuildCachesAfterLoad, _IN_PLACE, lambda of: of.releases_cache),
+    # blocks that other weights computed are not offered, unless the KV policy says so
+    _step(_caches.ForgetAuxiliaryCache, _FORGETS, _with_auxiliary_kv, "weights_go"),
+    _step(_caches.ForgetKVCache, _FORGETS, lambda of: of.has_kv, "weights_go"),
+    # MTP's cache is laid out beside the main one
+    _step(_caches.ReleaseAuxiliaryCache, _GIVES_KV, _with_auxiliary_kv),
+    # the allocator hands back only what was released to it
+    _step(_caches.ReleaseKVCache, _GIVES_KV, lambda of: of.has_kv),
+    # MTP's cache is laid out beside the main one
+    _step(_caches.RebuildAuxiliaryCache, _BRINGS_KV, _with_auxiliary_kv),
+    # graphs record the addresses of loaded weights and of the new cache (FastDeploy#3773)
+    _step(_caches.RebuildKVCache, _BRINGS_KV, lambda of: of.has_kv, "is_collective"),
+    _step(_graphs.CaptureMainGraphs, _READY, lambda of: of.has_graphs, *_CAPTURING),
+    # warm-up passes of a capture must not be recorded
+    _step(_graphs.CaptureDraftGraphs, _READY, lambda of: of.has_draft_graphs, _CAPTURING[0]),
+    # PREPARED means ready to step (FastDeploy#3773)
+    _step(_requests.ResumeRoutingReplay, _HOT | _READY, lambda of: of.routing_replay),
+    # released memory is free for others once the allocator has handed it back
+    _step(_caches.EmptyAllocatorCache, _GIVES_BACK, lambda _: True),
+    # what was created last goes first, on every rank alike (slime#2331)
     *(
-        _of_kind(_groups.RestartGroup, kind, _BRINGS_WEIGHTS, _restarts, _OUTER_WHY)
-        for kind in _groups.RESTART_ORDER
-    ),
-    _step(_groups.RecreateDeepEPBuffer, _BRINGS_WEIGHTS, lambda of: of.has_deepep, _BUFFER_WHY),
-    _step(_requests.SettleRequests, _SETTLES, _with_weights, _REQUESTS_WHY, "break_off_drain", "may_hold"),
-    _step(_requests.ForgetRoutingReplay, _HOT | _ENDS_BOTH, lambda of: of.routing_replay, _RECORDS_WHY),
-    _step(_graphs.DropMainGraphs, _ENDS_BOTH, lambda of: of.has_graphs, _GRAPHS_WHY, *_CAPTURING),
-    _step(_graphs.DropDraftGraphs, _ENDS_BOTH, lambda of: of.has_draft_graphs, _GRAPHS_WHY, _CAPTURING[0]),
-    _step(_groups.ClearDeepEPBuffer, _CLEARS_WEIGHTS, lambda of: of.has_deepep, _GROUPS_WHY),
-    _step(_caches.FreeCachesForLoad, _IN_PLACE, lambda of: of.releases_cache, "a load needs their room"),
-    _step(_weights.ReleaseWeights, _GIVES_WEIGHTS, _with_weights, _EMPTY_WHY),
-    _step(_weights.LoadWeights, _LOADS, _with_weights, _PROOF_WHY),
-    _step(_weights.ProcessLoaded, _LOADS, _processes, "no engine computes with a checkpoint", "digest"),
-    _step(_verify.VerifyLoaded, _LOADS, _with_weights, _VERIFIED_WHY, "digest", "contract"),
-    _step(_weights.FlipWeights, _HOT, _with_weights, _STAGED_WHY, "contract"),
-    _step(_requests.ResetInputs, _HOT | _LOADS | _READY, _with_weights, _INPUTS_WHY),
-    _step(_caches.ResetAuxiliaryInputs, _HOT | _LOADS | _READY, lambda of: of.auxiliaries, _INPUTS_WHY),
-    _step(_caches.RebuildCachesAfterLoad, _IN_PLACE, lambda of: of.releases_cache, "steps need them again"),
-    _step(_caches.ForgetAuxiliaryCache, _FORGETS, _with_auxiliary_kv, _BLOCKS_WHY, "weights_go"),
-    _step(_caches.ForgetKVCache, _FORGETS, lambda of: of.has_kv, _BLOCKS_WHY, "weights_go"),
-    _step(_caches.ReleaseAuxiliaryCache, _GIVES_KV, _with_auxiliary_kv, _MTP_WHY),
-    _step(_caches.ReleaseKVCache, _GIVES_KV, lambda of: of.has_kv, _EMPTY_WHY),
-    _step(_caches.RebuildAuxiliaryCache, _BRINGS_KV, _with_auxiliary_kv, _MTP_WHY),
-    _step(_caches.RebuildKVCache, _BRINGS_KV, lambda of: of.has_kv, _CAPTURE_WHY, "is_collective"),
-    _step(_graphs.CaptureMainGraphs, _READY, lambda of: of.has_graphs, _CAPTURE_WHY, *_CAPTURING),
-    _step(_graphs.CaptureDraftGraphs, _READY, lambda of: of.has_draft_graphs, _WARM_UP_WHY, _CAPTURING[0]),
-    _step(_requests.ResumeRoutingReplay, _HOT | _READY, lambda of: of.routing_replay, _READY_WHY),
-    _step(_caches.EmptyAllocatorCache, _GIVES_BACK, lambda _: True, _FREE_WHY),
-    *(
-        _of_kind(_groups.ShutDownGroup, kind, _CLEARS_WEIGHTS, lambda of: of.shut_down_groups, _INNER_WHY)
+        _of_kind(_groups.ShutDownGroup, kind, _CLEARS_WEIGHTS, lambda of: of.shut_down_groups)
         for kind in _groups.SHUT_DOWN_ORDER
     ),
-    _step(_verify.VerifyCleared, _GIVES_BACK, lambda _: True, _MEASURE_WHY, "proof", "tags"),
-    _step(_verify.DeclareCleared, _GIVES_BACK, lambda _: True, _FACTS_WHY),
-    _step(_verify.DeclarePrepared, _UPDATES, lambda _: True, _FACTS_WHY, "has_weights"),
-    _step(_caches.ForgetAuxiliaryCache, _HOLDS, _with_auxiliary_kv, _HOLD_WHY, "weights_go", part="commit"),
-    _step(_caches.ForgetKVCache, _HOLDS, lambda of: of.has_kv, _HOLD_WHY, "weights_go", part="commit"),
-    _step(_requests.EndSetAside, _UPDATES - _SETTLES, _with_weights, _REQUESTS_WHY, part="commit"),
-    _step(
-        _requests.ResumeAdmitting,
-        _HOT | _READY | _RELEASES,
-        _with_weights,
-        "what fails never admits",
-        part="commit",
-    ),
+    # memory is believed to be free after the last release, not before (slime#579)
+    _step(_verify.VerifyCleared, _GIVES_BACK, lambda _: True, "proof", "tags"),
+    # a receipt needs its facts
+    _step(_verify.DeclareCleared, _GIVES_BACK, lambda _: True),
+    _step(_verify.DeclarePrepared, _UPDATES, lambda _: True, "has_weights"),
+    # a hold that fails leaves the cache as it was
+    _step(_caches.ForgetAuxiliaryCache, _HOLDS, _with_auxiliary_kv, "weights_go", part="commit"),
+    _step(_caches.ForgetKVCache, _HOLDS, lambda of: of.has_kv, "weights_go", part="commit"),
+    # a request that still runs would read what goes away
+    _step(_requests.EndSetAside, _UPDATES - _SETTLES, _with_weights, part="commit"),
+    # what fails never admits
+    _step(_requests.ResumeAdmitting, _HOT | _READY | _RELEASES, _with_weights, part="commit"),
 )
 
 
