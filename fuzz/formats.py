@@ -154,13 +154,6 @@ def _to_trainer() -> Format:
     )
 
 
-def _from_trainer(data: bytes) -> wire.FromTrainer:
-    message = wire.from_trainer(data, "a peer")
-    if isinstance(message, wire.Init):
-        wire.specs_of(message, "a peer")
-    return message
-
-
 def _to_rank() -> Format:
     rows = tuple((spec.name, spec.dtype, spec.shape) for spec in _SPECS)
     pieces = tuple((*row, 64 * index, digest_of(b"")) for index, row in enumerate(rows))
@@ -173,7 +166,7 @@ def _to_rank() -> Format:
     return Format(
         name="bucket message to a rank",
         reader=message_in,
-        decode=_from_trainer,
+        decode=lambda data: wire.from_trainer(data, "a peer"),
         encode=frame_of,
         samples=tuple(frame_of(message)[16:] for message in messages),
         dress=_digested,

@@ -55,7 +55,7 @@ def an_offer(shape: list[int]) -> object:
     segment = f"{wire.SEGMENT_PREFIX}{'0' * 16}"
     offer = wire.Init("1", 0, 1, "p", segment, 64, 1, False, (("w", "F32", (1,)),))
     said = framed(offer, lambda fields: fields["tensors"][0].__setitem__(2, shape))
-    return wire.specs_of(wire.from_trainer(said, "a peer"), "a peer")
+    return wire.from_trainer(said, "a peer")
 
 
 def a_grant(shape: list[int]) -> object:

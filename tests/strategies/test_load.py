@@ -246,6 +246,13 @@ def test_a_name_that_exists_already_is_refused_before_anything_is_touched(tmp_pa
     assert bytes(target.readable("body")) == b"??"
 
 
+@pytest.mark.parametrize("promised", [(), None], ids=["promised", "offered"])
+def test_an_offer_of_nothing_is_refused_by_where_it_comes_from(promised):
+    tensors = () if promised is None else iter(())
+    with raising("empty-snapshot", match="a stream holds no tensor"):
+        Offer("1", tensors, ("a stream",), None, ManifestScope.LOADED, promised=promised)
+
+
 def test_a_stream_is_renamed_as_it_comes_and_what_it_promises_at_once():
     tensors = (OfferedTensor.of_bytes(spec, "a stream", memoryview(data)) for spec, data in TRAINED.values())
     promised = tuple(spec for spec, _ in TRAINED.values())

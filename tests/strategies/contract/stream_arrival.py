@@ -188,7 +188,7 @@ class StreamArrival(AddressArrival):
     def _duplicate_name(self, version: int, state: State) -> Expected:
         rows = self._rows(state)
         self._changed(version, state, tensors=(*rows, rows[0]))
-        return Expected(stream_errors.peer_message, (self._address, "'embed.weight' twice"))
+        return Expected(errors.not_covered, (self._address, "1 duplicate: 'embed.weight'"))
 
     @staticmethod
     def _rows(state: State) -> list[wire.SpecRow]:

@@ -87,7 +87,7 @@ class _Receiver:
         identity = {"version": init.version, "publication": init.publication}
         shard = ShardIdentity(rank=init.rank, world_size=init.world_size, **identity)
         shard.require(version, source.rank, source.world_size, where=self._peer)
-        self._specs = wire.specs_of(init, self._peer)
+        self._specs = tuple(TensorSpec(*row) for row in init.tensors)
         self._digests = [digest_of(b"")] * len(self._specs)
         self._buckets = wire.cut(self._specs, init.bucket_bytes)
         self._due = next(self._buckets, None)

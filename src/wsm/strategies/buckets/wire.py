@@ -25,11 +25,10 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from wsm.errors import BadInputError, WsmError, error_name
+from wsm.errors import WsmError, error_name
 from wsm.labels import Label
 from wsm.strategies.conversation import Abort, PeerMessage, Ranks, ShortWord, Wanted, message_in
-from wsm.strategies.peer_errors import peer_message
-from wsm.strategies.promise import Count
+from wsm.strategies.promise import Count, Dtype, Extents
 from wsm.strategies.tensor import ALIGNMENT, TensorSpec, aligned
 
 #: What the name of the memory of buckets begins with; no other memory is attached, whichever peer names it.
@@ -40,7 +39,7 @@ MOST_TO_TRAINER, MOST_TO_RANK = 1 << 16, 1 << 26
 _Segment: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\Awsm-buckets\.[0-9a-f]{16}\Z")]
 
 #: Name, dtype and shape of a tensor.
-SpecRow: TypeAlias = tuple[str, str, tuple[Count, ...]]
+SpecRow: TypeAlias = tuple[str, Dtype, Extents]
 #: Name, dtype, shape, offset in the bucket, and the digest of the tensor's bytes up to the end of this piece.
 PieceRow: TypeAlias = tuple[str, str, tuple[Count, ...], Count, str]
 
@@ -99,20 +98,6 @@ FromTrainer: TypeAlias = Init | Bucket | End | Abort
 #: Return what the other side says in a frame; peer_message if the bytes are none of its messages.
 from_rank: Callable[[bytes, str], FromRank] = partial(message_in, msgspec.json.Decoder(FromRank))
 from_trainer: Callable[[bytes, str], FromTrainer] = partial(message_in, msgspec.json.Decoder(FromTrainer))
-
-
-def specs_of(offer: Init, peer: str) -> tuple[TensorSpec, ...]:
-    """Return the tensors of an offer; peer_message if one of them is none, or is listed twice."""
-    specs: dict[str, TensorSpec] = {}
-    for row in offer.tensors:
-        try:
-            spec = TensorSpec(*row)
-        except BadInputError as error:
-            raise peer_message(peer=peer, problem=f"its tensors: {error}") from error
-        if spec.name in specs:
-            raise peer_message(peer=peer, problem=f"it lists {spec.name!r} twice")
-        specs[spec.name] = spec
-    return tuple(specs.values())
 
 
 def abort_of(error: BaseException) -> Abort:
