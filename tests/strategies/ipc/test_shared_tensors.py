@@ -519,16 +519,16 @@ def test_device_memory_is_named_by_a_handle_and_belongs_to_no_segment():
 
 
 WRONG_FIELDS = {
-    "too few fields": (lambda fields: fields[:6], "7 fields"),
-    "no list": (lambda fields: "meta", "7 fields"),
-    "no handle": (lambda fields: ["", *fields[1:]], "no handle"),
-    "negative offset": (lambda fields: [fields[0], -1, *fields[2:]], "no offset"),
+    "too few fields": (lambda fields: fields[:6], "length 7"),
+    "no list": (lambda fields: "meta", "Expected `array`"),
+    "no handle": (lambda fields: ["", *fields[1:]], "$[0]"),
+    "negative offset": (lambda fields: [fields[0], -1, *fields[2:]], "$[1]"),
     "size that dims do not take": (lambda fields: [*fields[:2], 21, *fields[3:]], "has 21 bytes"),
     "type of no dtype": (lambda fields: [*fields[:3], 14, *fields[4:]], "the type 14"),
-    "true for a type": (lambda fields: [*fields[:3], True, *fields[4:]], "the type True"),
-    "dims that are none": (lambda fields: [*fields[:4], [-5], *fields[5:]], "the dims"),
+    "true for a type": (lambda fields: [*fields[:3], True, *fields[4:]], "$[3]"),
+    "dims that are none": (lambda fields: [*fields[:4], [-5], *fields[5:]], "$[4]"),
     "levels of detail": (lambda fields: [*fields[:5], [[0, 2]], fields[6]], "no dense tensor"),
-    "device that is none": (lambda fields: [*fields[:6], -2], "the device -2"),
+    "device that is none": (lambda fields: [*fields[:6], -2], "$[6]"),
 }
 
 

@@ -17,14 +17,14 @@ from wsm.strategies.errors import ManifestError
 from wsm.strategies.promise import (
     Count,
     Digest,
+    Extents,
     FileName,
     PromisedShard,
     Publication,
     ShardPromise,
-    is_count,
     is_text,
 )
-from wsm.strategies.tensor import TensorSpec, is_shape
+from wsm.strategies.tensor import TensorSpec
 
 #: The device of a meta whose memory is host memory.
 HOST = -1
@@ -36,7 +36,6 @@ MAX_METAS_BYTES = 1 << 28
 SEGMENT_PREFIX, DEVICE_SEGMENT_PREFIX = "wsm-ipc.", "wsm-device."
 
 _PREFIX = "ipc_metas_"
-_FIELDS = 7
 
 # paddle's own numbers for its dtypes (phi::DataType), as they stand in a meta's fourth field. Those from 200
 # on are wsm's: paddle has no such dtype.
@@ -69,6 +68,18 @@ def metas_name(device_id: int | str) -> str:
 def is_metas_file(name: str) -> bool:
     """Whether `name` is some rank's metas file; for messages that say what is there instead."""
     return name.startswith(_PREFIX)
+
+
+class _Fields(msgspec.Struct, array_like=True):
+    """The seven fields; there may be more, as FastDeploy allows."""
+
+    handle: Annotated[str, msgspec.Meta(min_length=1)]
+    offset: Count
+    nbytes: Count
+    kind: int
+    dims: Extents
+    lod: Any
+    device: Annotated[int, msgspec.Meta(ge=HOST)]
 
 
 class TensorMeta(NamedTuple):
@@ -106,7 +117,7 @@ class TensorMeta(NamedTuple):
 
     @classmethod
     def of_fields(cls, name: str, fields: Any, *, file: str) -> TensorMeta:
-        """Read the fields; seven or more, as FastDeploy allows.
+        """Read the fields.
 
         Raises
         ------
@@ -115,31 +126,19 @@ class TensorMeta(NamedTuple):
         """
         if not is_text(name):
             raise ManifestError(file=file, problem=f"the name {name!r} cannot be written out again")
-        problem = _problem(fields)
-        if problem is not None:
-            raise ManifestError(file=file, problem=f"its meta of {name!r} {problem}")
-        handle, offset, nbytes, kind, dims, _, device = fields[:_FIELDS]
-        spec = TensorSpec(name, _DTYPES[kind], tuple(dims))
-        if spec.nbytes != nbytes:
-            problem = f"its meta of {name!r} has {nbytes} bytes, which is not what its dims and type take"
-            raise ManifestError(file=file, problem=problem)
-        return cls(spec, handle, offset, device)
-
-
-def _problem(fields: Any) -> str | None:
-    """Say why `fields` are not those of a dense tensor; None if they are."""
-    if not isinstance(fields, (list, tuple)) or len(fields) < _FIELDS:
-        return f"is not a list of {_FIELDS} fields"
-    handle, offset, nbytes, kind, dims, lod, device = fields[:_FIELDS]
-    faults = (
-        (not isinstance(handle, str) or not handle, "has no handle"),
-        (not is_count(offset) or not is_count(nbytes), "has no offset or size"),
-        (not is_count(kind) or kind not in _DTYPES, f"has the type {kind!r}, which is none that wsm moves"),
-        (not is_shape(dims), f"has the dims {dims!r:.200}"),
-        (bool(lod), "has levels of detail, so it is no dense tensor"),
-        (type(device) is not int or device < HOST, f"has the device {device!r}"),
-    )
-    return next((problem for wrong, problem in faults if wrong), None)
+        problem = None
+        try:
+            found = msgspec.convert(fields, _Fields)
+            if found.lod or found.kind not in _DTYPES:
+                lod = ", and levels of detail" if found.lod else ""
+                problem = f"has the type {found.kind}{lod}, which is no dense tensor that wsm moves"
+            elif (spec := TensorSpec(name, _DTYPES[found.kind], found.dims)).nbytes == found.nbytes:
+                return cls(spec, found.handle, found.offset, found.device)
+            else:
+                problem = f"has {found.nbytes} bytes, which is not what its dims and type take"
+        except msgspec.ValidationError as error:
+            problem = f"is none: {error}"
+        raise ManifestError(file=file, problem=f"its meta of {name!r} {problem}")
 
 
 class TensorPlace(NamedTuple):
