@@ -6,18 +6,18 @@ import pytest
 from model import CONTENTS, explore
 
 from wsm.states import fleet
-from wsm.states.fleet import FleetEvent, FleetRow, FleetState, LookAnswer
+from wsm.states.fleet import FleetEvent, FleetState, LookAnswer
 
 ONE, TWO, THREE = CONTENTS
 
 
-def test_the_table_is_sound_and_a_row_too_many_or_too_few_is_named(monkeypatch) -> None:
+def test_the_table_is_sound_and_a_row_that_is_missing_or_wrong_is_named(monkeypatch) -> None:
     assert fleet.fleet_faults() == []
-    whole = fleet.FLEET_TABLE
-    monkeypatch.setattr(fleet, "FLEET_TABLE", whole[1:])
-    assert fleet.fleet_faults() == ["STALE SERVES has 0 rows"]
-    kept = FleetRow(FleetState.READY, FleetEvent.SILENT, FleetState.READY)
-    lazy = tuple(kept if row[:2] == kept[:2] else row for row in whole)
+    whole = dict(fleet.FLEET_TABLE)
+    lacking = {pair: dest for pair, dest in whole.items() if pair != (FleetState.STALE, FleetEvent.SERVES)}
+    monkeypatch.setattr(fleet, "FLEET_TABLE", lacking)
+    assert fleet.fleet_faults() == ["STALE SERVES has no row"]
+    lazy = {**whole, (FleetState.READY, FleetEvent.SILENT): FleetState.READY}
     monkeypatch.setattr(fleet, "FLEET_TABLE", lazy)
     assert "READY keeps its proof behind SILENT" in fleet.fleet_faults()
 
@@ -50,11 +50,7 @@ FAULTS = {
     "watch trusts its last look": ("is_routable", lambda proved, _look: proved is not None),
     "silence keeps the proof": (
         "after",
-        lambda state, event: (
-            state
-            if event is FleetEvent.SILENT
-            else next(row.dest for row in fleet.FLEET_TABLE if row[:2] == (state, event))
-        ),
+        lambda state, event: state if event is FleetEvent.SILENT else fleet.FLEET_TABLE[state, event],
     ),
 }
 

@@ -337,7 +337,7 @@ def _fleet() -> StateDiagram:
     return StateDiagram(
         "One replica of a fleet",
         {state.name: FLEET_MEANINGS[state] for state in FleetState},
-        [(row.source.name, row.dest.name, row.event.value) for row in FLEET_TABLE],
+        [(state.name, dest.name, event.value) for (state, event), dest in FLEET_TABLE.items()],
         lambda name: kinds.get(FleetState[name], ""),
     )
 

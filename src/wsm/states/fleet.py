@@ -22,6 +22,8 @@ Pure: documents in, states out.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from itertools import product
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
@@ -102,26 +104,22 @@ class FleetEvent(enum.Enum):
     TARGET = "a new target"
 
 
-class FleetRow(NamedTuple):
-    """One transition of a replica, as its callers count it."""
-
-    source: FleetState
-    event: FleetEvent
-    dest: FleetState
-    note: str = ""
-
-
 _S, _E = FleetState, FleetEvent
 
-FLEET_TABLE: tuple[FleetRow, ...] = (
-    *(FleetRow(state, _E.SERVES, _S.READY, "proved in this look, for the newest target") for state in _S),
-    *(FleetRow(state, _E.PREPARED, _S.STAGED, "under this target's own request id") for state in _S),
-    *(FleetRow(state, _E.SILENT, _S.STALE, "what was proved before counts no more") for state in _S),
-    *(FleetRow(state, _E.TARGET, _S.STALE, "what was proved was proved for another") for state in _S),
-    *(FleetRow(state, _E.FAILED, _S.FAILED, "its error is told; the next look may prove it") for state in _S),
-    *(FleetRow(state, _E.OTHER, _S.STALE, "it takes no text") for state in _S if state is not _S.FAILED),
-    FleetRow(_S.FAILED, _E.OTHER, _S.FAILED, "it is as it was told to be"),
-)
+#: Where an event leads a replica from each state.
+FLEET_TABLE: Mapping[tuple[FleetState, FleetEvent], FleetState] = {
+    # proved in this look, for the newest target
+    **{(state, _E.SERVES): _S.READY for state in _S},
+    # under this target's own request id
+    **{(state, _E.PREPARED): _S.STAGED for state in _S},
+    # what was proved before, or for another target, counts no more
+    **{(state, _E.SILENT): _S.STALE for state in _S},
+    **{(state, _E.TARGET): _S.STALE for state in _S},
+    # its error is told; the next look may prove it
+    **{(state, _E.FAILED): _S.FAILED for state in _S},
+    # it takes no text; where a step failed, it is as it was told to be
+    **{(state, _E.OTHER): _S.FAILED if state is _S.FAILED else _S.STALE for state in _S},
+}
 
 #: What is said of each state in pictures.
 FLEET_MEANINGS = {
@@ -134,7 +132,7 @@ FLEET_MEANINGS = {
 
 def after(state: FleetState, event: FleetEvent) -> FleetState:
     """Return what a replica counts as behind an event."""
-    return next(row.dest for row in FLEET_TABLE if row.source is state and row.event is event)
+    return FLEET_TABLE[state, event]
 
 
 class LookAnswer(NamedTuple):
@@ -274,23 +272,14 @@ def next_target(
 
 
 def fleet_faults() -> list[str]:
-    """Return what is wrong with the table: each pair has one row, and READY one way in."""
-    pairs = [(row.source, row.event) for row in FLEET_TABLE]
+    """Return what is wrong with the table: each pair has a row, and READY one way in."""
+    pairs = product(FleetState, FleetEvent)
     wrong = [
-        f"{state.name} {event.name} has {pairs.count((state, event))} rows"
-        for state in FleetState
-        for event in FleetEvent
-        if pairs.count((state, event)) != 1
+        f"{state.name} {event.name} has no row" for state, event in pairs if (state, event) not in FLEET_TABLE
     ]
-    wrong += [
-        f"{row.source.name} is READY by {row.event.name}"
-        for row in FLEET_TABLE
-        if (row.dest is FleetState.READY) != (row.event is FleetEvent.SERVES)
-    ]
-    proofless = (FleetEvent.SILENT, FleetEvent.TARGET)
-    wrong += [
-        f"{row.source.name} keeps its proof behind {row.event.name}"
-        for row in FLEET_TABLE
-        if row.event in proofless and row.dest is not FleetState.STALE
-    ]
+    for (state, event), dest in FLEET_TABLE.items():
+        if (dest is FleetState.READY) != (event is FleetEvent.SERVES):
+            wrong.append(f"{state.name} is READY by {event.name}")
+        if event in (FleetEvent.SILENT, FleetEvent.TARGET) and dest is not FleetState.STALE:
+            wrong.append(f"{state.name} keeps its proof behind {event.name}")
     return wrong
