@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -109,35 +109,28 @@ class Explanation:
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
-        told = {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if each.name not in ("facts", "transitions")
-        }
+        facts = self.facts
+        told = {name: value for name, value in vars(self).items() if name not in ("facts", "transitions")}
         return {
             **msgspec.to_builtins(told),
             "transitions": [msgspec.structs.asdict(one) for one in self.transitions],
-            **{
-                name: getattr(self.facts, name) if self.facts.epoch else None
-                for name in EXPLAINED_OF_COMMANDS
-            },
-            **{name: getattr(self.facts, name) for name in EXPLAINED_OF_GROUPS},
-            "damaged": list(self.facts.damaged),
-            "ranks": [_rank_mapping(rank, self.facts) for rank in self.facts.ranks],
+            **{name: getattr(facts, name) if facts.epoch else None for name in EXPLAINED_OF_COMMANDS},
+            **{name: getattr(facts, name) for name in EXPLAINED_OF_GROUPS},
+            "damaged": list(facts.damaged),
+            "ranks": [_rank_mapping(rank, facts) for rank in facts.ranks],
         }
 
 
 def explain(group: GroupStatus) -> Explanation:
     """Turn the facts of a group into sentences."""
     found = find(group)
-    waits = [wait_of(rank, group) for rank in group.ranks]
     return Explanation(
         group=group.name,
         serving=group.serving,
         headline=found.sentence,
         finding=found.code,
         sentences=tuple(_sentences(group)),
-        waits=tuple(wait for wait in waits if wait is not None),
+        waits=tuple(wait for rank in group.ranks if (wait := wait_of(rank, group)) is not None),
         errors=tuple(group.failures),
         earlier=tuple(group.earlier),
         repairs=tuple(_repairs(group)),
