@@ -86,11 +86,8 @@ class Need:
 
     def concerns(self, row: Row) -> bool:
         """Whether a row is one that this is asked of."""
-        return (
-            self.event is row.event
-            and self.guard in (None, row.guard)
-            and (not self.source or any(row.source is each for each in self.source))
-        )
+        starts_there = not self.source or row.source in self.source
+        return starts_there and self.event is row.event and self.guard in (None, row.guard)
 
 
 _NOT_AT_WORK = frozenset({KVState.NORMAL, KVState.CLEARED})
