@@ -278,7 +278,7 @@ def reading(file: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise UnreadableFileError(file=file, reason=str(error)) from error
+        raise UnreadableFileError(file=file, reason=str(error), fix=remedy(error)) from error
 
 
 @contextmanager

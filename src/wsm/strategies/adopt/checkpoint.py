@@ -24,7 +24,7 @@ from wsm.errors import BadInputError, RefusedError, UnfitError, coded, remedy
 from wsm.own_descriptor import path_of, reopened
 from wsm.shared_directory import EVERY_USER, ForeignPathError, require, trusted_in
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import UnreadableFileError, listed
+from wsm.strategies.errors import UnreadableFileError, listed, reading
 from wsm.strategies.files.safetensors import SafetensorsFile
 from wsm.strategies.promise import FileName, read_json
 from wsm.strategies.snapshot.slice_digests import SliceDigests
@@ -201,10 +201,8 @@ def open_checkpoint(path: Path | str, roots: Sequence[Path | str]) -> Iterator[C
     with ExitStack() as stack:
         directory = _opened(path, roots, stack, kind=stat.S_IFDIR)
         where = path_of(directory)
-        try:
+        with reading(where):
             names = sorted(os.listdir(directory))  # noqa: PTH208 - a Path cannot list a descriptor
-        except OSError as error:
-            raise _unreadable(where, error) from error
         index, weight_map = _index(directory, where, names, roots)
         files = [name for name in names if name.endswith(_SUFFIX)]
         chosen = files if index is None else sorted(set(weight_map.values()))
@@ -287,15 +285,9 @@ def _opened(
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ESTALE:
             raise checkpoint_changed(file=shown, problem=str(error.strerror)) from error
-        raise _unreadable(shown, error) from error
+        raise UnreadableFileError(file=shown, reason=str(error), fix=remedy(error)) from error
     stack.callback(os.close, descriptor)
     return descriptor
-
-
-def _unreadable(file: str, error: OSError | ValueError) -> UnreadableFileError:
-    reason = error.strerror if isinstance(error, OSError) else None
-    fix = remedy(error) or "correct the path or its permissions"
-    return UnreadableFileError(file=file, reason=reason or str(error), fix=fix)
 
 
 def _part(
@@ -326,10 +318,8 @@ def _index(
         raise incomplete_checkpoint(path=where, problem=f"it has {len(found)} indexes")
     with ExitStack() as stack:
         descriptor = _opened(found[0], roots, stack, at=directory, where=where)
-        try:
+        with reading(f"{where}/{found[0]}"):
             data = os.pread(descriptor, _MAX_INDEX_BYTES + 1, 0)
-        except OSError as error:
-            raise _unreadable(f"{where}/{found[0]}", error) from error
     try:
         index = read_json(_Index, data[:_MAX_INDEX_BYTES])
     except ValueError as error:
