@@ -108,7 +108,7 @@ class _Receiver:
             fix = "look who answers there"
             raise foreign_segment(segment=segment.path, problem=problem, fix=fix)
         self._held.callback(segment.remove_orphan)
-        self._lives, self._read_segment = segment.owned, segment.read_into
+        self._lives, self._read_segment = segment.owned, segment.read_from
         self._say(wire.Ready())
         if self._due is not None:
             self._next_bucket()
@@ -172,7 +172,7 @@ class _Receiver:
             self._next_bucket()
         piece, _ = self._pieces[index, begin]
         place = self._number % init.slots * init.bucket_bytes + piece.offset + offset - begin
-        self._read_segment(BEGIN_IN_PAGE + place, destination)
+        self._read_segment(BEGIN_IN_PAGE, place, destination)
 
     def _verify(self, index: int, spec: TensorSpec, end: int, digest: RunningDigest) -> None:
         """Compare a complete piece with its promise."""

@@ -65,18 +65,6 @@ def shared_memory_busy(*, segment: str) -> RefusedError:
     return RefusedError(f"the owner of {segment} is writing it anew; load when it has published")
 
 
-def sharing_refused(*, path: str, nbytes: int, error: OSError) -> RefusedError:
-    """There is no room for shared memory, or it cannot be created. Nothing was published."""
-    fix = remedy(error) or "enlarge it (docker: --shm-size) or release older versions"
-    return RefusedError(
-        f"cannot share {nbytes} bytes in {path}: {error}; nothing was published; {fix}",
-        code="sharing-refused",
-        path=path,
-        nbytes=nbytes,
-        reason=str(error),
-    )
-
-
 class OwnedSegment:
     """Shared memory that this object owns, mapped for writing.
 
@@ -108,15 +96,22 @@ class OwnedSegment:
         directory = _place(directory)
         try:
             self.name, self._descriptor, self._locks = _create_owned(prefix, directory)
+            self._path = f"{directory}/{self.name}"
+            try:
+                os.posix_fallocate(self._descriptor, 0, nbytes)
+                self._mapping = mmap.mmap(self._descriptor, nbytes)
+            except BaseException:
+                self._let_go()
+                raise
         except OSError as error:
-            raise sharing_refused(path=directory, nbytes=nbytes, error=error) from error
-        self._path = f"{directory}/{self.name}"
-        try:
-            os.posix_fallocate(self._descriptor, 0, nbytes)
-            self._mapping = mmap.mmap(self._descriptor, nbytes)
-        except OSError as error:
-            self._let_go()
-            raise sharing_refused(path=directory, nbytes=nbytes, error=error) from error
+            fix = remedy(error) or "enlarge it (docker: --shm-size) or release older versions"
+            raise RefusedError(
+                f"cannot share {nbytes} bytes in {directory}: {error}; nothing was published; {fix}",
+                code="sharing-refused",
+                path=directory,
+                nbytes=nbytes,
+                reason=str(error),
+            ) from error
         self.memory = memoryview(self._mapping)
 
     def leased(self) -> bool:
@@ -243,19 +238,15 @@ class AttachedSegment:
             with suppress(OSError):
                 remove_same(Path(self.path), os.fstat(self._descriptor))
 
-    def read_into(self, offset: int, destination: memoryview) -> None:
-        """Fill `destination` from `offset` on. Blocks.
+    def read_from(self, begin: int, offset: int, destination: memoryview) -> None:
+        """Fill `destination` from `offset` of what begins at `begin` on. Blocks.
 
         Raises
         ------
         BadInputError, UnreadableFileError
             If it was cut short meanwhile, or cannot be read. `destination` may be partly filled.
         """
-        read_all(self._descriptor, offset, destination, file=self.path, expected=self.nbytes)
-
-    def read_from(self, begin: int, offset: int, destination: memoryview) -> None:
-        """Fill `destination` from `offset` of what begins at `begin` on; as :meth:`read_into`."""
-        self.read_into(begin + offset, destination)
+        read_all(self._descriptor, begin + offset, destination, file=self.path, expected=self.nbytes)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Return bytes of it without any mapping; fewer where it ends."""
