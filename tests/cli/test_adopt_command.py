@@ -76,7 +76,7 @@ def test_names_and_placements_come_from_files_of_the_users(
     for wrong in ("my_engine_of_adopt:absent", "no_such_module:placed"):
         assert wsm("adopt", written, "--config", config, "--placements", wrong).code == 2
     (tmp_path / "names.json").write_text("[]")
-    assert "no object of names" in wsm("adopt", written, "--config", config, *hook).err
+    assert "Expected `object`" in wsm("adopt", written, "--config", config, *hook).err
 
 
 @pytest.mark.processes

@@ -91,8 +91,8 @@ def test_a_prefix_of_the_trainers_names_is_left_out_where_the_configuration_says
 @pytest.mark.parametrize(
     ("text", "both", "said"),
     [
-        ("[]", False, "no object of names"),
-        ('{"a": 3}', False, "3 is no name"),
+        ("[]", False, "Expected `object`"),
+        ('{"a": 3}', False, "Expected `str`"),
         ('{"a": "b"}', True, "is to say it, too"),
         (None, False, "No such file"),
     ],

@@ -11,15 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from msgspec import Meta
 
 from wsm.errors import UnfitError
 from wsm.strategies import errors
 from wsm.strategies.offer import Offer, OfferedTensor
-from wsm.strategies.promise import StrictJsonError, parse
+from wsm.strategies.promise import read_json
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors
 from wsm.typed import typed
+
+#: Several names of a trainer's, of one tensor.
+_Several: TypeAlias = Annotated[list[str], Meta(min_length=1)]
+_Said = TypeVar("_Said")
 
 
 @typed
@@ -187,27 +193,14 @@ def names_from_files(names: Path | str | None, names_to_training: Path | str | N
     if names and names_to_training:
         raise errors.bad_names(file=str(names), problem=f"{names_to_training} is to say it, too")
     if names:
-        return TrainingNames({name: _name(names, own) for name, own in _said(names).items()})
+        return TrainingNames(_said(names, dict[str, str]))
     if names_to_training:
-        said = _said(names_to_training)
-        for trained in said.values():
-            for each in trained if isinstance(trained, list) and trained else [trained]:
-                _name(names_to_training, each)
-        return TrainingNames.of_model(said)
+        return TrainingNames.of_model(_said(names_to_training, dict[str, str | _Several]))
     return None
 
 
-def _said(file: Path | str) -> dict[str, object]:
+def _said(file: Path | str, kind: type[dict[str, _Said]]) -> dict[str, _Said]:
     try:
-        said = parse(Path(file).read_bytes())
-    except (OSError, StrictJsonError) as error:
+        return read_json(kind, Path(file).read_bytes())
+    except (OSError, ValueError) as error:
         raise errors.bad_names(file=str(file), problem=str(error)) from error
-    if not isinstance(said, dict):
-        raise errors.bad_names(file=str(file), problem="it is no object of names by names")
-    return said
-
-
-def _name(file: Path | str, found: object) -> str:
-    if not isinstance(found, str):
-        raise errors.bad_names(file=str(file), problem=f"{found!r} is no name")
-    return found
