@@ -283,6 +283,17 @@ class GroupUnderFault:
                 raise HangError(f"it never came true: {what}; {self._describe()}")
             time.sleep(_LOOK_S)
 
+    def settled(self) -> GroupStatus:
+        """Return the status of a moment in which no command is open; the keeper may begin one at any."""
+        statuses: list[GroupStatus] = []
+
+        def look() -> bool:
+            statuses[:] = [self.status()]
+            return statuses[0].over
+
+        self.until(look, "no command is open")
+        return statuses[0]
+
     def await_standing(self, pid: int) -> bool:
         """Wait until a process that was ordered to stop does stand still; False if it has ended."""
 

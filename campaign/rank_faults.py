@@ -201,7 +201,7 @@ def judge_group(
     may_commit: bool = True,
 ) -> None:
     """Name where the group has ended, and see that it does what it says, and nothing that was not decided."""
-    status, asked = group.status(), operation_of(operation)
+    status, asked = group.settled(), operation_of(operation)
     result.outcome = outcome_of(status, before, version)
     recovered = result.recovered_s is not None
     allowed = asked.recovered if recovered else asked.endings
