@@ -545,7 +545,10 @@ def _beginning(
         for index in range(len(links), -1, -1):
             label, digest = joints[index]
             offer = whole_offer(source, label, stack)
-            if offer is not None and _offered_digest(offer) == digest:
+            if offer is None:
+                continue
+            # A tensor that nothing was promised for has the digest of none.
+            if shard_digest((tensor.spec, tensor.digest or "") for tensor in offer.tensors) == digest:
                 return index, offer
         places = ", ".join(f"{VERSIONS_DIRECTORY}/{label}" for label, _ in joints)
         looked_for = f"no whole snapshot that leads there is in {source.directory} ({places})"
@@ -629,12 +632,6 @@ def whole_offer(source: DeltaSource, version: str, stack: ExitStack) -> Offer | 
         return stack.enter_context(IpcSnapshot().open(snapshot, version))
     except SnapshotNotFoundError:
         return None
-
-
-def _offered_digest(offer: Offer) -> str | None:
-    """Return the digest that an offer promises for all its tensors; None if it does not for one of them."""
-    rows = [(tensor.spec, tensor.digest or "") for tensor in offer.tensors]
-    return shard_digest(rows) if all(digest for _, digest in rows) else None
 
 
 def places(source: DeltaSource, version: str) -> list[str]:

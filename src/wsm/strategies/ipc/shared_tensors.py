@@ -373,45 +373,42 @@ class SharedVersion(PutVersion[SharedReport]):
         """
         self._require_rank(rank)
         with storing(self._shared._directory):
-            return self._put(rank, tensors, progress)
-
-    def _put(self, rank: int, tensors: TrainerTensors, progress: Callable[[int], None] | None) -> str:
-        self._require_unsealed()
-        shared, path = self._shared, self._staged_path(rank)
-        specs, offset = specs_of(tensors), BEGIN_IN_PAGE
-        segment, new = shared._segment_for(offset + sum(aligned(spec.nbytes) for spec in specs))
-        self._created += segment.nbytes if new else 0
-        promised, places = [], []
-        for spec in specs:
-            digest = running_digest()
-            # Released here: an error's traceback keeps this frame, which would keep the memory.
-            with segment.memory[offset : offset + spec.nbytes] as destination:
-                source = bytes_of(tensors, spec, finite=self._finite, rank=rank)
-                copy_and_digest(source, destination, digest, progress)
-            promised.append(PromisedTensor(spec, digest.hexdigest()))
-            places.append(TensorPlace(segment.name, offset))
-            offset += aligned(spec.nbytes)
-        shard = IpcMetas.with_tensors(
-            promised,
-            version=self.version,
-            rank=rank,
-            world_size=self._world_size,
-            publication=self.publication,
-            segments={segment.name: segment.nbytes},
-            places=tuple(places),
-            finite=self._finite,
-        )
-        segment.end_writing()
-        data = shard.encode()
-        half = shared._directory / f".{_STAGED}{segment.name}"
-        try:
-            write_new(half, data, durable=False)
-            half.replace(path)
-        finally:
-            half.unlink(missing_ok=True)
-        shared._staged[path] = _Put(segment, shard, data)
-        self._require_unsealed()
-        return shard.seal
+            self._require_unsealed()
+            shared, path = self._shared, self._staged_path(rank)
+            specs, offset = specs_of(tensors), BEGIN_IN_PAGE
+            segment, new = shared._segment_for(offset + sum(aligned(spec.nbytes) for spec in specs))
+            self._created += segment.nbytes if new else 0
+            promised, places = [], []
+            for spec in specs:
+                digest = running_digest()
+                # Released here: an error's traceback keeps this frame, which would keep the memory.
+                with segment.memory[offset : offset + spec.nbytes] as destination:
+                    source = bytes_of(tensors, spec, finite=self._finite, rank=rank)
+                    copy_and_digest(source, destination, digest, progress)
+                promised.append(PromisedTensor(spec, digest.hexdigest()))
+                places.append(TensorPlace(segment.name, offset))
+                offset += aligned(spec.nbytes)
+            shard = IpcMetas.with_tensors(
+                promised,
+                version=self.version,
+                rank=rank,
+                world_size=self._world_size,
+                publication=self.publication,
+                segments={segment.name: segment.nbytes},
+                places=tuple(places),
+                finite=self._finite,
+            )
+            segment.end_writing()
+            data = shard.encode()
+            half = shared._directory / f".{_STAGED}{segment.name}"
+            try:
+                write_new(half, data, durable=False)
+                half.replace(path)
+            finally:
+                half.unlink(missing_ok=True)
+            shared._staged[path] = _Put(segment, shard, data)
+            self._require_unsealed()
+            return shard.seal
 
     def seal(self, digests: Mapping[int, str]) -> SharedReport:
         """Let workers find what was put for all ranks. Blocks.
