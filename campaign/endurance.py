@@ -23,7 +23,7 @@ from campaign.group import GroupUnderFault
 from examples.rollout.run_directory import LOG_BYTES, run_directory_path
 from wsm import log
 from wsm.ending import Ending, SignalReceived
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 _SAMPLES = 100
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from campaign.environment import DIRECTORY_VARIABLE
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 _PATIENCE_S = 5.0
 _LOOK_S = 0.02

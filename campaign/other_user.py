@@ -22,7 +22,7 @@ from pathlib import Path
 from campaign.deaths_midway import Havoc, later, send
 from campaign.environment import victims_environment
 from campaign.group import GroupUnderFault
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 #: "nobody" on Linux; owns nothing of a group.
 _USER = 65534

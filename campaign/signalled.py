@@ -34,7 +34,7 @@ from campaign.operations import outcome_of
 from campaign.playing import played
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 SEEDS = 12
 

@@ -22,7 +22,7 @@ from campaign.result import Result
 from examples.rollout.model.sharding import shard_specs
 from wsm import log
 from wsm.errors import WsmError
-from wsm.private_directory import SHARED_MEMORY
+from wsm.shared_directory import SHARED_MEMORY
 from wsm.strategies import SnapshotSource, load
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.errors import StorageError

@@ -99,14 +99,14 @@ SEEDED = (
     ),
     Seeded(
         "the key of a slot is not in its checksum",
-        "signals/slot.py",
+        "signals/layout.py",
         "return zlib.crc32(data, zlib.crc32(_KEY.pack(epoch, sequence, kind, len(data))))",
         "return zlib.crc32(data, zlib.crc32(_KEY.pack(0, 0, 0, len(data))))",
         "tests/signals/test_slot.py::test_a_head_that_is_torn_between_two_keys_gives_nobodys_payload",
     ),
     Seeded(
         "a reader keeps lines that were overwritten while it copied",
-        "journal/lines.py",
+        "journal/entry.py",
         "return kept[overtaken:]",
         "return kept",
         "tests/signals/test_ring.py::"

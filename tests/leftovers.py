@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.forkserver import SERVERS
-from wsm.private_directory import SHARED_MEMORY, VARIABLE, private_directory
+from wsm.shared_directory import SHARED_MEMORY, VARIABLE, private_directory
 from wsm.signals.fastdeploy import EngineWordKind
 
 PATIENCE_S = 10.0

@@ -30,7 +30,6 @@ FOUNDATION = {
     "own_descriptor",
     "payload",
     "printable",
-    "private_directory",
     "shared_directory",
     "typed",
 }
@@ -43,7 +42,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "log": {"printable"},
     "own_descriptor": {"errors"},
     "shared_directory": {"errors", "own_descriptor"},
-    "private_directory": {"errors", "shared_directory"},
     "ending": set(),
     "states": FOUNDATION,
     "journal": FOUNDATION | {"states"},

@@ -13,7 +13,7 @@ import pytest
 from tests.leftovers import SESSION, group_name, leftovers, mark, shared_names
 from wsm.config import WsmConfig
 from wsm.group_segment import own_group
-from wsm.private_directory import SHARED_MEMORY, VARIABLE, private_directory
+from wsm.shared_directory import SHARED_MEMORY, VARIABLE, private_directory
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
 REPOSITORY = Path(__file__).parent.parent
@@ -22,7 +22,7 @@ LEAKS = """
 import subprocess, sys
 from pathlib import Path
 from tests import leftovers
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 leftovers.PATIENCE_S = 0.1
 

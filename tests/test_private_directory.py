@@ -16,8 +16,7 @@ from tests.another_user import ANOTHER_USER, as_another_user, makers, shared_pla
 from tests.leftovers import group_name
 from tests.needs import OWN_MOUNTS
 from tests.sources import modules
-from wsm.private_directory import SHARED_MEMORY, VARIABLE, private_directory
-from wsm.shared_directory import ForeignPathError
+from wsm.shared_directory import SHARED_MEMORY, VARIABLE, ForeignPathError, private_directory
 from wsm.signals.fastdeploy import EngineWordKind, engine_word_path
 from wsm.signals.names import segment_path
 from wsm.signals.segment import Segment, existing_groups
@@ -119,7 +118,7 @@ def test_no_other_module_names_a_path_in_shared_memory():
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and str(node.value).startswith(str(SHARED_MEMORY))
     }
-    assert naming == {"private_directory"}
+    assert naming == {"shared_directory"}
 
 
 def test_one_that_was_removed_is_made_anew(path):

@@ -38,8 +38,7 @@ payload                 what processes write for each other: typed structs as JS
 group_segment           the segment of a configured group
 named                   what is imported when it is named
 typed                   whether a value is what an annotation says
-private_directory       where the shared memory of this user lies
-shared_directory        files in directories that other users can write
+shared_directory        files where other users can write, and where this user's shared memory lies
 own_descriptor          descriptors that a forked child must not use
 ending                  signals that end a process in good order
 printable               text that a terminal can show

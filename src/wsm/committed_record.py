@@ -23,8 +23,8 @@ from wsm.errors import BadInputError
 from wsm.labels import Label, version_id
 from wsm.payload import PayloadError, decode, encode
 from wsm.report import LABEL_MEANT, WITHOUT_WEIGHTS, RankReport
+from wsm.signals.layout import SLOT_CAPACITY
 from wsm.signals.segment import GroupMemory, Segment
-from wsm.signals.slot import SLOT_CAPACITY
 from wsm.states.holding import Hold
 from wsm.states.words import CommittedWord, StatusCode
 

@@ -17,7 +17,7 @@ import pytest
 from command_line import Start
 
 from tests.leftovers import group_name
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 PATIENCE_S = 30.0
 

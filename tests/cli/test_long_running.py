@@ -14,7 +14,7 @@ from command_line import Run, Start
 from commanded_group import PATIENCE_S
 
 from tests.leftovers import group_name
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 
 @pytest.mark.parametrize(

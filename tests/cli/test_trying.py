@@ -12,7 +12,7 @@ from commanded_group import PATIENCE_S, wait_until
 
 from tests.forkserver import Forked
 from tests.leftovers import group_name
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 pytestmark = pytest.mark.processes
 

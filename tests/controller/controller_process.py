@@ -23,8 +23,8 @@ from wsm.controller import _drive
 from wsm.controller._transaction import Transaction
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
+from wsm.signals.layout import PayloadSlot
 from wsm.signals.segment import Segment
-from wsm.signals.slot import PayloadSlot
 from wsm.states.words import CommandWord, CommittedWord
 
 WOKEN = threading.Event()

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from wsm.journal import entry as kinds
-from wsm.journal.entry import CONTROLLER, JournalEntry
+from wsm.journal.entry import CONTROLLER, LONGEST_LINE_BYTES, JournalEntry, LineFile
 from wsm.journal.inputs import moved
-from wsm.journal.lines import LONGEST_LINE_BYTES, LineFile
 from wsm.signals.layout import MAX_HELPERS, MAX_WORLD_SIZE
 from wsm.states.epochs import Cause
 from wsm.states.group import GroupState, Known, May, advance

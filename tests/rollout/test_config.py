@@ -6,7 +6,7 @@ from examples.rollout import errors
 from examples.rollout.config import load_rollout_config, rollout_config_from_mapping
 from tests.raising import raising
 from wsm.actions.surfaces import GroupKind
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 
 FULL = """
 group:

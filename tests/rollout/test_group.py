@@ -24,7 +24,7 @@ from examples.rollout.supervisor import RolloutSupervisor
 from tests.incident import incident
 from tests.leftovers import group_name
 from wsm import Outcome
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies import publish_snapshot
 

@@ -31,7 +31,7 @@ from wsm.controller.errors import RestartLimitError
 from wsm.errors import WsmError
 from wsm.journal.entry import read_ndjson
 from wsm.journal.replay import replay
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import WeightState
 from wsm.strategies import publish_snapshot

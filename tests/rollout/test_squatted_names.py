@@ -9,8 +9,7 @@ import pytest
 from examples.rollout.client import RolloutClient
 from tests.another_user import ANOTHER_USER, acting, as_another_user, shared_place
 from tests.leftovers import group_name
-from wsm.private_directory import SHARED_MEMORY, private_directory
-from wsm.shared_directory import ForeignPathError, bind_socket
+from wsm.shared_directory import SHARED_MEMORY, ForeignPathError, bind_socket, private_directory
 from wsm.signals.errors import SegmentAccessError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 

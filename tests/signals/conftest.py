@@ -16,7 +16,7 @@ import pytest
 
 from tests.forkserver import WITHOUT_PADDLE, Forked
 from tests.leftovers import group_name
-from wsm.private_directory import SHARED_MEMORY, private_directory
+from wsm.shared_directory import SHARED_MEMORY, private_directory
 from wsm.signals import waiting
 from wsm.signals.segment import Segment
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.segment_bytes import segment_bytes
-from wsm.journal.lines import MAX_LINE_BYTES, RING_BYTES, RING_CAPACITY, LineRing
+from wsm.journal.entry import MAX_LINE_BYTES, RING_BYTES, RING_CAPACITY, LineRing
 from wsm.signals.segment import Segment
 
 

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.raising import raising
-from wsm.signals import slot as slot_module
+from wsm.signals import layout
 from wsm.signals._memory import publish
 from wsm.signals.errors import SlotReusedError
-from wsm.signals.layout import SLOT_BYTES
+from wsm.signals.layout import SLOT_BYTES, SLOT_CAPACITY, PayloadSlot
 from wsm.signals.segment import Segment
-from wsm.signals.slot import SLOT_CAPACITY, PayloadSlot
 
 u32 = st.integers(0, 2**32 - 1)
 epochs = st.integers(1, 2**32 - 1)  # epoch 0 is never written: its words are those of fresh memory
@@ -65,8 +64,8 @@ def test_a_length_beyond_the_slot_is_never_followed(memory):
     """Not even if the checksum over its neighbour's bytes fits."""
     memory.bytes[:] = bytes(memory.size)
     too_much = bytes(SLOT_CAPACITY + 8)
-    head = (slot_module._checksum(9, 9, 9, too_much), len(too_much), 9, 9, 9)
-    slot_module._HEAD.pack_into(memory.bytes, 0, *head)
+    head = (layout._checksum(9, 9, 9, too_much), len(too_much), 9, 9, 9)
+    layout._HEAD.pack_into(memory.bytes, 0, *head)
     assert PayloadSlot(memory, 0).read(9, 9, 9) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 from living_group import eventually, shard_of
 
 import wsm
-from wsm.journal.lines import LineRing
+from wsm.journal.entry import LineRing
 from wsm.metrics.families import families
 from wsm.metrics.history import JournalCounts
 from wsm.signals.layout import LAYOUT_VERSION

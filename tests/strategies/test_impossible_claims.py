@@ -13,7 +13,7 @@ import pytest
 
 from tests.raising import raising
 from wsm.errors import BadInputError
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.buckets import wire

@@ -18,7 +18,7 @@ from tests.raising import raising
 from tests.vllm.fake_workers import FakeEngine, write_checkpoint
 from wsm.fleet import Replica, update_async
 from wsm.http import AsyncClient
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.states.fleet import next_target
 from wsm.strategies import AdoptSettings, adopt
 from wsm.strategies.snapshot.store import content_of

@@ -11,7 +11,7 @@ import pytest
 
 from tests.raising import raising
 from tests.vllm.fake_workers import SHAPES, FakeEngine, ProcessEngine, place, write_checkpoint
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import TensorSpec
 from wsm.vllm.node_copy import NodeCopy

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wsm.controller.errors import RankFailedError
 from wsm.report import MAX_REPORT_BYTES, ActionSeconds, FailureReport, RankReport, ReportFormatError
-from wsm.signals.slot import SLOT_CAPACITY
+from wsm.signals.layout import SLOT_CAPACITY
 
 
 def test_what_a_report_may_take_fits_into_a_slot():

@@ -18,8 +18,7 @@ import click
 
 from wsm import __version__
 from wsm.cli._base import answer, command, json_option
-from wsm.private_directory import SHARED_MEMORY, private_directory
-from wsm.shared_directory import ForeignPathError
+from wsm.shared_directory import SHARED_MEMORY, ForeignPathError, private_directory
 from wsm.signals.waiting import has_wait_any
 
 #: Extras, what each is for, and the packages that it brings, by the names that are imported.

@@ -31,8 +31,14 @@ from wsm.cli._groups import image_of
 from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
 from wsm.journal import entry as kinds
-from wsm.journal.entry import CONTROLLER, CONTROLLERS_FILE, JournalEntry, iterate_ndjson
-from wsm.journal.lines import LONGEST_LINE_BYTES, LineRing
+from wsm.journal.entry import (
+    CONTROLLER,
+    CONTROLLERS_FILE,
+    LONGEST_LINE_BYTES,
+    JournalEntry,
+    LineRing,
+    iterate_ndjson,
+)
 from wsm.journal.replay import ImpossibleEntry, Replay
 from wsm.journal.spans import extent, journal_spans, trace_text
 from wsm.labels import is_unnamed

@@ -32,9 +32,8 @@ from wsm.committed_record import (
     write_record,
 )
 from wsm.journal import entry as kinds
-from wsm.journal.entry import CONTROLLER, CONTROLLERS_FILE, JournalEntry
+from wsm.journal.entry import CONTROLLER, CONTROLLERS_FILE, JournalEntry, LineFile, LineRing
 from wsm.journal.inputs import moved as facts_of
-from wsm.journal.lines import LineFile, LineRing
 from wsm.report import AT_HAND_KIND, AtHand, FailureReport, RankReport
 from wsm.shared_directory import ForeignPathError
 from wsm.signals.errors import SegmentClosedError

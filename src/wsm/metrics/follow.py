@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from wsm.journal import entry as kinds
-from wsm.journal.entry import JournalFormatError, read_ndjson
-from wsm.journal.lines import LONGEST_LINE_BYTES
+from wsm.journal.entry import LONGEST_LINE_BYTES, JournalFormatError, read_ndjson
 from wsm.metrics.history import JournalCounts
 from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals.owner_settings import settings_in

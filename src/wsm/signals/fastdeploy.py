@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from wsm.errors import BadInputError, RefusedError
-from wsm.private_directory import SHARED_MEMORY
+from wsm.shared_directory import SHARED_MEMORY
 from wsm.signals._memory import SharedFile, opened, publish
 from wsm.signals.errors import (
     EngineWordMissingError,

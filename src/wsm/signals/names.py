@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.signals.errors import SegmentNameError
 
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from wsm.payload import PayloadError, decode, encode
+from wsm.signals.layout import PayloadSlot
 from wsm.signals.segment import Segment
-from wsm.signals.slot import PayloadSlot
 from wsm.states.vocabulary import OnFailure
 
 #: Under which the settings stand in their slot.

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 from wsm.errors import BadInputError, RefusedError
-from wsm.journal.lines import LineRing, Memory
-from wsm.private_directory import private_directory
-from wsm.shared_directory import EVERY_USER
+from wsm.journal.entry import LineRing, Memory
+from wsm.shared_directory import EVERY_USER, private_directory
 from wsm.signals import ownership
 from wsm.signals._memory import SharedFile, opened
 from wsm.signals.errors import SegmentTruncatedError
-from wsm.signals.layout import HEADER_BYTES, MAGIC, Header
+from wsm.signals.layout import HEADER_BYTES, MAGIC, Header, PayloadSlot
 from wsm.signals.lock_file import LockFile, LockHold
 from wsm.signals.names import segment_path
 from wsm.signals.presence import Occupant, ProcessIdentity, read_occupant, write_occupant
-from wsm.signals.slot import PayloadSlot
 
 _PREFIX = "wsm."  # of the names of segments
 

@@ -22,8 +22,7 @@ from starlette.types import ASGIApp
 
 from wsm.http._serving import Listening, serve_within
 from wsm.http.upstream import Upstream
-from wsm.private_directory import private_directory
-from wsm.shared_directory import try_lock_file
+from wsm.shared_directory import private_directory, try_lock_file
 
 _NAMES = "vllm-api-"
 #: Seconds between two looks whether the first server is up, and whether its gate is open.

@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from wsm.errors import RefusedError, WsmError
-from wsm.private_directory import private_directory
-from wsm.shared_directory import try_lock_file
+from wsm.shared_directory import private_directory, try_lock_file
 from wsm.strategies.applier.tensor_copy import default_threads
 from wsm.strategies.digest import DIGEST_LENGTH, digest_of, running_digest
 from wsm.strategies.ipc.shared_segment import HEAD_BYTES, AttachedSegment, OwnedSegment, sweep

@@ -14,8 +14,7 @@ from wsm.clock import monotonic_ns
 from wsm.committed_record import CommittedRecord
 from wsm.http import errors
 from wsm.http.native._events import new_events
-from wsm.journal.entry import COMMAND_ISSUED, COMMAND_OVER, CONTROLLER, JournalEntry
-from wsm.journal.lines import RING_BYTES, LineRing
+from wsm.journal.entry import COMMAND_ISSUED, COMMAND_OVER, CONTROLLER, RING_BYTES, JournalEntry, LineRing
 from wsm.metrics.history import JournalCounts
 from wsm.receipt import Outcome, Receipt
 from wsm.states.holding import Hold

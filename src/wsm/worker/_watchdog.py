@@ -26,9 +26,9 @@ from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.errors import WsmError
 from wsm.payload import encode
 from wsm.report import AT_HAND_KIND, AtHand
+from wsm.signals.layout import PayloadSlot
 from wsm.signals.liveness import DeathWatch, Life, Liveness
 from wsm.signals.presence import PresenceWords
-from wsm.signals.slot import PayloadSlot
 from wsm.states.errors import WordFormatError
 from wsm.states.phases import Phase, RankState
 from wsm.states.view import failed_inside

@@ -24,9 +24,8 @@ from wsm.clock import Clock
 from wsm.command import VERSION_HELD
 from wsm.errors import WsmError, described, error_name
 from wsm.journal import entry as kinds
-from wsm.journal.entry import Journal, JournalEntry, transition_entry
+from wsm.journal.entry import Journal, JournalEntry, LineFile, LineRing, transition_entry
 from wsm.journal.inputs import RankInputs, own_tables, word_facts
-from wsm.journal.lines import LineFile, LineRing
 from wsm.report import FailureReport
 from wsm.shared_directory import ForeignPathError
 from wsm.states.machine import TransitionRecord

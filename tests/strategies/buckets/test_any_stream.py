@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.raising import matches
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies import BucketSender, IpcAsyncSource, MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.buckets import wire
 from wsm.strategies.digest import digest_of, shard_digest

@@ -19,7 +19,7 @@ from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import matches, raising
 from wsm.clock import ManualClock
 from wsm.errors import WsmError
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies import BucketSender, IpcAsyncSource, MemoryTarget, TensorSpec, errors, load
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.buckets import channel, wire

@@ -15,7 +15,7 @@ from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
 from tests.forkserver import WITHOUT_PADDLE
 from wsm.errors import BadInputError
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies import errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_tensors import SharedTensors
@@ -27,7 +27,7 @@ _DYING_TRAINER = """
 import os, signal, sys
 from wsm.strategies import TensorSpec
 from wsm.errors import BadInputError
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies.ipc.shared_tensors import SharedTensors
 spec = TensorSpec("w", "U8", (1 << 21,))
 with SharedTensors(sys.argv[1]) as shared:

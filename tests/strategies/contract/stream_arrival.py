@@ -13,7 +13,7 @@ import msgspec
 from peer_arrival import AddressArrival
 from wrongs import Expected, State, Wrong
 
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies import errors
 from wsm.strategies import peer_errors as stream_errors
 from wsm.strategies.buckets import wire

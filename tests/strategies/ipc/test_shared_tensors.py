@@ -13,7 +13,7 @@ import pytest
 from tests.another_user import ANOTHER_USER
 from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import raising
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.errors import ManifestError

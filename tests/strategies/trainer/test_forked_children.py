@@ -14,7 +14,7 @@ from tests.another_user import fork
 from tests.forkserver import WITHOUT_PADDLE
 from tests.raising import raising
 from wsm.own_descriptor import forked_child
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies import (
     BucketSender,
     IpcAsyncSource,

@@ -14,7 +14,7 @@ from written_checkpoint import write_checkpoint
 
 from tests.descriptors import open_before, open_descriptors
 from wsm import WsmError
-from wsm.private_directory import private_directory
+from wsm.shared_directory import private_directory
 from wsm.strategies import AdoptSettings, BucketSender, SharedTensors, adopt, publish_delta, publish_snapshot
 from wsm.strategies.trainer.publications import published_last
 

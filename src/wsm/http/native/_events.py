@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from wsm.http import errors
 from wsm.http.commands import Commands
-from wsm.journal.lines import LineRing
+from wsm.journal.entry import LineRing
 
 #: Streams at once; each costs a look at the rings.
 MOST_STREAMS: Final = 32

@@ -21,8 +21,14 @@ import zmq
 
 from wsm.errors import BadInputError, RefusedError, remedy
 from wsm.own_descriptor import OwnDescriptor
-from wsm.private_directory import private_directory, require_private
-from wsm.shared_directory import open_ours, require, trusted_in, try_lock_file
+from wsm.shared_directory import (
+    open_ours,
+    private_directory,
+    require,
+    require_private,
+    trusted_in,
+    try_lock_file,
+)
 from wsm.strategies.buckets.wire import MOST_TO_RANK, MOST_TO_TRAINER
 from wsm.strategies.conversation import Place, address_of, busy, listen, place_in
 

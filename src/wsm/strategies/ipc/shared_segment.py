@@ -20,8 +20,7 @@ from pathlib import Path
 
 from wsm.errors import BadInputError, RefusedError, UnfitError, coded, remedy
 from wsm.own_descriptor import OwnDescriptor, reopened
-from wsm.private_directory import private_directory
-from wsm.shared_directory import ForeignPathError, create_ours, open_ours, remove_same
+from wsm.shared_directory import ForeignPathError, create_ours, open_ours, private_directory, remove_same
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.atomic_file import read_all
