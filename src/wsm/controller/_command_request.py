@@ -51,6 +51,17 @@ SETTLE_S = 30.0
 #: A record has room for so much beside a version and a hold.
 _OPTIONS_BYTES = 8 * 1024
 
+#: What says nothing of an update that loads no weights.
+_OF_WEIGHTS = (
+    "version",
+    "force",
+    "partial",
+    "transfer_mode",
+    "unknown_tensors",
+    "verify_checksum",
+    "rsync_config",
+)
+
 _Self = TypeVar("_Self")
 _Keywords = TypeVar("_Keywords")
 _Given = TypeVar("_Given")
@@ -82,36 +93,6 @@ class CommandRequest:
     owner: str = ""
     forced: bool = False
     on_failure: OnFailure | None = None
-
-    def consistent(self) -> CommandRequest:
-        """Return this request, an update, if its arguments go together.
-
-        Raises
-        ------
-        BadInputError
-            If the tags do not go with the other arguments.
-        RefusedError
-            If a partial update is to be hot.
-        """
-        asked = self.arguments
-        if self.operation.is_hot and asked.tags != ALL_TAGS:
-            raise _tags_contradict(asked.tags, "hot", "a hot update replaces both")
-        if Tag.WEIGHTS not in asked.tags:
-            of_weights = {
-                "version": asked.version is not None,
-                "force": asked.reload,
-                "partial": asked.partial,
-                "transfer_mode": asked.transfer_mode is not None,
-                "unknown_tensors": asked.unknown_tensors is not None,
-                "verify_checksum": asked.verify_checksum is not None,
-                "rsync_config": asked.rsync_config is not None,
-            }
-            for argument, given in of_weights.items():
-                if given:
-                    raise _tags_contradict(asked.tags, argument, "no weights are loaded")
-        if asked.partial and self.operation.is_hot:
-            raise partial_update_refused(why="a hot update stages every tensor anew")
-        return self
 
     def of_admission(self) -> CommandRequest:
         """Return what is left of an update whose version is there already: a hold, or a release."""
@@ -324,15 +305,23 @@ class UpdateKeywords(ClearKeywords):
             hold=begins,
             restore_s=self.restore_s,
         )
-        operation = Operation.HOT_UPDATE if self.hot else Operation.UPDATE
+        tags = arguments.tags
+        if self.hot and tags != ALL_TAGS:
+            raise _tags_contradict(tags, "hot", "a hot update replaces both")
+        if Tag.WEIGHTS not in tags:
+            for argument in _OF_WEIGHTS:
+                if getattr(self, argument) != getattr(UpdateKeywords, argument):
+                    raise _tags_contradict(tags, argument, "no weights are loaded")
+        if self.hot and self.partial:
+            raise partial_update_refused(why="a hot update stages every tensor anew")
         return self._asking(
-            operation,
+            Operation.HOT_UPDATE if self.hot else Operation.UPDATE,
             arguments,
             in_flight=in_flight,
             hold=self.hold,
             owner=self.owner,
             on_failure=None if self.on_failure is None else OnFailure(self.on_failure),
-        ).consistent()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,6 @@ from wsm.controller._engine_words import answer_words, take_words
 from wsm.controller._opening import (
     answered_at_once,
     require_able,
-    require_numbers,
     require_opened,
     restore_of,
     under_hold,
@@ -306,8 +305,14 @@ class Execution:
         The words are given back if the command cannot be written.
         """
         operation, takes_words = request.operation, takes_words and bool(self._engine_words.suffixes)
-        if operation is not Operation.RELEASE:  # that is let through
-            require_numbers(view)
+        if operation is not Operation.RELEASE and not view.command.commands_left:  # that is let through
+            raise RefusedError(
+                f"command {view.command.sequence} was the last one that this group can number. It serves on, "
+                "and is restored where a rank is lost. End all of its processes and start it again: its new "
+                "segment counts from 0",
+                code="commands-used-up",
+                sequence=view.command.sequence,
+            )
         if admitted is None:
             require_able(self._group, view, operation)
             each = decide.resident_on_each(view)

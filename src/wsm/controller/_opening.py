@@ -78,18 +78,6 @@ def require_able(group: GroupView, view: View, operation: Operation) -> None:
         )
 
 
-def require_numbers(view: View) -> None:
-    """Refuse a command for which the segment has no number left (code ``commands-used-up``)."""
-    if not view.command.commands_left:
-        raise RefusedError(
-            f"command {view.command.sequence} was the last one that this group can number. It serves on, and "
-            "is restored where a rank is lost. End all of its processes and start it again: its new segment "
-            "counts from 0",
-            code="commands-used-up",
-            sequence=view.command.sequence,
-        )
-
-
 def restore_of(group: GroupView, view: View, request_id: str, deadline_s: float) -> CommandArguments:
     """Return the arguments of the update that loads what the group is owed, as it was loaded.
 

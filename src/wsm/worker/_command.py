@@ -511,8 +511,8 @@ class CommandReader:
         # What a hot update replaced is to be let go by now, or measuring would still find it.
         hot = request is Operation.HOT_UPDATE
         before = tuple(one for one in self._staging if not one.rest(0 if hot else _REST_S))
-        staging = Staging(state.rank, self._tools.clock)
-        self._staging = (*before, staging) if hot else before
+        staging = Staging(state.rank, self._tools.clock) if hot else None
+        self._staging = before if staging is None else (*before, staging)
         version = arguments.version or ""
         context = ActionContext(
             runner=self._work.runner,
@@ -539,14 +539,14 @@ class CommandReader:
             load=self._load_and_note,
             # A heartbeat from another thread would hide a loop that hangs; the deadline is the loop's to see.
             progress=_no_progress if hot else self._tools.watch.check,
-            cancelled=lambda: staging.cancelled or self._called_off(state),
+            cancelled=lambda: (staging is not None and staging.cancelled) or self._called_off(state),
             promised_digest=promised if restored is None else restored.digest,
             before=self._committed().tensor_set,
             anew=arguments.reload,
             bases=() if restored is None else restored.bases,
             done=done,
         )
-        if hot:
+        if staging is not None:
             return HotRun(arguments, context, self._tools, staging=staging, before=before)
         return Run(request, arguments, context, self._tools)
 
