@@ -63,10 +63,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "payload": {"errors", "typed"},
     "typed": {"errors"},
     "command": CORE | {"states.holding"},
-    "report": FOUNDATION,
-    "committed_record": FOUNDATION | {"states.holding", "states.words", "signals", "report"},
-    "status": FOUNDATION | {"states", "journal", "signals", "report", "command", "committed_record"},
-    "receipt": CORE | {"states.holding", "report"},
+    "committed_record": FOUNDATION | {"states.holding", "states.words", "signals", "command"},
+    "status": FOUNDATION | {"states", "journal", "signals", "command", "committed_record"},
+    "receipt": CORE | {"states.holding", "command"},
 }
 #: What each package of strategies may import from the others; the modules beside them are open to all but
 #: those that put strategies together.
@@ -94,7 +93,6 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "config",
     "config_reading",
     "command",
-    "report",
     "committed_record",
     "status",
     "receipt",

@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from wsm.command import CommandArguments
+from wsm.command import ActionSeconds, AtHand, CommandArguments, FailureReport, RankReport
 from wsm.committed_record import CommittedRecord
 from wsm.payload import PayloadError, decode, encode
 from wsm.receipt import Outcome, Receipt
-from wsm.report import ActionSeconds, AtHand, FailureReport, RankReport
 from wsm.states.holding import ClosedHold, Hold
 from wsm.states.vocabulary import After, InFlightPolicy, Tag, TransferMode, WeightState
 

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from wsm.cli._base import failure_of
+from wsm.command import FailureReport
 from wsm.errors import Shortage, described, shortage_of
-from wsm.report import FailureReport
 from wsm.strategies.errors import UnreadableFileError
 
 NO_THREAD = RuntimeError("can't start new thread")

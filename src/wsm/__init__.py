@@ -27,8 +27,7 @@ torch                   weights and memory of an engine of torch, as surfaces
 vllm                    updates inside vLLM: worker extension, and the server that asks its ranks
 testing                 what tests of an engine need
 config, config_reading  what a group is told, and how YAML and options are checked
-command                 what travels with a command
-report                  what a rank reports, and the action that it is at
+command                 what travels with a command, and what a rank reports of it
 committed_record        what a group has committed, and what its ranks said of that
 labels                  what a version is called
 receipt                 what a command returns

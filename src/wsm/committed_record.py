@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from wsm.command import LABEL_MEANT, WITHOUT_WEIGHTS, RankReport
 from wsm.errors import BadInputError
 from wsm.labels import Label, version_id
 from wsm.payload import PayloadError, decode, encode
-from wsm.report import LABEL_MEANT, WITHOUT_WEIGHTS, RankReport
 from wsm.signals.layout import SLOT_CAPACITY
 from wsm.signals.segment import GroupMemory, Segment
 from wsm.states.holding import Hold

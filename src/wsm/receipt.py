@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
+from wsm.command import ActionSeconds, RankReport
 from wsm.labels import is_unnamed
 from wsm.payload import PayloadError, as_mapping, convert
 from wsm.printable import size_text
-from wsm.report import ActionSeconds, RankReport
 from wsm.states.holding import Hold
 from wsm.states.vocabulary import Tag, sentence_of
 
@@ -83,7 +83,7 @@ class Receipt(msgspec.Struct, frozen=True):
         report names those that were, and kept what they held.
     restorable : bool
         Whether a group that loses a rank now can serve this again. Not so after a partial update over weights
-        that are kept nowhere (:attr:`wsm.report.RankReport.bases`), until a whole version is loaded.
+        that are kept nowhere (:attr:`wsm.command.RankReport.bases`), until a whole version is loaded.
     serving, hold : bool, Hold or None
         Whether the group serves behind the command: nothing is missing, and it stands under no hold.
     staged_bytes, lease_s : int, float or None

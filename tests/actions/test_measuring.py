@@ -19,9 +19,9 @@ from wsm.actions.backends.paddle_groups import DeviceGroups
 from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import MemoryDrop, MemoryProof
 from wsm.actions.surfaces import GroupKind
+from wsm.command import RankReport
 from wsm.errors import BadInputError, RefusedError
 from wsm.receipt import Outcome, Receipt
-from wsm.report import RankReport
 
 EVERYTHING = MemoryDrop(share=1.0, noise_bytes=0)
 

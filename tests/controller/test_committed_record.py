@@ -13,6 +13,7 @@ from tests.labels import labels
 from tests.raising import raising
 from tests.segment_bytes import damage_records
 from wsm import Outcome, Tag
+from wsm.command import LABEL_MEANT, WITHOUT_WEIGHTS, RankReport
 from wsm.committed_record import (
     CommittedRecord,
     CommittedRecordError,
@@ -24,7 +25,6 @@ from wsm.committed_record import (
     write_record,
 )
 from wsm.controller.errors import CommandRefusedError
-from wsm.report import LABEL_MEANT, WITHOUT_WEIGHTS, RankReport
 from wsm.signals.segment import Segment
 from wsm.states.holding import Hold
 from wsm.status import explain, read_facts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from wsm.command import RankReport
 from wsm.controller import outcome
-from wsm.report import RankReport
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, Operation, StepKind, StepWord
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from wsm.command import RankReport
 from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.controller.outcome import cannot_be_restored
-from wsm.report import RankReport
 from wsm.strategies import Retention, publish_snapshot
 from wsm.worker._command import ResidentFacts
 

@@ -16,12 +16,12 @@ from tests.incident import incident
 from tests.raising import raising
 from wsm import Controller, Outcome
 from wsm.clock import ManualClock
+from wsm.command import MAX_REPORT_BYTES
 from wsm.controller.errors import (
     CommandWithdrawnError,
     RankLostError,
     UnsettledError,
 )
-from wsm.report import MAX_REPORT_BYTES
 from wsm.signals.errors import RoleBusyError, SegmentClosedError, SegmentMissingError
 from wsm.states.errors import CommandOpenError
 

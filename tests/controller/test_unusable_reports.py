@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from wsm.command import RankReport, ReportFormatError
 from wsm.controller._transaction import Transaction
 from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.controller.recovery import Recovery
-from wsm.report import RankReport, ReportFormatError
 from wsm.states.errors import CommandOpenError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))

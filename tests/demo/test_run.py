@@ -20,11 +20,11 @@ from examples.demo.settings import JOURNAL_DIRECTORY, DemoSettings
 from examples.demo.trainer_process import Reply
 from examples.rollout import errors as rollout_errors
 from tests.raising import raising
+from wsm.command import RankReport
 from wsm.ending import Ending
 from wsm.journal.entry import JournalEntry
 from wsm.journal.replay import replay
 from wsm.receipt import Outcome, Receipt
-from wsm.report import RankReport
 
 PATIENCE_S = 60.0
 

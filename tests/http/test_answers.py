@@ -12,11 +12,11 @@ from pathlib import Path
 
 import wsm
 from tests.sources import syntax_of
+from wsm.command import FailureReport
 from wsm.controller.errors import DecisionHeldError
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.http.answers import error_mapping, error_of, failed, response_of, status_of, untold
 from wsm.http.native.schema import BODIES
-from wsm.report import FailureReport
 from wsm.states.vocabulary import Tag, WeightState
 from wsm.strategies.adopt.checkpoint import incomplete_checkpoint
 

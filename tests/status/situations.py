@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from wsm.command import CommandArguments
+from wsm.command import CommandArguments, FailureReport
 from wsm.committed_record import CommittedRecord
 from wsm.journal.entry import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
-from wsm.report import FailureReport
 from wsm.states.vocabulary import After, Tag
 from wsm.states.words import (
     CommandWord,

@@ -8,10 +8,10 @@ import pytest
 from hangs import Hang, random_hang
 from situations import SITUATIONS
 
+from wsm.command import FailureReport
 from wsm.journal.entry import CONTROLLER
 from wsm.metrics.families import families
 from wsm.metrics.history import JournalCounts
-from wsm.report import FailureReport
 from wsm.states.words import StepKind, StepWord
 from wsm.status.culprits import Culprit, Situation, blame, doings, late_ranks, overdue
 from wsm.status.facts import DEAD, STOPPED, ActionFacts

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wsm.command import MAX_REPORT_BYTES, ActionSeconds, FailureReport, RankReport, ReportFormatError
 from wsm.controller.errors import RankFailedError
-from wsm.report import MAX_REPORT_BYTES, ActionSeconds, FailureReport, RankReport, ReportFormatError
 from wsm.signals.layout import SLOT_CAPACITY
 
 

@@ -13,9 +13,9 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.clock import SystemClock
+from wsm.command import AT_HAND_KIND, AtHand
 from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.journal import entry as kinds
-from wsm.report import AT_HAND_KIND, AtHand
 from wsm.signals.presence import read_presence
 from wsm.signals.segment import Segment
 from wsm.states.phases import RankState

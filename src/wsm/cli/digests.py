@@ -28,9 +28,9 @@ from wsm.cli._base import (
 )
 from wsm.cli._groups import viewed_group
 from wsm.cli.memory_plan import configured_sources
+from wsm.command import RankReport
 from wsm.controller.group_view import GroupView
 from wsm.printable import counted
-from wsm.report import RankReport
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.strategies.applier.tensor_ledger import read_ledger

@@ -19,13 +19,12 @@ from msgspec import structs
 
 from wsm import log
 from wsm.clock import monotonic_ns
-from wsm.command import CommandArguments
+from wsm.command import CommandArguments, ReportFormatError
 from wsm.committed_record import CommittedRecord, CommittedRecordError, write_record
 from wsm.controller import outcome
 from wsm.controller._records import brought, committed_by, known_arguments
 from wsm.controller.group_view import GroupAccess, GroupView, Look
 from wsm.journal import entry as kinds
-from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError, SegmentMissingError, SegmentReplacedError, SlotReusedError
 from wsm.signals.liveness import Life
 from wsm.signals.lock_file import LockHold

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from wsm.clock import Clock
-from wsm.command import MAX_REQUEST_ID, partial_update_refused
+from wsm.command import MAX_REQUEST_ID, ReportFormatError, partial_update_refused
 from wsm.committed_record import CommittedRecord, CommittedRecordError, commit_report
 from wsm.config import EngineWordsConfig
 from wsm.controller import outcome
@@ -36,7 +36,6 @@ from wsm.controller.group_view import GroupAccess
 from wsm.controller.pending import Pending, Verdict, decided_otherwise
 from wsm.errors import RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt
-from wsm.report import ReportFormatError
 from wsm.signals.owner_settings import settings_in
 from wsm.states import decide, epochs, holding
 from wsm.states.decide import Resident

@@ -7,10 +7,9 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from wsm.command import CommandArguments
+from wsm.command import CommandArguments, RankReport, ReportFormatError
 from wsm.committed_record import CommittedRecord, CommittedRecordError, content_digest
 from wsm.controller.group_view import GroupView
-from wsm.report import RankReport, ReportFormatError
 from wsm.states import holding
 from wsm.states.holding import UNKNOWN_HOLD, Hold
 from wsm.states.view import View

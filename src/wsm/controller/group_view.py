@@ -23,7 +23,15 @@ from msgspec import structs
 
 from wsm import log
 from wsm.clock import SystemClock
-from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
+from wsm.command import (
+    ARGUMENTS_KIND,
+    AT_HAND_KIND,
+    AtHand,
+    CommandArguments,
+    CommandArgumentsError,
+    FailureReport,
+    RankReport,
+)
 from wsm.committed_record import (
     NOTHING_COMMITTED,
     CommittedRecord,
@@ -34,7 +42,6 @@ from wsm.committed_record import (
 from wsm.journal import entry as kinds
 from wsm.journal.entry import CONTROLLER, CONTROLLERS_FILE, JournalEntry, LineFile, LineRing
 from wsm.journal.inputs import moved as facts_of
-from wsm.report import AT_HAND_KIND, AtHand, FailureReport, RankReport
 from wsm.shared_directory import ForeignPathError
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.liveness import ControllerRole, DeathWatch, Life, Liveness

@@ -21,7 +21,12 @@ from wsm.command import (
     SOURCE_OVERWRITTEN,
     VERSION_GONE,
     VERSION_HELD,
+    WITHOUT_WEIGHTS,
+    AtHand,
     CommandArguments,
+    FailureReport,
+    RankReport,
+    ReportFormatError,
 )
 from wsm.controller.errors import (
     ActionOverdueError,
@@ -34,7 +39,6 @@ from wsm.controller.group_view import GroupView, Look
 from wsm.errors import GroupError, WsmError
 from wsm.journal import entry as kinds
 from wsm.receipt import Outcome, Receipt, named
-from wsm.report import WITHOUT_WEIGHTS, AtHand, FailureReport, RankReport, ReportFormatError
 from wsm.states import decide, epochs
 from wsm.states.view import View, any_broken
 from wsm.states.words import CommandWord, StatusCode, StatusWord

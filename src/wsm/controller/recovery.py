@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from wsm.command import CommandArguments
+from wsm.command import CommandArguments, ReportFormatError
 from wsm.committed_record import CommittedRecord, CommittedRecordError, commit_report
 from wsm.controller import outcome
 from wsm.controller._command_request import SETTLE_S
@@ -29,7 +29,6 @@ from wsm.controller.group_view import GroupView, Look
 from wsm.controller.pending import Pending
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
-from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Life
 from wsm.signals.segment import Segment

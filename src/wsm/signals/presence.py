@@ -5,7 +5,7 @@ name one. The record is several words, so it can be read half written; its check
 byte lock knows.
 
 What a participant is doing stands in words beside its heartbeat, for status and errors alone. The action is
-named in a slot (:class:`wsm.report.AtHand`). Times are the writer's monotonic clock in ns, which all
+named in a slot (:class:`wsm.command.AtHand`). Times are the writer's monotonic clock in ns, which all
 processes of one boot share. A reader may see the time of one action beside the name of the next, for the
 microsecond in which both are stored.
 

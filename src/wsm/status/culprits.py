@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from wsm.command import STEP, FailureReport
 from wsm.journal.entry import CONTROLLER
-from wsm.report import STEP, FailureReport
 from wsm.states.view import ACCEPTED
 from wsm.states.words import Decider, Operation, StatusCode, StatusWord, StepKind, StepWord, steps_ahead
 from wsm.status.facts import DEAD, NEVER, STOPPED, FailureFacts, GroupStatus, RankStatus, named, process, who

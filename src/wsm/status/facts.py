@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wsm.command import VERSION_HELD, CommandArguments
+from wsm.command import VERSION_HELD, CommandArguments, FailureReport
 from wsm.committed_record import NOTHING_COMMITTED, CommittedRecord
 from wsm.journal.entry import JournalEntry
-from wsm.report import FailureReport
 from wsm.signals.owner_settings import Awaited
 from wsm.states.decide import Resident, resident_on_all
 from wsm.states.holding import ClosedHold, Hold

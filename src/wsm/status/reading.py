@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from wsm.clock import monotonic_ns
-from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.command import ARGUMENTS_KIND, AT_HAND_KIND, AtHand, CommandArguments, FailureReport, RankReport
 from wsm.committed_record import NOTHING_COMMITTED, CommittedRecord, CommittedRecordError, committed_record
 from wsm.errors import WsmError
 from wsm.journal import entry as kinds
 from wsm.journal.entry import JournalEntry
-from wsm.report import AT_HAND_KIND, AtHand, FailureReport, RankReport
 from wsm.signals.lock_file import LockFile, open_lock_file
 from wsm.signals.names import lock_path
 from wsm.signals.owner_settings import settings_in

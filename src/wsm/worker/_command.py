@@ -25,11 +25,13 @@ from wsm.actions.base import ActionContext, Loaded, LoadFunction, Plans, WorkDon
 from wsm.actions.surfaces import Runner, processing_of
 from wsm.command import (
     ARGUMENTS_KIND,
+    LABEL_MEANT,
     OTHER_CONTENT,
     PART_NOT_RESTORABLE,
     VERSION_HELD,
     CommandArguments,
     CommandArgumentsError,
+    RankReport,
     partial_update_refused,
 )
 from wsm.committed_record import (
@@ -42,7 +44,6 @@ from wsm.committed_record import (
 )
 from wsm.errors import BadInputError, GroupError, RefusedError, UnfitError
 from wsm.labels import is_unnamed, recorded_version, unnamed_version, version_id
-from wsm.report import LABEL_MEANT, RankReport
 from wsm.states import command_events, epochs
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import RankState

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wsm.clock import Clock, SystemClock
-from wsm.report import RankReport
+from wsm.command import RankReport
 from wsm.signals.presence import PresenceWords
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import ViewReader, Watch, WordsRead, wait, wake

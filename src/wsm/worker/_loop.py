@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from wsm.actions.surfaces import Runner, progress_of
+from wsm.command import STEP, FailureReport, RankReport
 from wsm.committed_record import keep_commit
 from wsm.config import Deadlines
 from wsm.errors import GroupError, InternalError, shortage_of
-from wsm.report import STEP, FailureReport, RankReport
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import WordsRead
 from wsm.states import command_events, phases

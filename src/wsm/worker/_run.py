@@ -17,10 +17,9 @@ from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, Plan, Plans, facts_kept_plain
 from wsm.actions.surfaces import KnownSetAside
 from wsm.clock import Clock
-from wsm.command import CommandArguments
+from wsm.command import ActionSeconds, CommandArguments, RankReport
 from wsm.errors import InternalError, RefusedError
 from wsm.journal import entry as kinds
-from wsm.report import ActionSeconds, RankReport
 from wsm.states import command_events
 from wsm.states.command_events import Asked, CacheChange, Machines, WayOut
 from wsm.states.holding import event_to, held_after, in_flight_objection

@@ -22,10 +22,10 @@ from wsm import log
 from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.surfaces import InterruptibleGroups, ProcessGroupSurface
 from wsm.clock import Clock
+from wsm.command import AT_HAND_KIND, AtHand
 from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.errors import WsmError
 from wsm.payload import encode
-from wsm.report import AT_HAND_KIND, AtHand
 from wsm.signals.layout import PayloadSlot
 from wsm.signals.liveness import DeathWatch, Life, Liveness
 from wsm.signals.presence import PresenceWords

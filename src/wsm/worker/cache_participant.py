@@ -17,9 +17,9 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import OPTIONAL, KVCacheSurface, MemorySurface, Runner, require_complete
 from wsm.clock import Clock, SystemClock
+from wsm.command import WITHOUT_WEIGHTS
 from wsm.config import ConfigurationError, EngineWordsConfig, WsmConfig, load_config
 from wsm.journal.entry import Journal
-from wsm.report import WITHOUT_WEIGHTS
 from wsm.signals.errors import EngineWordMissingError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.phases import Phase

@@ -21,12 +21,11 @@ import msgspec
 import wsm
 from wsm import log
 from wsm.clock import Clock
-from wsm.command import VERSION_HELD
+from wsm.command import VERSION_HELD, FailureReport
 from wsm.errors import WsmError, described, error_name
 from wsm.journal import entry as kinds
 from wsm.journal.entry import Journal, JournalEntry, LineFile, LineRing, transition_entry
 from wsm.journal.inputs import RankInputs, own_tables, word_facts
-from wsm.report import FailureReport
 from wsm.shared_directory import ForeignPathError
 from wsm.states.machine import TransitionRecord
 from wsm.states.phases import Happened, Move, RankState
