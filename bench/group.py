@@ -14,7 +14,7 @@ from bench.environment import quiet_environment
 from bench.rank_process import LockStep
 from wsm import Controller
 from wsm.signals.errors import SegmentMissingError
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 
 _START_S = 120.0
 _LOOK_S = 0.005

@@ -13,7 +13,7 @@ from campaign.deaths_midway import Havoc, any_line, later, let_go
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.segment_damage import PLACES, flip
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 
 
 def _standing(damage: Callable[[GroupUnderFault, random.Random], object]) -> Havoc:

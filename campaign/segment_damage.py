@@ -17,8 +17,7 @@ from campaign.playing import played
 from campaign.rank_faults import finish, good_update, prepare
 from campaign.result import Result, named_ranks
 from wsm.errors import WsmError
-from wsm.signals.layout import HEADER_BYTES, SLOT_BYTES, WORD_BYTES, Layout
-from wsm.signals.names import segment_path
+from wsm.signals.layout import HEADER_BYTES, SLOT_BYTES, WORD_BYTES, Layout, segment_path
 
 SEEDS = 8
 _DEADLINE_S = 2.0

@@ -29,7 +29,7 @@ from campaign.playing import played
 from campaign.rank_faults import account
 from campaign.result import Result
 from wsm import Controller
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 
 SEEDS = 4
 _KINDS = ("kill", "kill-after-rank", "stop", "stop-and-kill-rank")

@@ -18,7 +18,7 @@ from tests.needs import OWN_MOUNTS
 from tests.sources import modules
 from wsm.shared_directory import SHARED_MEMORY, VARIABLE, ForeignPathError, private_directory
 from wsm.signals.fastdeploy import EngineWordKind, engine_word_path
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 from wsm.signals.segment import Segment, existing_groups
 
 OWN_USERS = ("unshare", "--map-user=1000", "--map-group=1000")

@@ -38,7 +38,7 @@ from wsm.journal.replay import replay
 from wsm.journal.spans import TimelineSpan, extent, journal_spans, trace_text
 from wsm.printable import printable
 from wsm.receipt import Receipt
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 from wsm.signals.ownership import remove_abandoned
 
 _NAME = re.compile(r"wsm\.(demo-\d+)(\.lock)?")

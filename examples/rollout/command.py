@@ -13,7 +13,7 @@ from examples.commands import require
 from wsm.cli._base import FROM_1, command, config_option, tell, wrong_usage
 from wsm.cli.serving import listening, listening_options, surfaces_named
 from wsm.printable import counted
-from wsm.signals.names import check_name
+from wsm.signals.layout import check_name
 
 if TYPE_CHECKING:
     from examples.rollout.supervisor import RolloutSupervisor

@@ -19,7 +19,7 @@ from typing import Any
 from examples.rollout.errors import FrameError
 from wsm import log
 from wsm.shared_directory import bind_socket
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 
 #: A batch of 10,000 prompts of 100 tokens is 5 MiB.
 MAX_FRAME_BYTES = 16 * 1024 * 1024

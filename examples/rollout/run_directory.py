@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 from wsm.status.facts import CacheProcess
 
 CONFIG_FILE: Final = "config.json"

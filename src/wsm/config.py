@@ -18,8 +18,7 @@ from msgspec import Meta
 
 from wsm.config_reading import ConfigurationError, build, read_yaml, typed_section, unknown_option
 from wsm.signals.errors import SegmentNameError
-from wsm.signals.layout import MAX_WORLD_SIZE
-from wsm.signals.names import check_name
+from wsm.signals.layout import MAX_WORLD_SIZE, check_name
 from wsm.strategies.registry import (
     OWN_SECTIONS,
     find_strategy,

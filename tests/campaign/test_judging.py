@@ -32,7 +32,7 @@ from examples.rollout.request import FinishReason, Generation
 from tests.leftovers import group_name
 from wsm.command import parse_tags
 from wsm.controller.errors import CommandTimeoutError, RankLostError
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 from wsm.states.vocabulary import KVPolicy, Tag
 from wsm.testing import InMemoryRequests
 

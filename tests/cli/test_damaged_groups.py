@@ -15,8 +15,7 @@ from tests.another_user import ANOTHER_USER
 from tests.leftovers import group_name
 from wsm.cli._base import UNFORESEEN
 from wsm.journal.entry import KINDS, JournalEntry
-from wsm.signals.layout import LAYOUT_VERSION
-from wsm.signals.names import segment_path
+from wsm.signals.layout import LAYOUT_VERSION, segment_path
 from wsm.signals.segment import Segment
 
 Damage = Callable[[Path], None]

@@ -18,7 +18,7 @@ import yaml
 import wsm
 from tests.leftovers import group_name
 from wsm.signals.errors import SegmentMissingError
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 from wsm.strategies import publish_snapshot
 from wsm.strategies.tensor import TensorSpec
 

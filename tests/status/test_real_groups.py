@@ -15,8 +15,7 @@ import wsm
 from wsm.journal.entry import LineRing
 from wsm.metrics.families import families
 from wsm.metrics.history import JournalCounts
-from wsm.signals.layout import LAYOUT_VERSION
-from wsm.signals.names import segment_path
+from wsm.signals.layout import LAYOUT_VERSION, segment_path
 from wsm.signals.segment import Segment, SegmentImage
 from wsm.status import explain, facts_of_file, read_facts
 from wsm.strategies import publish_snapshot

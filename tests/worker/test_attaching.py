@@ -17,7 +17,7 @@ from wsm import SERVE, ConfigurationError, Deadlines, WsmConfig
 from wsm.controller.errors import RankLostError
 from wsm.group_segment import own_group
 from wsm.signals.errors import SegmentMissingError, SegmentReplacedError
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 from wsm.signals.ownership import claimed
 from wsm.signals.presence import Occupant, ProcessIdentity, write_occupant
 from wsm.signals.segment import Segment

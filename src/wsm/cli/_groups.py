@@ -12,7 +12,7 @@ from wsm.config import WsmConfig, config_from_mapping, read_mapping
 from wsm.controller.group_view import GroupView
 from wsm.errors import BadInputError, WsmError
 from wsm.signals.errors import SegmentMissingError
-from wsm.signals.names import check_name, segment_path
+from wsm.signals.layout import check_name, segment_path
 from wsm.signals.owner_settings import settings_in
 from wsm.signals.segment import Segment, SegmentImage, existing_groups
 

@@ -11,7 +11,7 @@ from wsm.cli._groups import image_of
 from wsm.cli._remote import server_of, server_url
 from wsm.cli.journal import Story
 from wsm.errors import WsmError
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 from wsm.status import Explanation, GroupStatus, explain, facts_of_file
 from wsm.status.reading import facts_with_locks
 from wsm.status.text import TRANSITIONS

@@ -41,7 +41,7 @@ from wsm.http.native.schema import FleetAnswer
 from wsm.metrics.history import ServerCounts
 from wsm.receipt import Outcome, Receipt
 from wsm.shared_directory import remove_ours
-from wsm.signals.names import segment_path
+from wsm.signals.layout import segment_path
 from wsm.signals.owner_settings import settings_in
 from wsm.signals.presence import ProcessIdentity
 from wsm.signals.segment import Segment

@@ -13,7 +13,7 @@ from wsm.clock import monotonic_ns
 from wsm.errors import RefusedError, WsmError
 from wsm.metrics.follow import Followed
 from wsm.metrics.history import ServerCounts
-from wsm.signals.names import check_name, segment_path
+from wsm.signals.layout import check_name, segment_path
 from wsm.signals.segment import SegmentImage, existing_groups
 from wsm.status import GroupStatus
 from wsm.status.reading import facts_with_locks

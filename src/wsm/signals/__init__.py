@@ -6,12 +6,11 @@ actions and no paddle.
 ======================  ==================================================================================
 module                  responsible for
 ======================  ==================================================================================
-:mod:`.layout`          what is where in a segment, its header, and its payload slots: start here
+:mod:`.layout`          names and paths of segments, and what is where in one: start here
 :mod:`.segment`         one group's segment: create, attach, adopt, remove; a copy that is only looked at
 :mod:`.ownership`       who owns a segment, and when another process may take it over
 :mod:`._memory`         files of shared memory: opened, checked, mapped, published whole
 :mod:`.owner_settings`  what the owner says of the whole group
-:mod:`.names`           names and paths of segments
 :mod:`.presence`        which process stands at a place, the action that it is in, and since when
 :mod:`.lock_file`       byte locks of the kernel in one file per group
 :mod:`.liveness`        who stands for a participant, who is the controller; being told when one dies

@@ -26,7 +26,7 @@ from wsm.signals.errors import (
     SegmentAccessError,
     SegmentMissingError,
 )
-from wsm.signals.names import check_name
+from wsm.signals.layout import check_name
 
 _LIBRARY = "libatomic.so.1"
 _SEQUENTIALLY_CONSISTENT = 5

@@ -1,4 +1,7 @@
-"""What is where in a segment: arithmetic on world size and helpers, its header, and its payload slots.
+"""Where a group's files lie, and what is where in its segment: words, header, payload slots and rings.
+
+``DIRECTORY/wsm.NAME`` is the segment, with ``.lock`` its lock file, with ``.new`` the segment while its owner
+still fills it. No name of a group ends so, or as an engine's files beside it (``.run``, ``.requests``).
 
 =================  =============================================================================
 bytes              content
@@ -25,6 +28,8 @@ order in which the stores become visible does not matter, on aarch64 neither.
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -32,7 +37,8 @@ from typing import NamedTuple
 
 from wsm.errors import BadInputError
 from wsm.journal.entry import RING_BYTES, Memory
-from wsm.signals.errors import SegmentTruncatedError, SlotReusedError
+from wsm.shared_directory import private_directory
+from wsm.signals.errors import SegmentNameError, SegmentTruncatedError, SlotReusedError
 
 #: Grows with every change of what is where, or of what a word or a byte of the lock file means.
 LAYOUT_VERSION = 11
@@ -264,3 +270,39 @@ class PayloadSlot:
 
 def _checksum(epoch: int, sequence: int, kind: int, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(_KEY.pack(epoch, sequence, kind, len(data))))
+
+
+_SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_MAX_NAME_LENGTH = 100
+_KEPT_SUFFIXES = (".lock", ".new", ".run", ".requests")
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can name a segment.
+
+    Raises
+    ------
+    SegmentNameError
+        If it is empty, too long, no single path component, or ends as wsm's own companion files do.
+    """
+    if not name or len(name) > _MAX_NAME_LENGTH:
+        raise SegmentNameError(name=name, reason=f"it has {len(name)} characters")
+    if not _SANE.fullmatch(name):
+        raise SegmentNameError(name=name, reason="it holds a character that is not allowed there")
+    if name.endswith(_KEPT_SUFFIXES):
+        raise SegmentNameError(name=name, reason="it ends as a companion file of another segment would")
+    return name
+
+
+def segment_path(name: str, directory: str | os.PathLike[str] | None = None) -> Path:
+    """Return the path of the segment `name`, in `directory` or in the private directory of this user.
+
+    Raises SegmentNameError; ForeignPathError if the private directory must not be used.
+    """
+    check_name(name)
+    return (private_directory() if directory is None else Path(directory)) / f"wsm.{name}"
+
+
+def lock_path(path: Path) -> Path:
+    """Path of the lock file beside the segment `path`."""
+    return path.with_name(path.name + ".lock")

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from wsm.errors import BadInputError, WsmError
 from wsm.signals._memory import SharedFile, opened, publish, refusal
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError
-from wsm.signals.layout import HEADER_BYTES, Header
+from wsm.signals.layout import HEADER_BYTES, Header, lock_path
 from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, create_lock_file, open_lock_file
-from wsm.signals.names import lock_path
 from wsm.signals.presence import read_occupant
 
 #: Bytes of the lock file: who commands, who owns, who decides in the place of a controller that is stopped,

@@ -16,9 +16,8 @@ from wsm.shared_directory import EVERY_USER, private_directory
 from wsm.signals import ownership
 from wsm.signals._memory import SharedFile, opened
 from wsm.signals.errors import SegmentTruncatedError
-from wsm.signals.layout import HEADER_BYTES, MAGIC, Header, PayloadSlot
+from wsm.signals.layout import HEADER_BYTES, MAGIC, Header, PayloadSlot, segment_path
 from wsm.signals.lock_file import LockFile, LockHold
-from wsm.signals.names import segment_path
 from wsm.signals.presence import Occupant, ProcessIdentity, read_occupant, write_occupant
 
 _PREFIX = "wsm."  # of the names of segments

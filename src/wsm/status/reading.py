@@ -18,8 +18,8 @@ from wsm.committed_record import NOTHING_COMMITTED, CommittedRecord, CommittedRe
 from wsm.errors import WsmError
 from wsm.journal import entry as kinds
 from wsm.journal.entry import JournalEntry
+from wsm.signals.layout import lock_path
 from wsm.signals.lock_file import LockFile, open_lock_file
-from wsm.signals.names import lock_path
 from wsm.signals.owner_settings import settings_in
 from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE, OWNER_BYTE
 from wsm.signals.presence import (
