@@ -37,7 +37,7 @@ ROOMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "drive": (
         tuple(
             f"controller/{name}.py"
-            for name in ("_drive", "_transaction", "_execution", "_records", "outcome", "group_view")
+            for name in ("_drive", "_transaction", "_execution", "outcome", "group_view")
         ),
         ("tests/controller",),
     ),

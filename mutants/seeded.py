@@ -130,7 +130,7 @@ SEEDED = (
     ),
     Seeded(
         "a partial update forgets the load options of its base",
-        "controller/_records.py",
+        "controller/group_view.py",
         "load = {**group.committed(view).load, **load}",
         "load = {**load}",
         "tests/controller/test_transaction.py::"

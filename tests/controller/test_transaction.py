@@ -14,10 +14,9 @@ from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord, write_record
 from wsm.config import WsmConfig
 from wsm.controller._drive import Drive
-from wsm.controller._records import committed_by
 from wsm.controller._transaction import Transaction
 from wsm.controller.errors import CommandTimeoutError, EpochEndedError
-from wsm.controller.group_view import ControllerJournal, GroupView
+from wsm.controller.group_view import ControllerJournal, GroupView, committed_by
 from wsm.controller.pending import Pending
 from wsm.group_segment import own_group
 from wsm.journal import entry as kinds

@@ -9,12 +9,11 @@ module                      responsible for
 :mod:`._execution`          one request, from the controller role to its receipt
 :mod:`._opening`            what a group can be asked now, and under which hold
 :mod:`._drive`              the shell: take the role, read, ask, store, wait
-:mod:`._records`            what arguments and reports say: a command's version, the record of its commit
 :mod:`._transaction`        one open command, from its word to its end
 :mod:`.abandoned_commands`   what a group does about a command, or a hold, whose controller is gone
 :mod:`.recovery`             a new epoch for a group that has lost a rank, and what it is given again
 :mod:`.keeper`              whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine
-:mod:`.group_view`          the group as a controller sees it: read its words, write the controller's
+:mod:`.group_view`          the group as a controller sees it: its words, arguments and reports
 :mod:`._engine_words`       FastDeploy's words, taken and answered around a command
 :mod:`.engine_bridge`       FastDeploy's words, obeyed: :class:`EngineBridge`
 :mod:`.outcome`             who died or hangs in a command; from reports to an error that names them

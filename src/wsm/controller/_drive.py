@@ -22,8 +22,7 @@ from wsm.clock import monotonic_ns
 from wsm.command import CommandArguments, ReportFormatError
 from wsm.committed_record import CommittedRecord, CommittedRecordError, write_record
 from wsm.controller import outcome
-from wsm.controller._records import brought, committed_by, known_arguments
-from wsm.controller.group_view import GroupAccess, GroupView, Look
+from wsm.controller.group_view import GroupAccess, GroupView, Look, brought, committed_by, known_arguments
 from wsm.journal import entry as kinds
 from wsm.signals.errors import RoleBusyError, SegmentMissingError, SegmentReplacedError, SlotReusedError
 from wsm.signals.liveness import Life

@@ -29,10 +29,9 @@ from wsm.controller._opening import (
     restore_of,
     under_hold,
 )
-from wsm.controller._records import commanded_version, known_arguments
 from wsm.controller._transaction import Transaction, decision_held
 from wsm.controller.errors import MixedGroupError, withdrawn
-from wsm.controller.group_view import GroupAccess
+from wsm.controller.group_view import GroupAccess, commanded_version, known_arguments
 from wsm.controller.pending import Pending, Verdict, decided_otherwise
 from wsm.errors import RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt

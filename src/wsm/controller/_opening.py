@@ -14,9 +14,8 @@ from msgspec import structs
 from wsm.command import CommandArguments
 from wsm.controller import outcome
 from wsm.controller._command_request import CommandRequest
-from wsm.controller._records import loads
 from wsm.controller.errors import hold_closed
-from wsm.controller.group_view import GroupView
+from wsm.controller.group_view import GroupView, loads
 from wsm.errors import RefusedError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.owner_settings import loop_without_poll

@@ -16,9 +16,8 @@ from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.controller import outcome
 from wsm.controller._drive import Drive, Kind
-from wsm.controller._records import commanded_version
 from wsm.controller.errors import DecisionHeldError, EpochEndedError, UnsettledError
-from wsm.controller.group_view import GroupView, Look
+from wsm.controller.group_view import GroupView, Look, commanded_version
 from wsm.controller.outcome import LOOK_S, CommandWatch
 from wsm.controller.pending import Pending
 from wsm.errors import GroupError, RefusedError, WsmError

@@ -24,8 +24,7 @@ from wsm.command import CommandArguments
 from wsm.controller._command_request import admission_of
 from wsm.controller._drive import Drive, Kind
 from wsm.controller._opening import require_able
-from wsm.controller._records import known_arguments
-from wsm.controller.group_view import GroupAccess, GroupView, Look
+from wsm.controller.group_view import GroupAccess, GroupView, Look, known_arguments
 from wsm.errors import GroupError, WsmError
 from wsm.signals.errors import go_on_or_end
 from wsm.signals.segment import Segment

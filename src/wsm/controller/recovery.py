@@ -21,11 +21,10 @@ from wsm.committed_record import CommittedRecord, CommittedRecordError, commit_r
 from wsm.controller import outcome
 from wsm.controller._command_request import SETTLE_S
 from wsm.controller._opening import require_able, restore_of
-from wsm.controller._records import known_arguments
 from wsm.controller._transaction import Transaction
 from wsm.controller.abandoned_commands import AbandonedCommands
 from wsm.controller.errors import RankLostError
-from wsm.controller.group_view import GroupView, Look
+from wsm.controller.group_view import GroupView, Look, known_arguments
 from wsm.controller.pending import Pending
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
