@@ -14,7 +14,7 @@ from wsm import Outcome
 from wsm.committed_record import committed_record
 from wsm.controller import _drive as drive
 from wsm.controller.errors import CommandRefusedError, RankFailedError, RankLostError
-from wsm.journal import lines
+from wsm.journal import entry
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.segment import Segment
 from wsm.states import epochs
@@ -188,7 +188,7 @@ def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept, m
         at_the_file.append((commander(kept).status().operation, kept.recovery.group.role.holder()))
         return opened(path, **how)
 
-    opened = lines.open_to_append
+    opened = entry.open_to_append
     kept.group.order(1, "write", "hold")
     arguments = (kept.group.name, str(kept.group.directory), "update", "2", "never")
     controller = Program(CONTROLLER, *arguments)
@@ -200,7 +200,7 @@ def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept, m
     finally:
         controller.close()
     assert commander(kept).status().operation == "UPDATE"
-    monkeypatch.setattr(lines, "open_to_append", open_to_append)
+    monkeypatch.setattr(entry, "open_to_append", open_to_append)
     kept.recovery.look()
     monkeypatch.undo()
     assert commander(kept).status().operation == "ABORT"
