@@ -18,7 +18,6 @@ from campaign.controller_faults import judge_end, other_controller, others_are_r
 from campaign.environment import victims_environment
 from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, HALVES, operation_of
-from campaign.playing import played
 from campaign.rank_faults import prepare
 from campaign.result import Result
 
@@ -41,12 +40,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, name, f"{WHAT}:{act}:{at}") for name, act, at in (*killed, *stopped)]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     _, act, at_ms = case.what.split(":")
     before = prepare(case.operation, group, result)
     version = group.publish() if operation_of(case.operation).brings_weights else None

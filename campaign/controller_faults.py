@@ -18,7 +18,6 @@ from campaign.environment import victims_environment
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import operation_of, outcome_of
-from campaign.playing import played
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
 from wsm.signals.errors import RoleBusyError
@@ -63,12 +62,8 @@ def cases(kind: str, ranks: int, operations: Container[str]) -> list[Case]:
     ]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     fault = case.fault
     before = prepare(case.operation, group, result)
     version = group.publish() if operation_of(case.operation).brings_weights else None

@@ -1,7 +1,8 @@
-"""Every family of cases: who names them and who plays them."""
+"""Every family of cases: who names them, who plays them, and what one is played on."""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -25,17 +26,20 @@ from campaign import (
     supervisor_faults,
     unversioned,
 )
+from campaign.asking import HangError
 from campaign.case import Case
 from campaign.catalogue import every_case, every_other_case, hear_points
 from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, HALVES, HOLDS, POLICIES, PREPARES
 from campaign.result import Result
 
+_Play = Callable[[Case, GroupUnderFault, Result], None]
+
 #: Who plays which operation; all others are faults of ranks.
-_PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
+_PLAYERS: dict[str, _Play] = {
+    "boot": rank_faults.play_boot,
     "files": file_damage.play,
     "segment": segment_damage.play,
-    "storage": storage.play,
     "random": random_faults.play,
     "havoc": havoc.play,
     holds_midway.OPERATION: holds_midway.play,
@@ -98,14 +102,37 @@ def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
 
 
 def play(case: Case, group: GroupUnderFault) -> Result:
-    """Play one case."""
+    """Return what became of a case; a hang is a problem of its result, and ends the case's group."""
+    if case.operation == "storage":
+        return storage.play(case)
+    if _kills_owner(case):
+        group = GroupUnderFault(case.kind, case.ranks)
+    result, began = Result(str(case)), time.monotonic()
+    try:
+        _player(case)(case, group, result)
+    except HangError as hang:
+        result.problems.append(f"hang: {hang}")
+        result.outcome = result.outcome or "hang"
+        result.leftovers += group.stop()
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _kills_owner(case: Case) -> bool:
+    """Whether the victim owns the group, so that the case has a group of its own beside the given one."""
+    if case.operation == prepares_midway.OPERATION:
+        return case.what.startswith("owner:")
+    return case.operation in (holds_midway.OPERATION, "supervisor")
+
+
+def _player(case: Case) -> _Play:
     if case.what.startswith(abandoned.WHAT):
-        return abandoned.play(case, group)
+        return abandoned.play
     if case.operation in PREPARES and case.what.startswith(("controller/", prepares.LATE)):
-        return prepares.play(case, group)
+        return prepares.play
     if case.what.startswith("controller/"):
-        return controller_faults.play(case, group)
-    return _PLAYERS.get(case.operation, rank_faults.play)(case, group)
+        return controller_faults.play
+    return _PLAYERS.get(case.operation, rank_faults.play)
 
 
 def sample(cases: Sequence[Case], size: int) -> list[Case]:

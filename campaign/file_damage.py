@@ -11,11 +11,9 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from campaign.asking import HangError
 from campaign.case import Case
 from campaign.environment import victims_environment
 from campaign.fault import Act, Fault
@@ -54,21 +52,9 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, "files", what) for what in (*damage, *deaths)]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    result = Result(str(case))
-    began = time.monotonic()
-    try:
-        if case.what.startswith("trainer/"):
-            _play_trainer(case, group, result)
-        else:
-            _play_damage(case, group, result)
-    except HangError as hang:
-        result.problems.append(f"hang: {hang}")
-        result.outcome = "hang"
-        result.leftovers += group.stop()
-    result.seconds = time.monotonic() - began
-    return result
+    (_play_trainer if case.what.startswith("trainer/") else _play_damage)(case, group, result)
 
 
 def _play_damage(case: Case, group: GroupUnderFault, result: Result) -> None:

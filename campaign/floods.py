@@ -22,7 +22,6 @@ from campaign.flooding_peer import KINDS
 from campaign.group import GroupUnderFault
 from campaign.operations import outcome_of
 from campaign.played_config import shards_of
-from campaign.playing import played
 from campaign.rank_faults import account
 from campaign.result import Result
 from wsm.errors import WsmError
@@ -69,12 +68,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, "floods", each.replace(" ", "-")) for each in said]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case, on a group of its own whose versions are streamed."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     hold_out(case, group, result, arrives="ipc_async", publishes=_streamed, plays=_PLAYS)
 
 

@@ -20,7 +20,6 @@ from campaign.deaths_midway import Havoc
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, HALVES, POLICIES, operation_of
-from campaign.playing import played
 from campaign.rank_faults import account, finish, prepare
 from campaign.result import Result
 from wsm.errors import WsmError
@@ -63,12 +62,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, "havoc", f"{what}:{seed}") for what in KINDS for seed in range(SEEDS)]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     what, _, _ = case.what.partition(":")
     chance = random.Random(str(case))  # noqa: S311 - a case must be the same every time
     operation = chance.choice(sorted(POINTS) if what == WITH_CONTROLLER else _OPERATIONS)

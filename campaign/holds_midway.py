@@ -19,7 +19,6 @@ from campaign.deaths_midway import send
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import outcome_of
-from campaign.playing import played
 from campaign.result import Result
 from campaign.supervisor_faults import next_owner, owned_group, require_good_end, serves_again
 from wsm import Controller, Outcome, RoleBusyError
@@ -43,13 +42,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, OPERATION, what) for what in whats]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
-    """Play one case, on a group of its own beside the one that is given."""
-    del group
-    return played(case, GroupUnderFault(case.kind, case.ranks), _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
+    """Play one case; `group` is its own, and nobody has started it."""
     name, act, point = case.what.split(":", 2)
     with contextlib.ExitStack() as ending:
         ending.callback(group.__exit__, None, None, None)

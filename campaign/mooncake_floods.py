@@ -21,7 +21,6 @@ from campaign.flooding_peer import MOONCAKE_KINDS
 from campaign.floods import SHAPES, flood, hold_out, timely
 from campaign.group import GroupUnderFault
 from campaign.played_config import shards_of
-from campaign.playing import played
 from campaign.result import Result
 from wsm.strategies import MooncakePublisher
 from wsm.strategies.conversation import listen
@@ -95,12 +94,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, "mooncake", each.replace(" ", "-")) for each in said]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case, on a group of its own that reads versions over Mooncake."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     hold_out(case, group, result, arrives="mooncake", publishes=_published, plays=_PLAYS)
 
 

@@ -17,7 +17,6 @@ from campaign.controller_faults import DECIDED_S, other_controller
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import PREPARES, Begin, operation_of, outcome_of
-from campaign.playing import played
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
 from wsm.controller.errors import DecisionHeldError
@@ -58,12 +57,8 @@ def _points(name: str) -> tuple[str, ...]:
     return (*begin, PREPARED, *decide, *stored)
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     late, asked = case.what.startswith(LATE), operation_of(case.operation)
     fault = Fault("controller", PREPARED, Act(case.what.partition(":")[2])) if late else case.fault
     before = prepare(case.operation, group, result)

@@ -21,7 +21,6 @@ from campaign.deaths_midway import send
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import outcome_of
-from campaign.playing import played
 from campaign.prepares import PREPARED
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
@@ -48,12 +47,13 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, OPERATION, what) for what in whats]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
-    """Play one case; where the owner is the victim, on a group of its own beside the one that is given."""
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
+    """Play one case; where the owner is the victim, `group` is the case's own, and nobody has started it."""
     about, _, what = case.what.partition(":")
     if about == "owner":
-        return played(case, GroupUnderFault(case.kind, case.ranks), partial(_owner, what))
-    return played(case, group, partial(_holder, what))
+        _owner(what, group, result)
+    else:
+        _holder(case.what, group, result)
 
 
 # -- a holder, and a rank -----------------------------------------------------------------------------
@@ -71,8 +71,8 @@ _HOLDER = {
 }
 
 
-def _holder(what: str, case: Case, group: GroupUnderFault, result: Result) -> None:
-    name = what.partition(":")[0]
+def _holder(what: str, group: GroupUnderFault, result: Result) -> None:
+    name = what.split(":")[1]
     fault = Fault("controller", PREPARED, Act.FREEZE)
     before = prepare(name, group, result)
     version, mark = group.publish(), group.mark()
@@ -83,7 +83,7 @@ def _holder(what: str, case: Case, group: GroupUnderFault, result: Result) -> No
             result.problems.append("it was never prepared")
             return
         group.await_standing(process.pid)
-        for who in _HOLDER[case.what]:
+        for who in _HOLDER[what]:
             if who == "rank":
                 os.kill(rank, signal.SIGKILL)
                 if "prepare" in name and process.poll() is None:
@@ -100,7 +100,7 @@ def _holder(what: str, case: Case, group: GroupUnderFault, result: Result) -> No
     allowed = ["held" if name == "prepare-held" else "old version"]
     if name.endswith("in_place"):
         allowed.append("CLEARED")  # where it was aborted before the rank was seen to be gone
-    if "go" in _HOLDER[case.what]:
+    if "go" in _HOLDER[what]:
         allowed.append(
             "new version"
         )  # all had prepared: if its caller is quicker than the recovery, it counts
@@ -121,8 +121,7 @@ def _waits_for(group: GroupUnderFault, words: str, since: int) -> None:
 # -- the owner of the group -----------------------------------------------------------------------------
 
 
-def _owner(what: str, case: Case, group: GroupUnderFault, result: Result) -> None:
-    del case
+def _owner(what: str, group: GroupUnderFault, result: Result) -> None:
     with contextlib.ExitStack() as ending:
         ending.callback(group.__exit__, None, None, None)
         before = group.publish()

@@ -17,7 +17,6 @@ from campaign.case import Case
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import operation_of
-from campaign.playing import played
 from campaign.rank_faults import STOPPED_DEADLINE_S, aftermath, finish, judge_answer, judge_group, prepare
 from campaign.result import Result
 
@@ -33,12 +32,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, "random", f"seed:{seed}") for seed in range(SEEDS)]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     chance = random.Random(str(case))  # noqa: S311 - a case must be the same every time
     for _ in range(_ROUNDS):
         _round(group, result, chance)

@@ -21,7 +21,6 @@ from campaign.case import Case
 from campaign.fault import Act, Fault, Fired
 from campaign.group import GroupUnderFault, Mark
 from campaign.operations import Begin, operation_of, outcome_of
-from campaign.playing import played
 from campaign.result import Result, named_ranks
 from wsm.controller.errors import CommandRefusedError, RankLostError, UnsettledError
 from wsm.errors import GroupError, WsmError
@@ -43,12 +42,8 @@ _WAYS = {
 }
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case on a group that is in any state; the group serves a good version afterwards."""
-    return played(case, group, _play_boot if case.operation == "boot" else _play_command)
-
-
-def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
     fault, may_commit = case.fault, True
     patience_s = STOPPED_DEADLINE_S[group.kind]
     answer: Answer | None = None
@@ -92,7 +87,8 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
     finish(group, result)
 
 
-def _play_boot(case: Case, group: GroupUnderFault, result: Result) -> None:
+def play_boot(case: Case, group: GroupUnderFault, result: Result) -> None:
+    """Play one case while the group boots; it serves a good version afterwards."""
     fault = case.fault
     result.leftovers += group.stop()
     version = group.publish()

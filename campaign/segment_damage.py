@@ -13,7 +13,6 @@ import random
 from campaign.asking import HangError
 from campaign.case import Case
 from campaign.group import GroupUnderFault
-from campaign.playing import played
 from campaign.rank_faults import finish, good_update, prepare
 from campaign.result import Result, named_ranks
 from wsm.errors import WsmError
@@ -36,12 +35,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, "segment", f"flip:{place}:{seed}") for place in places for seed in range(SEEDS)]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     _, place, seed = case.what.split(":")
     prepare("in_place", group, result)
     version = group.publish()

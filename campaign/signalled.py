@@ -31,7 +31,6 @@ from campaign.environment import victims_environment
 from campaign.group import GroupUnderFault
 from campaign.leftovers import directory_prefix
 from campaign.operations import outcome_of
-from campaign.playing import played
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
 from wsm.shared_directory import private_directory
@@ -82,12 +81,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     ]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     name, how, _ = case.what.split(":")
     command, chance = COMMANDS[name], random.Random(case.what)  # noqa: S311 - the same every time
     before = prepare("in_place", group, result) if command.group else None

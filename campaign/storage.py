@@ -14,7 +14,6 @@ from functools import lru_cache
 
 from campaign.case import Case
 from campaign.environment import victims_environment
-from campaign.group import GroupUnderFault
 from campaign.result import Result
 
 #: What is played where mounts are possible; the words are those of :mod:`campaign.storage_process`.
@@ -30,7 +29,7 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, "storage", what) for what in possible]
 
 
-def play(case: Case, _group: GroupUnderFault) -> Result:
+def play(case: Case) -> Result:
     """Play one case, in a process and on a group of its own."""
     began = time.monotonic()
     own = own_mounts() if case.what in MOUNTED else ()

@@ -25,7 +25,6 @@ from campaign.deaths_midway import send
 from campaign.environment import victims_environment
 from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, operation_of
-from campaign.playing import played
 from campaign.rank_faults import account
 from campaign.result import Result
 from wsm import Controller
@@ -41,13 +40,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, "supervisor", f"{what}:{seed}") for what in _KINDS for seed in range(SEEDS)]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
-    """Play one case, on a group of its own beside the one that is given."""
-    del group
-    return played(case, GroupUnderFault(case.kind, case.ranks), _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
+    """Play one case; `group` is its own, and nobody has started it."""
     what, _, _ = case.what.partition(":")
     chance = random.Random(str(case))  # noqa: S311 - a case must be the same every time
     group.publish()

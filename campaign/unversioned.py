@@ -19,7 +19,6 @@ from campaign.case import Case
 from campaign.group import GroupUnderFault
 from campaign.memory_rank import number_of
 from campaign.played_config import shards_of
-from campaign.playing import played
 from campaign.rank_faults import account, finish, prepare
 from campaign.result import Result, named_ranks
 from wsm.strategies.trainer.tensors import bytes_of, specs_of
@@ -41,12 +40,8 @@ def cases(kind: str, ranks: int) -> list[Case]:
     return [Case(kind, ranks, OPERATION, f"{way}:{seed}") for way in WAYS for seed in range(SEEDS)]
 
 
-def play(case: Case, group: GroupUnderFault) -> Result:
+def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case."""
-    return played(case, group, _play)
-
-
-def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     way = case.what.partition(":")[0]
     chance = random.Random(case.what)  # noqa: S311 - a case must be the same every time
     prepare("in_place", group, result)
