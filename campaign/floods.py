@@ -11,7 +11,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _JOIN_S = 12.0
 _IN_ITS_PLACE = ("small messages", "large messages", "endless parts", "no ZMQ", "connections")
 
 Shards = dict[int, dict[str, Any]]
+Publish = Callable[[GroupUnderFault, Callable[[], Any], str], Any]
 
 
 def _another_shape(shards: Shards) -> None:
@@ -70,7 +71,7 @@ def cases(kind: str, ranks: int) -> list[Case]:
 
 def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case, on a group of its own whose versions are streamed."""
-    hold_out(case, group, result, arrives="ipc_async", publishes=_streamed, plays=_PLAYS)
+    hold_out(case, group, result, arrives="ipc_async", publishes=_streamed)
 
 
 def hold_out(
@@ -79,8 +80,8 @@ def hold_out(
     result: Result,
     *,
     arrives: str,
-    publishes: Callable[[GroupUnderFault, Callable[[], Any]], Any],
-    plays: Mapping[str, Callable[[GroupUnderFault, str], Answer]],
+    publishes: Publish,
+    speaks: tuple[str, ...] = (),
 ) -> None:
     """Start a group whose versions come from a trainer, let a peer flood or lie, and judge what came of it.
 
@@ -91,16 +92,18 @@ def hold_out(
     arrives : str
         How versions come, as :class:`campaign.group.GroupUnderFault` takes it.
     publishes : callable
-        ``publishes(group, ask)``: lets the newest version be had while the group is asked for it.
-    plays : mapping of str to callable
-        By who floods or lies: asks for version 2 beside that, and returns the answer.
+        ``publishes(group, ask, said)``: lets the newest version be had, or what is `said` instead, while the
+        group is asked for it; returns what came of the asking.
+    speaks : tuple of str
+        How :mod:`campaign.flooding_peer` is told what to speak.
     """
     who, _, said = case.what.replace("-", " ").partition(":")
     result.leftovers += group.stop()  # what its ranks are told by their environment is for another group
     with GroupUnderFault(case.kind, case.ranks, arrives=arrives) as own:
         own.published = 1
-        publishes(own, own.start)
-        answer, began = plays[who](own, said), time.monotonic()
+        publishes(own, own.start, "")
+        own.published = 2
+        answer, began = _ask_beside(own, who, said, publishes, speaks), time.monotonic()
         result.said = answer.said
         result.error = "" if answer.error is None else type(answer.error).__name__
         own.until(lambda: own.status().over, "the command is over")
@@ -112,7 +115,7 @@ def hold_out(
         lied = who != "stranger"
         result.require(not lied or answer.receipt is None, f"what it must not load was loaded: {answer.said}")
         own.published = 3
-        good = publishes(own, lambda: own.command("update", 3))
+        good = publishes(own, lambda: own.command("update", 3), "")
         if good.receipt is None:
             result.problems.append(f"a good version afterwards failed: {good.said}")
         else:
@@ -120,8 +123,8 @@ def hold_out(
         result.leftovers += own.stop()
 
 
-def _streamed(group: GroupUnderFault, ask: Callable[[], Any], said: str = "") -> Any:
-    """Stream the newest version while the group is asked for it; return what came of the asking."""
+def _streamed(group: GroupUnderFault, ask: Callable[[], Any], said: str) -> Any:
+    """Stream the newest version, or a lie about it, while the group is asked for it."""
     version = group.published
     shards = shards_of(group.config, version)
     if said in SHAPES:
@@ -134,37 +137,28 @@ def _streamed(group: GroupUnderFault, ask: Callable[[], Any], said: str = "") ->
     return answer
 
 
-def _stranger(group: GroupUnderFault, said: str) -> Answer:
-    group.published = 2
+def _ask_beside(
+    group: GroupUnderFault, who: str, said: str, publishes: Publish, speaks: tuple[str, ...]
+) -> Answer:
+    """Ask for the newest version while a peer floods or lies; return the answer."""
+    address = group.trainer_address
+    if who == "instead":
+        with _flood("--listen", *speaks, address, said):
+            answer = _timely(group)
+        Path(address.removeprefix("ipc://")).unlink()
+        return answer
     with contextlib.ExitStack() as stack:
 
         def ask() -> Answer:
-            stack.enter_context(flood(group.trainer_address, said))
-            return timely(group)
+            if who == "stranger":
+                stack.enter_context(_flood(*speaks, address, said))
+            return _timely(group)
 
-        answer: Answer = _streamed(group, ask)
-    return answer
-
-
-def _instead(group: GroupUnderFault, said: str) -> Answer:
-    group.published = 2
-    address = group.trainer_address
-    with flood("--listen", address, said):
-        answer = timely(group)
-    Path(address.removeprefix("ipc://")).unlink()
-    return answer
+        heard: Answer = publishes(group, ask, said if who == "trainer" else "")
+    return heard
 
 
-def _trainer(group: GroupUnderFault, said: str) -> Answer:
-    group.published = 2
-    answer: Answer = _streamed(group, lambda: timely(group), said)
-    return answer
-
-
-_PLAYS = {"stranger": _stranger, "instead": _instead, "trainer": _trainer}
-
-
-def timely(group: GroupUnderFault) -> Answer:
+def _timely(group: GroupUnderFault) -> Answer:
     """Ask for version 2, and hold the caller's deadline against when it was answered."""
     began = time.monotonic()
     answer = group.command("in_place", 2, deadline_s=_DEADLINE_S)
@@ -175,7 +169,7 @@ def timely(group: GroupUnderFault) -> Answer:
 
 
 @contextlib.contextmanager
-def flood(*arguments: str) -> Iterator[None]:
+def _flood(*arguments: str) -> Iterator[None]:
     """Let a process flood an address, or each caller of it, until the block ends."""
     peer = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
         [sys.executable, "-m", "campaign.flooding_peer", *arguments],

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from campaign.asking import Answer
 from campaign.case import Case
 from campaign.flooding_peer import MOONCAKE_KINDS
-from campaign.floods import SHAPES, flood, hold_out, timely
+from campaign.floods import SHAPES, hold_out
 from campaign.group import GroupUnderFault
 from campaign.played_config import shards_of
 from campaign.result import Result
@@ -96,11 +94,14 @@ def cases(kind: str, ranks: int) -> list[Case]:
 
 def play(case: Case, group: GroupUnderFault, result: Result) -> None:
     """Play one case, on a group of its own that reads versions over Mooncake."""
-    hold_out(case, group, result, arrives="mooncake", publishes=_published, plays=_PLAYS)
+    hold_out(case, group, result, arrives="mooncake", publishes=_published, speaks=("--mooncake",))
 
 
-def _published(group: GroupUnderFault, ask: Callable[[], Any]) -> Any:
-    """Publish the newest version honestly while the group is asked for it; return what came of the asking."""
+def _published(group: GroupUnderFault, ask: Callable[[], Any], said: str) -> Any:
+    """Publish the newest version, or a lie about it, while the group is asked for it."""
+    if said:
+        with _lying(group, said):
+            return ask()
     with MooncakePublisher(group.trainer_address, lease_s=_LEASE_S) as publisher:
         publisher.publish(group.published, shards_of(group.config, group.published))
         return ask()
@@ -142,32 +143,3 @@ class _Revoking(dict[int, Any]):
     def __getitem__(self, rank: int) -> Any:
         self._revoke("the trainer goes on")
         return super().__getitem__(rank)
-
-
-def _stranger(group: GroupUnderFault, said: str) -> Answer:
-    group.published = 2
-
-    def ask() -> Answer:
-        with flood("--mooncake", group.trainer_address, said):
-            return timely(group)
-
-    answer: Answer = _published(group, ask)
-    return answer
-
-
-def _instead(group: GroupUnderFault, said: str) -> Answer:
-    group.published = 2
-    address = group.trainer_address
-    with flood("--listen", "--mooncake", address, said):
-        answer = timely(group)
-    Path(address.removeprefix("ipc://")).unlink()
-    return answer
-
-
-def _trainer(group: GroupUnderFault, said: str) -> Answer:
-    group.published = 2
-    with _lying(group, said):
-        return timely(group)
-
-
-_PLAYS = {"stranger": _stranger, "instead": _instead, "trainer": _trainer}
