@@ -1,14 +1,16 @@
-"""Several processes die or stand still while a command is under way, or while its group is restored."""
+"""Processes die, stand still or run out of something while a command is under way, or a group is restored."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
+import resource
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 from campaign.fault import Act, Fault
@@ -112,6 +114,37 @@ def _while_restored(group: GroupUnderFault, chance: random.Random) -> Callable[[
     return afterwards
 
 
+def _without(kind: int, now: Callable[[int], int]) -> Havoc:
+    """Give one no more of a resource than it has now, until the caller was answered."""
+
+    def begin(group: GroupUnderFault, chance: random.Random) -> Callable[[], object]:
+        pid = chance.choice(group.supervisor.pids())
+        before = resource.prlimit(pid, kind)
+        wait = later(chance, lambda: _limit(pid, kind, (now(pid), before[1])))
+
+        def afterwards() -> None:
+            wait()
+            _limit(pid, kind, before)
+
+        return afterwards
+
+    return begin
+
+
+def _limit(pid: int, kind: int, limits: tuple[int, int]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended over it, and another one takes its place
+        resource.prlimit(pid, kind, limits)
+
+
+def _descriptors(pid: int) -> int:
+    return max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()) + 1
+
+
+def _address_space(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()
+
+
 KINDS: dict[str, Havoc] = {
     "two": _at_once(2, signal.SIGKILL),
     "all": _at_once(None, signal.SIGKILL),
@@ -119,4 +152,7 @@ KINDS: dict[str, Havoc] = {
     "stand": _stand,
     "two-lines": _two_lines,
     "while-restored": _while_restored,
+    "no-descriptors": _without(resource.RLIMIT_NOFILE, _descriptors),
+    "no-memory": _without(resource.RLIMIT_AS, _address_space),
+    "no-file-size": _without(resource.RLIMIT_FSIZE, lambda _pid: 0),
 }

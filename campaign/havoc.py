@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from campaign import damage_midway, deaths_midway, other_user, starved
+from campaign import damage_midway, deaths_midway, other_user
 from campaign.asking import HANG_S, Answer, HangError
 from campaign.case import Case
 from campaign.controller_faults import POINTS, other_controller
@@ -50,7 +50,6 @@ KINDS: dict[str, Havoc] = {
     WITH_CONTROLLER: lambda _group, _chance: bool,
     **deaths_midway.KINDS,
     **damage_midway.KINDS,
-    **starved.KINDS,
     **other_user.KINDS,
 }
 

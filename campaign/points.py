@@ -3,7 +3,7 @@
 A rank passes a point with every line of its journal (``started:load_weights``, ``word:PREPARED``,
 ``transition:weights.CLEARED`` ...), with the begin and the end of every action's own work (``begin:``,
 ``done:``), with each tensor that is written (``write``) and inside its steps (``step``); ``line`` is any line
-of wsm after the first journal line since the order (:mod:`campaign.line_points`). A controller passes one
+of wsm after the first journal line since the order (:class:`LineCounter`). A controller passes one
 before and after each of its words. Nothing of wsm is changed but what these wrappers add.
 """
 
@@ -12,16 +12,18 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import wsm
 from campaign.environment import DIRECTORY_VARIABLE
 from campaign.fault import Act, Fault, Fired, OrderBook
-from campaign.line_points import LINE, LineCounter
 from wsm.actions._weights import WatchedTarget
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
@@ -31,6 +33,11 @@ from wsm.journal.entry import Journal, JournalEntry
 from wsm.states.words import CommandWord, CommittedWord
 from wsm.strategies.applier.memory_target import StagedMemory
 from wsm.strategies.tensor import WeightTarget
+
+#: What orders call the next line.
+LINE = "line"
+
+_PACKAGE = str(Path(wsm.__file__).resolve().parent)
 
 _STRANGE = "the campaign ordered this failure: 失败"
 
@@ -272,3 +279,47 @@ def _trapped_probe(
 
     trapped.trapped_by_the_campaign = True  # type: ignore[attr-defined]  # a mark for subclasses that inherit it
     return trapped
+
+
+class LineCounter:
+    """Calls back at the n-th line of wsm that any thread executes from now on.
+
+    For moments that no journal line, action or tensor marks: inside an action, between two writes of words.
+    Slow, so it begins with the first journal line after such an order was given, and ends with the order.
+
+    Parameters
+    ----------
+    strike : callable
+        Called once, in the thread that executes the line; what it raises is raised there.
+    """
+
+    def __init__(self, strike: Callable[[], object]) -> None:
+        self._strike = strike
+        self._left = 0
+
+    def begin(self, nth: int) -> None:
+        """Count from the caller's next line on; a count under way is begun anew."""
+        self._left = nth
+        threading.settrace(self._enter)
+        sys.settrace(self._enter)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            frame.f_trace = self._enter(frame, "call", None)
+            frame = frame.f_back
+
+    def end(self) -> None:
+        """Count no more."""
+        self._left = 0
+        sys.settrace(None)
+        threading.settrace(None)
+
+    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        return self._count if self._left and frame.f_code.co_filename.startswith(_PACKAGE) else None
+
+    def _count(self, _frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "line" and self._left:
+            self._left -= 1
+            if not self._left:
+                self.end()
+                self._strike()
+        return self._count

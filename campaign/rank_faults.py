@@ -15,15 +15,15 @@ import signal
 import threading
 import time
 
-from campaign import halves
 from campaign.asking import Answer, HangError
 from campaign.case import Case
 from campaign.fault import Act, Fault, Fired
 from campaign.group import GroupUnderFault, Mark
-from campaign.operations import Begin, operation_of, outcome_of
+from campaign.operations import Begin, holds_half, operation_of, outcome_of
 from campaign.result import Result, named_ranks
 from wsm.controller.errors import CommandRefusedError, RankLostError, UnsettledError
 from wsm.errors import GroupError, WsmError
+from wsm.receipt import Outcome
 
 #: A caller's patience with a group one rank of which stands still, and how long it may be late with the news.
 STOPPED_DEADLINE_S = {"memory": 0.5, "cache": 0.5, "gloo": 1.0}
@@ -40,6 +40,8 @@ _WAYS = {
     Begin.KV_ALONE: "clear-weights",
     Begin.HELD: "hold",
 }
+
+_NOTHING_DONE = (Outcome.ALREADY_CLEARED, Outcome.ALREADY_HELD, Outcome.ALREADY_SERVED)
 
 
 def play(case: Case, group: GroupUnderFault, result: Result) -> None:
@@ -83,7 +85,7 @@ def play(case: Case, group: GroupUnderFault, result: Result) -> None:
         said = f"a command that left the group {result.outcome} raised nothing: {answer.said}"
         result.require(result.outcome not in ("MIXED", "FAULTED"), said)
     if operation_of(case.operation).is_half:
-        halves.repeat(case.operation, group, result)
+        _repeat(case.operation, group, result)
     finish(group, result)
 
 
@@ -251,3 +253,43 @@ def _wake(group: GroupUnderFault, fault: Fault) -> None:
     with contextlib.suppress(ProcessLookupError):
         if group.await_standing(fired.pid):
             os.kill(fired.pid, signal.SIGCONT if fault.act is Act.STOP else signal.SIGKILL)
+
+
+def _repeat(name: str, group: GroupUnderFault, result: Result) -> None:
+    """See that a command about halves is idempotent, and that weights that are alone serve.
+
+    Whatever the fault left, the same command asked for again does what it says, and once more does nothing;
+    weights that were left alone are those of the version that the group names.
+    """
+    if "tags" in (operation_of(name).options or {}):
+        _ask_twice(name, group, result)
+    status = group.status()
+    if result.problems or not holds_half(status) or status.state != "NORMAL":
+        return
+    held = status.version
+    answer = group.command("wake-kv")
+    if answer.receipt is None or not group.status().serving or held is None:
+        result.problems.append(f"weights of version {held} alone did not serve again: {answer.said}")
+        return
+    checked, problems = group.await_service(int(held))
+    result.checked += checked
+    result.problems += problems
+
+
+def _ask_twice(name: str, group: GroupUnderFault, result: Result) -> None:
+    if group.status().state == "FAULTED" and operation_of(name).command != "clear":
+        group.command("clear")
+    version = group.published if operation_of(name).brings_weights else None
+    again = group.command(name, version)
+    if again.receipt is None:
+        result.problems.append(f"{name}, asked for again, failed: {again.said}")
+        return
+    held = _held(group)
+    once_more = group.command(name, version)
+    outcome = once_more.receipt.outcome if once_more.receipt is not None else None
+    result.require(outcome in _NOTHING_DONE, f"{name} is not idempotent: {once_more.said}")
+    result.require(held == _held(group), f"{name}, repeated, changed {held} to {_held(group)}")
+
+
+def _held(group: GroupUnderFault) -> list[tuple[str, str]]:
+    return [(rank.weights, rank.kv) for rank in group.status().ranks]
