@@ -246,6 +246,22 @@ def test_only_the_machine_knows_the_transitions_library() -> None:
     assert users <= {"states.machine"}
 
 
+def test_each_type_that_msgspec_makes_values_of_is_resolved_before() -> None:
+    """Else two threads that use it first at the same time end their process."""
+    wrong = []
+    for module, tree in modules():
+        if module == "typed":  # which resolves them, and else gives msgspec numbers and texts alone
+            continue
+        for node in ast.walk(tree):
+            call = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if call in ("msgspec.convert", "msgspec.json.decode", "msgspec.json.Decoder"):
+                given = [ast.unparse(each) for each in node.args[call != "msgspec.json.Decoder" :]]
+                given += [ast.unparse(word.value) for word in node.keywords if word.arg == "type"]
+                if given and not given[0].startswith(("resolved(", "dict[str, str]")):
+                    wrong.append(f"wsm.{module}:{node.lineno} gives {call} {given[0]}")
+    assert not wrong
+
+
 def test_nobody_unpickles_evaluates_or_sleeps_a_fixed_time() -> None:
     wrong = []
     for module, tree in modules():

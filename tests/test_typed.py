@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -72,3 +74,45 @@ def test_what_is_to_be_retained_is_refused_before_anything_is_published():
         Retention(protect=["not a label!"])
     with raising(bad_keyword, match="keep"):
         Retention(keep="2")
+
+
+#: Each turn makes types that nobody has used yet, and four threads use them at once.
+FIRST_USES = """
+import sys, threading, types
+from wsm import payload
+
+TYPES = '''
+from __future__ import annotations
+import msgspec
+
+class Inner(msgspec.Struct):
+    number: int | None
+    texts: list[str]
+
+class Outer(msgspec.Struct):
+    first: Inner
+    rest: list[Inner] = []
+'''
+
+sys.setswitchinterval(1e-6)
+for turn in range(50):
+    made = sys.modules[f"made_{turn}"] = types.ModuleType(f"made_{turn}")
+    exec(TYPES, vars(made))
+    begin = threading.Barrier(4)
+
+    def use():
+        begin.wait()
+        payload.convert(made.Outer, {"first": {"number": 1, "texts": []}})
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.processes
+def test_threads_that_use_a_type_first_at_the_same_time_do_not_end_their_process():
+    done = subprocess.run([sys.executable, "-c", FIRST_USES], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -27,6 +27,7 @@ from examples.rollout.run_directory import run_directory_path
 from wsm import log
 from wsm.errors import WsmError
 from wsm.shared_directory import connect_socket
+from wsm.typed import resolved
 
 _READ_BYTES = 256 * 1024
 _FIRST_PAUSE_S = 0.02
@@ -241,7 +242,7 @@ class RolloutClient:
                 if on_tokens is not None:
                     on_tokens(index, tokens)
             for result in message.get("results", ()):
-                answers[result["index"]] = msgspec.convert(result, Generation)
+                answers[result["index"]] = msgspec.convert(result, resolved(Generation))
         return [answers[index] for index in range(count)]
 
     def _send(self, message: Message) -> int:

@@ -23,6 +23,7 @@ from examples.rollout.request_socket import FrameReader, Message, encode, reques
 from examples.rollout.run_directory import run_directory_path
 from wsm.errors import BadInputError, RefusedError, WsmError
 from wsm.shared_directory import connect_socket
+from wsm.typed import resolved
 
 _READ_BYTES = 1 << 18
 _COUNT_S = 5.0  # for a rank 0 that may be stopped
@@ -298,7 +299,7 @@ class EngineRequests:
                     for row in answer.get("tokens", ()):
                         told(NewTokens(*row))
                 for result in answer.get("results", ()):
-                    found[result["index"]] = msgspec.convert(result, Generation)
+                    found[result["index"]] = msgspec.convert(result, resolved(Generation))
         finally:
             if len(found) < len(ask.prompts) and not connection.broken:
                 connection.tell({"op": "cancel", "call": opened.call})

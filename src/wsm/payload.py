@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from wsm.errors import BadInputError
-from wsm.typed import fits, said, shown
+from wsm.typed import fits, resolved, said, shown
 
 _Payload = TypeVar("_Payload", bound=msgspec.Struct)
 
@@ -48,7 +48,7 @@ def as_mapping(payload: msgspec.Struct) -> dict[str, Any]:
     """Return a payload as plain values; raises as :func:`encode`."""
     try:
         said: dict[str, Any] = msgspec.to_builtins(payload, enc_hook=_as_builtin)
-        msgspec.convert(said, type(payload))
+        msgspec.convert(said, resolved(type(payload)))
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         plain(payload)  # which names the field, where JSON has no such value
         raise PayloadError(str(error)) from error
@@ -63,7 +63,7 @@ def decode(kind: type[_Payload], data: bytes) -> _Payload:
 def convert(kind: type[_Payload], said: object) -> _Payload:
     """Return the payload that plain values describe; PayloadError: they describe none."""
     try:
-        return msgspec.convert(said, kind)
+        return msgspec.convert(said, resolved(kind))
     except msgspec.ValidationError as error:
         raise PayloadError(str(error)) from error
 

@@ -13,6 +13,7 @@ import functools
 import inspect
 import itertools
 import os
+import threading
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,6 +30,7 @@ from wsm.errors import BadInputError
 Refusal: TypeAlias = Callable[..., BadInputError]
 
 _Typed = TypeVar("_Typed", bound=Callable[..., object])
+_Kind = TypeVar("_Kind")
 
 #: Bytes of the longest name that a file system of Linux takes.
 _NAME_BYTES = 255
@@ -56,6 +58,27 @@ _LIMITS: Final[Mapping[Any, Mapping[str, Any]]] = {
     float: {"ge": -1e300, "le": 1e300},
     str: {"pattern": r"\A[^\0\ud800-\udfff]*\Z"},
 }
+
+
+_resolving = threading.Lock()
+os.register_at_fork(
+    before=_resolving.acquire, after_in_parent=_resolving.release, after_in_child=_resolving.release
+)
+_resolved: set[object] = set()
+
+
+def resolved(kind: _Kind) -> _Kind:
+    """Return a type that msgspec is to make values of, once msgspec knows its fields.
+
+    msgspec (0.22.0) looks the fields of a struct up at its first use, and what it has found so far is seen by
+    other threads: one that uses the struct meanwhile ends the process by SIGSEGV. So a first use is one
+    thread's alone.
+    """
+    if kind not in _resolved:
+        with _resolving:
+            msgspec.json.Decoder(kind)
+            _resolved.add(kind)
+    return kind
 
 
 def bad_keyword(*, call: str, keyword: str, value: object, need: str) -> BadInputError:

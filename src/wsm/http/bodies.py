@@ -17,6 +17,7 @@ from starlette.datastructures import QueryParams
 
 from wsm.http import errors
 from wsm.payload import PayloadError, json_value
+from wsm.typed import resolved
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -92,7 +93,7 @@ def as_struct(said: Mapping[str, Any], kind: type[_Body], *, strict: bool = True
         name (code ``bad-body``).
     """
     try:
-        return msgspec.convert(said, kind, strict=strict)
+        return msgspec.convert(said, resolved(kind), strict=strict)
     except (msgspec.ValidationError, UnicodeError) as error:  # a lone surrogate is no text
         problem, place = _PLACE.fullmatch(str(error)).groups()  # type: ignore[union-attr] # it matches any text
         named = _FIELD.search(problem)

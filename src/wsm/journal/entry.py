@@ -62,6 +62,7 @@ import msgspec
 
 from wsm.errors import BadInputError
 from wsm.shared_directory import open_to_append
+from wsm.typed import resolved
 
 if TYPE_CHECKING:  # the library behind it is needed where machines run, not where journals are read
     from wsm.states.machine import TransitionRecord
@@ -137,7 +138,7 @@ _ENCODE = msgspec.json.Encoder(enc_hook=str).encode
 #: How each line begins, so that a part of one is known from what is no journal.
 _BEGINNING = '{"schema":'
 
-_DECODE = msgspec.json.Decoder(JournalEntry).decode
+_DECODE = msgspec.json.Decoder(resolved(JournalEntry)).decode
 
 
 def transition_entry(record: TransitionRecord, *, rank: int, wall_ns: int) -> JournalEntry:

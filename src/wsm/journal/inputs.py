@@ -27,6 +27,7 @@ from wsm.states.table import CHARTS
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, StatusWord, StepKind, StepWord
+from wsm.typed import resolved
 
 Facts = dict[str, Any]
 
@@ -165,7 +166,7 @@ class RankAgain:
         msgspec.ValidationError, ValueError
             If it is no input that this build writes.
         """
-        asked = msgspec.convert(facts, _RankInput, str_keys=True)
+        asked = msgspec.convert(facts, resolved(_RankInput), str_keys=True)
         if asked.joins is not None and asked.look is not None:
             view, rank = asked.look.on(None), asked.joins
             steps = rank < len(view.steps)
@@ -226,9 +227,9 @@ def _plain(value: GroupState | Known | GroupMove) -> Facts:
 
 def ask_controller(facts: Facts) -> Facts:
     """Return what the core answers to such a process, as :meth:`RankAgain.ask`."""
-    view = msgspec.convert(facts["look"], ViewFacts, str_keys=True).on(None)
-    state = msgspec.convert(facts["state"], GroupState, str_keys=True)
-    known = msgspec.convert(facts["known"], Known, str_keys=True)
+    view = msgspec.convert(facts["look"], resolved(ViewFacts), str_keys=True).on(None)
+    state = msgspec.convert(facts["state"], resolved(GroupState), str_keys=True)
+    known = msgspec.convert(facts["known"], resolved(Known), str_keys=True)
     return {"answer": _plain(group.advance(state, view, known))}
 
 

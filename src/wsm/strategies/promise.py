@@ -25,6 +25,7 @@ from wsm.strategies.digest import DIGEST_LENGTH, digest_of, running_digest, shar
 from wsm.strategies.errors import ManifestError, VersionMismatchError
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.typed import resolved
 
 
 class StrictJsonError(ValueError):
@@ -217,7 +218,7 @@ class Sealed(Strict, frozen=True, kw_only=True, dict=True):
                 if type(number := said.get(label)) is int and 0 <= number < 10**MAX_LENGTH:
                     said[label] = str(number)  # as older documents say it
             derived = {name: said.pop(name, None) for name in cls.DERIVED}
-            document = msgspec.convert(said, cls)
+            document = msgspec.convert(said, resolved(cls))
             for field in _fields_of(cls):
                 if field.encode_name in said and said[field.encode_name] == field.default:
                     raise msgspec.ValidationError(
@@ -253,7 +254,7 @@ def read_json(kind: type[ReadT], data: bytes) -> ReadT:
         If it is no JSON with one meaning, or not of this kind; the text says why.
     """
     parse(data)
-    return msgspec.json.decode(data, type=kind)
+    return msgspec.json.decode(data, type=resolved(kind))
 
 
 class ShardIdentity(Sealed, frozen=True, kw_only=True):

@@ -39,6 +39,7 @@ from wsm.status.facts import ALIVE
 from wsm.strategies.digest import digest_of
 from wsm.strategies.dtype_names import DTYPES_BY_NAME
 from wsm.strategies.tensor import TensorSpec
+from wsm.typed import resolved
 from wsm.vllm.engine import PushedVersion
 from wsm.vllm.versions import EngineTerms, HeldCheckpoint, StagedRead, VersionPlace
 
@@ -185,9 +186,9 @@ class RankSide:
         reading = self._reading if self._heard.operation is Operation.NONE else None
         if question["server"] != self._server:
             self._server, self._term = question["server"], self._term + 1
-            self._terms = msgspec.convert(question["terms"], EngineTerms)
+            self._terms = msgspec.convert(question["terms"], resolved(EngineTerms))
             if self._committed.version_id is None:
-                place = msgspec.convert(question["place"], VersionPlace)
+                place = msgspec.convert(question["place"], resolved(VersionPlace))
                 self._committed = CommittedWord(0, version_id(place.version))
                 for moment in (command_events.begin, command_events.finish):  # vLLM has loaded it
                     moment(self._asked, self)
@@ -219,7 +220,7 @@ class RankSide:
         elif question["restores"]:
             self._staged = self._served
         else:
-            place = msgspec.convert(question["place"], VersionPlace)
+            place = msgspec.convert(question["place"], resolved(VersionPlace))
             if place.pushed:
                 self._staged = PushedVersion(place, self._layout)
             else:
@@ -247,7 +248,7 @@ class RankSide:
             self._stop(question["touched"])
 
     def _load(self, staged: HeldCheckpoint | PushedVersion, question: Mapping[str, Any]) -> None:
-        sent, place = question["sent"], msgspec.convert(question["place"], VersionPlace)
+        sent, place = question["sent"], msgspec.convert(question["place"], resolved(VersionPlace))
         begun, self._begun, read = self._begun, True, list[str]()
         try:
             if not begun:

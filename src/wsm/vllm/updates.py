@@ -30,7 +30,7 @@ from wsm.shared_directory import read_ours
 from wsm.states.fleet import admits
 from wsm.status.facts import STOPPED
 from wsm.strategies.files.atomic_file import replace_file
-from wsm.typed import Seconds
+from wsm.typed import Seconds, resolved
 from wsm.vllm.api_servers import ApiServers
 from wsm.vllm.engine import PREFIX, START
 from wsm.vllm.extension import error_value
@@ -201,7 +201,7 @@ class ServerUpdates:
         if file is None or not Path(file).exists():
             return None
         try:
-            wanted = msgspec.json.decode(read_ours(Path(file)), type=UpdateRequest)
+            wanted = msgspec.json.decode(read_ours(Path(file)), type=resolved(UpdateRequest))
             label = _label(wanted)
         except (msgspec.DecodeError, BadInputError) as error:
             problem = f"{file} does not say what was committed: {error}"

@@ -18,6 +18,7 @@ import msgspec
 from wsm.errors import BadInputError, GroupError
 from wsm.own_descriptor import OwnDescriptor
 from wsm.shared_directory import open_or_create_ours, trusted_in
+from wsm.typed import resolved
 
 #: First group id that is handed out; paddle numbers its own groups from 0.
 FIRST_GROUP_ID = 10_000
@@ -85,7 +86,7 @@ class FileRendezvous:
         pause = _FIRST_WAIT_S
         while True:
             try:
-                return msgspec.json.decode(path.read_bytes(), type=Endpoint)
+                return msgspec.json.decode(path.read_bytes(), type=resolved(Endpoint))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 found = f"{path} is not an endpoint"
                 raise _unfit_entry(incarnation=incarnation, found=found, fix="remove that file") from None

@@ -39,6 +39,7 @@ from wsm.states.vocabulary import (
 )
 from wsm.status import GroupStatus
 from wsm.strategies.adopt.record import asked_label
+from wsm.typed import resolved
 
 #: Seconds after which a group serves again that stood still only to have its KV cache flushed.
 _FLUSH_LEASE_S = 30.0
@@ -402,7 +403,7 @@ class Call:
     def begun(self) -> UpdateInParts | None:
         """Return the one that is begun; None: there is none, or its time or its group is over."""
         try:
-            parts = msgspec.convert(self.commands.kept.note(_BEGUN, self.surface), UpdateInParts)
+            parts = msgspec.convert(self.commands.kept.note(_BEGUN, self.surface), resolved(UpdateInParts))
         except msgspec.ValidationError:
             return None
         over = time.monotonic() >= parts.until or parts.run_id != self.commands.run_id

@@ -30,6 +30,7 @@ from wsm.labels import Label
 from wsm.strategies.conversation import Abort, PeerMessage, Ranks, ShortWord, Wanted, message_in
 from wsm.strategies.promise import Count, Dtype, Extents
 from wsm.strategies.tensor import ALIGNMENT, TensorSpec, aligned
+from wsm.typed import resolved
 
 #: What the name of the memory of buckets begins with; no other memory is attached, whichever peer names it.
 SEGMENT_PREFIX = "wsm-buckets."
@@ -96,8 +97,10 @@ FromRank: TypeAlias = Hello | Ready | Ack | Done | Abort
 FromTrainer: TypeAlias = Init | Bucket | End | Abort
 
 #: Return what the other side says in a frame; peer_message if the bytes are none of its messages.
-from_rank: Callable[[bytes, str], FromRank] = partial(message_in, msgspec.json.Decoder(FromRank))
-from_trainer: Callable[[bytes, str], FromTrainer] = partial(message_in, msgspec.json.Decoder(FromTrainer))
+from_rank: Callable[[bytes, str], FromRank] = partial(message_in, msgspec.json.Decoder(resolved(FromRank)))
+from_trainer: Callable[[bytes, str], FromTrainer] = partial(
+    message_in, msgspec.json.Decoder(resolved(FromTrainer))
+)
 
 
 def abort_of(error: BaseException) -> Abort:

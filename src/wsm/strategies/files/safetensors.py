@@ -36,6 +36,7 @@ from wsm.strategies.errors import reading
 from wsm.strategies.files.atomic_file import read_all, write_all
 from wsm.strategies.promise import Count, Extents, parse
 from wsm.strategies.tensor import ALIGNMENT, BEGIN_IN_PAGE, ITEM_BYTES, OTHER_DTYPES, TensorSpec
+from wsm.typed import resolved
 
 #: Bytes before the JSON.
 PREFIX_BYTES = 8
@@ -149,7 +150,7 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> SafetensorsHeade
         rows = []
         for name, row in fields.items():
             at = f"{name!r}: "
-            found = msgspec.convert(row, _HeaderRow)
+            found = msgspec.convert(row, resolved(_HeaderRow))
             rows.append((*found.data_offsets, found.spec(name, file=file)))
     except ValueError as error:
         raise errors.bad_safetensors(file=file, problem=f"in its header, {at}{error}") from error

@@ -25,6 +25,7 @@ from wsm.strategies.promise import (
     is_text,
 )
 from wsm.strategies.tensor import TensorSpec
+from wsm.typed import resolved
 
 #: The device of a meta whose memory is host memory.
 HOST = -1
@@ -78,7 +79,7 @@ class _Fields(msgspec.Struct, array_like=True):
     nbytes: Count
     kind: int
     dims: Extents
-    lod: Any
+    levels: Any
     device: Annotated[int, msgspec.Meta(ge=HOST)]
 
 
@@ -128,10 +129,10 @@ class TensorMeta(NamedTuple):
             raise ManifestError(file=file, problem=f"the name {name!r} cannot be written out again")
         problem = None
         try:
-            found = msgspec.convert(fields, _Fields)
-            if found.lod or found.kind not in _DTYPES:
-                lod = ", and levels of detail" if found.lod else ""
-                problem = f"has the type {found.kind}{lod}, which is no dense tensor that wsm moves"
+            found = msgspec.convert(fields, resolved(_Fields))
+            if found.levels or found.kind not in _DTYPES:
+                levels = ", and levels of detail" if found.levels else ""
+                problem = f"has the type {found.kind}{levels}, which is no dense tensor that wsm moves"
             elif (spec := TensorSpec(name, _DTYPES[found.kind], found.dims)).nbytes == found.nbytes:
                 return cls(spec, found.handle, found.offset, found.device)
             else:

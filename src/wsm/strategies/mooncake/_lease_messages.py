@@ -27,6 +27,7 @@ from wsm.strategies import conversation
 from wsm.strategies.conversation import Abort, PeerMessage, Place, Wanted, frame_of, message_in
 from wsm.strategies.peer_errors import peer_message
 from wsm.strategies.promise import Count, Digest, Publication, ShardPromise
+from wsm.typed import resolved
 
 #: The longest body to a publisher, and to a rank: a Grant of half a million tensors.
 MOST_TO_PUBLISHER, MOST_TO_RANK = 1 << 12, 1 << 27
@@ -64,8 +65,10 @@ class Grant(PeerMessage, frozen=True):
 FromPublisher: TypeAlias = Grant | Abort
 
 #: Return what the other side says in a frame; peer_message if the bytes are none of its messages.
-ask_of: Callable[[bytes], Ask] = partial(message_in, msgspec.json.Decoder(Ask), peer="a rank")
-answer_of: Callable[[bytes, str], FromPublisher] = partial(message_in, msgspec.json.Decoder(FromPublisher))
+ask_of: Callable[[bytes], Ask] = partial(message_in, msgspec.json.Decoder(resolved(Ask)), peer="a rank")
+answer_of: Callable[[bytes, str], FromPublisher] = partial(
+    message_in, msgspec.json.Decoder(resolved(FromPublisher))
+)
 
 
 def to_bytes(message: Ask | FromPublisher) -> bytes:
