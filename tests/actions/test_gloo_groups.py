@@ -57,6 +57,7 @@ def test_one_kind_goes_down_and_comes_back_while_the_others_live(run_members):
         assert answer["found"] == [[True, False, True], [3.0, 3.0], [3.0, 3.0, 3.0]] * 3
 
 
+@pytest.mark.slow
 def test_a_group_that_somebody_keeps_is_named_and_can_be_let_go(run_members):
     for answer in run_members("held", 2):
         assert answer["errors"] == [["a list"], "tp"]

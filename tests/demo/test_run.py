@@ -47,10 +47,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return out, json.loads((out / "report.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 @pytest.mark.processes
 class TestARunOfThreeSteps:
-    @pytest.mark.slow
     def test_every_step_serves_exactly_the_version_that_was_published_last(
         self, finished: tuple[Path, dict[str, Any]]
     ) -> None:

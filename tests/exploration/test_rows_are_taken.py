@@ -117,6 +117,7 @@ def test_no_order_of_events_breaks_a_rule_in_as_many_worlds_as_there_are(text: s
     assert taken.worlds >= worlds
 
 
+@pytest.mark.slow
 def test_each_row_is_taken_and_leads_where_its_picture_says() -> None:
     found = [taken_in(text) for text in SCOPES]
     taken = set().union(*(each.rows for each in found))

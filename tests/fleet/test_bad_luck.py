@@ -24,7 +24,7 @@ from wsm import fleet
 from wsm.states.fleet import FleetState
 from wsm.strategies.trainer.targets import newest_target
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def outcome(report: fleet.FleetReport) -> tuple[int, list[str | None]]:
@@ -80,7 +80,6 @@ JUNK = {
 }
 
 
-@pytest.mark.slow
 def test_a_look_that_is_answered_500_or_by_something_else_fails_in_its_own_row(
     make_fleet, store, between
 ) -> None:
@@ -96,7 +95,6 @@ def test_a_look_that_is_answered_500_or_by_something_else_fails_in_its_own_row(
     assert outcome(fleet.update(store, 1, listed)) == (0, [None, None])
 
 
-@pytest.mark.slow
 def test_a_commit_that_is_answered_500_stops_the_rest_and_the_next_call_finds_what_became_of_it(
     make_fleet, store, between
 ) -> None:
@@ -119,7 +117,6 @@ def test_a_commit_that_is_answered_500_stops_the_rest_and_the_next_call_finds_wh
     assert status(replicas[0])["sequence"] == committed, "it is not done again"
 
 
-@pytest.mark.slow
 def test_a_server_of_another_group_is_asked_for_nothing(make_fleet, store) -> None:
     one, other = make_fleet(2)
     listed = [fleet.Replica(one.url, group=other.group.name), other.replica]
@@ -128,7 +125,6 @@ def test_a_server_of_another_group_is_asked_for_nothing(make_fleet, store) -> No
     assert (held(one), held(other)) == (None, "1")
 
 
-@pytest.mark.slow
 def test_one_that_is_slow_by_ten_delays_only_its_own_row(make_fleet, store, between) -> None:
     """The slow one's commit is answered once the other has proved what it serves."""
     one, other = make_fleet(2)
@@ -154,7 +150,6 @@ def test_one_that_is_slow_by_ten_delays_only_its_own_row(make_fleet, store, betw
     assert late == [True]
 
 
-@pytest.mark.slow
 def test_one_that_comes_back_with_an_old_version_takes_no_text_until_the_next_call(make_fleet, store) -> None:
     replicas = make_fleet(2, "--fleet", store)
     listed = [each.replica for each in replicas]
@@ -166,7 +161,6 @@ def test_one_that_comes_back_with_an_old_version_takes_no_text_until_the_next_ca
     assert [(held(each), takes_text(each)) for each in replicas] == [("2", True)] * 2
 
 
-@pytest.mark.slow
 def test_one_whose_store_shows_an_older_target_is_asked_again_until_it_sees_the_newest(
     make_fleet, store, tmp_path
 ) -> None:
@@ -189,7 +183,6 @@ def test_one_whose_store_shows_an_older_target_is_asked_again_until_it_sees_the_
         assert takes_text(replica)
 
 
-@pytest.mark.slow
 def test_one_without_room_is_refused_with_numbers_and_drained_before_it_loads_in_its_turn(
     make_fleet, store, tmp_path
 ) -> None:
@@ -282,7 +275,6 @@ class Unreadable:
         self._aside.rename(self._targets)
 
 
-@pytest.mark.slow
 def test_a_store_that_cannot_be_read_for_a_while_is_read_again_until_the_deadline(make_fleet, store) -> None:
     (replica,) = make_fleet(1, "--fleet", store)
     listed = [replica.replica]
@@ -305,7 +297,6 @@ def test_a_store_that_cannot_be_read_for_a_while_is_read_again_until_the_deadlin
     healing.join()
 
 
-@pytest.mark.slow
 def test_a_store_that_cannot_be_used_when_a_step_has_failed_is_no_way_back_yet(make_fleet, store) -> None:
     (replica,) = make_fleet(1)
     listed = [replica.replica]
@@ -320,7 +311,6 @@ def test_a_store_that_cannot_be_used_when_a_step_has_failed_is_no_way_back_yet(m
     assert (back.exit_code, back.went_back, held(replica)) == (1, True, "1")
 
 
-@pytest.mark.slow
 @pytest.mark.needs("mounts")
 @pytest.mark.parametrize(
     ("mounted", "says"),

@@ -20,7 +20,7 @@ from tests.gpu_wheel.replacements import CPU, GPU_2_6, LACKING_IN_2_6, REPLACEME
 from tests.gpu_wheel.used_symbols import EXAMPLES, SOURCE, Use, uses
 from tests.strategies.shared.installed_paddle import has_float8
 
-pytestmark = pytest.mark.paddle
+pytestmark = [pytest.mark.paddle, pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent.parent
 MISSING = object()
@@ -50,7 +50,6 @@ def found() -> list[Use]:
     return uses(frozenset(names))
 
 
-@pytest.mark.slow
 def test_every_symbol_exists_or_is_known_to_be_missing_from_this_build(found) -> None:
     missing = {use.symbol for use in found if resolved(use.symbol) is MISSING}
     declared = {symbol for symbol, (builds, _) in REPLACEMENTS.items() if builds & this_build()}

@@ -37,7 +37,7 @@ from wsm.http.surfaces import SURFACES, SurfaceOptions, adopting
 from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy
 from wsm.strategies import AdoptSettings
 
-pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.slow]
 
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 2048}
 
@@ -96,7 +96,6 @@ def asked(count: int, **more: Any) -> dict[str, Any]:
     return {"input_ids": [1, 2, 3], "sampling_params": parameters, "return_logprob": True, **more}
 
 
-@pytest.mark.slow
 def test_both_routes_say_the_same_tokens_with_log_probabilities_and_versions(texts: Texts) -> None:
     completion = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0.7, "seed": 3, "logprobs": 0}
 
@@ -187,7 +186,6 @@ def test_a_caller_that_leaves_takes_its_request_back(texts: Texts) -> None:
     texts.play(scene)
 
 
-@pytest.mark.slow
 def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut_short_for_it(
     texts: Texts, tmp_path: Path
 ) -> None:
@@ -245,7 +243,6 @@ def test_a_trainers_directory_is_adopted_deleted_and_served_and_requests_are_cut
     texts.play(scene, adopt=adopting(settings))
 
 
-@pytest.mark.slow
 def test_rounds_of_fastdeploys_clear_and_update_end_with_text_each(texts: Texts) -> None:
     """FastDeploy's own endurance test; it looks at a GPU's memory, this one at what the ranks hold."""
     completion = {"prompt": [1, 2, 3], "max_tokens": 8}
@@ -265,7 +262,6 @@ def test_rounds_of_fastdeploys_clear_and_update_end_with_text_each(texts: Texts)
     texts.play(scene, InHold.FAIL, surface="fastdeploy")
 
 
-@pytest.mark.slow
 def test_requests_outlive_the_rank_that_had_taken_them(texts: Texts) -> None:
     """Nothing was told of them yet, so they are asked again once the rank is replaced."""
 

@@ -123,6 +123,7 @@ class InBackground(threading.Thread):
             )
 
 
+@pytest.mark.slow
 def test_a_group_boots_with_the_version_that_its_snapshots_announce(tmp_path):
     config = configuration("announced", group={"snapshot": {"directory": str(tmp_path)}})
     publish(config, 5)

@@ -20,7 +20,7 @@ from examples.rollout.model.sharding import initial_state
 from examples.rollout.model.transformer import full_logits
 from tests.forkserver import WITH_PADDLE
 
-pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 SMALL = {"vocabulary": 11, "width": 16, "layers": 2, "heads": 4, "hidden": 32, "context": 24}
@@ -58,7 +58,6 @@ def served(request, tmp_path_factory):
     return shape, json.loads(leader.stdout)
 
 
-@pytest.mark.slow_but("experts")
 def test_the_logits_of_two_ranks_are_those_of_one_process(served):
     shape, found = served
     weights = {name: paddle.to_tensor(array) for name, array in initial_state(shape, 1).items()}
@@ -90,7 +89,6 @@ def test_two_ranks_sample_the_tokens_of_one_process_before_and_after_all_groups_
         np.testing.assert_allclose(together[name]["logprobs"], answer.logprobs, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_step_with_two_versions_is_refused_by_the_rank_that_notices(tmp_path):
     _, follower = run_two_ranks(tmp_path, SHAPES["dense"], "mixed")
     assert follower.returncode != 0

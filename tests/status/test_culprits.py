@@ -166,6 +166,7 @@ def test_the_culprit_of_a_hang_is_named_by_status_error_and_metrics(hangs):
             assert named_by_the_error(hang) == (hang.culprit,), f"{hang}"
 
 
+@pytest.mark.slow
 def test_the_action_whose_deadline_is_over_is_named_with_the_rank_that_keeps_it_from_its_end(hangs):
     late = [hang for hang in hangs if hang.overdue and hang.how == "hangs"]
     assert len(late) > 50

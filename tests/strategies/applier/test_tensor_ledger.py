@@ -100,6 +100,7 @@ def experts(count):
     return [TensorSpec(name, "BF16", (7, 8)) for name in names]
 
 
+@pytest.mark.slow
 def test_names_that_are_patterns_with_ranges_fit_however_many_they_are():
     specs = experts(100)
     text = text_of(specs)
