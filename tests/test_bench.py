@@ -46,7 +46,7 @@ def test_percentiles_are_samples_by_nearest_rank() -> None:
     assert Distribution.of([7.0]) == Distribution(7.0, 7.0, 7.0, 7.0, 7.0, 1)
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["idle", "serving"])
 def test_every_clear_of_a_real_group_is_accepted_after_its_call(mode: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import pickle
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +40,12 @@ EVENT_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 TOOLS = ("bench", "campaign", "drawing", "examples", "explorer", "fuzz", "mutants")
 FILES = sorted(
     [*SOURCE.rglob("*.py"), *(path for name in TOOLS for path in (REPOSITORY / name).rglob("*.py"))]
+)
+
+PACKAGES = sorted(
+    path.parent
+    for root in (SOURCE, *(REPOSITORY / name for name in ("drawing", "examples", "explorer")))
+    for path in root.rglob("__init__.py")
 )
 
 
@@ -120,3 +128,31 @@ def test_an_event_that_is_said_once_has_no_constant() -> None:
     sources = "\n".join(path.read_text() for path in FILES if path.name != "log.py")
     said = re.findall(r"\blog\.([A-Z_]+)\b", sources)
     assert not {name for name in EVENTS if said.count(name) < 2}
+
+
+def test_no_class_name_stands_twice() -> None:
+    places = defaultdict(list)
+    for path in SOURCE.rglob("*.py"):
+        for node in definitions(syntax_of(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(str(path.relative_to(SOURCE)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice
+
+
+def test_a_package_names_every_module_of_its_own_and_none_that_is_gone() -> None:
+    wrong = []
+    for package in PACKAGES:
+        text = ast.get_docstring(syntax_of(package / "__init__.py")) or ""
+        modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+        modules |= {path.parent.name for path in package.glob("*/__init__.py")}
+        gone = set(re.findall(r":mod:`\.(\w+)`", text)) - modules - {"__main__"}
+        unnamed = {name for name in modules if not re.search(rf"(?<!\w){name}(?!\w)", text)}
+        wrong += [f"{package.name} names {name}, which is gone" for name in sorted(gone)]
+        wrong += [f"{package.name} does not name {name}" for name in sorted(unnamed)]
+    assert not wrong
+
+
+def test_a_package_whose_names_are_imported_late_is_pickled_by_its_name() -> None:
+    """As Ray and Dask do with functions whose globals hold one."""
+    assert pickle.loads(pickle.dumps(wsm)) is wsm  # noqa: S301 - what was written in this line

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests import sources
+from wsm.shared_directory import SHARED_MEMORY
 
 SOURCE = sources.SOURCE
 
@@ -260,6 +261,16 @@ def test_each_type_that_msgspec_makes_values_of_is_resolved_before() -> None:
                 if given and not given[0].startswith(("resolved(", "dict[str, str]")):
                     wrong.append(f"wsm.{module}:{node.lineno} gives {call} {given[0]}")
     assert not wrong
+
+
+def test_one_module_names_a_path_in_shared_memory() -> None:
+    naming = {
+        module
+        for module, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith(str(SHARED_MEMORY))
+    }
+    assert naming == {"shared_directory"}
 
 
 def test_nobody_unpickles_evaluates_or_sleeps_a_fixed_time() -> None:

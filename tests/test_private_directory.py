@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import stat
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 from tests.another_user import ANOTHER_USER, as_another_user, makers, shared_place
 from tests.leftovers import group_name
 from tests.needs import OWN_MOUNTS
-from tests.sources import modules
 from wsm.shared_directory import SHARED_MEMORY, VARIABLE, ForeignPathError, private_directory
 from wsm.signals.fastdeploy import EngineWordKind, engine_word_path
 from wsm.signals.layout import segment_path
@@ -109,16 +107,6 @@ def test_where_it_cannot_be_made_the_error_says_why(monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere" / "wsm"))
     with pytest.raises(ForeignPathError, match=f"cannot be made .No such file.*{VARIABLE}"):
         private_directory()
-
-
-def test_no_other_module_names_a_path_in_shared_memory():
-    naming = {
-        module.removeprefix("wsm.")
-        for module, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and str(node.value).startswith(str(SHARED_MEMORY))
-    }
-    assert naming == {"shared_directory"}
 
 
 def test_one_that_was_removed_is_made_anew(path):

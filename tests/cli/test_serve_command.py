@@ -68,6 +68,7 @@ def test_a_caller_that_is_interrupted_says_that_its_server_goes_on(
     assert group.until(lambda now: now.over and now.version == "2").serving
 
 
+@pytest.mark.slow
 def test_tokens_of_a_file_are_asked_of_this_host_too(
     group: LivingGroup, serve: Callable[..., str], wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_tokens_of_a_file_are_asked_of_this_host_too(
         assert wsm("--url", url, "update", group.name, "--version", 1).code == commanded, token
 
 
+@pytest.mark.slow
 def test_a_server_says_of_itself_what_its_options_say(serve: Callable[..., str]) -> None:
     url = serve(
         *("--surface", "fastdeploy,sglang", "--fastdeploy-generation", "2.4", "--served-model-name", "actor"),

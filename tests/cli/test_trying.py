@@ -42,7 +42,7 @@ def test_a_group_is_updated_loses_a_rank_and_serves_again(wsm: Run) -> None:
     assert left_of(name) == []
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["serves version 1", "kill -9"])
 def test_ctrl_c_leaves_no_process_and_no_file(
     start_wsm: Start, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -87,7 +87,7 @@ def hanging(kept_for, monkeypatch):
         program.close()
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_controller_that_does_not_go_on_is_ended_where_the_keeper_is_told_to(hanging, stopped):
     kept, program = hanging(end_hung_controller_s=2 if stopped else 0.2)  # it is frozen before it is ended
@@ -409,7 +409,7 @@ def next_keeper(kept):
         yield told, keeper
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_in_the_restore_of_an_update_that_failed_changes_nothing_of_its_end(kept, rank):
     left_owed(kept)

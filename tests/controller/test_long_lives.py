@@ -33,7 +33,7 @@ def aged(make_group):
         context.__exit__(None, None, None)
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("sequence", [2**16 - 3, MAX_SEQUENCE // 2])
 def test_commands_recoveries_and_journals_go_on_over_large_numbers(aged, sequence):
     kept = aged(sequence)

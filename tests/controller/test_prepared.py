@@ -195,7 +195,7 @@ def test_a_commit_that_was_said_in_time_and_that_no_rank_can_be_asked_for_any_mo
     assert_serves(group, controller, 1)
 
 
-@pytest.mark.slow_but("False")
+@pytest.mark.slow
 @pytest.mark.parametrize("hot", [True, False])
 def test_only_a_commit_changes_admission_as_the_caller_asked(serving, hot):
     group, controller = serving

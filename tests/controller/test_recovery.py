@@ -67,7 +67,7 @@ def assert_all_hold(kept, version):
     )
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_group_that_served_serves_the_same_version_again(kept, victim):
     kept = kept(3, load=0.3)

@@ -212,6 +212,7 @@ def test_a_rank_with_other_bytes_than_were_published_is_named() -> None:
         require_published(receipt_of({0: "aa", 1: "bb"}, "nn"), published)
 
 
+@pytest.mark.slow
 @pytest.mark.damages_journals
 def test_a_journal_that_the_tables_do_not_know_fails_the_run_after_its_report_is_written(
     tmp_path: Path,

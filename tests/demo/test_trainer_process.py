@@ -40,6 +40,7 @@ def test_it_learns_publishes_every_rank_and_leaves_with_its_asker(tmp_path: Path
     assert first.started_ns < first.finished_ns <= learned.started_ns
 
 
+@pytest.mark.slow
 def test_a_trainer_that_was_killed_is_named_and_not_waited_for(tmp_path: Path) -> None:
     with TrainerProcess(SHAPE, ranks=1, directory=tmp_path) as trainer:
         trainer.publish(1)

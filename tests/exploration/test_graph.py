@@ -13,21 +13,7 @@ from wsm.states import rank
 from wsm.states.phases import Phase, Todo
 
 
-@pytest.mark.slow_but("broken_steps=1 long_plans=True")
-@pytest.mark.parametrize(
-    "bounds",
-    [
-        "failures=1 give_ups=1",
-        pytest.param("rank_crashes=1 failures=1", marks=pytest.mark.slow),
-        pytest.param("controller_crashes=1 rank_crashes=1", marks=pytest.mark.slow),
-        "controller_crashes=1 rank_crashes=1 operations=update starts=serving",
-        "broken_steps=1 long_plans=True",
-        "stale_reads=1",
-        "fine=True rank_crashes=1",
-        pytest.param("ranks=3 rank_crashes=1", marks=pytest.mark.slow),
-        "ranks=3 rank_crashes=1 steps=0 operations=clear",
-    ],
-)
+@pytest.mark.slow
 def test_every_world_comes_to_rest_by_itself_and_no_way_is_endless(bounds: str) -> None:
     graph = whole_graph(Scope.from_text(bounds))
     assert endless(graph) is None

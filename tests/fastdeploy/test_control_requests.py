@@ -96,7 +96,7 @@ def test_a_draft_and_experts_of_two_parts_go_and_come_with_what_the_method_itsel
     job.end()
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["weight", "kv_cache"])
 def test_tags_say_which_half_goes_and_comes(job, first):
     halves = {"weight": (True, False), "kv_cache": (False, True)}
@@ -113,7 +113,7 @@ def test_tags_say_which_half_goes_and_comes(job, first):
     job.end()
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_method_that_fails_after_any_rank_touched_weights_leaves_no_rank_that_steps(job, rank):
     job.publish(2)
@@ -163,7 +163,7 @@ def test_a_method_that_fails_before_any_rank_touched_weights_leaves_the_old_ones
     job.end()
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["sleep is half done", "wakeup is half done"])
 def test_what_a_method_did_to_a_cache_before_it_failed_is_known(job, point):
     method = point.split()[0]
@@ -225,7 +225,7 @@ def test_a_command_of_another_process_is_refused_while_a_request_is_open(make_jo
     job.end()
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["sleep", "update_weights"])
 def test_a_command_that_comes_just_behind_a_request_that_left_no_weights_is_refused_at_once(make_job, method):
     """The ranks of a runner that sleeps look at no command: one that is written waits for its deadline."""

@@ -84,7 +84,7 @@ print(own is utils.process_final_after_loading, own.__wrapped__.__module__, own.
     assert runs(tmp_path, before + program) == "True fastdeploy.model_executor.utils None"
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize(("variable", "said"), [("1", OURS), ("0", THEIRS), ("", THEIRS)])
 def test_the_entry_point_installs_only_where_the_variable_says_so(tmp_path, variable, said):
     text = (REPOSITORY / "pyproject.toml").read_text()
@@ -94,7 +94,7 @@ def test_the_entry_point_installs_only_where_the_variable_says_so(tmp_path, vari
     assert runs(tmp_path, program, WSM_FASTDEPLOY=variable) == said
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import fastdeploy.worker.xpu_model_runner"])
 def test_a_runner_whose_build_makes_no_manager_is_refused_where_its_weights_are_to_change(tmp_path, before):
     program = """

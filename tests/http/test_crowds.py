@@ -63,7 +63,7 @@ def test_a_group_is_paused_and_continued_while_more_requests_wait_than_there_are
     assert rest == [200] * 6
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"", b"{}"])
 def test_a_command_that_arrived_whole_is_carried_out_for_a_caller_that_is_gone(
     make_front: Callable[..., Any], body: bytes

@@ -113,7 +113,7 @@ def front(request: Any, engine: Engine, make_front: Callable[..., Any]) -> Itera
         yield serve
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 def test_the_scheduler_is_paused_before_the_ranks_and_goes_on_behind_them(
     front: Callable[..., Any], engine: Engine
 ) -> None:

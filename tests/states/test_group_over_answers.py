@@ -171,7 +171,7 @@ def test_no_two_ranks_ever_hear_two_decisions(decider: Decider) -> None:
     assert any(world.term == 2 and world.recorded is not None for world in ended), "a successor ends it, too"
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @BOTH
 def test_a_successor_that_does_not_wait_for_each_rank_breaks_that(
     decider: Decider, monkeypatch: pytest.MonkeyPatch

@@ -87,6 +87,7 @@ def test_steps_end_when_a_peer_is_killed_and_both_the_journal_and_the_caller_nam
         group.controller.clear()
 
 
+@pytest.mark.slow
 def test_a_collective_beside_a_stopped_rank_ends_at_its_deadline_and_the_stopped_one_is_named(make_group):
     group = make_group(shut_down_tp_group=1.0)
     group.controller.update(1)

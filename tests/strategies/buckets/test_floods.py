@@ -172,7 +172,7 @@ def test_a_rank_that_cannot_begin_is_named_with_its_reason_when_its_time_is_over
         pending.result()
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["endless parts", "large messages", "no ZMQ"])
 def test_who_floods_a_rank_in_a_trainer_s_place_is_named_at_the_deadline(tmp_path, said, start):
     """Whoever has taken the path of a living trainer."""

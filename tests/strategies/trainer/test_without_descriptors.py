@@ -64,7 +64,7 @@ def sender(root: Path) -> None:
     BucketSender(f"ipc://{root}/buckets").close()
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("publish", [snapshot, delta, adoption, sharing, sender])
 def test_a_publisher_without_descriptors_names_their_limit_and_keeps_nothing_open(
     tmp_path: Path, publish: Callable[[Path], None]
