@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -45,6 +46,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(needs)
     config.pluginmanager.register(durations)
     config.pluginmanager.register(tiers)
+
+
+def pytest_collection() -> None:
+    """Look for no garbage among what stays until the end: tests, and the modules that they import."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
