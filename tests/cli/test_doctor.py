@@ -48,6 +48,7 @@ def test_an_extra_that_is_missing_is_no_failure_and_says_how_to_get_it(monkeypat
     assert found["[http]"]["fix"] == "pip install 'wsm[http]'"
 
 
+@pytest.mark.slow
 def test_few_descriptors_are_named_with_the_limit_to_raise(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     found = findings()

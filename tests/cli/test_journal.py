@@ -241,6 +241,7 @@ def test_a_replay_says_how_much_it_asked_and_that_nothing_was_there(wsm: Run, tm
     assert ended.out.splitlines()[-1] == "0 inputs: no journal here holds any"
 
 
+@pytest.mark.slow
 def test_a_long_journal_is_read_in_little_memory(wsm: Run, tmp_path: Path) -> None:
     file = tmp_path / "rank0.ndjson"
     waited = at(2, kinds.WAIT_EXPIRED, message="for the others").to_line()

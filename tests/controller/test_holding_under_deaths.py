@@ -181,6 +181,7 @@ def test_a_lease_that_runs_out_lets_serve_what_is_whole_and_nothing_else(make_gr
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow
 def test_the_keeper_ends_a_lease_where_there_is_one(kept) -> None:
     kept = kept()
     kept.controller.hold(owner="trainer", lease_s=0.1, on_lease="serve")

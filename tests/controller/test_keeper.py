@@ -214,6 +214,7 @@ def test_a_rank_that_hangs_in_each_of_its_starts_is_given_up_like_one_that_dies_
         kept.kill(0)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_as_it_gives_back_what_an_aborted_update_touched_is_replaced(tmp_path):
     with kept_group(tmp_path, hung_s=0.3) as kept:
         kept.group.order(0, "write", "raise once")
@@ -425,6 +426,7 @@ def test_a_rank_that_dies_in_the_restore_of_an_update_that_failed_changes_nothin
         kept.group.assert_steps_are_pure([1])
 
 
+@pytest.mark.slow
 def test_a_keeper_goes_on_with_the_restore_that_another_one_has_left(kept):
     left_owed(kept)
     kept.group.order(1, "write", "hold")

@@ -97,6 +97,7 @@ def test_a_version_is_restored_as_its_command_said_that_it_is_loaded(kept):
     assert load_of(kept) == {}
 
 
+@pytest.mark.slow
 def test_several_ranks_that_die_at_once_are_one_recovery(kept):
     kept = kept(3, load=0.3)
     kept.kill(0, 2)

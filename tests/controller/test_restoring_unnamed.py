@@ -39,6 +39,7 @@ def explained(kept: KeptGroup) -> str:
     return " ".join(explain(read_facts(kept.segment.name, SegmentImage.of(kept.segment))).text().split())
 
 
+@pytest.mark.slow
 def test_it_keeps_its_label_and_comes_back_only_as_what_every_rank_had(unnamed):
     kept, write = unnamed
     label = kept.controller.update(None, deadline_s=30).version

@@ -71,7 +71,7 @@ def test_one_line_gives_fastdeploy_the_class_whenever_it_imports_its_own(tmp_pat
     assert runs(tmp_path, f"{before}\n{SAYS}") == OURS
 
 
-@pytest.mark.slow_but
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import fastdeploy.loader\n"])
 def test_what_processes_loaded_models_is_watched_wherever_it_was_taken_from_its_module(tmp_path, before):
     program = """

@@ -145,6 +145,7 @@ def test_the_prefix_tree_is_asked_before_or_behind_the_weights_and_its_own_proce
     job.end()
 
 
+@pytest.mark.slow
 def test_commands_of_other_processes_are_refused_where_the_loop_does_not_poll(make_job):
     job = make_job("2026")
     with raising("loop-does-not-poll") as refused:
@@ -205,6 +206,7 @@ def test_a_loop_that_polls_obeys_a_trainer_and_shows_it_to_the_engine(make_job, 
     assert trainer.status().sequence == before + 2, "it is loaded once"
 
 
+@pytest.mark.slow
 def test_a_load_at_start_that_fails_raises_on_every_rank(make_job):
     job = make_job(starts=False)
     job.order(0, "write")

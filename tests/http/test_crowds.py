@@ -109,6 +109,7 @@ def test_a_command_whose_body_is_refused_is_answered_so_and_not_carried_out(
     assert front.group.controller().status().hold is None
 
 
+@pytest.mark.slow
 def test_connections_that_say_nothing_make_place_for_one_that_does(served: str) -> None:
     host, port = served.removeprefix("http://").split(":")
     with contextlib.ExitStack() as idle:

@@ -91,7 +91,7 @@ def test_the_contract_finds_a_scheduler_that_breaks_a_promise(scheduler, tmp_pat
     assert SEEDED[scheduler] in "; ".join(found)
 
 
-@pytest.mark.slow_but("ResumeAdmittingDoesNothing")
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", SEEDED, ids=lambda scheduler: scheduler.__name__)
 def test_the_machine_finds_a_scheduler_that_breaks_a_promise(scheduler):
     machine = type("Broken", (Served, GroupMachine), {"scheduler": scheduler})

@@ -84,6 +84,7 @@ def test_signs_of_zero_and_payloads_of_nan_are_changes():
     assert patched(base.tobytes(), block, data, 4) == new.tobytes()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(
     item=st.sampled_from(ITEMS),

@@ -96,6 +96,7 @@ def described(state: State, version: int) -> dict[str, Any]:
     return with_manifest(state, version=version, rank=0, world_size=1)
 
 
+@pytest.mark.slow
 def test_thousands_of_small_tensors_change_threads_far_fewer_times(sender, source, monkeypatch):
     monkeypatch.setattr(batches, "BATCH_S", 3600.0)  # however slow the machine is
     calls, call = [], ForeignThread.call
