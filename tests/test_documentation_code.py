@@ -26,7 +26,7 @@ OURS = ("wsm", "examples")
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted(DOCUMENTS.glob("*.md"))]
 
 
-@pytest.mark.slow
+@pytest.mark.slow_but("extending")
 @pytest.mark.parametrize("page", ["testing", "extending"])
 def test_the_code_of_a_page_runs_as_it_is_printed(tmp_path, page) -> None:
     blocks = re.findall(
