@@ -57,7 +57,6 @@ def test_the_plans_of_ones_own_engine_are_drawn(
     assert "plans of own_engine_to_draw:Engine" in checked.out
 
 
-@pytest.mark.slow
 @pytest.mark.needs("graphviz")
 def test_the_states_are_drawn_as_pictures(wsm: Run, tmp_path: Path) -> None:
     ended = wsm("diagrams", "--svg", "--directory", tmp_path)
